@@ -1,0 +1,1 @@
+"""jrnn: a JAX-compiled functional engine for recurrent networks."""

@@ -1,0 +1,230 @@
+"""The values that nets are made of: frozen records, equal by content, free of protobuf and of JAX.
+
+A `Net` is a list of `Op`s over named blobs; an `Op` carries `Arg`s; a sub-net (the step net of a recurrent network, the
+branches of an If) is a `Net` that is the value of an argument. Each record keeps in `extra` the serialized fields of its
+message that jrnn does not interpret, so that a net survives reading and writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Union
+
+import numpy as np
+
+
+class Numbers(Sequence):
+    """An immutable list of int64 or float32 numbers, compact enough for the weights of a model.
+
+    >>> Numbers([1, 2], np.int64) == (1, 2)
+    True
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Iterable[float], dtype: Any):
+        data = values if isinstance(values, np.ndarray) else list(values)
+        self._values = np.array(data, dtype=dtype).reshape(-1)
+        self._values.flags.writeable = False
+
+    def __len__(self) -> int:
+        return self._values.size
+
+    def __getitem__(self, index):
+        found = self._values[index]
+        return tuple(found.tolist()) if isinstance(index, slice) else found.item()
+
+    def __iter__(self) -> Iterator:
+        return iter(self._values.tolist())
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return self._values if dtype is None else self._values.astype(dtype)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Numbers):
+            return self._values.dtype == other._values.dtype and self._values.tobytes() == other._values.tobytes()
+        return isinstance(other, tuple) and tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))  # equal to the tuple's, because a Numbers may equal a tuple
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:8])) + (f", ... {len(self)} in all" if len(self) > 8 else "")
+        return f"({shown})"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A serialized protobuf message that is carried along, such as the TensorProto of an argument."""
+
+    type: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOption:
+    """Where an operator runs; None marks a field that is absent on the wire."""
+
+    device_type: int | None = None
+    device_id: int | None = None
+    random_seed: int | None = None
+    node_name: str | None = None
+    numa_node_id: int | None = None
+    extra_info: tuple[str, ...] = ()
+    extra: bytes = field(default=b"", repr=False)
+
+
+ArgValue = Union[float, int, bytes, "Net", Message, Numbers, tuple]
+
+# The fields of an Argument message, in the order in which their presence is asked.
+ARG_KINDS = ("f", "i", "s", "n", "t", "floats", "ints", "strings", "nets", "tensors", "qtensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """A named argument. `kind` is the field that holds the value on the wire, or "" for an empty list.
+
+    A Net under kind "s" travels as text, as the step nets of old recurrent networks do.
+    """
+
+    name: str
+    value: ArgValue
+    kind: str
+    extra: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(cls, name: str, value: Any) -> Arg:
+        """The argument that holds a Python value, under Caffe2's rules for choosing the field.
+
+        >>> Arg.of("axis", 2).kind, Arg.of("dims", [0, 1]).kind, Arg.of("order", "NCHW").value
+        ('i', 'ints', b'NCHW')
+        """
+        kind, encoded = _encode(name, value)
+        return cls(name, encoded, kind)
+
+
+def _encode(name: str, value: Any) -> tuple[str, ArgValue]:
+    if isinstance(value, np.generic):
+        value = value.item()
+    match value:
+        case bool() | int():
+            return "i", int(value)
+        case float():
+            return "f", float(np.float32(value))
+        case str():
+            return "s", value.encode()
+        case bytes():
+            return "s", value
+        case Net():
+            return "n", value
+        case Message():
+            return "t", value
+        case np.ndarray() if value.size and value.dtype.kind == "f":
+            return "floats", Numbers(value, np.float32)
+        case np.ndarray() if value.size and value.dtype.kind in "iub":
+            return "ints", Numbers(value, np.int64)
+    items = list(value) if isinstance(value, Iterable) else [value]
+    items = [v.item() if isinstance(v, np.generic) else v for v in items]
+    if not items:
+        return "", ()
+    if all(isinstance(v, int) for v in items):
+        return "ints", Numbers(items, np.int64)
+    if all(isinstance(v, (int, float)) for v in items):
+        return "floats", Numbers(items, np.float32)
+    if all(isinstance(v, (str, bytes)) for v in items):
+        return "strings", tuple(v.encode() if isinstance(v, str) else v for v in items)
+    if all(isinstance(v, Net) for v in items):
+        return "nets", tuple(items)
+    if all(isinstance(v, Message) for v in items):
+        return "tensors", tuple(items)
+    raise TypeError(f"argument {name!r}: cannot hold a {type(value).__name__}: {value!r}")
+
+
+def _find(args: Sequence[Arg], name: str) -> Arg | None:
+    return next((a for a in args if a.name == name), None)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator: reads blobs `inputs`, writes blobs `outputs`."""
+
+    type: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    args: tuple[Arg, ...] = ()
+    name: str = ""
+    engine: str = ""
+    device_option: DeviceOption | None = None
+    control_inputs: tuple[str, ...] = ()
+    is_gradient: bool = False
+    extra: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def of(cls, type: str, inputs: Iterable[str] = (), outputs: Iterable[str] = (), /, **args: Any) -> Op:
+        """An operator from Python values; arguments that are None are left out.
+
+        >>> Op.of("FC", ["x", "w", "b"], ["y"], axis=2).arg("axis")
+        2
+        """
+        made = tuple(Arg.of(k, v) for k, v in args.items() if v is not None)
+        return cls(type, tuple(inputs), tuple(outputs), made)
+
+    def arg(self, name: str, default: Any = None) -> Any:
+        """The value of an argument, or `default` where there is none. Strings are bytes, as on the wire."""
+        found = _find(self.args, name)
+        return default if found is None else found.value
+
+    def with_args(self, changes: Mapping[str, Any]) -> Op:
+        """The same operator with arguments replaced in place, appended, or (where the new value is None) removed."""
+        changes = dict(changes)
+        kept = []
+        for a in self.args:
+            if a.name not in changes:
+                kept.append(a)
+            elif (value := changes.pop(a.name)) is not None:
+                kept.append(value if isinstance(value, Arg) else Arg.of(a.name, value))
+        for name, value in changes.items():
+            if value is not None:
+                kept.append(value if isinstance(value, Arg) else Arg.of(name, value))
+        return replace(self, args=tuple(kept))
+
+    def sub_nets(self) -> Iterator[tuple[str, Net]]:
+        """Every net held by an argument, with the argument's name."""
+        for a in self.args:
+            for value in a.value if isinstance(a.value, tuple) else (a.value,):
+                if isinstance(value, Net):
+                    yield a.name, value
+
+    def map_sub_nets(self, change) -> Op:
+        """The same operator with every sub-net replaced by `change(net)`; itself where it has none."""
+
+        def mapped(a: Arg) -> Arg:
+            if isinstance(a.value, Net):
+                return replace(a, value=change(a.value))
+            if isinstance(a.value, tuple) and any(isinstance(v, Net) for v in a.value):
+                return replace(a, value=tuple(change(v) for v in a.value))
+            return a
+
+        if not any(True for _ in self.sub_nets()):
+            return self
+        return replace(self, args=tuple(mapped(a) for a in self.args))
+
+
+@dataclass(frozen=True)
+class Net:
+    """A list of operators, run in order, with the blobs that it declares to read and to give."""
+
+    name: str = ""
+    ops: tuple[Op, ...] = ()
+    external_inputs: tuple[str, ...] = ()
+    external_outputs: tuple[str, ...] = ()
+    type: str = ""
+    args: tuple[Arg, ...] = ()
+    device_option: DeviceOption | None = None
+    extra: bytes = field(default=b"", repr=False)
+
+    def arg(self, name: str, default: Any = None) -> Any:
+        """The value of a net-level argument, or `default`."""
+        found = _find(self.args, name)
+        return default if found is None else found.value
