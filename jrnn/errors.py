@@ -34,6 +34,10 @@ class GradientError(JrnnError, ValueError):
     """A gradient that does not exist or cannot be formed."""
 
 
+class ScanError(JrnnError, ValueError):
+    """A scan asked for in a way that cannot be carried out."""
+
+
 class ConversionError(JrnnError, ValueError):
     """Something that cannot be converted between NetDefs and JAX functions."""
 
