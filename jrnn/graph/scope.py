@@ -1,0 +1,133 @@
+"""What the names inside an operator's sub-nets mean, and which arguments hold names of blobs.
+
+A sub-net runs in one of three kinds of workspace, and the operator's arguments tell which:
+
+- SHARED: the operator's own workspace. Every name means what it means outside (the branches of If, the nets of While).
+- STEP: a workspace of its own in which the names of the outer one can be read (the step nets of recurrent networks,
+  known by their links). What a step net writes stays inside, and its operator fills some names itself.
+- CLOSED: a workspace of its own in which only bound names mean something outside (Do, known by its bindings).
+
+This is the one place that knows these arguments; liveness, renaming and cloning ask here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+
+from ..ir import Net, Op
+
+# Arguments with names of outer blobs. Where an operator reads one version of a blob and writes another, the first kind
+# follows what the operator reads and the second what it writes.
+READ_NAMES = ("link_external", "alias_src", "recurrent_states", "recurrent_inputs")
+WRITTEN_NAMES = ("alias_dst", "backward_link_external", "backward_alias_dst")
+# `<blob>.rename` tells a recurrent gradient operator where a blob has gone that its other arguments name.
+RENAME_SUFFIX = ".rename"
+
+# Arguments with names that exist only inside the sub-nets, filled by the operator.
+LINKS = ("link_internal", "backward_link_internal")
+TIMESTEP = "timestep"
+BINDINGS = "inner_blobs"
+
+
+class Workspace(enum.Enum):
+    SHARED = "shared"
+    STEP = "step"
+    CLOSED = "closed"
+
+
+def workspace_of(op: Op) -> Workspace:
+    """The kind of workspace that the sub-nets of `op` run in.
+
+    >>> workspace_of(Op.of("While", ["go"], ["go"], loop_net=Net())).value
+    'shared'
+    """
+    names = {a.name for a in op.args}
+    if BINDINGS in names:
+        return Workspace.CLOSED
+    return Workspace.STEP if names.intersection(LINKS) else Workspace.SHARED
+
+
+def has_sub_nets(op: Op) -> bool:
+    """Whether an argument of `op` holds a net."""
+    return any(True for _ in op.sub_nets())
+
+
+def keeps_outputs(op: Op) -> bool:
+    """Whether an output of `op` may be left as it was: a branch that is not taken, a loop of no rounds."""
+    return has_sub_nets(op) and workspace_of(op) is not Workspace.STEP
+
+
+def _strings(value) -> list[str]:
+    values = value if isinstance(value, tuple) else (value,)
+    return [v.decode() for v in values if isinstance(v, bytes)]
+
+
+def bound_names(op: Op) -> list[str]:
+    """The names that `op` fills in its sub-nets' workspace before they run."""
+    bound = [name for arg in (*LINKS, BINDINGS) for name in _strings(op.arg(arg, ()))]
+    if workspace_of(op) is Workspace.STEP:
+        bound += _strings(op.arg(TIMESTEP, TIMESTEP.encode()))
+    return bound
+
+
+def outer_names(op: Op) -> Iterator[str]:
+    """The outer blobs that arguments of `op` name."""
+    for a in op.args:
+        if a.name in READ_NAMES or a.name in WRITTEN_NAMES:
+            yield from _strings(a.value)
+        elif a.name.endswith(RENAME_SUFFIX):
+            yield a.name.removesuffix(RENAME_SUFFIX)
+            yield from _strings(a.value)
+
+
+def free_names(op: Op) -> list[str]:
+    """The blobs of the outer workspace that the sub-nets of `op` read without being declared, each once, in order.
+
+    A name is not free where it is written earlier in the sub-net, where the operator fills it or lists it as an input,
+    and, in a step net, where the net declares it as an external input or another step net of the operator writes it. A
+    name that is free in one sub-net may be a local blob of another (a loop body reads what the condition wrote), so it
+    need not exist outside.
+
+    >>> step = Net("step", (Op.of("Mul", ["h", "scale"], ["h_new"]),), ("h",))
+    >>> free_names(Op.of("RecurrentNetwork", ["x", "h0"], ["h_all"], step_net=step, link_internal=["h", "h_new"]))
+    ['scale']
+    """
+    nets = [net for _, net in op.sub_nets()]
+    if not nets:
+        return []
+    kind = workspace_of(op)
+    if kind is Workspace.CLOSED:
+        return []
+    known = {*op.inputs, *bound_names(op)}
+    free: dict[str, None] = {}
+    for at, net in enumerate(nets):
+        hidden = known
+        if kind is Workspace.STEP:
+            written = (o for other, n in enumerate(nets) if other != at for inner in n.ops for o in inner.outputs)
+            hidden = known.union(net.external_inputs, written)
+        free.update((name, None) for name in reads(net) if name not in hidden)
+    return list(free)
+
+
+def reads(net: Net) -> list[str]:
+    """The blobs that the operators of `net` read before one of them writes it, each once, in order."""
+    written: set[str] = set()
+    found: dict[str, None] = {}
+    for op in net.ops:
+        found.update((name, None) for name in (*op.inputs, *free_names(op)) if name not in written)
+        written.update(op.outputs)
+    return list(found)
+
+
+def all_names(net: Net) -> Iterator[str]:
+    """Every name of a blob in `net`, its arguments and its sub-nets, with repetitions."""
+    yield from net.external_inputs
+    yield from net.external_outputs
+    for op in net.ops:
+        yield from op.inputs
+        yield from op.outputs
+        yield from bound_names(op)
+        yield from outer_names(op)
+        for _, sub in op.sub_nets():
+            yield from all_names(sub)
