@@ -1,6 +1,6 @@
 """The values that nets are made of: frozen records, equal by content, free of protobuf and of JAX.
 
-A `Net` is a list of `Op`s over named blobs; an `Op` carries `Arg`s; a sub-net (the step net of a recurrent network, the
+A `Net` is a list of `Op`s over named blobs; an `Op` carries `Arg`s; a sub-net (a recurrent network's step net, the
 branches of an If) is a `Net` that is the value of an argument. Each record keeps in `extra` the serialized fields of its
 message that jrnn does not interpret, so that a net survives reading and writing.
 """

@@ -1,0 +1,5 @@
+"""The operators. Importing this package fills the registry; each module holds one family."""
+
+from . import (
+    elementwise,
+)

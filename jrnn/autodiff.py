@@ -1,0 +1,444 @@
+"""Gradients as nets: from forward operators and seeds to backward operators, named and ordered as Caffe2 does.
+
+The algorithm is Caffe2's: walk the operators backwards, ask each one's gradient maker for gradient operators, and where a
+blob was read more than once, add the gradients up with a `Sum` once all of them are there. Blobs are told apart by
+(name, version), so that overwritten blobs, given gradients of intermediate blobs and gradients that share a blob are right
+too: an overwritten value that the backward pass needs is saved by a `Copy`, and a gradient whose usual name is still in use
+gets a fresh one. In those cases Caffe2 raises, or is silently wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Union
+
+from . import registry
+from .errors import GradientError, JrnnError, describe_op, near
+from .ir import Arg, DeviceOption, Net, Op
+
+SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
+
+
+class GradientSlice(NamedTuple):
+    """A sparse gradient: blobs of row indices and of those rows' values. Repeated indices add up."""
+
+    indices: str
+    values: str
+
+
+Gradient = Union[str, GradientSlice]
+
+
+class Version(NamedTuple):
+    """One value of a blob: its name, and how often it had been overwritten."""
+
+    name: str
+    number: int
+
+
+class _Token(str):
+    """Stands for a gradient's name until the maker is done and a free name is known."""
+
+
+@dataclass
+class _Generator:
+    """Where one part of a gradient comes from: outputs of gradient operators, or (None) a gradient passed through."""
+
+    gradient: Gradient
+    places: tuple[
+        tuple[int, int] | None, ...
+    ]  # (gradient operator, output index) of the name, or of indices and values
+
+
+class GradientMaker:
+    """What a `@gradient` function is given: the forward operator, its blobs, and the ways to answer."""
+
+    def __init__(self, owner: _Pass, index: int):
+        self._pass = owner
+        self._index = index
+        self.op: Op = owner.forward[index]
+        self._grad_outputs = [owner.gradients.get(v) for v in owner.outputs[index]]
+        self.emitted: list[Op] = []
+        self.answers: dict[int, Gradient] = {}
+
+    def arg(self, name: str, default: Any = None) -> Any:
+        """An argument of the forward operator."""
+        return self.op.arg(name, default)
+
+    def input(self, k: int) -> str:
+        """The blob that holds the value which the forward operator read as input `k`."""
+        return self._pass.value(self._pass.inputs[self._index][k])
+
+    def output(self, k: int) -> str:
+        """The blob that holds the value which the forward operator wrote as output `k`."""
+        return self._pass.value(self._pass.outputs[self._index][k])
+
+    def has_grad_output(self, k: int) -> bool:
+        """Whether a gradient arrives at output `k`."""
+        return k < len(self._grad_outputs) and self._grad_outputs[k] is not None
+
+    def grad_output(self, k: int) -> str:
+        """The gradient that arrives at output `k`; GradientError where none does, or where it is sparse."""
+        name = self.op.outputs[k]
+        found = self._grad_outputs[k]
+        if found is None:
+            raise GradientError(
+                f"gradient of output {name!r} is not provided, and the gradient operator needs it; let the loss depend on "
+                f"{name!r}, or put a ZeroGradient operator on it"
+            )
+        if isinstance(found, GradientSlice):
+            raise GradientError(f"gradient of output {name!r} is sparse, and the gradient operator needs a dense one")
+        return found
+
+    def grad_output_slice(self, k: int) -> Gradient | None:
+        """The gradient that arrives at output `k`, dense or sparse, or None."""
+        return self._grad_outputs[k]
+
+    def grad_input(self, k: int) -> str:
+        """Declares that input `k` has a dense gradient, and gives the name to write it to."""
+        token = _Token(f"{self.op.inputs[k]}_grad\0{k}")
+        self.answers[k] = token
+        return token
+
+    def grad_input_slice(self, k: int) -> GradientSlice:
+        """Declares that input `k` has a sparse gradient, and gives the names for its indices and values."""
+        name = self.op.inputs[k]
+        found = GradientSlice(_Token(f"{name}_grad_indices\0{k}"), _Token(f"{name}_grad_values\0{k}"))
+        self.answers[k] = found
+        return found
+
+    def set_grad(self, k: int, gradient: Gradient) -> None:
+        """Passes a gradient that exists already through to input `k`."""
+        self.answers[k] = gradient
+
+    def temporary(self, name: str) -> str:
+        """A fresh blob name for a value between two emitted operators."""
+        return self._pass.fresh(name)
+
+    def emit(
+        self, type: str, inputs: Iterable[str], outputs: Iterable[str], /, *, copy_args: bool = True, **args: Any
+    ) -> None:
+        """Adds a gradient operator. The forward operator's arguments, device and engine are copied to it."""
+        own = Op.of(type, inputs, outputs, **args).args
+        copied = tuple(a for a in self.op.args if copy_args and a.name not in args)
+        self.emitted.append(
+            Op(
+                type,
+                tuple(inputs),
+                tuple(outputs),
+                own + copied,
+                engine=self.op.engine,
+                device_option=self.op.device_option,
+                is_gradient=True,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """`forward` operators (with copies of overwritten blobs that are needed), gradient `ops`, and blob -> gradient."""
+
+    forward: tuple[Op, ...]
+    ops: tuple[Op, ...]
+    gradients: Mapping[str, Gradient]
+
+
+@dataclass
+class _Pass:
+    forward: tuple[Op, ...]
+    net_name: str
+    inputs: list[list[Version]] = field(default_factory=list)
+    outputs: list[list[Version]] = field(default_factory=list)
+    last: dict[str, int] = field(default_factory=dict)
+    readers: dict[Version, list[int]] = field(default_factory=lambda: defaultdict(list))
+    writer: dict[Version, int] = field(default_factory=dict)
+    generators: dict[Version, list[_Generator]] = field(default_factory=lambda: defaultdict(list))
+    gradients: dict[Version, Gradient] = field(default_factory=dict)
+    holders: dict[str, list[Version]] = field(default_factory=lambda: defaultdict(list))
+    given: dict[Version, Gradient] = field(default_factory=dict)
+    saved: dict[Version, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    ops: list[Op] = field(default_factory=list)
+
+    def __post_init__(self):
+        for k, op in enumerate(self.forward):
+            self.inputs.append([Version(n, self.last.setdefault(n, 0)) for n in op.inputs])
+            for v in self.inputs[-1]:
+                self.readers[v].append(k)
+            versions = []
+            for n in op.outputs:
+                self.last[n] = self.last[n] + 1 if n in self.last else 0
+                versions.append(Version(n, self.last[n]))
+                self.writer[versions[-1]] = k
+            self.outputs.append(versions)
+        self.taken.update(self.last)
+
+    def fresh(self, name: str) -> str:
+        """`name`, or `name_auto_k` where a forward blob or another gradient has that name."""
+        k, found = 0, name
+        while found in self.taken or self.holders.get(found):
+            found, k = f"{name}_auto_{k}", k + 1
+        self.taken.add(found)
+        return found
+
+    def value(self, v: Version) -> str:
+        """The blob in which version `v` can be read after the forward pass."""
+        if v.number == self.last[v.name]:
+            return v.name
+        if v not in self.saved:
+            self.saved[v] = self.fresh(f"{v.name}_saved")
+        return self.saved[v]
+
+    def hold(self, gradient: Gradient, v: Version) -> None:
+        for name in _names(gradient):
+            self.holders[name].append(v)
+
+    def release(self, v: Version) -> None:
+        """Version `v`'s gradient has been used by the operator that wrote `v`, so its name is free."""
+        for g in (self.gradients.get(v), *(g.gradient for g in self.generators.get(v, ()))):
+            for name in _names(g):
+                self.holders[name] = [h for h in self.holders[name] if h != v]
+
+    def seed(self, ys: Mapping[str, Gradient | None]) -> None:
+        for y, g in ys.items():
+            if y not in self.last:
+                raise GradientError(f"net {self.net_name!r} has no blob {y!r} to differentiate{near(y, self.last)}")
+            v = Version(y, self.last[y])
+            self.readers[v].append(len(self.forward))
+            if g is None:
+                name = self.fresh(y + "_autogen_grad")
+                op = replace(Op.of(registry.SEED, [y], [name], value=1.0), is_gradient=True)
+                self.ops.append(op)
+                places: tuple = ((len(self.ops) - 1, 0),)
+                g = name
+            else:
+                self.given[v] = g
+                places = (None,) * len(_names(g))
+            self.generators[v].append(_Generator(g, places))
+            self.gradients[v] = g
+            self.hold(g, v)
+
+    def differentiate(self, index: int) -> None:
+        """Emits the gradient operators of one forward operator."""
+        op = self.forward[index]
+        arriving = [self.gradients.get(v) for v in self.outputs[index]]
+        maker = registry.gradient_maker(op.type)
+        if all(g is None for g in arriving) and not (maker and not op.outputs):
+            return
+        if maker is None:
+            if registry.lookup(op.type).gradient != "stops":
+                raise GradientError(self._refusal(op))
+            answers: dict[int, Gradient] = {}
+            emitted: list[Op] = []
+        else:
+            g = GradientMaker(self, index)
+            maker(g)
+            answers, emitted = g.answers, g.emitted
+        for v in self.outputs[index]:
+            self.release(v)
+        self._register(index, *self._name(index, emitted, answers))
+
+    def _refusal(self, op: Op) -> str:
+        if registry.lookup(op.type).gradient == "forbidden":
+            return f"{op.type} has no gradient, and one arrives here; put a StopGradient before it"
+        return f"no gradient of {op.type} is registered, and one arrives here; register one with @gradient, or stop it"
+
+    def _name(self, index: int, emitted: list[Op], answers: dict[int, Gradient]):
+        """Replaces tokens by names: the usual one, or a fresh one where that still holds another gradient."""
+        names: dict[str, str] = {}
+        for k, answer in answers.items():
+            v = self.inputs[index][k]
+            for token in _names(answer):
+                if isinstance(token, _Token):
+                    names[token] = self._free_name(token, v, emitted, answers)
+        emitted = [
+            replace(
+                op,
+                inputs=tuple(names.get(n, n) for n in op.inputs),
+                outputs=tuple(names.get(n, n) for n in op.outputs),
+            )
+            for op in emitted
+        ]
+        return emitted, {k: _renamed(a, names) for k, a in answers.items()}
+
+    def _free_name(self, token: str, v: Version, emitted: list[Op], answers: dict[int, Gradient]) -> str:
+        usual = token.split("\0")[0]
+        if self.given.get(v) == usual:
+            return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
+        passed = any(usual in _names(g.gradient) and None in g.places for g in self.generators.get(v, ()))
+        passed = passed or any(usual in _names(a) for a in answers.values())
+        writes = next(k for k, op in enumerate(emitted) if token in op.outputs)
+        read_later = any(usual in op.inputs for op in emitted[writes + 1 :])
+        if usual in self.taken or passed or read_later or any(h != v for h in self.holders.get(usual, ())):
+            return self.fresh(usual)
+        return usual
+
+    def _register(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> None:
+        start = len(self.ops)
+        self.ops += emitted
+        written: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for k, op in enumerate(emitted):
+            for j, name in enumerate(op.outputs):
+                written[name].append((start + k, j))
+        for k in sorted(answers):
+            g, v = answers[k], self.inputs[index][k]
+            # Mul(x, x) writes both parts under one name: the k-th input takes the k-th of them, and a Sum tells them apart
+            places = tuple(written[n].pop(0) if len(written[n]) > 1 else (written[n] or [None])[0] for n in _names(g))
+            self.generators[v].append(_Generator(g, places))
+            self.gradients[v] = g
+            self.hold(g, v)
+
+    def accumulate(self, index: int) -> None:
+        """Adds up the gradients of the blobs that operator `index` is the first to read."""
+        for v in dict.fromkeys(self.inputs[index]):
+            parts = self.generators.get(v, [])
+            if self.readers[v][0] != index or len(parts) < 2:
+                continue
+            sparse = [isinstance(g.gradient, GradientSlice) for g in parts]
+            if any(sparse) and not all(sparse):
+                raise GradientError(
+                    f"gradients of {v.name!r} are partly sparse and partly dense, which cannot be added up; give every Gather "
+                    f"of {v.name!r} dense_gradient=1"
+                )
+            self.release(v)
+            g = self._concatenate(v, parts) if all(sparse) else self._sum(v, parts)
+            self.gradients[v] = g
+            self.generators[v] = [_Generator(g, (None,) * len(_names(g)))]
+            self.hold(g, v)
+
+    def _base_name(self, v: Version, parts: list[_Generator]) -> str:
+        given = self.given.get(v)
+        if given == v.name + "_grad":
+            return given
+        for g in parts:
+            for name, place in zip(_names(g.gradient), g.places):
+                if place is not None:
+                    return name.removesuffix("_indices").removesuffix("_values") if len(g.places) == 2 else name
+        return self.fresh(v.name + "_grad")
+
+    def _split(self, place: tuple[int, int], count: int) -> str:
+        """Renames an output of a gradient operator, so that it is one term of a sum."""
+        k, j = place
+        op = self.ops[k]
+        old = op.outputs[j]
+        name = self.fresh(f"_{old}_autosplit_{count}")
+        self.taken.discard(name)  # compat: the same name serves every version of the blob; the sum reads it at once
+        self.ops[k] = replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :]))
+        for after in range(k + 1, len(self.ops)):  # operators of the same maker may read what it wrote
+            reader = self.ops[after]
+            self.ops[after] = replace(reader, inputs=tuple(name if n == old else n for n in reader.inputs))
+            if old in reader.outputs:
+                break
+        return name
+
+    def _sum(self, v: Version, parts: list[_Generator]) -> str:
+        base = self._base_name(v, parts)
+        terms, count, first = [], 0, True
+        for g in parts:
+            (place,) = g.places
+            name = str(g.gradient)
+            if place is not None:
+                if not first:
+                    name, count = self._split(place, count), count + 1
+                first = False
+            terms.append(name)
+        if base in terms:
+            k = terms.index(base)
+            terms[0], terms[k] = terms[k], terms[0]
+        device = next((self.ops[g.places[0][0]].device_option for g in parts if g.places[0]), None) or DeviceOption()
+        device = replace(device, extra_info=(*(i for i in device.extra_info if i != SUM_TAG), SUM_TAG))
+        self.ops.append(replace(Op.of(registry.ACCUMULATE, terms, [base]), device_option=device, is_gradient=True))
+        return base
+
+    def _concatenate(self, v: Version, parts: list[_Generator]) -> GradientSlice:
+        base = self._base_name(v, parts)
+        joined = []
+        for which, kind in enumerate(("indices", "values")):
+            terms, count = [], 0
+            for g in parts:
+                name = _names(g.gradient)[which]
+                place = g.places[which]
+                if place is not None:
+                    name, count = self._split(place, count), count + 1
+                terms.append(name)
+            name = f"{base}_{kind}_concat"
+            op = Op.of(registry.CONCATENATE, terms, [name, name + "_split"], axis=0)
+            self.ops.append(replace(op, is_gradient=True))
+            joined.append(name)
+        return GradientSlice(*joined)
+
+    def forward_with_saves(self) -> tuple[Op, ...]:
+        """The forward operators, with a copy of each overwritten value that the backward pass reads."""
+        before: dict[int, list[Op]] = defaultdict(list)
+        for v, name in self.saved.items():
+            overwriter = self.writer[Version(v.name, v.number + 1)]
+            before[overwriter].append(Op.of(registry.SAVE, [v.name], [name]))
+        return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
+
+
+def _names(g: Gradient | None) -> tuple[str, ...]:
+    if g is None:
+        return ()
+    return (g.indices, g.values) if isinstance(g, GradientSlice) else (g,)
+
+
+def _renamed(g: Gradient, names: Mapping[str, str]) -> Gradient:
+    if isinstance(g, GradientSlice):
+        return GradientSlice(*(names.get(n, n) for n in g))
+    return names.get(g, g)
+
+
+def backward_pass(ops: Iterable[Op], ys: Mapping[str, Gradient | None], net_name: str = "") -> BackwardPass:
+    """The gradient operators of `ops` for the gradients `ys` of their blobs.
+
+    Args:
+        ops: forward operators, in order.
+        ys: blob -> the blob that holds its gradient, or None for a gradient of ones made by a ConstantFill.
+        net_name: for error messages.
+
+    Returns:
+        A BackwardPass. Its `gradients` hold every blob that a gradient reached, also intermediate ones; of a blob that was
+        overwritten, the gradient is that of its first value.
+
+    Raises:
+        GradientError: where an operator on the path has no gradient.
+    """
+    p = _Pass(tuple(ops), net_name)
+    p.seed(ys)
+    for index in reversed(range(len(p.forward))):
+        op = p.forward[index]
+        try:
+            p.differentiate(index)
+            p.accumulate(index)
+        except JrnnError as e:
+            raise e.at(describe_op(index, op.type, op.outputs, net_name)) from e.__cause__
+    found: dict[str, Gradient] = {}
+    for v in sorted(p.gradients, key=lambda v: -v.number):
+        found[v.name] = p.gradients[v]
+    return BackwardPass(p.forward_with_saves(), tuple(p.ops), found)
+
+
+def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -> tuple[Net, dict[str, Gradient]]:
+    """Appends to a net the operators that compute gradients of `ys`.
+
+    Args:
+        net: the forward net.
+        ys: names of blobs, each given a gradient of ones; or a mapping from blob to the name of its gradient.
+
+    Returns:
+        The net with its backward pass, and the gradient of every blob that one reached: a blob's name, or a
+        `GradientSlice` of indices and values (Gather's table).
+
+    Raises:
+        GradientError: for an unknown blob, or an operator without gradient on the path.
+
+    >>> net = Net("square", (Op.of("Mul", ["x", "x"], ["y"]), Op.of("Sum", ["y", "x"], ["z"])))
+    >>> with_gradients, gradients = add_gradients(net, ["z"])
+    >>> gradients["x"], [op.type for op in with_gradients.ops]
+    ('x_grad', ['Mul', 'Sum', 'ConstantFill', 'MulGradient', 'Sum'])
+    """
+    seeds = dict(ys) if isinstance(ys, Mapping) else dict.fromkeys(ys)
+    result = backward_pass(net.ops, seeds, net.name)
+    return replace(net, ops=result.forward + result.ops), dict(result.gradients)

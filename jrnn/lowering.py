@@ -1,0 +1,299 @@
+"""Nets become functions: `run_net` runs one operator by operator, `to_jax` makes a pure function of its blobs.
+
+Both walk the same plan. Integer blobs held as numpy arrays are static: an operator that reads only such blobs is evaluated
+at once and its result stays numpy, so that `Shape -> Slice -> Concat -> Reshape` works inside jit.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import registry
+from .errors import JrnnError, NetError, OpError, describe_op, near
+from .graph.ssa import live_ops
+from .ir import Net, Op
+
+Blobs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """How a net is being run: what its operators may need beyond their inputs.
+
+    key: the run's PRNG key, or None. eager: values are concrete, and Python may look at them.
+    outer: blobs of the enclosing nets, which a step net may read undeclared. timestep: the step of the recurrent network
+    that is running, which random operators fold into their keys.
+    """
+
+    key: Any = None
+    eager: bool = False
+    outer: Mapping[str, Any] = field(default_factory=dict)
+    timestep: Any = None
+
+    def op_key(self, op: Op) -> Any:
+        """A key of the operator's own: a function of the run's key, the operator's outputs and the timestep.
+
+        The same operator copied into a backward net draws the same numbers, so recomputation is exact.
+        """
+        seed = op.device_option and op.device_option.random_seed
+        key = self.key
+        if seed is not None:
+            key = jax.random.key(seed) if key is None else jax.random.fold_in(key, seed)
+        if key is None:
+            return None
+        key = jax.random.fold_in(key, zlib.crc32("|".join((op.type, *op.outputs)).encode()))
+        return key if self.timestep is None else jax.random.fold_in(key, self.timestep)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a plan, looked up, checked and decoded."""
+
+    index: int
+    op: Op
+    definition: registry.OpDef
+    kwargs: Mapping[str, Any]
+    where: str
+
+    @property
+    def may_be_static(self) -> bool:
+        return bool(self.op.inputs) and not self.definition.random and "context" not in self.definition.reserved
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked net: its operators in order, and the blobs that must be given."""
+
+    net: Net
+    steps: tuple[Step, ...]
+    required: tuple[str, ...]
+
+
+def plan(net: Net, outputs: Iterable[str] | None = None) -> Plan:
+    """Checks a net and keeps the operators that `outputs` need (all, where None).
+
+    Raises NetError for an unknown operator, a wrong arity, a repeated output, a wrong argument, or an unknown output.
+    """
+    written = {o for op in net.ops for o in op.outputs}
+    keep: Iterable[int] = range(len(net.ops))
+    if outputs is not None:
+        known = written | set(net.external_inputs) | {i for op in net.ops for i in op.inputs}
+        for name in outputs:
+            if name not in known:
+                raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
+        keep = live_ops(net, outputs)
+    steps = []
+    for index in keep:
+        op = net.ops[index]
+        where = describe_op(index, op.type, op.outputs, net.name)
+        try:
+            definition = registry.lookup(op.type)
+            definition.check_arity(op)
+            for k, name in enumerate(op.outputs):
+                if name in op.outputs[:k]:
+                    raise OpError(f"writes blob {name!r} twice; give each output a name of its own")
+            steps.append(Step(index, op, definition, definition.decode(op), where))
+        except JrnnError as e:
+            raise e.at(where) from None
+    return Plan(net, tuple(steps), _required(steps))
+
+
+def _required(steps: Iterable[Step]) -> tuple[str, ...]:
+    """Blobs that are read before any operator writes them, in the order of reading."""
+    found: dict[str, None] = {}
+    written: set[str] = set()
+    for step in steps:
+        for name in step.op.inputs:
+            if name not in written:
+                found[name] = None
+        written.update(step.op.outputs)
+    return tuple(found)
+
+
+def _check_given(p: Plan, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+    for name in p.required:
+        if name in env or name in outer:
+            continue
+        reader = next(s for s in p.steps if name in s.op.inputs)
+        writer = next((s for s in p.steps if name in s.op.outputs and s.index >= reader.index), None)
+        if writer is not None:
+            raise NetError(
+                f"{reader.where}: reads blob {name!r}, which is first written by op #{writer.index} {writer.op.type}: the "
+                f"operators form a cycle or are out of order, or {name!r} must be given"
+            )
+        known = [*env, *(o for s in p.steps[: p.steps.index(reader)] for o in s.op.outputs)]
+        raise NetError(
+            f"{reader.where}: reads blob {name!r}, which no operator writes and which was not given{near(name, known)}"
+        )
+
+
+def execute(p: Plan, blobs: Mapping[str, Any], context: Context) -> Blobs:
+    """Runs a plan on given blobs and returns every blob, given or written."""
+    _check_given(p, blobs, context.outer)
+    env: Blobs = dict(blobs)
+    for step in p.steps:
+        inputs = [env[n] if n in env else context.outer[n] for n in step.op.inputs]
+        try:
+            results = _call(step, inputs, env, context)
+        except JrnnError as e:
+            raise e.at(step.where) from e.__cause__
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as e:
+            raise OpError(
+                f"{step.where}: needs the values of its inputs to know the shape of its output, and they are traced; run "
+                "the net with run_net, or give those blobs as numpy integer arrays from outside the jitted function"
+            ) from e
+        except (TypeError, ValueError, IndexError, ZeroDivisionError) as e:
+            raise OpError(f"{step.where}: {_first_line(e)}; inputs: {_describe(step.op.inputs, inputs)}") from e
+        assert len(results) >= len(step.op.outputs), f"{step.where}: {len(results)} results"
+        env.update(zip(step.op.outputs, results))
+    return env
+
+
+def _call(step: Step, inputs: list, env: Blobs, context: Context) -> tuple:
+    kwargs = dict(step.kwargs)
+    reserved = step.definition.reserved
+    if "op" in reserved:
+        kwargs["op"] = step.op
+    if "key" in reserved:
+        kwargs["key"] = context.op_key(step.op)
+    if "context" in reserved:
+        kwargs["context"] = replace(context, outer={**context.outer, **env})
+    if step.may_be_static and all(_is_static(x) for x in inputs):
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+            results = step.definition.forward(*inputs, **kwargs)
+            return tuple(_as_static(r) for r in (results if isinstance(results, tuple) else (results,)))
+    with jax.named_scope(step.op.type):
+        results = step.definition.forward(*inputs, **kwargs)
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _is_static(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "iubOS"
+
+
+def _as_static(x: Any) -> Any:
+    return np.asarray(x) if isinstance(x, jax.Array) and x.dtype.kind in "iub" else x
+
+
+def _first_line(e: Exception) -> str:
+    lines = [line for line in str(e).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(e).__name__
+
+
+def describe_value(x: Any) -> str:
+    """`float32[2,3]` for an array, else the name of its type."""
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    return type(x).__name__
+
+
+def _describe(names: Iterable[str], values: Iterable[Any]) -> str:
+    return ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(names, values)) or "none"
+
+
+def _as_blob(name: str, value: Any) -> Any:
+    """A given value as a blob: integers and strings stay numpy (static), floats become JAX arrays of the same width."""
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, (bool, int, float, list)):
+        value = np.asarray(value)
+        if value.dtype == np.float64:
+            value = value.astype(np.float32)  # a Python float has no width; Caffe2's is 32 bits
+    if isinstance(value, (str, bytes)):
+        value = np.asarray(value, dtype=object)
+    if not isinstance(value, np.ndarray) or value.dtype.kind in "iubOSU":
+        return value
+    if value.dtype == np.float64 and not jax.config.jax_enable_x64:
+        raise NetError(
+            f"blob {name!r} is float64, but JAX's 64-bit types are off: give it as float32, or set jax_enable_x64"
+        )
+    return jnp.asarray(value)
+
+
+def _as_numpy(value: Any) -> Any:
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    return np.asarray(value) if isinstance(value, jax.Array) else value
+
+
+def run_net(net: Net, blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
+    """Runs a net operator by operator, like a Caffe2 workspace, with 64-bit integers and floats kept.
+
+    Args:
+        net: the net.
+        blobs: the blobs it reads, by name: numpy or JAX arrays.
+        key: a `jax.random.key` for operators that draw random numbers; those with a `random_seed` in their device option
+            work without.
+
+    Returns:
+        Every blob that the net wrote, by name, as numpy arrays.
+
+    Raises:
+        NetError: for a blob that is neither given nor written, an unknown operator, operators out of order.
+        OpError: for an operator that cannot take its inputs or arguments.
+
+    >>> from jrnn.ir import Net, Op
+    >>> net = Net("double", (Op.of("Sum", ["x", "x"], ["y"]),))
+    >>> run_net(net, {"x": np.array([1.0, 2.0], np.float32)})
+    {'y': array([2., 4.], dtype=float32)}
+    """
+    p = plan(net)
+    with jax.enable_x64(True):
+        given = {name: _as_blob(name, value) for name, value in blobs.items()}
+        env = execute(p, given, Context(key=key, eager=True))
+        written = dict.fromkeys(o for op in net.ops for o in op.outputs)
+        return {name: jax.tree.map(_as_numpy, env[name]) for name in written}
+
+
+def to_jax(net: Net, outputs: Iterable[str] | None = None) -> Callable[..., Blobs]:
+    """The pure function of a net: `fn(blobs, *, key=None) -> dict`, to be jitted, differentiated, vmapped, sharded.
+
+    Args:
+        net: the net.
+        outputs: the blobs to return; None means the net's external outputs, or every blob written where it declares
+            none. Operators that no output needs are left out.
+
+    Returns:
+        A function of a dict of blobs. Integer blobs given as numpy arrays are static: operators may turn them into shapes.
+
+    Raises:
+        NetError, OpError: as `run_net` does; the net is checked here, the shapes when the function is called or traced.
+
+    >>> from jrnn.ir import Net, Op
+    >>> fn = to_jax(Net("square", (Op.of("Mul", ["x", "x"], ["y"]),)), ["y"])
+    >>> float(jax.grad(lambda x: fn({"x": x})["y"])(3.0))
+    6.0
+    """
+    if outputs is None:
+        outputs = net.external_outputs or dict.fromkeys(o for op in net.ops for o in op.outputs)
+    wanted = tuple(outputs)
+    p = plan(net, wanted)
+
+    def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
+        given = {name: _as_blob(name, value) for name, value in blobs.items()}
+        env = execute(p, given, Context(key=key))
+        return {name: env[name] for name in wanted}
+
+    fn.__name__ = fn.__qualname__ = net.name or "net"
+    return fn
+
+
+def infer_shapes(net: Net, blobs: Mapping[str, Any], *, key: Any = None) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of every blob of a net, derived by tracing; nothing is computed.
+
+    `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Raises as `run_net` does.
+    """
+    p = plan(net)
+    concrete = {n: v for n, v in blobs.items() if _is_static(v)}
+    abstract = {n: v for n, v in blobs.items() if n not in concrete}
+    scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()
+    with scope:
+        return jax.eval_shape(lambda given: execute(p, {**concrete, **given}, Context(key=key)), abstract)

@@ -1,0 +1,53 @@
+"""Activations and unary functions, with their gradients. Each works element by element on any shape."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ..registry import gradient, op
+
+
+@op("Tanh", inplace={0: 0})
+def tanh(x):
+    return jnp.tanh(x)
+
+
+@op("TanhGradient", inplace={0: 1})
+def tanh_gradient(y, dy):
+    return dy * (1 - y * y)
+
+
+@gradient("Tanh")
+def _(g):
+    g.emit("TanhGradient", [g.output(0), g.grad_output(0)], [g.grad_input(0)])
+
+
+@op("Sigmoid", inplace={0: 0})
+def sigmoid(x):
+    return jax.nn.sigmoid(x)
+
+
+@op("SigmoidGradient", inplace={0: 1})
+def sigmoid_gradient(y, dy):
+    return dy * y * (1 - y)
+
+
+@gradient("Sigmoid")
+def _(g):
+    g.emit("SigmoidGradient", [g.output(0), g.grad_output(0)], [g.grad_input(0)])
+
+
+@op("Relu", inplace={0: 0})
+def relu(x):
+    return jax.nn.relu(x)  # its derivative at 0 is 0, as ReluGradient has it; that of maximum is 1/2
+
+
+@op("ReluGradient", inplace={0: 1})
+def relu_gradient(y, dy):
+    return jnp.where(y > 0, dy, 0)
+
+
+@gradient("Relu")
+def _(g):
+    g.emit("ReluGradient", [g.output(0), g.grad_output(0)], [g.grad_input(0)])

@@ -1,0 +1,227 @@
+"""The table of operators: `@op` and `@gradient` fill it, lowering and autodiff read it.
+
+An operator is a function. Its positional parameters are the input blobs (default None: optional; `*xs`: any number), its
+keyword-only parameters are the Arguments, decoded by annotation. Three keyword-only names are filled by lowering
+instead: `key` (a PRNG key of the operator's own, or None where the run has none), `op` (the `Op` record) and `context` (for
+operators that run nets).
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .errors import OpError, UnknownOperatorError, near
+from .ir import Message, Net, Numbers, Op
+
+RESERVED = ("key", "op", "context")
+
+# Operators that autodiff itself emits.
+ACCUMULATE = "Sum"
+SEED = "ConstantFill"
+CONCATENATE = "Concat"
+SAVE = "Copy"
+
+
+@dataclass(frozen=True)
+class ArgSpec:
+    """An Argument that an operator takes: `annotation` decides how it is decoded, `default` is used where it is absent."""
+
+    name: str
+    annotation: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """What is known of an operator type.
+
+    `gradient` is "stops" where the gradient silently ends here, "forbidden" where asking for one is an error, None where a
+    gradient maker answers. `outputs` is the least and the greatest number of outputs (None: any number).
+    `inplace` maps an output to the input that it may overwrite. `copies` marks outputs equal to the input, `random` a use
+    of `key`, `dynamic` outputs whose shapes depend on the values of inputs.
+    """
+
+    type: str
+    forward: Callable = field(repr=False)
+    inputs: tuple[str, ...]
+    min_inputs: int
+    max_inputs: int | None
+    outputs: tuple[int, int | None]
+    args: tuple[ArgSpec, ...]
+    reserved: frozenset[str]
+    gradient: str | None
+    inplace: Mapping[int, int]
+    copies: bool
+    random: bool
+    dynamic: bool
+    where: str
+
+    def check_arity(self, op: Op) -> None:
+        """Raises OpError where `op` has a number of inputs or outputs that the operator does not take."""
+        for what, given, (least, most) in (
+            ("input", op.inputs, (self.min_inputs, self.max_inputs)),
+            ("output", op.outputs, self.outputs),
+        ):
+            if len(given) < least or (most is not None and len(given) > most):
+                if most is None:
+                    rule = f"at least {least}"
+                else:
+                    rule = str(least) if least == most else f"{least} to {most}"
+                named = f" ({', '.join(self.inputs)})" if what == "input" and self.inputs else ""
+                plural = "" if rule == "1" else "s"
+                raise OpError(f"takes {rule} {what}{plural}{named}, was given {len(given)}: {list(given)}")
+
+    def decode(self, op: Op) -> dict[str, Any]:
+        """The keyword arguments for `forward` that stand on the wire; the rest have defaults."""
+        found = {}
+        for spec in self.args:
+            value = op.arg(spec.name)
+            if value is not None:
+                found[spec.name] = _decode(spec, value)
+            elif spec.required:
+                raise OpError(f"argument {spec.name!r} ({_type_name(spec.annotation)}) is required")
+        return found
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+def _decode(spec: ArgSpec, value: Any) -> Any:
+    """A wire value as what the operator's annotation asks for."""
+    kinds = typing.get_args(spec.annotation) if _is_union(spec.annotation) else (spec.annotation,)
+    for kind in kinds:
+        found = _decode_as(kind, value)
+        if found is not None:
+            return found
+    shown = f"{value!r:.80}"
+    raise OpError(f"argument {spec.name!r} must be {_type_name(spec.annotation)}, is {shown}")
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _decode_as(kind: Any, value: Any) -> Any:
+    number = isinstance(value, (int, float))
+    if kind is bool:
+        return bool(value) if number else None
+    if kind is int:
+        return int(value) if number and float(value).is_integer() else None
+    if kind is float:
+        return float(value) if number else None
+    if kind is str:
+        return value.decode(errors="replace") if isinstance(value, bytes) else None
+    if kind is bytes:
+        return value if isinstance(value, bytes) else None
+    if kind in (Net, Message):
+        return value if isinstance(value, kind) else None
+    if kind is np.ndarray:
+        return np.asarray(value) if isinstance(value, (Numbers, tuple)) else None
+    if typing.get_origin(kind) is tuple and isinstance(value, (Numbers, tuple)):
+        of = typing.get_args(kind)[0]
+        items = tuple(_decode_as(of, v) for v in value)
+        return None if any(v is None for v in items) else items
+    return None
+
+
+_OPS: dict[str, OpDef] = {}
+_GRADIENTS: dict[str, tuple[Callable, str]] = {}
+
+
+def _place(fn: Callable) -> str:
+    code = fn.__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def op(
+    type: str,
+    *,
+    outputs: int | tuple[int, int | None] = 1,
+    gradient: str | None = None,
+    inplace: Mapping[int, int] | None = None,
+    copies: bool = False,
+    random: bool = False,
+    dynamic: bool = False,
+):
+    """Registers a function as the operator `type`; see the module's docstring for what its signature means."""
+    assert gradient in (None, "stops", "forbidden")
+
+    def register(fn: Callable) -> Callable:
+        where = _place(fn)
+        if type in _OPS:
+            raise ValueError(f"operator {type!r} is registered twice: at {_OPS[type].where} and at {where}")
+        positional, args, least, most = [], [], 0, 0
+        for p in inspect.signature(fn, eval_str=True).parameters.values():
+            if p.kind is p.VAR_POSITIONAL:
+                most = None
+                positional.append("*" + p.name)
+            elif p.kind is not p.KEYWORD_ONLY:
+                positional.append(p.name)
+                least += p.default is p.empty
+                most += 1
+            elif p.name not in RESERVED:
+                args.append(ArgSpec(p.name, p.annotation, p.default))
+        names = inspect.signature(fn).parameters
+        _OPS[type] = OpDef(
+            type=type,
+            forward=fn,
+            inputs=tuple(positional),
+            min_inputs=least,
+            max_inputs=most,
+            outputs=outputs if isinstance(outputs, tuple) else (outputs, outputs),
+            args=tuple(args),
+            reserved=frozenset(r for r in RESERVED if r in names),
+            gradient=gradient,
+            inplace=types.MappingProxyType(dict(inplace or {})),
+            copies=copies,
+            random=random,
+            dynamic=dynamic,
+            where=where,
+        )
+        return fn
+
+    return register
+
+
+def gradient(*op_types: str):
+    """Registers a gradient maker, a function of one `autodiff.GradientMaker`, for operator types."""
+
+    def register(fn: Callable) -> Callable:
+        for t in op_types:
+            if t in _GRADIENTS:
+                raise ValueError(f"gradient of {t!r} is registered twice: at {_GRADIENTS[t][1]} and at {_place(fn)}")
+            _GRADIENTS[t] = (fn, _place(fn))
+        return fn
+
+    return register
+
+
+def lookup(type: str) -> OpDef:
+    """The definition of an operator type, or UnknownOperatorError with near names."""
+    try:
+        return _OPS[type]
+    except KeyError:
+        raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}") from None
+
+
+def gradient_maker(type: str) -> Callable | None:
+    """The registered gradient maker of an operator type, or None."""
+    found = _GRADIENTS.get(type)
+    return found and found[0]
+
+
+def registered() -> Iterator[OpDef]:
+    """Every operator, by name."""
+    return iter(sorted(_OPS.values(), key=lambda d: d.type))
