@@ -38,6 +38,10 @@ class ScanError(JrnnError, ValueError):
     """A scan asked for in a way that cannot be carried out."""
 
 
+class LayerError(JrnnError, ValueError):
+    """A recurrent layer given arrays or settings that do not fit it."""
+
+
 class ConversionError(JrnnError, ValueError):
     """Something that cannot be converted between NetDefs and JAX functions."""
 

@@ -1,0 +1,82 @@
+"""Checks of what users pass to recurrent layers: each says what was given and what fits.
+
+Shapes: T time, N batch, D input, H hidden, P output of a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.errors import LayerError
+from jrnn.nn.units import State, Unit
+
+
+def concrete(array: Any) -> np.ndarray | None:
+    """The values of an array, or None while it is being traced and has none."""
+    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array:
+    """Lengths as [N] int32, each from 0 to T. Inside jit, where they have no values, only type and shape are checked.
+
+    >>> check_lengths("lstm", [5, 2], steps=4, batch=2)
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: lstm: lengths[0] is 5, but the sequences have 4 steps; lengths must lie between 0 and 4
+    """
+    lengths = jnp.asarray(lengths) if isinstance(lengths, jax.Array) else jnp.asarray(np.asarray(lengths))
+    if lengths.size and not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise LayerError(f"{where}: lengths are {lengths.dtype}; they must be integers")
+    if lengths.shape != (batch,):
+        raise LayerError(f"{where}: lengths are {list(lengths.shape)}; they must be [{batch}], one for each sequence")
+    known = concrete(lengths)
+    if known is not None:
+        for n, length in enumerate(known):
+            if not 0 <= length <= steps:
+                raise LayerError(
+                    f"{where}: lengths[{n}] is {length}, but the sequences have {steps} steps; "
+                    f"lengths must lie between 0 and {steps}"
+                )
+    return lengths.astype(jnp.int32)
+
+
+def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -> None:
+    """`x` must have one of these ranks, `size` features, and real numbers.
+
+    >>> check_features("lstm", jnp.zeros((5, 2, 3)), 4, {2: "[T, 4]", 3: "[T, N, 4]"})
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: lstm: x is [5, 2, 3] but must be [T, 4] or [T, N, 4]
+    """
+    if x.ndim not in ranks or x.shape[-1] != size:
+        raise LayerError(f"{where}: x is {list(x.shape)} but must be {' or '.join(ranks.values())}")
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        raise LayerError(f"{where}: x is {x.dtype}; it must be real")
+
+
+def check_state(where: str, unit: Unit, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any) -> State:
+    """The initial state as a tuple of arrays of these shapes and this type; None is zeros.
+
+    >>> from jrnn.nn.units import LSTM
+    >>> check_state("lstm", LSTM, jnp.zeros((1, 2, 4)), ((1, 2, 4), (1, 2, 4)), jnp.float32)
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: lstm: hx must be a pair (h, c) of arrays [1, 2, 4] and [1, 2, 4], but is an array [1, 2, 4]
+    """
+    if hx is None:
+        return tuple(jnp.zeros(shape, dtype) for shape in shapes)
+    wanted = " and ".join(str(list(shape)) for shape in shapes)
+    if unit.states == 2:
+        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
+            given = f"{len(hx)} values" if isinstance(hx, (tuple, list)) else f"an array {list(jnp.shape(hx))}"
+            raise LayerError(f"{where}: hx must be a pair (h, c) of arrays {wanted}, but is {given}")
+        states = tuple(hx)
+    elif isinstance(hx, (tuple, list)):
+        raise LayerError(f"{where}: hx must be one array {wanted}, but is {len(hx)} values")
+    else:
+        states = (hx,)
+    for name, state, shape in zip(("h", "c"), states, shapes, strict=False):
+        if jnp.shape(state) != shape:
+            raise LayerError(f"{where}: the state {name} is {list(jnp.shape(state))} but must be {list(shape)}")
+    return tuple(jnp.asarray(state).astype(dtype) for state in states)

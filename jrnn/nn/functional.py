@@ -1,0 +1,184 @@
+"""PyTorch's RNN, LSTM and GRU as pure functions of a dict of parameters.
+
+Shapes: T time, N batch, D input, H hidden, P output of a step (the projection's size, or H without one),
+L layers, K directions.
+
+    rnn, lstm, gru                   whole sequences through a stack
+    rnn_step, lstm_step, gru_step    one step through a stack: streaming
+    rnn_cell, lstm_cell, gru_cell    one step of one cell
+
+The parameters carry PyTorch's names and shapes (`jrnn.nn.params`), and decide the structure: the sizes, the number of
+layers, whether there are biases, a reverse direction, a projection, layer normalisation.
+
+    RNN    h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or relu
+    LSTM   i, f, o = sigmoid(...), g = tanh(...);  c' = f c + i g;  h' = o tanh(c'), then projected by W_hr
+    GRU    r, z = sigmoid(...);  n = tanh(W_in x + b_in + r (W_hn h + b_hn));  h' = (1 - z) n + z h
+
+With `norm_ih` and `norm_hh` each product is normalised over its G H rows before the biases are added (Ba et al., 2016,
+without the normalisation of the cell).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jrnn.nn.settings import read
+from jrnn.nn.stack import Params, run_stack, step_cell, step_stack
+from jrnn.nn.units import GRU, LSTM, rnn_unit
+
+
+def rnn(
+    params: Params,
+    x: Any,
+    hx: Any = None,
+    *,
+    nonlinearity: str = "tanh",
+    lengths: Any = None,
+    key: jax.Array | None = None,
+    **settings: Any,
+) -> tuple[Any, jax.Array]:
+    """A stack of plain recurrent layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P].
+
+    Args:
+        params: parameters as in `jrnn.nn.params`.
+        x: [T, N, D], [N, T, D] with batch_first, [T, D] for one sequence, or a `PackedSequence`.
+        hx: the initial states [L K, N, P] ([L K, P] for one sequence); None is zeros.
+        nonlinearity: "tanh" or "relu".
+        lengths: [N] integers from 0 to T, in any order: a sequence stops there. Its outputs past the end are 0, its
+            last state is the one at its end (hx for length 0), and what x holds there shows nowhere, not even NaN.
+        key: a PRNG key for dropout and zoneout; without it nothing is random.
+        settings: see `jrnn.nn.settings.Settings`.
+
+    Returns:
+        `(output, h_n)`; output is packed when x is.
+
+    Raises:
+        LayerError: parameters, x, hx or lengths that do not fit together.
+
+    >>> import jax.numpy as jnp
+    >>> from jrnn.nn import Layout
+    >>> params = Layout(rnn_unit("tanh"), input_size=3, hidden_size=4).init(jax.random.key(0))
+    >>> output, h_n = rnn(params, jnp.ones((5, 2, 3)), lengths=[5, 0])
+    >>> output.shape, h_n.shape, float(abs(h_n[0, 1]).max())
+    ((5, 2, 4), (1, 2, 4), 0.0)
+    """
+    output, states = run_stack(rnn_unit(nonlinearity), "rnn", params, x, hx, lengths, key, read("rnn", settings))
+    return output, states[0]
+
+
+def lstm(
+    params: Params,
+    x: Any,
+    hx: Any = None,
+    *,
+    lengths: Any = None,
+    key: jax.Array | None = None,
+    **settings: Any,
+) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+    """A stack of LSTM layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P], [L K, N, H].
+
+    Arguments are those of `rnn`; hx is a pair (h, c).
+
+    Returns:
+        `(output, (h_n, c_n))`.
+
+    >>> import jax.numpy as jnp
+    >>> from jrnn.nn import Layout
+    >>> params = Layout(LSTM, 3, 4, num_layers=2, bidirectional=True, proj_size=2).init(jax.random.key(0))
+    >>> output, (h_n, c_n) = lstm(params, jnp.ones((2, 5, 3)), batch_first=True)
+    >>> output.shape, h_n.shape, c_n.shape
+    ((2, 5, 4), (4, 2, 2), (4, 2, 4))
+    """
+    output, (h, c) = run_stack(LSTM, "lstm", params, x, hx, lengths, key, read("lstm", settings))
+    return output, (h, c)
+
+
+def gru(
+    params: Params,
+    x: Any,
+    hx: Any = None,
+    *,
+    lengths: Any = None,
+    key: jax.Array | None = None,
+    **settings: Any,
+) -> tuple[Any, jax.Array]:
+    """A stack of GRU layers, [T, N, D] -> [T, N, K H] and the last states [L K, N, H]; arguments as in `rnn`.
+
+    >>> import jax.numpy as jnp
+    >>> from jrnn.nn import Layout
+    >>> params = Layout(GRU, 3, 4).init(jax.random.key(0))
+    >>> output, h_n = gru(params, jnp.ones((5, 3)))
+    >>> bool((output[-1] == h_n[0]).all())
+    True
+    """
+    output, states = run_stack(GRU, "gru", params, x, hx, lengths, key, read("gru", settings))
+    return output, states[0]
+
+
+def rnn_step(
+    params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **settings: Any
+) -> tuple[jax.Array, jax.Array]:
+    """One step through a stack of plain layers; see `lstm_step`. The states are one array [L, N, P]."""
+    y, states = step_stack(rnn_unit(nonlinearity), "rnn_step", params, x, hx, read("rnn_step", settings))
+    return y, states[0]
+
+
+def lstm_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """One step through a stack of LSTM layers: streaming, with the state in and out.
+
+    Feeding a sequence step by step gives what `lstm` gives for the whole, without its dropout.
+
+    Args:
+        params: parameters of a stack without a reverse direction.
+        x: [N, D], or [D] for one sequence.
+        hx: the states as `lstm` takes and returns them; None is zeros.
+        settings: see `jrnn.nn.settings.Settings`; zoneout acts by its expectation.
+
+    Returns:
+        `(y, (h, c))`, y [N, P].
+
+    Raises:
+        LayerError: x or hx that do not fit, or a bidirectional stack, which needs the whole sequence.
+
+    >>> import jax.numpy as jnp
+    >>> from jrnn.nn import Layout
+    >>> params = Layout(LSTM, 3, 4, num_layers=2).init(jax.random.key(0))
+    >>> xs = jax.random.normal(jax.random.key(1), (5, 1, 3))
+    >>> state = None
+    >>> for x in xs:
+    ...     y, state = lstm_step(params, x, state)
+    >>> bool(jnp.allclose(y, lstm(params, xs)[0][-1], atol=1e-6))
+    True
+    """
+    y, (h, c) = step_stack(LSTM, "lstm_step", params, x, hx, read("lstm_step", settings))
+    return y, (h, c)
+
+
+def gru_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[jax.Array, jax.Array]:
+    """One step through a stack of GRU layers; see `lstm_step`. The states are one array [L, N, H]."""
+    y, states = step_stack(GRU, "gru_step", params, x, hx, read("gru_step", settings))
+    return y, states[0]
+
+
+def rnn_cell(params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", dtype: Any = None) -> jax.Array:
+    """One step of one plain cell, [N, D], [N, H] -> [N, H], or without N.
+
+    >>> import jax.numpy as jnp
+    >>> params = {"weight_ih": jnp.ones((4, 3)), "weight_hh": jnp.eye(4)}
+    >>> rnn_cell(params, jnp.ones(3), nonlinearity="relu").tolist()
+    [3.0, 3.0, 3.0, 3.0]
+    """
+    return step_cell(rnn_unit(nonlinearity), "rnn_cell", params, x, hx, dtype)[0]
+
+
+def lstm_cell(params: Params, x: Any, hx: Any = None, *, dtype: Any = None) -> tuple[jax.Array, jax.Array]:
+    """One step of one LSTM cell, [N, D], (h [N, H], c [N, H]) -> (h, c), or without N."""
+    h, c = step_cell(LSTM, "lstm_cell", params, x, hx, dtype)
+    return h, c
+
+
+def gru_cell(params: Params, x: Any, hx: Any = None, *, dtype: Any = None) -> jax.Array:
+    """One step of one GRU cell, [N, D], [N, H] -> [N, H], or without N."""
+    return step_cell(GRU, "gru_cell", params, x, hx, dtype)[0]

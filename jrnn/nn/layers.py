@@ -1,0 +1,170 @@
+"""One direction of one layer over time: the input's product taken at once, then a scan of the unit's step.
+
+Shapes: T time, N batch, D input, H hidden, P output of a step (H without a projection), G gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jrnn.errors import LayerError
+from jrnn.executor import scan
+from jrnn.nn.params import Weights
+from jrnn.nn.settings import Settings
+from jrnn.nn.units import State, Unit
+
+EPSILON = 1e-5  # of layer normalisation, as in PyTorch's LayerNorm
+
+
+class Noise(NamedTuple):
+    """The random masks of one direction of one layer; None where there is no such noise.
+
+    Attributes:
+        recurrent: [N, P], what h is multiplied by before it enters weight_hh; 0 or 1 / (1 - rate).
+        keep: a [T, N, width] of booleans for each state: True where it keeps its old value.
+    """
+
+    recurrent: jax.Array | None = None
+    keep: tuple[jax.Array, ...] | None = None
+
+
+def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) -> Noise:
+    """The masks of a training run; without a key, none. Drawn before the scan, so recomputing repeats them."""
+    if key is None:
+        return Noise()
+    recurrent_key, *keep_keys = jax.random.split(key, 1 + len(state))
+    recurrent = keep = None
+    if settings.recurrent_dropout:
+        recurrent = mask(recurrent_key, settings.recurrent_dropout, state[0].shape, state[0].dtype)
+    if any(zoneout_rates(settings, state)):
+        keep = tuple(
+            jax.random.bernoulli(k, rate, (steps, *old.shape))
+            for k, rate, old in zip(keep_keys, zoneout_rates(settings, state), state, strict=True)
+        )
+    return Noise(recurrent, keep)
+
+
+def mask(key: jax.Array, rate: float, shape: tuple[int, ...], dtype) -> jax.Array:
+    """Zeros with probability `rate`, else 1 / (1 - rate)."""
+    scale = 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)
+    return jnp.where(jax.random.bernoulli(key, 1.0 - rate, shape), jnp.asarray(scale, dtype), jnp.zeros((), dtype))
+
+
+def zoneout_rates(settings: Settings, state: State) -> tuple[float, ...]:
+    """The rate of zoneout for each state."""
+    if not isinstance(settings.zoneout, tuple):
+        return (settings.zoneout,) * len(state)
+    if len(settings.zoneout) != len(state):
+        raise LayerError(f"zoneout is {settings.zoneout!r}, but this unit has {len(state)} state; give one probability")
+    return settings.zoneout
+
+
+def accumulator(dtype) -> jnp.dtype:
+    """The type that products accumulate in and states are kept in: float32 for 16-bit types, else the type itself.
+
+    >>> accumulator(jnp.bfloat16), accumulator(jnp.float32)
+    (dtype('float32'), dtype('float32'))
+    """
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
+    """x weight^T, over the last axis of both, [..., D], [R, D] -> [..., R], accumulated in `accumulator(dtype)`."""
+    # A float32 product is a float32 product: TF32 and its like only where the user's configuration asks for them.
+    precision = lax.Precision.HIGHEST if jax.config.jax_default_matmul_precision is None else None
+    axes = (((x.ndim - 1,), (1,)), ((), ()))
+    return lax.dot_general(
+        x.astype(dtype), weight.astype(dtype), axes, precision=precision, preferred_element_type=accumulator(dtype)
+    )
+
+
+def normalise(z: jax.Array, gain: jax.Array) -> jax.Array:
+    """Layer normalisation over the last axis, (z - mean) / sqrt(variance + 1e-5) gain."""
+    centred = z - jnp.mean(z, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    return centred * lax.rsqrt(variance + EPSILON) * _row(gain, z)
+
+
+def _row(vector: jax.Array, like: jax.Array) -> jax.Array:
+    """`vector` with the rank and type of `like`: ranks are promoted openly here."""
+    return vector.astype(like.dtype).reshape((1,) * (like.ndim - 1) + vector.shape)
+
+
+def project(unit: Unit, weights: Weights, x: jax.Array, dtype) -> jax.Array:
+    """The input's share of the gates for all steps at once, with every bias that may be added early. # [..., G H]"""
+    zx = contract(x, weights.weight_ih, dtype)
+    if weights.norm_ih is not None:
+        zx = normalise(zx, weights.norm_ih)
+    if weights.bias_ih is None:
+        return zx
+    early = weights.bias_hh
+    if unit.late_gates:
+        first = weights.bias_hh.shape[0] // unit.gates * (unit.gates - unit.late_gates)
+        early = early.at[first:].set(0)
+    return zx + _row(weights.bias_ih.astype(zx.dtype) + early.astype(zx.dtype), zx)
+
+
+def make_step(
+    unit: Unit, weights: Weights, settings: Settings, dtype, recurrent: jax.Array | None = None
+) -> Callable[[State, tuple], tuple[State, jax.Array]]:
+    """The step `(state, (zx, keep)) -> (state, y)` of one direction of one layer; `keep` as in `Noise`, or None."""
+    late = None
+    if unit.late_gates and weights.bias_hh is not None:
+        first = weights.bias_hh.shape[0] // unit.gates * (unit.gates - unit.late_gates)
+        late = weights.bias_hh[None, first:].astype(accumulator(dtype))
+
+    def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
+        zx, keep = inputs
+        h = state[0] if recurrent is None else state[0] * recurrent
+        zh = contract(h, weights.weight_hh, dtype)
+        if weights.norm_hh is not None:
+            zh = normalise(zh, weights.norm_hh)
+        new = unit.advance(zx, zh, late, state)
+        if weights.weight_hr is not None:
+            new = (contract(new[0], weights.weight_hr, dtype), *new[1:])
+        rates = zoneout_rates(settings, state)
+        if keep is not None:
+            new = tuple(jnp.where(k, old, fresh) for k, old, fresh in zip(keep, state, new, strict=True))
+        elif any(rates):
+            new = tuple(rate * old + (1 - rate) * fresh for rate, old, fresh in zip(rates, state, new, strict=True))
+        return new, new[0].astype(dtype)
+
+    return step
+
+
+def run_layer(
+    unit: Unit,
+    weights: Weights,
+    settings: Settings,
+    x: jax.Array,
+    state: State,
+    *,
+    dtype,
+    lengths: jax.Array | None,
+    reverse: bool,
+    key: jax.Array | None,
+) -> tuple[State, jax.Array]:
+    """One direction of one layer over a whole sequence, [T, N, D] -> state and [T, N, P].
+
+    Args:
+        x: past the lengths it must be finite; the values there do not matter.
+        state: (h [N, P],) or (h [N, P], c [N, H]), in `accumulator(dtype)`.
+        lengths: [N], or None when every sequence has T steps. A reverse run of a sequence starts at its last step.
+        key: for the masks of a training run; None when nothing is random.
+    """
+    noise = draw(settings, key, x.shape[0], state)
+    return scan(
+        make_step(unit, weights, settings, dtype, noise.recurrent),
+        state,
+        (project(unit, weights, x, dtype), noise.keep),
+        reverse=reverse,
+        unroll=settings.unroll,
+        lengths=lengths,
+        recompute=settings.recompute,
+        executor=settings.executor,
+    )

@@ -1,0 +1,243 @@
+"""Packed sequences: sequences of different lengths as one array without the padding, as PyTorch packs them.
+
+Shapes: T time, N batch, C capacity; `*` is any shape of features.
+
+The rows of a packed array run through time first and, within a step, through the sequences from the longest to the
+shortest. How many rows there are depends on the lengths; the array's shape must not, or every new set of lengths would
+be compiled anew. So the array has a fixed capacity, and rows past the last one hold zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.errors import LayerError
+from jrnn.nn.checks import check_lengths, concrete
+
+
+class PackedSequence(NamedTuple):
+    """Sequences of different lengths without padding; make one with `pack_padded_sequence` or `pack_sequence`.
+
+    Attributes:
+        data: [C, *]; the first `sum(batch_sizes)` rows are the packed ones, the others zeros.
+        batch_sizes: [T] int32: how many sequences reach step t; zeros after the longest one ends.
+        sorted_indices: [N] int32: the batch from the longest sequence to the shortest.
+        unsorted_indices: [N] int32: the inverse of `sorted_indices`.
+    """
+
+    data: jax.Array
+    batch_sizes: jax.Array
+    sorted_indices: jax.Array
+    unsorted_indices: jax.Array
+
+    @property
+    def lengths(self) -> jax.Array:
+        """The length of each sequence, in the batch's own order. # [N]"""
+        ranks = self.unsorted_indices[:, None]
+        return jnp.sum(self.batch_sizes[None, :] > ranks, axis=1, dtype=jnp.int32)
+
+
+def bucket(length: int, *, least: int = 8, per_octave: int = 4) -> int:
+    """The least bucket that holds `length`: sizes grow by about 2 ** (1 / per_octave), so few serve all.
+
+    Args:
+        length: a length, or a number of rows, of at least 0.
+        least: the smallest bucket.
+        per_octave: buckets between a power of two and the next; padding wastes at most about 1 / per_octave.
+
+    >>> [bucket(n) for n in (0, 3, 8, 9, 11, 100, 1000)]
+    [8, 8, 8, 10, 12, 112, 1024]
+    """
+    if length < 0 or least < 1 or per_octave < 1:
+        raise LayerError(
+            f"bucket: length is {length}, least {least}, per_octave {per_octave}; a length must be at least 0, the "
+            "others at least 1"
+        )
+    if length <= least:
+        return least
+    step = max(1, (1 << (length - 1).bit_length() - 1) // per_octave)
+    return -(-length // step) * step
+
+
+def pack_padded_sequence(
+    x: Any,
+    lengths: Any,
+    batch_first: bool = False,
+    enforce_sorted: bool = True,
+    *,
+    capacity: int | None = None,
+) -> PackedSequence:
+    """Packs padded sequences. What the padding holds does not matter.
+
+    Args:
+        x: [T, N, *], or [N, T, *] with batch_first.
+        lengths: [N] integers from 0 to T.
+        enforce_sorted: the lengths must fall (checked outside of jit); False takes any order.
+        capacity: the rows of `data`; by default N T, which any lengths fit. `bucket(sum(lengths))` is smaller, and
+            compiles once for every bucket.
+
+    Raises:
+        LayerError: lengths that are not integers from 0 to T or, with enforce_sorted, not falling; or more rows than
+            `capacity`. Inside jit, where lengths have no values, too small a capacity makes all of `data` NaN.
+
+    >>> packed = pack_padded_sequence(jnp.array([[1.0, 4.0], [2.0, 9.0], [3.0, 9.0]]), [3, 1])
+    >>> print(packed.data, packed.batch_sizes)
+    [1. 4. 2. 3. 0. 0.] [2 1 1]
+    """
+    x = jnp.asarray(x)
+    if x.ndim < 2:
+        raise LayerError(f"pack_padded_sequence: x is {list(x.shape)}; it must be [T, N, ...], or [N, T, ...]")
+    if batch_first:
+        x = jnp.swapaxes(x, 0, 1)
+    steps, batch = x.shape[:2]
+    lengths = check_lengths("pack_padded_sequence", lengths, steps, batch)
+    known = concrete(lengths)
+    if known is not None and enforce_sorted and (np.diff(known) > 0).any():
+        raise LayerError(
+            f"pack_padded_sequence: lengths are {known.tolist()}; they must fall, or give enforce_sorted=False"
+        )
+    capacity = steps * batch if capacity is None else capacity
+    if known is not None and known.sum() > capacity:
+        raise LayerError(
+            f"pack_padded_sequence: the lengths add up to {known.sum()} rows, but capacity is {capacity}; "
+            f"bucket(sum(lengths)) is {bucket(int(known.sum()))}"
+        )
+    order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
+    batch_sizes = jnp.sum(jnp.arange(steps)[:, None] < lengths[None, :], axis=1, dtype=jnp.int32)
+    ends = jnp.cumsum(batch_sizes)
+    rows = jnp.arange(capacity)
+    t = jnp.minimum(jnp.searchsorted(ends, rows, side="right"), max(steps - 1, 0))
+    total = ends[-1] if steps else 0
+    column = jnp.clip(rows - (ends - batch_sizes)[t], 0, max(batch - 1, 0)) if steps else rows
+    if not steps or not batch:
+        data = jnp.zeros((capacity, *x.shape[2:]), x.dtype)
+    else:
+        live = (rows < total).reshape((capacity,) + (1,) * (x.ndim - 2))
+        data = jnp.where(live, x[t, order[column]], jnp.zeros((), x.dtype))
+    if known is None and jnp.issubdtype(x.dtype, jnp.inexact):
+        data = jnp.where(total > capacity, jnp.full((), jnp.nan, x.dtype), data)
+    return PackedSequence(data, batch_sizes, order, jnp.argsort(order).astype(jnp.int32))
+
+
+def pad_packed_sequence(
+    packed: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The padded sequences of a packed one, in the batch's own order, and their lengths.
+
+    Args:
+        packed: what to pad.
+        batch_first: put out [N, T, *] instead of [T, N, *].
+        padding_value: what stands past the end of a sequence.
+        total_length: pad to this many steps; by default the T of `packed.batch_sizes`.
+
+    Returns:
+        `(x, lengths)`: [T, N, *] and [N].
+
+    >>> x, lengths = pad_packed_sequence(pack_padded_sequence(jnp.arange(6.0).reshape(3, 2), [3, 1]))
+    >>> print(x.T, lengths)
+    [[0. 2. 4.]
+     [1. 0. 0.]] [3 1]
+    """
+    (steps,), (batch,) = packed.batch_sizes.shape, packed.sorted_indices.shape
+    total = steps if total_length is None else total_length
+    lengths = packed.lengths
+    known = concrete(lengths)
+    longest = steps if known is None else int(known.max(initial=0))
+    if total < longest:
+        raise LayerError(
+            f"pad_packed_sequence: total_length is {total}, but the packed sequences may have {longest} steps"
+        )
+    shape = (total, batch, *packed.data.shape[1:])
+    if not packed.data.size or not total:
+        return _turned(jnp.full(shape, padding_value, packed.data.dtype), batch_first), lengths
+    sizes = jnp.zeros(total, jnp.int32).at[:steps].set(packed.batch_sizes[:total])
+    starts = jnp.cumsum(sizes) - sizes
+    ranks = packed.unsorted_indices[None, :]
+    rows = jnp.clip(starts[:, None] + ranks, 0, packed.data.shape[0] - 1)
+    live = (ranks < sizes[:, None]).reshape((total, batch) + (1,) * (packed.data.ndim - 1))
+    return _turned(
+        jnp.where(live, packed.data[rows], jnp.asarray(padding_value, packed.data.dtype)), batch_first
+    ), lengths
+
+
+def _turned(x: jax.Array, batch_first: bool) -> jax.Array:
+    return jnp.swapaxes(x, 0, 1) if batch_first else x
+
+
+def pad_sequence(
+    sequences: Sequence[Any], batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+) -> jax.Array:
+    """Stacks sequences [T_n, *] to one padded array [T, N, *], T the longest or `total_length`."""
+    arrays = [np.asarray(sequence) for sequence in sequences]
+    if not arrays:
+        raise LayerError("pad_sequence: there are no sequences; give at least one")
+    longest = max(len(array) for array in arrays)
+    total = longest if total_length is None else total_length
+    if total < longest:
+        raise LayerError(f"pad_sequence: total_length is {total}, but a sequence has {longest} steps")
+    features = arrays[0].shape[1:]
+    for n, array in enumerate(arrays):
+        if array.shape[1:] != features:
+            raise LayerError(
+                f"pad_sequence: sequence {n} is {list(array.shape)}, but the first is {list(arrays[0].shape)}; "
+                "all but the first axis must agree"
+            )
+    padded = np.full((total, len(arrays), *features), padding_value, np.result_type(*arrays))
+    for n, array in enumerate(arrays):
+        padded[: len(array), n] = array
+    return _turned(jnp.asarray(padded), batch_first)
+
+
+def pack_sequence(
+    sequences: Sequence[Any],
+    enforce_sorted: bool = True,
+    *,
+    total_length: int | None = None,
+    capacity: int | None = None,
+) -> PackedSequence:
+    """Packs a list of sequences [T_n, *]; empty ones are allowed.
+
+    Args:
+        enforce_sorted: as in `pack_padded_sequence`.
+        total_length: T, at least the longest; `bucket(longest)` lets one program serve many lists.
+        capacity: as in `pack_padded_sequence`.
+
+    >>> pack_sequence([jnp.array([1.0, 2.0]), jnp.array([3.0])]).data.tolist()
+    [1.0, 3.0, 2.0, 0.0]
+    """
+    padded = pad_sequence(sequences, total_length=total_length)
+    lengths = [len(sequence) for sequence in sequences]
+    return pack_padded_sequence(padded, lengths, enforce_sorted=enforce_sorted, capacity=capacity)
+
+
+def bucketed(
+    sequences: Sequence[Any], batch_size: int, *, least: int = 8, per_octave: int = 4
+) -> list[tuple[int, list[int]]]:
+    """Groups sequences of like length into batches whose padded lengths are buckets.
+
+    Args:
+        sequences: anything with a length.
+        batch_size: the most sequences of a batch.
+        least, per_octave: as in `bucket`.
+
+    Returns:
+        `(padded length, indices of the sequences)` for each batch, short ones first.
+
+    >>> bucketed(["a" * n for n in (3, 30, 5, 31, 32)], batch_size=2)
+    [(8, [0, 2]), (32, [1, 3]), (32, [4])]
+    """
+    if batch_size < 1:
+        raise LayerError(f"bucketed: batch_size is {batch_size}; it must be at least 1")
+    groups: dict[int, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        groups.setdefault(bucket(len(sequence), least=least, per_octave=per_octave), []).append(index)
+    return [
+        (length, members[k : k + batch_size])
+        for length, members in sorted(groups.items())
+        for k in range(0, len(members), batch_size)
+    ]

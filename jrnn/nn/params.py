@@ -1,0 +1,214 @@
+"""The names, shapes and first values of a recurrent stack's parameters, as PyTorch has them.
+
+Shapes: D input, H hidden, P output of a step (the projection's size, or H without one), G gates.
+
+A stack is a flat dict of arrays. Layer k, direction d ("" or "_reverse") owns
+
+    weight_ih_l{k}{d} [G H, D or P * directions]    weight_hh_l{k}{d} [G H, P]
+    bias_ih_l{k}{d}   [G H]                         bias_hh_l{k}{d}   [G H]      (bias=True)
+    weight_hr_l{k}{d} [P, H]                                                     (proj_size > 0)
+    norm_ih_l{k}{d}   [G H]                         norm_hh_l{k}{d}   [G H]      (layer_norm=True)
+
+All but the `norm_*` are PyTorch's own. A cell's parameters are those of one layer, without the suffix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.errors import LayerError, near
+from jrnn.nn.units import Unit
+
+
+class Weights(NamedTuple):
+    """The parameters of one direction of one layer; None where the layer has none."""
+
+    weight_ih: Any
+    weight_hh: Any
+    bias_ih: Any = None
+    bias_hh: Any = None
+    weight_hr: Any = None
+    norm_ih: Any = None
+    norm_hh: Any = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a stack is made of: enough to name and size every parameter.
+
+    >>> from jrnn.nn.units import LSTM
+    >>> layout = Layout(LSTM, input_size=3, hidden_size=4, bidirectional=True, bias=False)
+    >>> for name, shape in layout.shapes().items():
+    ...     print(name, shape)
+    weight_ih_l0 (16, 3)
+    weight_hh_l0 (16, 4)
+    weight_ih_l0_reverse (16, 3)
+    weight_hh_l0_reverse (16, 4)
+    """
+
+    unit: Unit
+    input_size: int
+    hidden_size: int
+    num_layers: int = 1
+    bias: bool = True
+    bidirectional: bool = False
+    proj_size: int = 0
+    layer_norm: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("input_size", 1), ("hidden_size", 1), ("num_layers", 1), ("proj_size", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise LayerError(f"{self.unit.name}: {name} is {value!r}; it must be an integer of at least {least}")
+        if self.proj_size and not self.unit.projects:
+            raise LayerError(f"{self.unit.name}: proj_size is {self.proj_size}, but only an LSTM has a projection")
+        if self.proj_size >= self.hidden_size:
+            raise LayerError(
+                f"{self.unit.name}: proj_size is {self.proj_size}; it must be smaller than hidden_size, "
+                f"{self.hidden_size} (0 for no projection)"
+            )
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def output_size(self) -> int:
+        """The size of one direction's output and of its hidden state: P."""
+        return self.proj_size or self.hidden_size
+
+    def suffixes(self) -> list[str]:
+        """The suffix of each direction of each layer, in the order of the states: `_l0`, `_l0_reverse`, `_l1`, ..."""
+        ways = ("", "_reverse")[: self.directions]
+        return [f"_l{layer}{way}" for layer in range(self.num_layers) for way in ways]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter, in PyTorch's order."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for k, suffix in enumerate(self.suffixes()):
+            width = self.input_size if k < self.directions else self.output_size * self.directions
+            shapes |= {name + suffix: shape for name, shape in self.cell_shapes(width).items()}
+        return shapes
+
+    def cell_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of one direction of one layer whose input has `width` features, without a suffix."""
+        rows = self.unit.gates * self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, width), "weight_hh": (rows, self.output_size)}
+        if self.bias:
+            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        if self.proj_size:
+            shapes["weight_hr"] = (self.proj_size, self.hidden_size)
+        if self.layer_norm:
+            shapes |= {"norm_ih": (rows,), "norm_hh": (rows,)}
+        return shapes
+
+    def init(self, key: jax.Array, dtype: Any = jnp.float32) -> dict[str, jax.Array]:
+        """First values: uniform in +-1/sqrt(H), as PyTorch draws them; the gains of `norm_*` are 1.
+
+        >>> from jrnn.nn.units import GRU
+        >>> params = Layout(GRU, input_size=2, hidden_size=4).init(jax.random.key(0))
+        >>> bool(abs(params["weight_hh_l0"]).max() <= 0.5)
+        True
+        """
+        return init(self.shapes(), self.hidden_size, key, dtype)
+
+    def split(self, params: Mapping[str, Any]) -> list[Weights]:
+        """The parameters of each direction of each layer, in the order of `suffixes`."""
+        fields = list(self.cell_shapes(1))
+        return [Weights(**{field: params[field + suffix] for field in fields}) for suffix in self.suffixes()]
+
+
+def init(
+    shapes: Mapping[str, tuple[int, ...]], hidden_size: int, key: jax.Array, dtype: Any = jnp.float32
+) -> dict[str, jax.Array]:
+    """First values for parameters of these shapes: uniform in +-1/sqrt(hidden_size), the gains of `norm_*` 1."""
+    bound = 1.0 / math.sqrt(hidden_size)
+    keys = jax.random.split(key, len(shapes))
+    return {
+        name: jnp.ones(shape, dtype)
+        if name.startswith("norm_")
+        else jax.random.uniform(keys[k], shape, dtype, -bound, bound)
+        for k, (name, shape) in enumerate(shapes.items())
+    }
+
+
+def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
+    """Reads the layout off a stack's parameters, and checks every name and shape against it.
+
+    Raises:
+        LayerError: a parameter is missing, unknown, or of a shape that the others do not allow.
+
+    >>> from jrnn.nn.units import GRU
+    >>> layout_of(GRU, {"weight_ih_l0": jnp.zeros((12, 3)), "weight_hh_l0": jnp.zeros((12, 4))}).hidden_size
+    4
+    >>> layout_of(GRU, {"weight_ih_l0": jnp.zeros((12, 3)), "weight_hh_l0": jnp.zeros((9, 4))})
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: GRU: weight_hh_l0 is [9, 4] but must be [12, 4]
+    """
+    first = _matrix(unit, params, "weight_ih_l0")
+    layers = [name for name in params if name.startswith("weight_ih_l") and not name.endswith("_reverse")]
+    projection = params.get("weight_hr_l0")
+    layout = Layout(
+        unit,
+        input_size=first[1],
+        hidden_size=_hidden(unit, "weight_ih_l0", first),
+        num_layers=len(layers),
+        bias="bias_ih_l0" in params,
+        bidirectional="weight_ih_l0_reverse" in params,
+        proj_size=0 if projection is None else jnp.shape(projection)[0],
+        layer_norm="norm_ih_l0" in params,
+    )
+    _check(unit, params, layout.shapes())
+    return layout
+
+
+def cell_layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
+    """As `layout_of`, for the parameters of a cell (`weight_ih`, `weight_hh`, ...)."""
+    first = _matrix(unit, params, "weight_ih")
+    layout = Layout(
+        unit,
+        input_size=first[1],
+        hidden_size=_hidden(unit, "weight_ih", first),
+        bias="bias_ih" in params,
+        layer_norm="norm_ih" in params,
+    )
+    _check(unit, params, layout.cell_shapes(layout.input_size))
+    return layout
+
+
+def _matrix(unit: Unit, params: Mapping[str, Any], name: str) -> tuple[int, int]:
+    if name not in params:
+        raise LayerError(f"{unit.name}: the parameters lack {name!r}{near(name, params)}; they are {sorted(params)}")
+    shape = jnp.shape(params[name])
+    if len(shape) != 2:
+        raise LayerError(f"{unit.name}: {name} is {list(shape)} but must be a matrix")
+    return shape
+
+
+def _hidden(unit: Unit, name: str, shape: tuple[int, int]) -> int:
+    hidden, rest = divmod(shape[0], unit.gates)
+    if rest or not hidden:
+        raise LayerError(
+            f"{unit.name}: {name} is {list(shape)}; its rows must be {unit.gates} times the hidden size, "
+            f"one block for each of the gates {', '.join(unit.gate_names)}"
+        )
+    return hidden
+
+
+def _check(unit: Unit, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        if name not in params:
+            raise LayerError(f"{unit.name}: the parameters lack {name!r} {list(shape)}{near(name, params)}")
+        if jnp.shape(params[name]) != shape:
+            raise LayerError(f"{unit.name}: {name} is {list(jnp.shape(params[name]))} but must be {list(shape)}")
+    for name in params:
+        if name not in shapes:
+            raise LayerError(
+                f"{unit.name}: the parameter {name!r} has no place here{near(name, shapes)}; known are {list(shapes)}"
+            )

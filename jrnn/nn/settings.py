@@ -1,0 +1,73 @@
+"""How a recurrent stack is run: the settings that every function and module of jrnn.nn shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax.numpy as jnp
+
+from jrnn.errors import LayerError, near
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a stack runs; none of it changes the parameters.
+
+    Attributes:
+        batch_first: batched sequences are [N, T, D] instead of [T, N, D].
+        dropout: the probability of dropping an output of each layer but the last.
+        recurrent_dropout: the probability of dropping a unit of h where it enters `weight_hh`: one mask for a whole
+            sequence ("variational": Gal and Ghahramani, 2016).
+        zoneout: the probability that a unit keeps its old value at a step (Krueger et al., 2017); for an LSTM a pair
+            (h, c) may be given. Without randomness the expectation is taken, p old + (1 - p) new.
+        dtype: the type that products with weights are taken in; None for that of the inputs and parameters. With a
+            16-bit type products accumulate, gates work and states stay in float32, and only outputs are 16-bit.
+        recompute: what the backward pass recomputes instead of storing, as in `jrnn.scan`.
+        unroll: how many steps one iteration of the loop holds.
+        executor: as in `jrnn.scan`.
+
+    >>> Settings(dropout=1.5)
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: dropout is 1.5; a probability lies between 0 and 1
+    """
+
+    batch_first: bool = False
+    dropout: float = 0.0
+    recurrent_dropout: float = 0.0
+    zoneout: float | tuple[float, float] = 0.0
+    dtype: Any = None
+    recompute: Any = None
+    unroll: int = 1
+    executor: str = "auto"
+
+    def __post_init__(self) -> None:
+        zoneouts = self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)
+        for name, rates in (
+            ("dropout", (self.dropout,)),
+            ("recurrent_dropout", (self.recurrent_dropout,)),
+            ("zoneout", zoneouts),
+        ):
+            if not all(0.0 <= rate <= 1.0 for rate in rates):
+                raise LayerError(f"{name} is {getattr(self, name)!r}; a probability lies between 0 and 1")
+        if self.dtype is not None and not jnp.issubdtype(self.dtype, jnp.floating):
+            raise LayerError(f"dtype is {self.dtype!r}; it must be a floating type, or None")
+
+    @property
+    def random(self) -> bool:
+        """Whether a training run of these settings draws random numbers."""
+        return any((self.dropout, self.recurrent_dropout, self.zoneout not in (0, (0, 0))))
+
+
+def read(where: str, options: dict[str, Any]) -> Settings:
+    """Settings from keyword arguments, with an error that suggests the near name.
+
+    >>> read("lstm", {"drpout": 0.5})
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: lstm: no setting is called 'drpout'; did you mean 'dropout'?
+    """
+    known = [field.name for field in fields(Settings)]
+    for name in options:
+        if name not in known:
+            raise LayerError(f"{where}: no setting is called {name!r}{near(name, known)}")
+    return Settings(**options)

@@ -1,0 +1,157 @@
+"""A stack of recurrent layers: any kind of input brought to [T, N, D], run through every layer and direction.
+
+Shapes: T time, N batch, D input, H hidden, P output of a step (the projection's size, or H without one),
+L layers, K directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.errors import LayerError
+from jrnn.nn.checks import check_features, check_lengths, check_state
+from jrnn.nn.layers import accumulator, make_step, mask, project, run_layer
+from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
+from jrnn.nn.settings import Settings
+from jrnn.nn.units import State, Unit
+
+Params = Mapping[str, Any]
+
+
+def _compute_type(params: Params, x: jax.Array, dtype: Any) -> Any:
+    return jnp.result_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
+
+
+def run_stack(
+    unit: Unit, where: str, params: Params, x: Any, hx: Any, lengths: Any, key: jax.Array | None, settings: Settings
+) -> tuple[Any, State]:
+    """A whole sequence of any kind through a stack: to [T, N, D] and lengths, through the layers, and back.
+
+    Args:
+        where: what messages call the caller; the others are those of `jrnn.nn.functional.rnn`.
+
+    Returns:
+        `(output, states)`, states a tuple of (h,) or (h, c).
+    """
+    layout = layout_of(unit, params)
+    if isinstance(x, PackedSequence):
+        if lengths is not None:
+            raise LayerError(f"{where}: a PackedSequence knows its lengths; give no others")
+        check_features(where, x.data, layout.input_size, {2: f"PackedSequence.data [C, {layout.input_size}]"})
+        padded, lengths = pad_packed_sequence(x)
+        output, states = _stack(unit, where, layout, params, padded, hx, lengths, key, settings)
+        repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=x.data.shape[0])
+        return x._replace(data=repacked.data), states
+    x = jnp.asarray(x)
+    size = layout.input_size
+    check_features(
+        where, x, size, {2: f"[T, {size}]", 3: f"[N, T, {size}]" if settings.batch_first else f"[T, N, {size}]"}
+    )
+    if x.ndim == 2:
+        one = None if lengths is None else jnp.reshape(jnp.asarray(lengths), (-1,))
+        state = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 1), hx)
+        output, states = _stack(unit, where, layout, params, x[:, None], state, one, key, settings)
+        return output[:, 0], tuple(state[:, 0] for state in states)
+    if not settings.batch_first:
+        return _stack(unit, where, layout, params, x, hx, lengths, key, settings)
+    output, states = _stack(unit, where, layout, params, jnp.swapaxes(x, 0, 1), hx, lengths, key, settings)
+    return jnp.swapaxes(output, 0, 1), states
+
+
+def _stack(
+    unit: Unit,
+    where: str,
+    layout: Layout,
+    params: Params,
+    x: jax.Array,
+    hx: Any,
+    lengths: Any,
+    key: jax.Array | None,
+    settings: Settings,
+) -> tuple[jax.Array, State]:
+    """All layers over [T, N, D]."""
+    steps, batch, _ = x.shape
+    dtype = _compute_type(params, x, settings.dtype)
+    states = check_state(where, unit, hx, _state_shapes(layout, batch), accumulator(dtype))
+    x = x.astype(dtype)
+    if lengths is not None:
+        lengths = check_lengths(where, lengths, steps, batch)
+        # Padding may hold NaN: it is cut off here, before any product, so that neither values nor gradients meet it.
+        live = jnp.arange(steps)[:, None, None] < lengths[None, :, None]
+        x = jnp.where(live, x, jnp.zeros((), dtype))
+    if not settings.random:
+        key = None
+    weights = layout.split(params)
+    last: list[State] = []
+    for layer in range(layout.num_layers):
+        if layer and settings.dropout and key is not None:
+            key, dropout_key = jax.random.split(key)
+            x = x * mask(dropout_key, settings.dropout, x.shape, dtype)
+        outputs = []
+        for direction in range(layout.directions):
+            layer_key = None
+            if key is not None:
+                key, layer_key = jax.random.split(key)
+            k = len(last)
+            state, y = run_layer(
+                unit,
+                weights[k],
+                settings,
+                x,
+                tuple(s[k] for s in states),
+                dtype=dtype,
+                lengths=lengths,
+                reverse=direction == 1,
+                key=layer_key,
+            )
+            last.append(state)
+            outputs.append(y)
+        x = outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
+    return x, tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
+
+
+def _state_shapes(layout: Layout, batch: int) -> tuple[tuple[int, ...], ...]:
+    rows = layout.num_layers * layout.directions
+    return ((rows, batch, layout.output_size), (rows, batch, layout.hidden_size))[: layout.unit.states]
+
+
+def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings: Settings) -> tuple[jax.Array, State]:
+    """One step through a stack without a reverse direction, [N, D] or [D]."""
+    layout = layout_of(unit, params)
+    if layout.bidirectional:
+        raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go step by step")
+    x = jnp.asarray(x)
+    check_features(where, x, layout.input_size, {1: f"[{layout.input_size}]", 2: f"[N, {layout.input_size}]"})
+    single = x.ndim == 1
+    if single:
+        x, hx = x[None], jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 1), hx)
+    dtype = _compute_type(params, x, settings.dtype)
+    states = check_state(where, unit, hx, _state_shapes(layout, x.shape[0]), accumulator(dtype))
+    last = []
+    for k, weights in enumerate(layout.split(params)):
+        state = tuple(s[k] for s in states)
+        state, x = make_step(unit, weights, settings, dtype)(state, (project(unit, weights, x, dtype), None))
+        last.append(state)
+    new = tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
+    return (x[0], tuple(s[:, 0] for s in new)) if single else (x, new)
+
+
+def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: Any) -> State:
+    """One step of one cell, [N, D] or [D]."""
+    layout = cell_layout_of(unit, params)
+    x = jnp.asarray(x)
+    check_features(where, x, layout.input_size, {1: f"[{layout.input_size}]", 2: f"[N, {layout.input_size}]"})
+    single = x.ndim == 1
+    shape = (layout.hidden_size,) if single else (x.shape[0], layout.hidden_size)
+    dtype = _compute_type(params, x, dtype)
+    state = check_state(where, unit, hx, (shape,) * unit.states, accumulator(dtype))
+    if single:
+        x, state = x[None], tuple(s[None] for s in state)
+    weights = Weights(**params)
+    new, _ = make_step(unit, weights, Settings(), dtype)(state, (project(unit, weights, x, dtype), None))
+    return tuple(s[0] for s in new) if single else new
