@@ -3,8 +3,8 @@
 Shapes: N batch, H hidden, G gates. States are [N, H], contributions [N, G H].
 
 The contraction with the weights happens outside: `zx` is the input's share of the gates with every bias that may be
-added early, `zh` the old hidden state's share. A unit whose hidden share is scaled before it is added (the GRU's candidate)
-takes the bias of that share late.
+added early, `zh` the old hidden state's share. A unit whose hidden share is scaled before it is added (the GRU's
+candidate) takes the bias of that share late.
 """
 
 from __future__ import annotations
