@@ -1,0 +1,175 @@
+"""Bounds on what is read, and a walk over serialized messages that checks them before anything is allocated.
+
+A few bytes on the wire can stand for far more memory: an empty operator takes two. The walk counts what a parse would
+create, and where bytes are damaged it says in which field, which protobuf does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from ..errors import FormatError
+
+VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
+_PROTOBUF_DEPTH = 100  # how deep protobuf itself lets messages nest
+_CHUNK = 1 << 20  # how many bytes of a run of varints are looked at together
+
+_WIRE_TYPES = {
+    FieldDescriptor.TYPE_FLOAT: FIXED32,
+    FieldDescriptor.TYPE_DOUBLE: FIXED64,
+    FieldDescriptor.TYPE_STRING: LENGTH,
+    FieldDescriptor.TYPE_BYTES: LENGTH,
+    FieldDescriptor.TYPE_MESSAGE: LENGTH,
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a reader accepts. The defaults admit any net that protobuf can hold, and end hostile input early.
+
+    depth: nets inside nets, the outer one counted. bytes: of a file or message. text_bytes: of all text, which is some
+    hundred times slower to read. messages: operators, arguments, nets and the like. strings, numbers: elements in all.
+    """
+
+    depth: int = 16
+    bytes: int = 2**31 - 1
+    text_bytes: int = 1 << 25
+    messages: int = 1 << 20
+    strings: int = 1 << 23
+    numbers: int = 1 << 28
+
+
+def check_size(size: int, limit: int, what: str) -> None:
+    """Raises where there are more bytes than the limit."""
+    if size > limit:
+        raise FormatError(f"{what} of {size} bytes is larger than the limit of {limit}")
+
+
+def check_counts(data: bytes, descriptor: Descriptor, limits: Limits) -> None:
+    """Raises FormatError where a parse of `data` would create more than `limits` allow.
+
+    Short data is not walked: whatever is counted takes two bytes or more (a packed number takes one).
+    """
+    if len(data) > min(2 * limits.messages, 2 * limits.strings, limits.numbers):
+        _Walk(data, limits).message(descriptor, 0, len(data), "", 1)
+
+
+def locate_damage(data: bytes, descriptor: Descriptor, limits: Limits) -> str:
+    """Where a message that protobuf refuses is damaged, as well as can be told."""
+    try:
+        _Walk(data, limits).message(descriptor, 0, len(data), "", 1)
+    except FormatError as e:
+        return str(e)
+    return "damaged"
+
+
+class _Walk:
+    """One walk over a message: counts what it passes."""
+
+    def __init__(self, data: bytes, limits: Limits):
+        self.data = data
+        self.array = np.frombuffer(data, np.uint8)
+        self.limits = limits
+        self.counts = {"messages": 0, "strings": 0, "numbers": 0}
+
+    def count(self, kind: str, more: int, path: str) -> None:
+        self.counts[kind] += more
+        if self.counts[kind] > (limit := getattr(self.limits, kind)):
+            raise FormatError(f"{path[1:] or 'message'}: more than the limit of {limit} {kind}")
+
+    def message(self, descriptor: Descriptor | None, pos: int, end: int, path: str, depth: int) -> None:
+        """Walks the fields in data[pos:end]; the descriptor is None inside fields that the schema lacks."""
+        if depth > _PROTOBUF_DEPTH:
+            raise FormatError(f"{path[1:200]}...: nested deeper than {_PROTOBUF_DEPTH} messages")
+        fields = {} if descriptor is None else descriptor.fields_by_number
+        seen: dict[int, int] = {}
+        groups: list[int] = []
+        while pos < end:
+            start = pos
+            tag, pos = self.varint(pos, end, path)
+            number, wire = tag >> 3, tag & 7
+            field = None if groups else fields.get(number)
+            if number == 0 or wire > FIXED32:
+                raise FormatError(f"{path[1:] or 'message'}: no field can begin at byte {start}")
+            if wire == GROUP:
+                groups.append(number)
+                if len(groups) + depth > _PROTOBUF_DEPTH:
+                    raise FormatError(f"{path[1:] or 'message'}: groups nested deeper than {_PROTOBUF_DEPTH} messages")
+            elif wire == END_GROUP:
+                if not groups or groups.pop() != number:
+                    raise FormatError(f"{path[1:] or 'message'}: a group ends at byte {start} that did not begin")
+            elif wire == LENGTH:
+                size, pos = self.varint(pos, end, path)
+                if size > end - pos:
+                    name = f"field {number}" if field is None else field.name
+                    raise FormatError(
+                        f"{path[1:] or 'message'}: truncated: {name} at byte {start} needs {size} bytes, {end - pos} remain"
+                    )
+                if field is not None:
+                    at = seen[number] = seen.get(number, -1) + 1
+                    self.length_delimited(field, pos, pos + size, f"{path}.{field.name}[{at}]", depth)
+                pos += size
+            elif field is not None and wire == _WIRE_TYPES.get(field.type, VARINT) and tag < 0x80:
+                pos, found = self.run(start, end, tag, wire, path)
+                self.count("numbers", found, f"{path}.{field.name}")
+            elif wire == VARINT:
+                _, pos = self.varint(pos, end, path)
+            else:
+                pos += 4 if wire == FIXED32 else 8
+                if pos > end:
+                    raise FormatError(f"{path[1:] or 'message'}: truncated at byte {end}")
+        if groups:
+            raise FormatError(f"{path[1:] or 'message'}: a group of field {groups[-1]} does not end")
+
+    def length_delimited(self, field: FieldDescriptor, pos: int, end: int, path: str, depth: int) -> None:
+        if field.message_type is not None:
+            self.count("messages", 1, path)
+            self.message(field.message_type, pos, end, path, depth + 1)
+        elif field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+            self.count("strings", 1, path)
+        else:
+            wire = _WIRE_TYPES.get(field.type, VARINT)
+            size = {FIXED32: 4, FIXED64: 8}.get(wire)
+            self.count("numbers", (end - pos) // size if size else self.varints(pos, end), path)
+
+    def varint(self, pos: int, end: int, path: str) -> tuple[int, int]:
+        value = 0
+        for shift in range(0, 70, 7):
+            if pos >= end:
+                raise FormatError(f"{path[1:] or 'message'}: truncated at byte {end}")
+            byte = self.data[pos]
+            pos += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, pos
+        raise FormatError(f"{path[1:] or 'message'}: a number at byte {pos - 10} does not end")
+
+    def varints(self, pos: int, end: int) -> int:
+        """How many numbers the packed varints in data[pos:end] hold."""
+        return sum(int(np.count_nonzero(self.array[i : min(i + _CHUNK, end)] < 0x80)) for i in range(pos, end, _CHUNK))
+
+    def run(self, pos: int, end: int, tag: int, wire: int, path: str) -> tuple[int, int]:
+        """Passes the numbers under one tag that stand in a row from `pos` on: (the byte after them, how many)."""
+        if wire != VARINT:
+            size = 5 if wire == FIXED32 else 9
+            tags = self.array[pos:end:size] == tag
+            found = int(tags.size if tags.all() else tags.argmin())
+            if pos + found * size > end:
+                raise FormatError(f"{path[1:] or 'message'}: truncated at byte {end}")
+            return pos + found * size, found
+        found = 0
+        while pos < end and self.data[pos] == tag:
+            # In a row of (tag, varint) pairs the bytes below 0x80 are a tag and a varint's last byte, in turn.
+            low = np.flatnonzero(self.array[pos : min(pos + _CHUNK, end)] < 0x80)
+            tags, lasts = low[0::2], low[1::2]
+            good = (self.array[pos + tags[: lasts.size]] == tag) & (lasts - tags[: lasts.size] <= 10)
+            good[1:] &= tags[1 : lasts.size] == lasts[:-1] + 1
+            here = int(good.size if good.all() else good.argmin())
+            if here == 0:
+                self.varint(pos + 1, end, path)  # says how it is damaged
+                raise AssertionError("a run of numbers that is not damaged goes on")
+            pos, found = pos + int(lasts[here - 1]) + 1, found + here
+        return pos, found
