@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Union
 
 from . import registry
 from .errors import GradientError, JrnnError, describe_op, near
-from .ir import Arg, DeviceOption, Net, Op
+from .ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
 
@@ -209,8 +209,7 @@ class _Pass:
             self.readers[v].append(len(self.forward))
             if g is None:
                 name = self.fresh(y + "_autogen_grad")
-                op = replace(Op.of(registry.SEED, [y], [name], value=1.0), is_gradient=True)
-                self.ops.append(op)
+                self.ops.append(Op.of(registry.SEED, [y], [name], value=1.0))
                 places: tuple = ((len(self.ops) - 1, 0),)
                 g = name
             else:
@@ -299,8 +298,8 @@ class _Pass:
             sparse = [isinstance(g.gradient, GradientSlice) for g in parts]
             if any(sparse) and not all(sparse):
                 raise GradientError(
-                    f"gradients of {v.name!r} are partly sparse and partly dense, which cannot be added up; give every Gather "
-                    f"of {v.name!r} dense_gradient=1"
+                    f"gradients of {v.name!r} are partly sparse and partly dense, which cannot be added up; give every "
+                    f"Gather of {v.name!r} dense_gradient=1"
                 )
             self.release(v)
             g = self._concatenate(v, parts) if all(sparse) else self._sum(v, parts)
@@ -347,9 +346,14 @@ class _Pass:
         if base in terms:
             k = terms.index(base)
             terms[0], terms[k] = terms[k], terms[0]
-        device = next((self.ops[g.places[0][0]].device_option for g in parts if g.places[0]), None) or DeviceOption()
-        device = replace(device, extra_info=(*(i for i in device.extra_info if i != SUM_TAG), SUM_TAG))
-        self.ops.append(replace(Op.of(registry.ACCUMULATE, terms, [base]), device_option=device, is_gradient=True))
+        total = Op.of(registry.ACCUMULATE, terms, [base])
+        if self.given.get(v) != base:
+            device = (
+                next((self.ops[g.places[0][0]].device_option for g in parts if g.places[0]), None) or DeviceOption()
+            )
+            device = replace(device, extra_info=(*(i for i in device.extra_info if i != SUM_TAG), SUM_TAG))
+            total = replace(total, device_option=device)
+        self.ops.append(total)
         return base
 
     def _concatenate(self, v: Version, parts: list[_Generator]) -> GradientSlice:
@@ -364,8 +368,7 @@ class _Pass:
                     name, count = self._split(place, count), count + 1
                 terms.append(name)
             name = f"{base}_{kind}_concat"
-            op = Op.of(registry.CONCATENATE, terms, [name, name + "_split"], axis=0)
-            self.ops.append(replace(op, is_gradient=True))
+            self.ops.append(Op.of(registry.CONCATENATE, terms, [name, name + "_split"], axis=0))
             joined.append(name)
         return GradientSlice(*joined)
 

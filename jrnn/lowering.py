@@ -30,13 +30,23 @@ class Context:
 
     key: the run's PRNG key, or None. eager: values are concrete, and Python may look at them.
     outer: blobs of the enclosing nets, which a step net may read undeclared. timestep: the step of the recurrent network
-    that is running, which random operators fold into their keys.
+    that is running, which random operators fold into their keys. unread: outputs of the operator at hand that nobody asks
+    for.
     """
 
     key: Any = None
     eager: bool = False
     outer: Mapping[str, Any] = field(default_factory=dict)
     timestep: Any = None
+    unread: frozenset[str] = frozenset()
+
+    def step(self, timestep: Any, salt: str) -> Context:
+        """The context of one step of a recurrent network that runs in this one; `salt` tells two such networks apart."""
+        key = self.key
+        if key is not None:
+            key = jax.random.fold_in(key, zlib.crc32(salt.encode()))
+            key = key if self.timestep is None else jax.random.fold_in(key, self.timestep)
+        return replace(self, key=key, eager=False, timestep=timestep, unread=frozenset())
 
     def op_key(self, op: Op) -> Any:
         """A key of the operator's own: a function of the run's key, the operator's outputs and the timestep.
@@ -62,6 +72,7 @@ class Step:
     definition: registry.OpDef
     kwargs: Mapping[str, Any]
     where: str
+    unread: frozenset[str] = frozenset()
 
     @property
     def may_be_static(self) -> bool:
@@ -103,7 +114,18 @@ def plan(net: Net, outputs: Iterable[str] | None = None) -> Plan:
             steps.append(Step(index, op, definition, definition.decode(op), where))
         except JrnnError as e:
             raise e.at(where) from None
-    return Plan(net, tuple(steps), _required(steps))
+    return Plan(net, _with_unread(steps, outputs), _required(steps))
+
+
+def _with_unread(steps: list[Step], outputs: Iterable[str] | None) -> tuple[Step, ...]:
+    """The steps, each with the outputs that no later step reads and nobody fetches by name."""
+    needed = set(outputs or ())
+    found = []
+    for step in reversed(steps):
+        found.append(replace(step, unread=frozenset(step.op.outputs) - needed))
+        needed -= set(step.op.outputs)
+        needed.update(step.op.inputs)
+    return tuple(reversed(found))
 
 
 def _required(steps: Iterable[Step]) -> tuple[str, ...]:
@@ -165,7 +187,7 @@ def _call(step: Step, inputs: list, env: Blobs, context: Context) -> tuple:
     if "key" in reserved:
         kwargs["key"] = context.op_key(step.op)
     if "context" in reserved:
-        kwargs["context"] = replace(context, outer={**context.outer, **env})
+        kwargs["context"] = replace(context, outer={**context.outer, **env}, unread=step.unread)
     if step.may_be_static and all(_is_static(x) for x in inputs):
         with jax.ensure_compile_time_eval(), jax.enable_x64(True):
             results = step.definition.forward(*inputs, **kwargs)

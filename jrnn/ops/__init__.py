@@ -2,4 +2,6 @@
 
 from . import (
     elementwise,
+    recurrent_network,
+    recurrent_network_gradient,
 )

@@ -1,0 +1,236 @@
+"""RecurrentNetwork: a step net run over time, and its gradient: the backward step net run over time in reverse.
+
+Shapes: T time, N batch, L length of an initial state (normally 1). The first input is [T, N, ...]; an initial state is
+[D], [N, D] or [L, N, D]; a state is [T+L, N, D]. Within the step net every linked blob has a leading dimension, its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..errors import OpError
+from ..executor import scan
+from ..graph.ssa import undeclared_reads
+from ..lowering import Context, Plan, execute, plan
+from ..registry import op
+from .recurrent_wiring import Link, Wiring, parse
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepWorkspaces:
+    """Local blobs of the step net, kept for the backward pass: `stacked` over time, or the same at every step.
+
+    It is the value of a RecurrentNetwork's last output. A blob that the step net overwrites is kept at its last version.
+    """
+
+    stacked: Mapping[str, Any] = field(default_factory=dict)
+    constant: Mapping[str, Any] = field(default_factory=dict)
+
+
+@op("RecurrentNetwork", outputs=(1, None))
+def recurrent_network(*inputs, op, context):
+    w = parse(op, op.inputs, op.outputs)
+    keep = _names_to_keep(w, context)
+    states, kept = run_forward(w, dict(zip(op.inputs, inputs)), keep, context)
+    results = []
+    for k, name in enumerate(op.outputs):
+        alias = next((a for a in w.aliases if a.dst == name), None)
+        value = kept if alias is None else states[alias.src][alias.offset :]
+        if w.outputs_with_grads is not None and k not in w.outputs_with_grads and alias is not None:
+            value = lax.stop_gradient(value)
+        results.append(value)
+    return tuple(results)
+
+
+def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
+    """The local blobs of the step net that somebody will ask for: all when run eagerly, else what the backward net reads."""
+    if w.outputs[-1] in context.unread or any(a.dst == w.outputs[-1] for a in w.aliases):
+        return ()
+    written = dict.fromkeys(o for step_op in w.step_net.ops for o in step_op.outputs)
+    if context.eager:
+        return tuple(written)
+    linked = {link.internal for link in w.links}
+    if w.backward_step_net is None:
+        return ()
+    reads = {*w.backward_step_net.external_inputs, *undeclared_reads(w.backward_step_net)}
+    return tuple(n for n in written if n in reads and n not in linked)
+
+
+def initial_state(w: Wiring, k: int, value: Any, batch: int) -> jax.Array:
+    """The first L slots of state `k`: [D] is tiled over the batch, [N, ...] is one slot, [L, N, D] is L slots."""
+    name = w.inputs[w.initial_ids[k]]
+    if not 1 <= value.ndim <= 3:
+        raise OpError(f"initial state {name!r} is of rank {value.ndim}; it must be [D], [N, D] or [L, N, D]")
+    if value.ndim == 1:
+        return jnp.broadcast_to(value, (1, batch, value.shape[0]))
+    if value.shape[-2] != batch:
+        raise OpError(f"initial state {name!r} is {list(value.shape)}, but the batch has {batch} sequences")
+    return value if value.ndim == 3 else value[None]
+
+
+def slots(sequence: Any, link: Link, t: Any) -> Any:
+    """What a link shows at step t: `sequence[t+offset : t+offset+window]`."""
+    return lax.dynamic_slice_in_dim(sequence, t + link.offset, link.window, axis=0)
+
+
+def _check_reach(link: Link, length: int, steps: int) -> None:
+    if not (link.offset >= 0 and steps - 1 + link.offset + link.window <= length):
+        raise OpError(
+            f"link of {link.internal!r} reads steps {link.offset} to {steps - 1 + link.offset + link.window - 1} of "
+            f"{link.external!r}, which has {length}"
+        )
+
+
+@dataclass(frozen=True)
+class StateLinks:
+    """Which links of the step net are read and which written, and whether states can be carried slot by slot."""
+
+    w: Wiring
+    lengths: Mapping[str, int]  # L of each state
+
+    @property
+    def written(self) -> set[str]:
+        return {o for step_op in self.w.step_net.ops for o in step_op.outputs}
+
+    def reads(self, state: str) -> list[Link]:
+        return [link for link in self.w.state_links(state) if link.internal not in self.written]
+
+    def writes(self, state: str) -> list[Link]:
+        return [link for link in self.w.state_links(state) if link.internal in self.written]
+
+    def check(self) -> None:
+        for state in self.w.states:
+            if not self.writes(state):
+                raise OpError(f"state {state!r} is never written: no blob that the step net writes is linked to it")
+
+    @property
+    def slot_by_slot(self) -> bool:
+        """Each state is read within its last L slots and written once, after them: the common case."""
+        return all(
+            len(self.writes(s)) == 1
+            and (self.writes(s)[0].offset, self.writes(s)[0].window) == (self.lengths[s], 1)
+            and all(r.offset >= 0 and r.offset + r.window <= self.lengths[s] for r in self.reads(s))
+            for s in self.w.states
+        )
+
+
+def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context):
+    """Runs the step net over time: state -> its T+L slots, and the StepWorkspaces with the blobs `keep`."""
+    steps, batch = blobs[w.inputs[0]].shape[:2]
+    first = {s: initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], batch) for k, s in enumerate(w.states)}
+    for link in w.links:
+        if link.external in blobs and link.external not in first:
+            _check_reach(link, blobs[link.external].shape[0], steps)
+    shape = StateLinks(w, {s: v.shape[0] for s, v in first.items()})
+    shape.check()
+    wanted = dict.fromkeys([*(link.internal for s in w.states for link in shape.writes(s)), *keep])
+    p = plan(w.step_net, wanted)
+    constant: dict[
+        str, np.ndarray
+    ] = {}  # blobs that do not depend on the data, such as shapes: filled as the step is traced
+
+    def kept(env: Mapping[str, Any]) -> dict[str, Any]:
+        constant.update((n, env[n]) for n in keep if isinstance(env[n], np.ndarray))
+        return {n: env[n] for n in keep if n not in constant}
+
+    run = _run_slot_by_slot if shape.slot_by_slot else _run_on_buffers
+    states, stacked = run(shape, p, first, blobs, steps, kept, context)
+    return states, StepWorkspaces(stacked, constant)
+
+
+def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
+    """Sequence links as (what to scan over, how to see them at step t): plain ones are scanned, windows are sliced."""
+    plain = {
+        link.internal: blobs[link.external]
+        for link in w.links
+        if link.external in blobs and (link.offset, link.window) == (0, 1) and blobs[link.external].shape[0] == steps
+    }
+    rest = [link for link in w.links if link.external in blobs and link.internal not in plain]
+
+    def views(xs: Mapping[str, Any], t: Any) -> dict[str, Any]:
+        return {n: x[None] for n, x in xs.items()} | {k.internal: slots(blobs[k.external], k, t) for k in rest}
+
+    return plain, views
+
+
+def step_env(w: Wiring, env: dict[str, Any], t: Any) -> dict[str, Any]:
+    return {**env, w.timestep: t[None]}
+
+
+def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, kept, context: Context):
+    w = shape.w
+    sequences, views = sequence_views(w, blobs, steps)
+
+    def step(carry, xs):
+        t, now = xs
+        env = views(now, t)
+        for s in w.states:
+            env.update((r.internal, carry[s][r.offset : r.offset + r.window]) for r in shape.reads(s))
+        env = execute(p, step_env(w, env, t), context.step(t, w.outputs[-1]))
+        new = {s: _new_slot(shape.writes(s)[0], env, carry[s]) for s in w.states}
+        after = {s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s] for s in w.states}
+        return after, ({s: v[0] for s, v in new.items()}, kept(env))
+
+    _, (states, stacked) = scan(step, first, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
+    return {s: _States(first[s], states[s]) for s in w.states}, stacked
+
+
+def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
+    new = env[link.internal]
+    if new.shape != (1, *before.shape[1:]) or new.dtype != before.dtype:
+        raise OpError(
+            f"state {link.external!r} is {before.dtype}[1,{','.join(map(str, before.shape[1:]))}], but the step net writes "
+            f"{link.internal!r} as {new.dtype}{list(new.shape)}"
+        )
+    return new
+
+
+class _States:
+    """The slots of a state, sliced without joining the initial ones to the others where that is not needed."""
+
+    def __init__(self, first: Any, rest: Any):
+        self.first, self.rest = first, rest
+
+    def __getitem__(self, index: slice) -> Any:
+        length, steps = self.first.shape[0], self.rest.shape[0]
+        start = index.start if index.start >= 0 else length + steps + index.start
+        if start >= length:
+            return self.rest[start - length :]
+        return jnp.concatenate([self.first[start:], self.rest])
+
+
+def _run_on_buffers(shape: StateLinks, p: Plan, first, blobs, steps: int, kept, context: Context):
+    """The general case: links are windows on the whole states, as in Caffe2, and a write shows in every view at once."""
+    w = shape.w
+    sequences, views = sequence_views(w, blobs, steps)
+    buffers = {s: jnp.concatenate([v, jnp.zeros((steps, *v.shape[1:]), v.dtype)]) for s, v in first.items()}
+    for link in w.links:
+        if link.external in buffers:
+            _check_reach(link, buffers[link.external].shape[0], steps)
+
+    def step(carry, xs):
+        t, now = xs
+        carry = dict(carry)
+        env = step_env(w, views(now, t), t)
+        env.update((link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s))
+        for one in p.steps:
+            env = execute(Plan(p.net, (one,), ()), env, context.step(t, w.outputs[-1]))
+            for link in w.links:
+                if link.external in carry and link.internal in one.op.outputs:
+                    new = _new_slot(link, env, carry[link.external]) if link.window == 1 else env[link.internal]
+                    carry[link.external] = lax.dynamic_update_slice_in_dim(
+                        carry[link.external], new, t + link.offset, axis=0
+                    )
+                    env.update((o.internal, slots(carry[link.external], o, t)) for o in w.state_links(link.external))
+        return carry, kept(env)
+
+    states, stacked = scan(step, buffers, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
+    return states, stacked

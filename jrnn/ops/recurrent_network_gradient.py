@@ -1,0 +1,212 @@
+"""The gradient of RecurrentNetwork: the backward step net, run over time in reverse.
+
+Shapes: T time, N batch, L length of an initial state. The gradients of a state's slots t+1 ... t+L are carried from step to
+step; step t reads them through backward links with a positive offset, and adds to slot t and later through those with
+offset 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..errors import GradientError
+from ..executor import scan
+from ..lowering import Context, Plan, execute, plan
+from ..registry import ACCUMULATE, gradient, op
+from .recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
+from .recurrent_wiring import Link, Wiring, parse
+
+
+@op("RecurrentNetworkGradient", outputs=(1, None))
+def recurrent_network_gradient(*blobs, op, context):
+    count = len(op.arg("outputs_with_grads", ()))
+    ends = {v.decode() for v in op.arg("alias_dst", ())}
+    split = next((k for k in range(count, len(op.inputs)) if op.inputs[k] in ends), len(op.inputs))
+    w = parse(op, op.inputs[count:split], op.inputs[split:])
+    inputs = dict(zip(w.inputs, blobs[count:split]))
+    outputs = dict(zip(w.outputs, blobs[split:]))
+    arriving = {w.outputs[k]: g for k, g in zip(w.outputs_with_grads or (), blobs)}
+    return _Backward.of(w, inputs, outputs, context).run(arriving, context)
+
+
+@gradient("RecurrentNetwork")
+def _(g):
+    w = parse(g.op, g.op.inputs, g.op.outputs)
+    if w.backward_step_net is None and not w.backward_links:
+        raise GradientError("was built forward_only, without a backward step net; build it with forward_only=False")
+    aliases = {a.dst for a in w.aliases}
+    arriving = [k for k, name in enumerate(w.outputs) if name in aliases and g.has_grad_output(k)]
+    if w.outputs_with_grads is not None:
+        arriving = [k for k in arriving if k in w.outputs_with_grads]  # a gradient of any other output stops here
+    if not arriving:
+        return
+    targets = [w.inputs.index(n) for n in w.sequences] + [*w.params, *w.initial_ids]
+    names = []
+    parts: dict[int, list[str]] = {}  # of a blob in two roles, such as the first value of two states
+    for k in targets:
+        if targets.count(k) == 1:
+            names.append(g.grad_input(k))
+        else:
+            names.append(g.temporary(f"{w.inputs[k]}_grad_part_{len(parts.get(k, ()))}"))
+            parts.setdefault(k, []).append(names[-1])
+    inputs = [
+        *(g.grad_output(k) for k in arriving),
+        *(g.input(k) for k in range(len(w.inputs))),
+        *(g.output(k) for k in range(len(w.outputs))),
+    ]
+    changed = {} if tuple(arriving) == w.outputs_with_grads else {"outputs_with_grads": arriving}
+    g.emit("RecurrentNetworkGradient", inputs, names, **changed)
+    for k, names in parts.items():
+        g.emit(ACCUMULATE, names, [g.grad_input(k)], copy_args=False)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """All that the reverse loop needs, found before it starts."""
+
+    w: Wiring
+    inputs: Mapping[str, Any]
+    states: Mapping[str, Any]  # the T+L slots of each state
+    first: Mapping[str, Any]  # the first L
+    workspaces: StepWorkspaces
+    forward: Plan | None  # what the step net must compute again, because nobody kept it
+    backward: Plan | None
+    unprovided: tuple[str, ...]  # local blobs whose gradient the backward net reads and nobody provides: it is zero
+    reads: tuple[Link, ...]
+    writes: tuple[Link, ...]
+    param_grads: tuple[str, ...]
+
+    @classmethod
+    def of(cls, w: Wiring, inputs: Mapping[str, Any], outputs: Mapping[str, Any], context: Context) -> _Backward:
+        batch = inputs[w.inputs[0]].shape[1]
+        first = {s: initial_state(w, k, inputs[w.inputs[w.initial_ids[k]]], batch) for k, s in enumerate(w.states)}
+        states = {s: _restored(w, s, first[s], outputs) for s in w.states}
+        if any(v is None for v in states.values()):
+            again, _ = run_forward(w, inputs, (), context)
+            states = {s: again[s][0:] for s in w.states}
+        workspaces = outputs.get(w.outputs[-1]) if w.outputs else None
+        if not isinstance(workspaces, StepWorkspaces):
+            workspaces = StepWorkspaces()
+        of_states = {s + "_grad" for s in w.states}
+        reads = tuple(k for k in w.backward_links if k.external in of_states and k.offset > 0)
+        param_grads = w.param_grads or tuple(w.inputs[k] + "_grad" for k in w.params)
+        net = w.backward_step_net
+        backward, missing, unprovided = None, [], ()
+        if net is not None:
+            made = {o for step_op in net.ops for o in step_op.outputs}
+            results = [*param_grads, *(k.internal for k in w.backward_links if k not in reads)]
+            backward = plan(net, [n for n in dict.fromkeys(results) if n in made])
+            local = {o for step_op in w.step_net.ops for o in step_op.outputs}
+            linked = {k.internal for k in w.links}
+            at_hand = {*workspaces.stacked, *workspaces.constant, *linked}
+            given = {k.internal for k in reads}
+            unprovided = tuple(
+                n
+                for n in backward.required
+                if n.endswith("_grad") and n not in given | local and n.removesuffix("_grad") in local | linked
+            )
+            needed = [*backward.required, *(n.removesuffix("_grad") for n in unprovided)]
+            missing = [n for n in dict.fromkeys(needed) if n in local and n not in at_hand]
+        forward = plan(w.step_net, missing) if missing else None
+        writes = tuple(k for k in w.backward_links if k.external in of_states and k not in reads)
+        return cls(w, inputs, states, first, workspaces, forward, backward, unprovided, reads, writes, param_grads)
+
+    def run(self, arriving: Mapping[str, Any], context: Context) -> tuple:
+        """Gradients of the sequences, the parameters and the initial states, in that order."""
+        w, steps = self.w, self.inputs[self.w.inputs[0]].shape[0]
+        sequences, views = sequence_views(w, self.inputs, steps)
+        start, every_step = self._arriving(arriving, steps)
+        of_sequences = {
+            k.external.removesuffix("_grad"): k.internal for k in w.backward_links if k not in self.on_states
+        }
+        of_sequences = {n: of_sequences[n] for n in w.sequences if n in of_sequences}
+
+        def step(carry, xs):
+            gradients, totals = carry
+            t, now, kept, from_outside = xs
+            env = step_env(w, {**self.workspaces.constant, **kept, **views(now, t)}, t)
+            env.update((k.internal, slots(self.states[k.external], k, t)) for k in w.links if k.external in self.states)
+            here = context.step(t, w.outputs[-1])
+            if self.forward is not None:
+                env = execute(self.forward, env, here)
+            gradients = {s: _add(g, 0, from_outside[s][None]) if s in from_outside else g for s, g in gradients.items()}
+            for k in self.reads:
+                g = gradients[k.external.removesuffix("_grad")]
+                env[k.internal] = g[k.offset - 1 : k.offset - 1 + k.window]
+            env.update((n, jnp.zeros_like(env[n.removesuffix("_grad")])) for n in self.unprovided)
+            if self.backward is not None:
+                env = execute(self.backward, env, here)
+            totals = [a + env[n] if n in env else a for a, n in zip(totals, self.param_grads)]
+            out = {n: env[i].reshape(self.inputs[n].shape[1:]) for n, i in of_sequences.items() if i in env}
+            return ({s: self._earlier(s, g, env) for s, g in gradients.items()}, totals), out
+
+        xs = (jnp.arange(steps, dtype=jnp.int32), sequences, dict(self.workspaces.stacked), every_step)
+        totals = [jnp.zeros_like(self.inputs[w.inputs[k]]) for k in w.params]
+        (gradients, totals), out = scan(step, (start, totals), xs, length=steps, reverse=True)
+        first = [self._of_initial(k, gradients[s]) for k, s in enumerate(w.states)]
+        return (*(out.get(n, jnp.zeros_like(self.inputs[n])) for n in w.sequences), *totals, *first)
+
+    @property
+    def on_states(self) -> tuple[Link, ...]:
+        return self.reads + self.writes
+
+    def _arriving(self, arriving: Mapping[str, Any], steps: int):
+        """Gradients that come from outside: of the slots after the last step, and of slot t+1 for every step t."""
+        start = {}
+        for s in self.w.states:
+            reach = max([1, *(k.offset + k.window - 1 for k in self.reads if k.external == s + "_grad")])
+            length = self.first[s].shape[0]
+            if reach != length:
+                raise GradientError(
+                    f"state {s!r} has {length} initial slots, but its backward links reach {reach} ahead; the gradient "
+                    "of a state whose initial slots are overwritten is not defined"
+                )
+            start[s] = jnp.zeros((length, *self.first[s].shape[1:]), self.first[s].dtype)
+        every_step: dict[str, Any] = {}
+        for alias in self.w.aliases:
+            if alias.dst not in arriving:
+                continue
+            g, s = arriving[alias.dst], alias.src
+            if alias.offset == -1:
+                start[s] = start[s].at[-1].add(g[0])
+            elif alias.offset == 1:
+                every_step[s] = every_step[s] + g[:steps] if s in every_step else g[:steps]
+                start[s] = _add(start[s], 1, g[steps:]) if len(g) > steps else start[s]
+            else:
+                raise GradientError(
+                    f"output {alias.dst!r} begins at slot {alias.offset}; only 1 and -1 have a gradient"
+                )
+        return start, every_step
+
+    def _earlier(self, state: str, gradients: Any, env: Mapping[str, Any]) -> Any:
+        """The gradients of slots t, t+1, ... from those of t+1, t+2, ...: the last is used up, and step t adds its own."""
+        slot = (1, *gradients.shape[1:])
+        mine = [k for k in self.writes if k.external == state + "_grad" and k.internal in env]
+        if len(gradients) == 1 and len(mine) == 1:
+            return env[mine[0].internal].reshape(slot)
+        gradients = jnp.concatenate([jnp.zeros(slot, gradients.dtype), gradients[:-1]])
+        for k in mine:
+            gradients = _add(gradients, 0, env[k.internal].reshape(k.window, *gradients.shape[1:]))
+        return gradients
+
+    def _of_initial(self, k: int, gradients: Any) -> Any:
+        value = self.inputs[self.w.inputs[self.w.initial_ids[k]]]
+        return gradients[0].sum(axis=0) if value.ndim == 1 else gradients.reshape(value.shape)
+
+
+def _add(gradients: Any, start: int, more: Any) -> Any:
+    if gradients.shape == more.shape:
+        return gradients + more
+    return gradients.at[start : start + len(more)].add(more)
+
+
+def _restored(w: Wiring, state: str, first: Any, outputs: Mapping[str, Any]) -> Any:
+    """The slots of a state put together from an output that is most of them, or None."""
+    for alias in w.aliases:
+        if alias.src == state and 0 <= alias.offset <= len(first) and outputs.get(alias.dst) is not None:
+            return jnp.concatenate([first[: alias.offset], outputs[alias.dst]])
+    return None

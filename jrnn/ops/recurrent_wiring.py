@@ -1,0 +1,139 @@
+"""What the arguments of a RecurrentNetwork say, parsed once into records: links, aliases, states, references.
+
+A *link* binds a blob of the step net to a slice of a sequence: at step t, `internal` is `external[t+offset : t+offset+
+window]`. `external` is a sequence input, or the blob of a *state*: T+L slots of which the first L are the initial state. An
+*alias* makes an output from a state: `dst = states[offset:]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import OpError
+from ..ir import Net, Op
+
+
+@dataclass(frozen=True)
+class Link:
+    internal: str
+    external: str
+    offset: int
+    window: int
+
+
+@dataclass(frozen=True)
+class Alias:
+    src: str
+    dst: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The parsed arguments of one recurrent network; `inputs` are those of the forward operator."""
+
+    step_net: Net
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    timestep: str
+    links: tuple[Link, ...]
+    aliases: tuple[Alias, ...]
+    states: tuple[str, ...]
+    initial_ids: tuple[int, ...]
+    backward_step_net: Net | None
+    backward_links: tuple[Link, ...]
+    params: tuple[int, ...]
+    param_grads: tuple[str, ...]
+    outputs_with_grads: tuple[int, ...] | None
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """The inputs that are read step by step."""
+        external = {link.external for link in self.links}
+        return tuple(n for n in dict.fromkeys(self.inputs) if n in external)
+
+    def state_links(self, state: str) -> list[Link]:
+        return [link for link in self.links if link.external == state]
+
+
+def _strings(op: Op, name: str) -> tuple[str, ...]:
+    value = op.arg(name, ())
+    return tuple(v.decode() for v in value)
+
+
+def _ints(op: Op, name: str) -> tuple[int, ...]:
+    return tuple(op.arg(name, ()))
+
+
+def _net(op: Op, name: str) -> Net | None:
+    value = op.arg(name)
+    if value is None or isinstance(value, Net):
+        return value
+    if value == b"":
+        return None  # compat: old nets write an empty text for "no backward step net"
+    raise OpError(f"argument {name!r} must be a net, is {value!r:.80}")
+
+
+def _links(op: Op, prefix: str) -> tuple[Link, ...]:
+    internal, external = _strings(op, prefix + "link_internal"), _strings(op, prefix + "link_external")
+    offset = _ints(op, prefix + "link_offset")
+    window = _ints(op, prefix + "link_window") or (1,) * len(internal)
+    lists = {"internal": internal, "external": external, "offset": offset, "window": window}
+    if len({len(v) for v in lists.values()}) > 1:
+        sizes = ", ".join(f"{prefix}link_{k} {len(v)}" for k, v in lists.items())
+        raise OpError(f"the lists of links must have one length; they have: {sizes}")
+    return tuple(Link(*fields) for fields in zip(internal, external, offset, window))
+
+
+def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
+    """The wiring of a RecurrentNetwork or of its gradient, whose forward inputs and outputs are given apart."""
+    step_net = _net(op, "step_net")
+    if step_net is None:
+        raise OpError("argument 'step_net' (Net) is required")
+    aliases = zip(_strings(op, "alias_src"), _strings(op, "alias_dst"), _ints(op, "alias_offset"))
+    timestep = op.arg("timestep", b"timestep")
+    with_grads = op.arg("outputs_with_grads")
+    wiring = Wiring(
+        step_net=step_net,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        timestep=timestep.decode(),
+        links=_links(op, ""),
+        aliases=tuple(Alias(*fields) for fields in aliases),
+        states=_strings(op, "recurrent_states"),
+        initial_ids=_ints(op, "initial_recurrent_state_ids"),
+        backward_step_net=_net(op, "backward_step_net"),
+        backward_links=_links(op, "backward_"),
+        params=_ints(op, "param"),
+        param_grads=_strings(op, "param_grads"),
+        outputs_with_grads=None if with_grads is None or not len(with_grads) else tuple(with_grads),
+    )
+    _check(wiring)
+    return wiring
+
+
+def _check(w: Wiring) -> None:
+    if len(w.states) != len(w.initial_ids):
+        raise OpError(
+            f"{len(w.states)} recurrent_states need as many initial_recurrent_state_ids, not {len(w.initial_ids)}"
+        )
+    for what, ids, count in (
+        ("initial_recurrent_state_ids", w.initial_ids, len(w.inputs)),
+        ("param", w.params, len(w.inputs)),
+        ("outputs_with_grads", w.outputs_with_grads or (), len(w.outputs)),
+    ):
+        for k in ids:
+            if not 0 <= k < count:
+                raise OpError(f"argument {what!r} holds {k}, but there are {count} to choose from")
+    known = {*w.states, *w.inputs}
+    for link in w.links:
+        if link.external not in known:
+            raise OpError(f"link of {link.internal!r} goes to {link.external!r}, which is neither an input nor a state")
+        if link.window < 1:
+            raise OpError(f"link of {link.internal!r} has link_window {link.window}; a window holds at least one step")
+    for alias in w.aliases:
+        if alias.src not in w.states:
+            raise OpError(f"alias {alias.dst!r} is of {alias.src!r}, which is not among the states {list(w.states)}")
+        if alias.dst not in w.outputs:
+            raise OpError(f"alias {alias.dst!r} is not among the outputs {list(w.outputs)}")
