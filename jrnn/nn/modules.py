@@ -9,13 +9,14 @@ The parameters are attributes with PyTorch's names and shapes (`weight_ih_l0_rev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jrnn.nn.params import Layout, init
+from jrnn.nn.params import Layout, check_params, init
 from jrnn.nn.settings import read
 from jrnn.nn.stack import run_stack, step_cell, step_stack
 from jrnn.nn.units import GRU as GRU_UNIT
@@ -26,16 +27,31 @@ Rngs = nnx.Rngs | nnx.RngStream | jax.Array
 
 
 class _Parameters(nnx.Module):
-    """A module whose parameters are attributes of their own names."""
+    """A module whose parameters are attributes of the names that `_shapes` lists."""
 
-    def _create(self, shapes: dict[str, tuple[int, ...]], hidden_size: int, rngs: nnx.Rngs, dtype: Any) -> None:
-        self._names = tuple(shapes)
-        for name, value in init(shapes, hidden_size, rngs.params(), dtype).items():
+    layout: Layout
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.layout.shapes()
+
+    def _create(self, rngs: nnx.Rngs, dtype: Any) -> None:
+        for name, value in init(self._shapes(), self.layout.hidden_size, rngs.params(), dtype).items():
             setattr(self, name, nnx.Param(value))
 
     def params(self) -> dict[str, jax.Array]:
         """The parameters as `jrnn.nn.functional` takes them: PyTorch's names to arrays."""
-        return {name: getattr(self, name)[...] for name in self._names}
+        return {name: getattr(self, name)[...] for name in self._shapes()}
+
+    def load(self, params: Mapping[str, Any]) -> None:
+        """Takes over parameters by PyTorch's names, cast to the types of this module's.
+
+        Raises:
+            LayerError: a parameter is missing, unknown, or of another shape; then nothing has changed.
+        """
+        check_params(self.layout.unit, params, self._shapes())
+        for name in self._shapes():
+            variable = getattr(self, name)
+            variable.set_value(jnp.asarray(params[name], variable.dtype))
 
 
 class _Stack(_Parameters):
@@ -47,7 +63,7 @@ class _Stack(_Parameters):
         self.layout = layout
         self.settings = read(layout.unit.name, options)
         self.deterministic = deterministic
-        self._create(layout.shapes(), layout.hidden_size, rngs, param_dtype)
+        self._create(rngs, param_dtype)
         self.rngs = rngs.dropout.fork() if self.settings.random else nnx.data(None)
 
     def _key(self, rngs: Rngs | None) -> jax.Array | None:
@@ -214,7 +230,10 @@ class _Cell(_Parameters):
     ) -> None:
         self.layout = Layout(unit, input_size, hidden_size, bias=bias)
         self.dtype = dtype
-        self._create(self.layout.cell_shapes(input_size), hidden_size, rngs, param_dtype)
+        self._create(rngs, param_dtype)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.layout.cell_shapes(self.layout.input_size)
 
     def _advance(self, x: Any, hx: Any) -> tuple[jax.Array, ...]:
         return step_cell(self.layout.unit, f"{self.layout.unit.name}Cell", self.params(), x, hx, self.dtype)

@@ -164,7 +164,7 @@ def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
         proj_size=0 if projection is None else jnp.shape(projection)[0],
         layer_norm="norm_ih_l0" in params,
     )
-    _check(unit, params, layout.shapes())
+    check_params(unit, params, layout.shapes())
     return layout
 
 
@@ -178,7 +178,7 @@ def cell_layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
         bias="bias_ih" in params,
         layer_norm="norm_ih" in params,
     )
-    _check(unit, params, layout.cell_shapes(layout.input_size))
+    check_params(unit, params, layout.cell_shapes(layout.input_size))
     return layout
 
 
@@ -201,7 +201,8 @@ def _hidden(unit: Unit, name: str, shape: tuple[int, int]) -> int:
     return hidden
 
 
-def _check(unit: Unit, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_params(unit: Unit, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises a LayerError unless `params` are exactly those named in `shapes`, each of its shape."""
     for name, shape in shapes.items():
         if name not in params:
             raise LayerError(f"{unit.name}: the parameters lack {name!r} {list(shape)}{near(name, params)}")

@@ -61,12 +61,9 @@ def test_float64_full_ragged_and_packed(case, recording, x64):
     file, params, x, states, seeds = case_inputs(recording, case)
     params, x, states, seeds = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (params, x, states, seeds))
     function = FUNCTIONS[case.split("-")[0]]
-    packed_rows = {}
 
     def packed(params, x, hx, lengths):
-        sequence = nn.pack_padded_sequence(x, lengths, enforce_sorted=False)
-        output, last = function(params, sequence, hx)
-        packed_rows["data"] = output.data
+        output, last = function(params, nn.pack_padded_sequence(x, lengths, enforce_sorted=False), hx)
         return nn.pad_packed_sequence(output)[0], last
 
     @jax.jit
@@ -75,6 +72,11 @@ def test_float64_full_ragged_and_packed(case, recording, x64):
             "full": results(function, params, x, states, seeds),
             "ragged": results(lambda p, a, s: function(p, a, s, lengths=lengths), params, x, states, seeds),
             "packed": results(lambda p, a, s: packed(p, a, s, lengths), params, x, states, seeds),
+            "rows": function(
+                params,
+                nn.pack_padded_sequence(x, lengths, enforce_sorted=False),
+                states if len(states) == 2 else states[0],
+            )[0].data,
         }
 
     found = all_runs(jnp.array(file.facts["lengths"]))
@@ -83,6 +85,8 @@ def test_float64_full_ragged_and_packed(case, recording, x64):
     compare(found["full"], full, 1e-10)
     compare(found["ragged"], ragged, 1e-10)
     compare(found["packed"], ragged, 1e-10)
+    np.testing.assert_allclose(found["rows"][: len(rows)], rows, rtol=0, atol=1e-10)
+    assert not found["rows"][len(rows) :].any()
 
 
 @pytest.mark.parametrize("case", GRID)

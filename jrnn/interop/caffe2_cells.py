@@ -1,0 +1,114 @@
+"""Weights of the cells that Caffe2's rnn_cell and gru_cell build, by the names of their blobs.
+
+Shapes: D input, H hidden.
+
+In a scope S, a single-layer BasicRNN or LSTM owns `S/i2h_w [G H, D]`, `S/i2h_b [G H]`, `S/gates_t_w [G H, H]` and
+`S/gates_t_b [G H]`. A GRU has `S/i2h_*` too, and for its hidden products `S/reset_gate_t_*`, `S/update_gate_t_*` and
+`S/output_gate_t_*`, each [H, H] and [H]. In a stack the first layer's input product stays `S/i2h_*`, everything else of
+layer k is under `S/layer_k`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jrnn.errors import ConversionError, near
+from jrnn.interop.cells import Cell, Params, from_system, suffixes, to_system
+from jrnn.interop.gates import convention
+
+_GRU_BLOBS = {"r": "reset_gate_t", "z": "update_gate_t", "n": "output_gate_t"}
+
+
+def from_caffe2(
+    kind: str,
+    blobs: Mapping[str, Any],
+    scope: str,
+    *,
+    num_layers: int = 1,
+    forget_bias: float = 0.0,
+    linear_before_reset: bool = False,
+) -> Params:
+    """PyTorch's parameters of a Caffe2 cell, or of a stack of them.
+
+    Args:
+        kind: "RNN" (BasicRNN), "LSTM" or "GRU".
+        blobs: arrays by the names of their blobs; others may be among them.
+        scope: S, such as "lstm".
+        num_layers: how many layers S has.
+        forget_bias: the LSTM's argument, which its net adds to the forget gate; here it goes into `bias_ih`.
+        linear_before_reset: the GRU's argument; without it the GRU is another function than PyTorch's.
+
+    Raises:
+        ConversionError: a blob is missing or of a wrong shape, or a GRU without `linear_before_reset`.
+
+    >>> shapes = {"i2h_w": (8, 3), "i2h_b": (8,), "gates_t_w": (8, 2), "gates_t_b": (8,)}
+    >>> blobs = {f"lstm/{name}": np.ones(shape) for name, shape in shapes.items()}
+    >>> from_caffe2("LSTM", blobs, "lstm", forget_bias=1.0)["bias_ih_l0"].tolist()
+    [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    if kind == "GRU" and not linear_before_reset:
+        raise ConversionError(
+            "caffe2 GRU: without linear_before_reset the reset gate scales h before the product, which is another "
+            "function than PyTorch's GRU; only linear_before_reset=True converts"
+        )
+    order = convention("caffe2", kind).order
+    params: Params = {}
+    for layer in range(num_layers):
+        names = _names(kind, scope, layer, num_layers)
+        found = [_find(blobs, name, kind) for name in names]
+        half = len(found) // 2
+        weights, biases = found[:half], found[half:]
+        cell = Cell(weights[0], np.concatenate(weights[1:]), biases[0], np.concatenate(biases[1:]))
+        if forget_bias:
+            if kind != "LSTM":
+                raise ConversionError(
+                    f"caffe2 {kind}: forget_bias is {forget_bias}, but only an LSTM forgets by a gate"
+                )
+            shift = np.repeat([forget_bias * (gate == "f") for gate in order], cell.weight_hh.shape[1])
+            cell = cell._replace(bias_ih=cell.bias_ih + shift.astype(cell.bias_ih.dtype))
+        params |= from_system("caffe2", kind, cell, f"_l{layer}")
+    return params
+
+
+def to_caffe2(kind: str, params: Mapping[str, Any], scope: str) -> Params:
+    """The blobs of a Caffe2 cell, or stack of cells, from PyTorch's parameters; forget_bias is 0 in them.
+
+    A GRU must be built with `linear_before_reset=True`. A stack without biases gets zeros: Caffe2's cells have them.
+
+    Raises:
+        ConversionError: a reverse direction, a projection or layer normalisation, which these cells lack.
+    """
+    found = suffixes(params)
+    if any(suffix.endswith("_reverse") for suffix in found):
+        raise ConversionError(
+            f"caffe2 {kind}: its cells have one direction, but these parameters have two; convert each by itself"
+        )
+    blobs: Params = {}
+    for layer, suffix in enumerate(found):
+        cell = to_system("caffe2", kind, params, suffix)
+        zeros = np.zeros(cell.weight_hh.shape[0], cell.weight_hh.dtype)
+        bias_ih, bias_hh = (zeros if bias is None else bias for bias in (cell.bias_ih, cell.bias_hh))
+        hidden = [(cell.weight_hh, bias_hh)]
+        if kind == "GRU":
+            hidden = list(zip(np.split(cell.weight_hh, 3), np.split(bias_hh, 3), strict=True))
+        arrays = [cell.weight_ih, *(w for w, _ in hidden), bias_ih, *(b for _, b in hidden)]
+        blobs |= dict(zip(_names(kind, scope, layer, len(found)), arrays, strict=True))
+    return blobs
+
+
+def _names(kind: str, scope: str, layer: int, num_layers: int) -> list[str]:
+    """The blobs of a layer: the input product's weight, the hidden ones', then the biases in the same order."""
+    inner = f"{scope}/layer_{layer}" if num_layers > 1 else scope
+    order = convention("caffe2", kind).order
+    hidden = [_GRU_BLOBS[gate] for gate in order] if kind == "GRU" else ["gates_t"]
+    products = [f"{scope if layer == 0 else inner}/i2h", *(f"{inner}/{name}" for name in hidden)]
+    return [f"{product}_{part}" for part in "wb" for product in products]
+
+
+def _find(blobs: Mapping[str, Any], name: str, kind: str) -> np.ndarray:
+    if name not in blobs:
+        raise ConversionError(f"caffe2 {kind}: the blob {name!r} is missing{near(name, blobs)}")
+    return np.asarray(blobs[name])

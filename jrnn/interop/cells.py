@@ -1,0 +1,109 @@
+"""The weights of one cell, between PyTorch's layout and any other system's row of the table.
+
+Shapes: D input, H hidden, G gates.
+
+Each system's file only names its arrays; here they are reordered, turned and their biases joined or told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jrnn.errors import ConversionError
+from jrnn.interop.gates import convention, join, reorder
+
+Params = dict[str, np.ndarray]
+
+
+class Cell(NamedTuple):
+    """A cell's arrays in some system's own order and orientation; biases None where it has none.
+
+    Attributes:
+        weight_ih: [G H, D], or [D, G H] where the system's matrices are transposed.
+        weight_hh: [G H, H], or [H, G H].
+        bias_ih: [G H]: the input's bias, or the only one.
+        bias_hh: [G H]: the hidden product's bias in systems that keep both.
+    """
+
+    weight_ih: np.ndarray
+    weight_hh: np.ndarray
+    bias_ih: np.ndarray | None = None
+    bias_hh: np.ndarray | None = None
+
+
+def from_system(system: str, kind: str, cell: Cell, suffix: str = "_l0") -> Params:
+    """PyTorch's parameters of a cell that another system lays out.
+
+    A single bias becomes `bias_ih`, and `bias_hh` is zero: PyTorch has both or none.
+
+    >>> cell = Cell(np.ones((3, 8)), np.ones((2, 8)), np.arange(8.0))
+    >>> params = from_system("keras", "LSTM", cell)
+    >>> params["weight_ih_l0"].shape, params["bias_ih_l0"].tolist(), params["bias_hh_l0"].any()
+    ((8, 3), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], np.False_)
+    """
+    row, target = convention(system, kind), convention("pytorch", kind)
+    _check(system, kind, cell, len(row.order), row.transposed)
+    params = {}
+    for name, array in zip(Cell._fields, cell, strict=True):
+        if array is not None:
+            turned = array.T if row.transposed and array.ndim == 2 else array
+            params[name + suffix] = reorder(turned, row.order, target.order)
+    if cell.bias_ih is not None and cell.bias_hh is None:
+        params[f"bias_hh{suffix}"] = np.zeros_like(params[f"bias_ih{suffix}"])
+    return params
+
+
+def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "_l0") -> Cell:
+    """A cell's arrays as another system lays them out, from PyTorch's parameters.
+
+    Raises:
+        ConversionError: a parameter is missing; there is a projection or layer normalisation, which only PyTorch's layout
+            here holds; or a GRU's hidden bias of the candidate is not zero and the system has no place for it.
+    """
+    row, source = convention(system, kind), convention("pytorch", kind)
+    for extra in ("weight_hr", "norm_ih", "norm_hh"):
+        if extra + suffix in params:
+            raise ConversionError(f"{system} {kind}: there is no place for {extra + suffix!r} in its cells")
+    arrays = {}
+    for name in Cell._fields:
+        if name + suffix in params:
+            turned = reorder(np.asarray(params[name + suffix]), source.order, row.order)
+            arrays[name] = np.ascontiguousarray(turned.T) if row.transposed and turned.ndim == 2 else turned
+        elif name.startswith("weight"):
+            raise ConversionError(f"{system} {kind}: the parameters lack {name + suffix!r}; they are {sorted(params)}")
+    cell = Cell(**arrays)
+    if row.biases == "both" or cell.bias_ih is None:
+        return cell
+    if row.biases == "input":
+        hidden = cell.bias_hh.shape[0] // len(row.order)
+        late = row.order.index("n")
+        if cell.bias_hh[late * hidden : (late + 1) * hidden].any():
+            raise ConversionError(
+                f"{system} {kind}: bias_hh{suffix} of the candidate n is not zero, and {system} has no such bias: the "
+                "reset gate scales it, so it cannot be added to bias_ih; set it to zero and train on, or keep jrnn's GRU"
+            )
+    return cell._replace(bias_ih=join(cell.bias_ih, cell.bias_hh), bias_hh=None)
+
+
+def suffixes(params: Mapping[str, Any]) -> list[str]:
+    """The suffix of every direction of every layer: `_l0`, `_l0_reverse`, `_l1`, ..."""
+    found = [name.removeprefix("weight_ih") for name in params if name.startswith("weight_ih")]
+    if not found:
+        raise ConversionError(f"these are not a recurrent stack's parameters: no weight_ih_l0 in {sorted(params)}")
+    return sorted(found, key=lambda suffix: (int(suffix.removesuffix("_reverse").removeprefix("_l")), suffix))
+
+
+def _check(system: str, kind: str, cell: Cell, gates: int, transposed: bool) -> None:
+    shapes = [tuple(array.shape[::-1]) if transposed else tuple(array.shape) for array in cell[:2]]
+    if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][0] or shapes[1][0] != gates * shapes[1][1]:
+        wanted = (f"[D, {gates} H]", f"[H, {gates} H]") if transposed else (f"[{gates} H, D]", f"[{gates} H, H]")
+        raise ConversionError(
+            f"{system} {kind}: the weights are {list(cell.weight_ih.shape)} and {list(cell.weight_hh.shape)}; they must "
+            f"be {wanted[0]} and {wanted[1]}"
+        )
+    for name, bias in zip(Cell._fields[2:], cell[2:], strict=True):
+        if bias is not None and bias.shape != shapes[0][:1]:
+            raise ConversionError(f"{system} {kind}: {name} is {list(bias.shape)} but must be {list(shapes[0][:1])}")

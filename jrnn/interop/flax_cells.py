@@ -1,0 +1,87 @@
+"""Weights of flax.nnx's recurrent cells: LSTMCell, OptimizedLSTMCell, GRUCell and SimpleCell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from jrnn.errors import ConversionError
+from jrnn.interop.cells import Cell, Params, from_system, to_system
+from jrnn.interop.gates import convention
+
+_KINDS = {nnx.LSTMCell: "LSTM", nnx.OptimizedLSTMCell: "LSTM", nnx.GRUCell: "GRU", nnx.SimpleCell: "RNN"}
+
+
+def from_flax(cell: nnx.Module, suffix: str = "_l0") -> Params:
+    """PyTorch's parameters of a flax.nnx cell.
+
+    Args:
+        cell: an `nnx.LSTMCell`, `OptimizedLSTMCell`, `GRUCell` or `SimpleCell`; its activations must be the usual ones.
+        suffix: the layer and direction in a stack, such as "_l1_reverse", or "" for `jrnn.nn.LSTMCell` and its like.
+
+    >>> cell = nnx.OptimizedLSTMCell(3, 4, rngs=nnx.Rngs(0))
+    >>> {name: value.shape for name, value in from_flax(cell).items()}
+    {'weight_ih_l0': (16, 3), 'weight_hh_l0': (16, 4), 'bias_ih_l0': (16,), 'bias_hh_l0': (16,)}
+    """
+    kind = _kind(cell)
+    if isinstance(cell, nnx.LSTMCell):
+        arrays = Cell(
+            np.concatenate([np.asarray(dense.kernel[...]) for dense in _dense(cell, "i")], axis=1),
+            np.concatenate([np.asarray(dense.kernel[...]) for dense in _dense(cell, "h")], axis=1),
+            np.concatenate([np.asarray(dense.bias[...]) for dense in _dense(cell, "h")]),
+        )
+    else:
+        biased = _biased(cell)
+        arrays = Cell(*(np.asarray(v[...]) for v in (cell.dense_i.kernel, cell.dense_h.kernel, biased.bias)))
+    return from_system("flax", kind, arrays, suffix)
+
+
+def to_flax(params: Mapping[str, Any], cell: nnx.Module, suffix: str = "_l0") -> nnx.Module:
+    """Puts PyTorch's parameters of one direction of one layer into a flax.nnx cell, and returns it.
+
+    Raises:
+        ConversionError: sizes that differ from the cell's, or a GRU whose candidate has a hidden bias: flax's has none.
+    """
+    kind = _kind(cell)
+    arrays = to_system("flax", kind, params, suffix)
+    bias = np.zeros(arrays.weight_hh.shape[1], arrays.weight_hh.dtype) if arrays.bias_ih is None else arrays.bias_ih
+    if isinstance(cell, nnx.LSTMCell):
+        for side, kernel in (("i", arrays.weight_ih), ("h", arrays.weight_hh)):
+            for dense, block in zip(_dense(cell, side), np.split(kernel, 4, axis=1), strict=True):
+                _put(dense.kernel, block, kind)
+        for dense, block in zip(_dense(cell, "h"), np.split(bias, 4), strict=True):
+            _put(dense.bias, block, kind)
+    else:
+        _put(cell.dense_i.kernel, arrays.weight_ih, kind)
+        _put(cell.dense_h.kernel, arrays.weight_hh, kind)
+        _put(_biased(cell).bias, bias, kind)
+    return cell
+
+
+def _kind(cell: nnx.Module) -> str:
+    if type(cell) not in _KINDS:
+        known = ", ".join(sorted(known.__name__ for known in _KINDS))
+        raise ConversionError(f"flax: {type(cell).__name__} is not a cell that can be converted; those are {known}")
+    return _KINDS[type(cell)]
+
+
+def _biased(cell: nnx.Module) -> nnx.Linear:
+    """The one of the two products that carries the bias."""
+    return cell.dense_h if isinstance(cell, nnx.OptimizedLSTMCell) else cell.dense_i
+
+
+def _dense(cell: nnx.LSTMCell, side: str) -> list[nnx.Linear]:
+    """The four products of one side, in flax's order of gates."""
+    names = [side + gate for gate in convention("flax", "LSTM").order]
+    return [getattr(cell, "if_" if name == "if" else name) for name in names]
+
+
+def _put(variable: nnx.Variable, value: np.ndarray, kind: str) -> None:
+    if variable.shape != value.shape:
+        raise ConversionError(
+            f"flax {kind}: the cell's array is {list(variable.shape)}, the weights' {list(value.shape)}"
+        )
+    variable.set_value(value.astype(variable.dtype))

@@ -1,0 +1,235 @@
+"""The stacked GRU of Arraymancer's `nnp_gru`, with its weight layout and its gradient written by hand.
+
+Shapes: T time, N batch, D input, H hidden, L layers. Gates are in the order r, z, n.
+
+    r, z = sigmoid(W_{r,z} x + bW + U_{r,z} h + bU)
+    Uh   = U_n h + bU_n
+    n    = tanh(W_n x + bW_n + r Uh)
+    h'   = (1 - z) n + z h
+
+`Weights` holds a stack; a cell takes one layer of it: W3 [3H, D or H], U3 [3H, H], bW3 [1, 3H], bU3 [1, 3H]. The layers of
+`jrnn.nn.GRU` compute the same; `jrnn.interop.arraymancer` turns the one's weights into the other's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.errors import LayerError
+from jrnn.executor import scan
+
+
+class Weights(NamedTuple):
+    """A stack's weights; also the form of their gradients.
+
+    Attributes:
+        W3s0: [3H, D], the first layer's input weights.
+        W3sN: [L - 1, 3H, H], the other layers'.
+        U3s: [L, 3H, H].
+        bW3s: [L, 1, 3H].
+        bU3s: [L, 1, 3H].
+    """
+
+    W3s0: jax.Array
+    W3sN: jax.Array
+    U3s: jax.Array
+    bW3s: jax.Array
+    bU3s: jax.Array
+
+    def layer(self, k: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+        """W3, U3, bW3, bU3 of layer k."""
+        return (self.W3s0 if k == 0 else self.W3sN[k - 1]), self.U3s[k], self.bW3s[k], self.bU3s[k]
+
+
+class Gates(NamedTuple):
+    """What a forward step keeps for the backward one; each [N, H]."""
+
+    r: jax.Array
+    z: jax.Array
+    n: jax.Array
+    Uh: jax.Array
+
+
+class CellGradients(NamedTuple):
+    """The gradients of one step with respect to everything that entered it."""
+
+    dx: jax.Array
+    dh: jax.Array
+    dW3: jax.Array
+    dU3: jax.Array
+    dbW3: jax.Array
+    dbU3: jax.Array
+
+
+class Cache(NamedTuple):
+    """What `gru_forward` keeps for `gru_backward`, one item for each layer.
+
+    Attributes:
+        inputs: [T, N, D] for the first layer, [T, N, H] for the others.
+        hiddens: [T, N, H], the state that each step started from.
+        gates: of arrays [T, N, H].
+    """
+
+    inputs: tuple[jax.Array, ...]
+    hiddens: tuple[jax.Array, ...]
+    gates: tuple[Gates, ...]
+
+
+def gru_cell_inference(
+    x: jax.Array, W3: jax.Array, U3: jax.Array, bW3: jax.Array, bU3: jax.Array, hidden: jax.Array
+) -> jax.Array:
+    """One step, x [N, D], hidden [N, H] -> the new hidden [N, H]."""
+    return gru_cell_forward(x, W3, U3, bW3, bU3, hidden)[0]
+
+
+def gru_cell_forward(
+    x: jax.Array, W3: jax.Array, U3: jax.Array, bW3: jax.Array, bU3: jax.Array, hidden: jax.Array
+) -> tuple[jax.Array, Gates]:
+    """One step that keeps what its gradient needs, x [N, D], hidden [N, H] -> the new hidden [N, H] and r, z, n, Uh.
+
+    >>> W3, U3, bias = jnp.zeros((12, 3)), jnp.zeros((12, 4)), jnp.zeros((1, 12))
+    >>> new, gates = gru_cell_forward(jnp.ones((2, 3)), W3, U3, bias, bias, jnp.ones((2, 4)))
+    >>> float(new[0, 0]), float(gates.z[0, 0])
+    (0.5, 0.5)
+    """
+    return _advance(x @ W3.T + bW3, U3, bU3, hidden)
+
+
+def _advance(wx: jax.Array, U3: jax.Array, bU3: jax.Array, hidden: jax.Array) -> tuple[jax.Array, Gates]:
+    wr, wz, wn = jnp.split(wx, 3, axis=-1)
+    ur, uz, Uh = jnp.split(hidden @ U3.T + bU3, 3, axis=-1)
+    r, z = jax.nn.sigmoid(wr + ur), jax.nn.sigmoid(wz + uz)
+    n = jnp.tanh(wn + r * Uh)
+    return (1 - z) * n + z * hidden, Gates(r, z, n, Uh)
+
+
+def gru_cell_backward(
+    dnext: jax.Array, x: jax.Array, h: jax.Array, W3: jax.Array, U3: jax.Array, gates: Gates
+) -> CellGradients:
+    """The gradient of one step, from that of its new hidden state.
+
+    Args:
+        dnext: [N, H], the gradient of the new hidden state.
+        x: [N, D], the step's input.
+        h: [N, H], the hidden state it started from.
+        W3, U3: the weights.
+        gates: what `gru_cell_forward` kept.
+    """
+    dh, dwx, duh = _retreat(dnext, h, U3, gates)
+    return CellGradients(
+        dx=dwx @ W3,
+        dh=dh,
+        dW3=dwx.T @ x,
+        dU3=duh.T @ h,
+        dbW3=jnp.sum(dwx, axis=0, keepdims=True),
+        dbU3=jnp.sum(duh, axis=0, keepdims=True),
+    )
+
+
+def _retreat(dnext: jax.Array, h: jax.Array, U3: jax.Array, gates: Gates) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The gradients of the old hidden state [N, H], and of both products before the gates [N, 3H]."""
+    r, z, n, Uh = gates
+    dn = dnext * (1 - z) * (1 - n * n)
+    dz = dnext * (h - n) * z * (1 - z)
+    dr = dn * Uh * r * (1 - r)
+    dwx = jnp.concatenate([dr, dz, dn], axis=-1)
+    duh = jnp.concatenate([dr, dz, dn * r], axis=-1)
+    return dnext * z + duh @ U3, dwx, duh
+
+
+def gru_inference(x: jax.Array, weights: Weights, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A stack over a sequence, x [T, N, D], hidden [L, N, H] -> output [T, N, H] and the last hidden [L, N, H]."""
+    output, last, _ = gru_forward(x, weights, hidden)
+    return output, last
+
+
+def gru_forward(x: jax.Array, weights: Weights, hidden: jax.Array) -> tuple[jax.Array, jax.Array, Cache]:
+    """As `gru_inference`, and what `gru_backward` needs.
+
+    Raises:
+        LayerError: weights, x or hidden of sizes that do not fit together.
+    """
+    _check(x, weights, hidden)
+    inputs, hiddens, kept, last = [], [], [], []
+    for k, start in enumerate(hidden):
+        W3, U3, bW3, bU3 = weights.layer(k)
+
+        def step(h: jax.Array, wx: jax.Array, U3=U3, bU3=bU3) -> tuple[jax.Array, tuple]:
+            new, gates = _advance(wx, U3, bU3, h)
+            return new, (new, h, gates)
+
+        inputs.append(x)
+        end, (x, before, gates) = scan(step, start, x @ W3.T + bW3[None])
+        hiddens.append(before)
+        kept.append(gates)
+        last.append(end)
+    return x, jnp.stack(last), Cache(tuple(inputs), tuple(hiddens), tuple(kept))
+
+
+def gru_backward(
+    d_output: jax.Array, d_hidden: jax.Array, weights: Weights, cache: Cache
+) -> tuple[jax.Array, jax.Array, Weights]:
+    """The gradient of a stack over a sequence.
+
+    Args:
+        d_output: [T, N, H], the gradient of the output.
+        d_hidden: [L, N, H], the gradient of the last hidden states.
+        weights: the stack's.
+        cache: what `gru_forward` kept.
+
+    Returns:
+        `(d_x [T, N, D], d_start [L, N, H], d_weights)`, d_start that of the initial hidden states.
+    """
+    grads, starts = [], []
+    for k in reversed(range(len(cache.inputs))):
+        W3, U3, _, _ = weights.layer(k)
+
+        def step(dh: jax.Array, kept: tuple, U3=U3) -> tuple[jax.Array, tuple]:
+            dy, h, gates = kept
+            dh, dwx, duh = _retreat(dh + dy, h, U3, gates)
+            return dh, (dwx, duh)
+
+        start, (dwx, duh) = scan(step, d_hidden[k], (d_output, cache.hiddens[k], cache.gates[k]), reverse=True)
+        # The gradients of the weights need no order of steps: one product over T N rows each.
+        dW3 = jnp.tensordot(dwx, cache.inputs[k], axes=((0, 1), (0, 1)))
+        dU3 = jnp.tensordot(duh, cache.hiddens[k], axes=((0, 1), (0, 1)))
+        grads.append((dW3, dU3, jnp.sum(dwx, axis=(0, 1))[None], jnp.sum(duh, axis=(0, 1))[None]))
+        starts.append(start)
+        d_output = dwx @ W3
+    dW3s, dU3s, dbW3s, dbU3s = zip(*reversed(grads), strict=True)
+    d_weights = Weights(
+        W3s0=dW3s[0],
+        W3sN=jnp.stack(dW3s[1:]) if len(dW3s) > 1 else jnp.zeros_like(weights.W3sN),
+        U3s=jnp.stack(dU3s),
+        bW3s=jnp.stack(dbW3s),
+        bU3s=jnp.stack(dbU3s),
+    )
+    return d_output, jnp.stack(starts[::-1]), d_weights
+
+
+def _check(x: jax.Array, weights: Weights, hidden: jax.Array) -> None:
+    if jnp.ndim(x) != 3 or jnp.ndim(hidden) != 3:
+        raise LayerError(
+            f"stacked_gru: x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}; they must be [T, N, D] and "
+            "[L, N, H]"
+        )
+    batch, features = x.shape[1:]
+    layers, _, size = hidden.shape
+    wanted = Weights(
+        W3s0=(3 * size, features),
+        W3sN=(layers - 1, 3 * size, size),
+        U3s=(layers, 3 * size, size),
+        bW3s=(layers, 1, 3 * size),
+        bU3s=(layers, 1, 3 * size),
+    )
+    for name, shape, array in zip(Weights._fields, wanted, weights, strict=True):
+        if jnp.shape(array) != shape:
+            raise LayerError(
+                f"stacked_gru: {name} is {list(jnp.shape(array))} but must be {list(shape)}, as x is {list(x.shape)} "
+                f"and hidden {list(hidden.shape)}"
+            )
+    if hidden.shape[1] != batch:
+        raise LayerError(f"stacked_gru: hidden is {list(hidden.shape)}, but x has a batch of {batch}")
