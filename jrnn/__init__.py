@@ -1,21 +1,35 @@
 """jrnn: a JAX-compiled functional engine for recurrent networks, wire-compatible with Caffe2's.
 
-The names here are the public ones; see the README for a first run.
+The names here are the public ones; see the README for a first run. `jrnn.nn`, `jrnn.interop`, `jrnn.train` and `jrnn.bench`
+need flax or other libraries that take time to load, and are imported by name.
 """
 
-from . import ops as ops  # fills the table of operators
+from . import cells, graph, ops
 from .autodiff import GradientSlice, add_gradients
+from .builder import NetBuilder
 from .executor import scan
+from .gradcheck import check_gradients
 from .ir import Net, Op
 from .lowering import infer_shapes, run_net, to_jax
+from .proto import read_net, serialize_net, write_net
+from .recurrent import recurrent_net
 
 __all__ = [
     "GradientSlice",
     "Net",
+    "NetBuilder",
     "Op",
     "add_gradients",
+    "cells",
+    "check_gradients",
+    "graph",
     "infer_shapes",
+    "ops",
+    "read_net",
+    "recurrent_net",
     "run_net",
     "scan",
+    "serialize_net",
     "to_jax",
+    "write_net",
 ]
