@@ -1,7 +1,20 @@
 """Caffe2's wire format: the only code that knows protobuf."""
 
-from .codec import format_net, read_net, serialize_net, write_net
+from .codec import format_net, parse_binary, read_net, serialize_net, write_net
 from .schema import message_class
+from .tensors import blob_from_numpy, blob_to_numpy, tensor_from_numpy, tensor_to_numpy
 from .wire import Limits
 
-__all__ = ["Limits", "format_net", "message_class", "read_net", "serialize_net", "write_net"]
+__all__ = [
+    "Limits",
+    "blob_from_numpy",
+    "blob_to_numpy",
+    "format_net",
+    "message_class",
+    "parse_binary",
+    "read_net",
+    "serialize_net",
+    "tensor_from_numpy",
+    "tensor_to_numpy",
+    "write_net",
+]
