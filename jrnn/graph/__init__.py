@@ -1,0 +1,29 @@
+"""Utilities over nets: each takes a Net and returns a new Net, or facts about it. None runs an operator."""
+
+from .devices import assign_device_option, fuse_copy_between_cpu_and_gpu, infer_device_type, infer_output_devices
+from .infer import infer_status
+from .memory import MemoryReport, optimize_memory
+from .params import get_params_from_init_net
+from .passes import append_net, remove_dead_end_ops, verify_graph_equality
+from .rename import (
+    clone_and_bind,
+    number_init_net,
+    rename_blobs,
+    rename_op_input,
+    rename_op_output,
+    ssa_rewrite,
+)
+from .reshape import identify_reshape_sub_graph, remove_reshape_for_fc
+from .scope import free_names
+from .show import show, to_dot
+from .ssa import (
+    get_consumer_map,
+    get_op_ids_in_path,
+    get_output_producers,
+    get_producer_map,
+    get_ssa,
+    get_undefined_blobs,
+    live_ops,
+    undeclared_reads,
+)
+from .subgraph import extract_sub_net, get_external_blob_names, get_sub_graph_external_input_output

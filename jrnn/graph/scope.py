@@ -24,10 +24,11 @@ WRITTEN_NAMES = ("alias_dst", "backward_link_external", "backward_alias_dst")
 # `<blob>.rename` tells a recurrent gradient operator where a blob has gone that its other arguments name.
 RENAME_SUFFIX = ".rename"
 
-# Arguments with names that exist only inside the sub-nets, filled by the operator.
+# Arguments with names that mean something only inside the sub-nets: those that the operator fills, and the others.
 LINKS = ("link_internal", "backward_link_internal")
 TIMESTEP = "timestep"
 BINDINGS = "inner_blobs"
+INNER_NAMES = ("param_grads", "recompute_blobs_on_backward")
 
 
 class Workspace(enum.Enum):
@@ -71,6 +72,12 @@ def bound_names(op: Op) -> list[str]:
     return bound
 
 
+def workspace_outputs(op: Op) -> list[str]:
+    """The outputs of an operator with step nets that are no results: through them others see inside its workspaces."""
+    results = set(_strings(op.arg("alias_dst", ())))
+    return [name for name in op.outputs if name not in results]
+
+
 def outer_names(op: Op) -> Iterator[str]:
     """The outer blobs that arguments of `op` name."""
     for a in op.args:
@@ -79,6 +86,20 @@ def outer_names(op: Op) -> Iterator[str]:
         elif a.name.endswith(RENAME_SUFFIX):
             yield a.name.removesuffix(RENAME_SUFFIX)
             yield from _strings(a.value)
+
+
+def step_reads(op: Op) -> list[str]:
+    """The names in the step nets of `op` that mean blobs of the outer workspace, each once, in order.
+
+    The rest is filled by the operator or written by one of its step nets before that net reads it.
+    """
+    nets = [net for _, net in op.sub_nets()]
+    read = [reads(net) for net in nets]
+    local = set(bound_names(op))
+    for net, names in zip(nets, read):
+        local.update({o for inner in net.ops for o in inner.outputs}.difference(names))
+    found = (name for net, names in zip(nets, read) for name in (*names, *net.external_inputs))
+    return list(dict.fromkeys(name for name in found if name not in local))
 
 
 def free_names(op: Op) -> list[str]:
@@ -96,18 +117,14 @@ def free_names(op: Op) -> list[str]:
     nets = [net for _, net in op.sub_nets()]
     if not nets:
         return []
-    kind = workspace_of(op)
-    if kind is Workspace.CLOSED:
-        return []
-    known = {*op.inputs, *bound_names(op)}
-    free: dict[str, None] = {}
-    for at, net in enumerate(nets):
-        hidden = known
-        if kind is Workspace.STEP:
-            written = (o for other, n in enumerate(nets) if other != at for inner in n.ops for o in inner.outputs)
-            hidden = known.union(net.external_inputs, written)
-        free.update((name, None) for name in reads(net) if name not in hidden)
-    return list(free)
+    known = set(op.inputs)
+    match workspace_of(op):
+        case Workspace.CLOSED:
+            return []
+        case Workspace.STEP:
+            known.update(name for net in nets for name in net.external_inputs)
+            return [name for name in step_reads(op) if name not in known]
+    return list(dict.fromkeys(name for net in nets for name in reads(net) if name not in known))
 
 
 def reads(net: Net) -> list[str]:
@@ -131,3 +148,23 @@ def all_names(net: Net) -> Iterator[str]:
         yield from outer_names(op)
         for _, sub in op.sub_nets():
             yield from all_names(sub)
+
+
+def workspace_names(net: Net) -> list[str]:
+    """Every name that means a blob of the workspace `net` runs in, each once, in order of appearance."""
+    found: dict[str, None] = {}
+
+    def add(names) -> None:
+        found.update((name, None) for name in names)
+
+    add(net.external_inputs)
+    for op in net.ops:
+        add(op.inputs)
+        add(free_names(op))
+        if has_sub_nets(op) and workspace_of(op) is Workspace.SHARED:
+            for _, sub in op.sub_nets():
+                add(workspace_names(sub))
+        add(op.outputs)
+        add(outer_names(op))
+    add(net.external_outputs)
+    return list(found)

@@ -6,7 +6,8 @@ what a blob held before the net ran, and each operator that writes it makes the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from ..errors import NetError, near
 from ..ir import Net
@@ -47,6 +48,62 @@ def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[S
             versions[name] = versions.get(name, 0) + 1
         ssa.append((read, [(name, versions[name]) for name in op.outputs]))
     return ssa, versions
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What an operator does to the blobs of its workspace, sub-nets included: the version of each blob read and written.
+
+    `updates` are the written blobs that may be left as they were; both versions must then go by one name.
+    """
+
+    reads: dict[str, int]
+    writes: dict[str, int]
+    updates: tuple[str, ...] = ()
+
+
+def get_accesses(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[list[Access], dict[str, int]]:
+    """As `get_ssa`, with what the sub-nets of each operator read besides its inputs."""
+    versions = dict(blob_versions or {})
+    for name in net.external_inputs:
+        versions.setdefault(name, 0)
+    accesses = []
+    for op in net.ops:
+        read = {name: versions.setdefault(name, 0) for name in (*op.inputs, *free_names(op))}
+        updates = tuple(name for name in dict.fromkeys(op.outputs) if name in versions) if keeps_outputs(op) else ()
+        read.update((name, versions[name]) for name in updates)
+        for name in op.outputs:
+            versions[name] = versions.get(name, 0) + 1
+        accesses.append(Access(read, {name: versions[name] for name in op.outputs}, updates))
+    return accesses, versions
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Who writes and who reads each versioned blob of a net."""
+
+    accesses: list[Access]
+    versions: dict[str, int]
+    writer: dict[Versioned, int]
+    readers: dict[Versioned, list[int]]
+    external: set[Versioned]
+
+    @classmethod
+    def of(cls, net: Net) -> Flow:
+        accesses, versions = get_accesses(net)
+        readers: dict[Versioned, list[int]] = {}
+        for i, a in enumerate(accesses):
+            for blob in a.reads.items():
+                readers.setdefault(blob, []).append(i)
+        writer = {blob: i for i, a in enumerate(accesses) for blob in a.writes.items()}
+        return cls(accesses, versions, writer, readers, {(n, versions.get(n, 0)) for n in net.external_outputs})
+
+    def overwritten(self, blob: Versioned, removed: Collection[int]) -> int:
+        """The operator after which `blob` is gone, where the operators `removed` do not count."""
+        name, version = blob
+        while self.writer.get((name, version + 1)) in removed:
+            version += 1
+        return self.writer.get((name, version + 1), len(self.accesses))
 
 
 def get_undefined_blobs(ssa: Ssa) -> list[str]:

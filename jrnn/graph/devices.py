@@ -1,0 +1,179 @@
+"""Devices: which blobs are on the GPU, the options that say so, and copies that can go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..errors import NetError
+from ..ir import DeviceOption, Net, Op
+from .infer import Statuses, infer_status
+from .passes import on_device
+from .rename import rename_in_op
+from .scope import all_names, has_sub_nets
+from .ssa import Access, Flow, Versioned, get_accesses
+
+# A copy between devices, and the devices of what it reads and writes.
+COPIES = {"CopyCPUToGPU": ("cpu", "gpu"), "CopyGPUToCPU": ("gpu", "cpu")}
+CUDA = DeviceOption(device_type=1, device_id=0)
+
+
+def _spread_device(op: Op, read: Statuses, written: Statuses) -> tuple[Statuses, Statuses]:
+    if op.type in COPIES:
+        source, target = COPIES[op.type]
+        if (read[0] or source) != source or (written[0] or target) != target:
+            raise NetError(f"copies from {source} to {target}, but its blobs are on {list(read)} and {list(written)}")
+        return [source], [target]
+    devices = list(dict.fromkeys(d for d in (*read, *written) if d is not None))
+    if len(devices) > 1:
+        raise NetError(f"its blobs must be on one device, they are on {devices}; put a copy between")
+    device = devices[0] if devices else None
+    return [device] * len(read), [device] * len(written)
+
+
+_TO_CAFFE2 = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu"}
+_STYLES = {"caffe2": {"cpu": "cpu", "gpu": "gpu"}, "pytorch": {"cpu": "cpu", "gpu": "cuda"}}
+
+
+def infer_device_type(
+    net: Net, known_status: Mapping[Versioned, str], device_name_style: str = "caffe2"
+) -> dict[Versioned, str]:
+    """The device of every versioned blob: copies go between devices, all blobs of another operator are on one.
+
+    Args:
+        known_status: devices known at first, "cpu", "gpu" or "cuda".
+        device_name_style: "caffe2" to answer with "cpu" and "gpu", "pytorch" with "cpu" and "cuda".
+
+    Raises:
+        NetError: as `infer_status`, or an unknown device or style.
+
+    >>> net = Net("n", (Op.of("CopyCPUToGPU", ["x"], ["g"]), Op.of("Relu", ["g"], ["y"])), ("x",), ("y",))
+    >>> infer_device_type(net, {("x", 0): "cpu"})[("y", 1)]
+    'gpu'
+    """
+    if device_name_style not in _STYLES:
+        raise NetError(f"device_name_style must be one of {list(_STYLES)}, is {device_name_style!r}")
+    known = {}
+    for blob, device in known_status.items():
+        if device not in _TO_CAFFE2:
+            raise NetError(f"the device of {blob[0]!r} must be one of {list(_TO_CAFFE2)}, is {device!r}")
+        known[blob] = _TO_CAFFE2[device]
+    names = _STYLES[device_name_style]
+    return {blob: names[device] for blob, device in infer_status(net, _spread_device, known).items()}
+
+
+def _input_devices(net: Net, devices: Sequence[str] | Mapping[str, str]) -> dict[Versioned, str]:
+    pairs = devices.items() if isinstance(devices, Mapping) else zip(net.external_inputs, devices)
+    return {(name, 0): device for name, device in pairs}
+
+
+def infer_output_devices(net: Net, input_devices: Sequence[str] | Mapping[str, str]) -> list[str]:
+    """The device, "cpu" or "cuda", of each external output.
+
+    Args:
+        input_devices: the devices of the external inputs, in order (those of parameters may be left out at the end), or by
+            name.
+
+    >>> net = Net("n", (Op.of("CopyGPUToCPU", ["x"], ["y"]),), ("x",), ("y",))
+    >>> infer_output_devices(net, ["cuda"])
+    ['cpu']
+    """
+    found = infer_device_type(net, _input_devices(net, input_devices), "pytorch")
+    _, versions = get_accesses(net)
+    return [found[name, versions.get(name, 0)] for name in net.external_outputs]
+
+
+def _set_devices(net: Net, devices: Mapping[Versioned, str]) -> Net:
+    accesses, _ = get_accesses(net)
+
+    def placed(op: Op, blobs: list[Versioned]) -> Op:
+        on_gpu = op.type in COPIES or any(devices[blob] == "gpu" for blob in blobs)
+        return on_device(op, CUDA) if on_gpu else op
+
+    ops = (placed(op, [*a.reads.items(), *a.writes.items()]) for op, a in zip(net.ops, accesses))
+    return replace(net, ops=tuple(ops))
+
+
+def assign_device_option(
+    predict_net: Net, init_net: Net, input_devices: Sequence[str] | Mapping[str, str]
+) -> tuple[Net, Net]:
+    """Both nets with the device option CUDA:0 on every operator whose blobs are on the GPU, and on every copy.
+
+    The devices of the predict net follow from those of its inputs, those of the init net from where its outputs are used.
+    An operator's sub-nets go with it.
+
+    Args:
+        input_devices: "cpu", "gpu" or "cuda" for the predict net's external inputs, in order or by name.
+
+    Returns:
+        The new `(predict_net, init_net)`.
+    """
+    found = infer_device_type(predict_net, _input_devices(predict_net, input_devices))
+    _, versions = get_accesses(init_net)
+    for name in init_net.external_outputs:
+        if (name, 0) not in found:
+            raise NetError(
+                f"net {init_net.name!r} gives {name!r}, which net {predict_net.name!r} neither reads nor declares"
+            )
+    wanted = {(name, versions.get(name, 0)): found[name, 0] for name in init_net.external_outputs}
+    return _set_devices(predict_net, found), _set_devices(init_net, infer_device_type(init_net, wanted))
+
+
+def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:
+    """`net` without the copies of a blob to the other device and back; idempotent.
+
+    Where every reader of a copy copies back, and none of these is an external output, all readers of what came back read
+    the original instead (Caffe2's tools rewire only the first) and the copies go. They stay where the original is
+    overwritten before the last of those readers.
+
+    >>> there, back = Op.of("CopyCPUToGPU", ["x"], ["g"]), Op.of("CopyGPUToCPU", ["g"], ["c"])
+    >>> net = Net("n", (there, back, Op.of("Relu", ["c"], ["y"])), ("x",), ("y",))
+    >>> [(op.type, op.inputs) for op in fuse_copy_between_cpu_and_gpu(net).ops]
+    [('Relu', ('x',))]
+    """
+    while (fused := _fuse_once(net)) is not net:
+        net = fused
+    return net
+
+
+def _fuse_once(net: Net) -> Net:
+    flow = Flow.of(net)
+    accesses, readers = flow.accesses, flow.readers
+    original: dict[Versioned, Versioned] = {}  # what came back -> what went there
+    removed: set[int] = set()
+
+    for i, op in enumerate(net.ops):
+        if op.type not in COPIES or i in removed:
+            continue
+        (source,), (copy,) = accesses[i].reads.items(), accesses[i].writes.items()
+        source = original.get(source, source)
+        backs = readers.get(copy, [])
+        way_back = COPIES[op.type][::-1]
+        if not backs or copy in flow.external or any(COPIES.get(net.ops[b].type) != way_back for b in backs):
+            continue
+        returned = [blob for b in backs for blob in accesses[b].writes.items()]
+        ends = [(blob, end) for blob in returned for end in readers.get(blob, [])]
+        removed.update((i, *backs))
+        end_of_source = flow.overwritten(source, removed)
+        if flow.external.isdisjoint(returned) and all(
+            end <= end_of_source and _can_read(net.ops[end], accesses[end], blob[0], source[0]) for blob, end in ends
+        ):
+            original.update((blob, source) for blob in returned)
+        else:
+            removed.difference_update((i, *backs))
+
+    if not removed:
+        return net
+
+    def rewired(op: Op, access: Access) -> Op:
+        names = {b[0]: original[b][0] for b in access.reads.items() if b in original}
+        return rename_in_op(op, names, {}) if names else op
+
+    return replace(net, ops=tuple(rewired(op, accesses[i]) for i, op in enumerate(net.ops) if i not in removed))
+
+
+def _can_read(op: Op, access: Access, old: str, new: str) -> bool:
+    """Whether `op` may read `new` for `old`: its sub-nets know no `new`, and it does not update `old` in place."""
+    if not has_sub_nets(op):
+        return True
+    return old not in access.updates and new not in op.inputs and all(new not in all_names(n) for _, n in op.sub_nets())

@@ -1,0 +1,303 @@
+"""Renaming blobs, one version or all, through arguments and sub-nets.
+
+A renamed blob keeps its meaning everywhere: in the inputs, outputs and arguments of operators, in sub-nets that see it, and
+in the net's own lists. Where an operator may leave an output as it was (a branch that is not taken), the versions before and
+after it cannot go by different names, and are renamed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from ..errors import NetError, describe_op
+from ..ir import Arg, Net, Op
+from .scope import (
+    INNER_NAMES,
+    READ_NAMES,
+    RENAME_SUFFIX,
+    WRITTEN_NAMES,
+    Workspace,
+    all_names,
+    has_sub_nets,
+    reads,
+    step_reads,
+    workspace_names,
+    workspace_of,
+)
+from .ssa import Access, Versioned, get_accesses
+
+Names = Mapping[str, str]
+
+
+def _map_strings(value, names: Names):
+    if isinstance(value, bytes):
+        return names.get(value.decode(), value.decode()).encode()
+    if isinstance(value, tuple):
+        return tuple(_map_strings(v, names) if isinstance(v, bytes) else v for v in value)
+    return value
+
+
+def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
+    if arg.name in READ_NAMES:
+        return replace(arg, value=_map_strings(arg.value, {**written, **read}))
+    if arg.name in WRITTEN_NAMES:
+        return replace(arg, value=_map_strings(arg.value, {**read, **written}))
+    if arg.name in INNER_NAMES and inner:
+        return replace(arg, value=_map_strings(arg.value, inner))
+    if arg.name.endswith(RENAME_SUFFIX):
+        blob = arg.name.removesuffix(RENAME_SUFFIX)
+        name = {**written, **read}.get(blob, blob) + RENAME_SUFFIX
+        return replace(arg, name=name, value=_map_strings(arg.value, {**read, **written}))
+    return arg
+
+
+def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
+    """The part of `names` that step nets see; a NetError where one of their own blobs has the new name."""
+    seen = step_reads(op)
+    changes = {n: names[n] for n in seen if names.get(n, n) != n}
+    if changes:
+        local = {n for _, net in op.sub_nets() for n in all_names(net)}.difference(seen)
+        for old, new in changes.items():
+            if new in local:
+                raise NetError(
+                    f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name"
+                )
+    return changes
+
+
+def rename_in_op(op: Op, read: Names, written: Names) -> Op:
+    """`op` with new names for the blobs it reads and for those it writes; names not in the maps stay.
+
+    Raises:
+        NetError: a sub-net that sees a renamed blob has a blob of its own under the new name.
+
+    >>> op = Op.of("Relu", ["x"], ["x"])
+    >>> rename_in_op(op, {"x": "a"}, {"x": "b"}) == Op.of("Relu", ["a"], ["b"])
+    True
+    """
+    inputs = tuple(read.get(n, n) for n in op.inputs)
+    outputs = tuple(written.get(n, n) for n in op.outputs)
+    if not op.args:
+        return replace(op, inputs=inputs, outputs=outputs)
+    inner: Names = {}
+    if has_sub_nets(op):
+        match workspace_of(op):
+            case Workspace.SHARED:
+                inner = {**read, **written}
+            case Workspace.STEP:
+                inner = _in_step_nets(op, read)
+        if inner:
+            op = op.map_sub_nets(lambda net: rename_blobs(net, inner))
+    args = tuple(_rename_arg(a, read, written, inner) for a in op.args)
+    return replace(op, inputs=inputs, outputs=outputs, args=args)
+
+
+def rename_blobs(net: Net, names: Names) -> Net:
+    """`net` with every version of the blobs in `names` renamed, in sub-nets that see them too.
+
+    Two blobs may be given one name; whether that keeps the meaning is the caller's matter.
+
+    Raises:
+        NetError: a sub-net that sees a renamed blob has a blob of its own under the new name.
+    """
+    return replace(
+        net,
+        ops=tuple(rename_in_op(op, names, names) for op in net.ops),
+        external_inputs=tuple(names.get(n, n) for n in net.external_inputs),
+        external_outputs=tuple(names.get(n, n) for n in net.external_outputs),
+    )
+
+
+def _rename_versions(net: Net, start: Mapping[str, int], choose: Callable[[str, int], str]) -> Net:
+    """`net` with every blob called what `choose(name, version)` says; versions continue from `start`."""
+    accesses, last = get_accesses(net, start)
+
+    def chosen(versions: Mapping[str, int]) -> dict[str, str]:
+        named = ((name, choose(name, version)) for name, version in versions.items())
+        return {name: new for name, new in named if new != name}
+
+    return replace(
+        net,
+        ops=tuple(
+            rename_in_op(op, read, written) if (read := chosen(a.reads)) | (written := chosen(a.writes)) else op
+            for op, a in zip(net.ops, accesses)
+        ),
+        external_inputs=tuple(choose(n, start.get(n, 0)) for n in net.external_inputs),
+        external_outputs=tuple(choose(n, last.get(n, 0)) for n in net.external_outputs),
+    )
+
+
+def _ties(accesses: list[Access]) -> dict[Versioned, int]:
+    """For each versioned blob that shares its name with the version before it, the first version that does."""
+    first: dict[Versioned, int] = {}
+    for a in accesses:
+        for name in a.updates:
+            before = a.reads[name]
+            first[name, a.writes[name]] = first.get((name, before), before)
+    return first
+
+
+def _tied_versions(blob: Versioned, ties: Collection[Versioned]) -> set[int]:
+    """The versions that must go by one name with `blob`."""
+    name, first = blob
+    last = first
+    while (name, first) in ties:
+        first -= 1
+    while (name, last + 1) in ties:
+        last += 1
+    return set(range(first, last + 1))
+
+
+def _check_fresh(new_name: str, nets: list[Net]) -> None:
+    for net in nets:
+        if new_name in all_names(net):
+            raise NetError(f"cannot rename to {new_name!r}: net {net.name!r} has a blob of that name; choose another")
+
+
+def _item(what: str, names: tuple[str, ...], index: int, where: str) -> str:
+    if not 0 <= index < len(names):
+        raise NetError(f"{where} has {len(names)} {what}s, number {index} was asked for; count from 0")
+    return names[index]
+
+
+def _op_at(net: Net, op_id: int) -> tuple[Op, str]:
+    if not 0 <= op_id < len(net.ops):
+        raise NetError(f"net {net.name!r} has {len(net.ops)} operators, #{op_id} was asked for; count from 0")
+    op = net.ops[op_id]
+    return op, describe_op(op_id, op.type, op.outputs, net.name)
+
+
+def rename_op_output(net: Net, op_id: int, output_id: int, new_name: str) -> Net:
+    """`net` with one output of one operator renamed, for everything that reads that version of the blob.
+
+    The net's external outputs follow where they give this version.
+
+    Raises:
+        NetError: there is no such output, or the net already has a blob of the new name.
+
+    >>> net = Net("n", (Op.of("Relu", ["x"], ["x"]), Op.of("Tanh", ["x"], ["y"])), ("x",), ("y",))
+    >>> [(op.inputs, op.outputs) for op in rename_op_output(net, 0, 0, "r").ops]
+    [(('x',), ('r',)), (('r',), ('y',))]
+    """
+    op, where = _op_at(net, op_id)
+    old = _item("output", op.outputs, output_id, where)
+    if old == new_name:
+        return net
+    _check_fresh(new_name, [net])
+    accesses, _ = get_accesses(net)
+    versions = _tied_versions((old, accesses[op_id].writes[old]), _ties(accesses))
+    return _rename_versions(net, {}, lambda n, v: new_name if n == old and v in versions else n)
+
+
+def rename_op_input(
+    net: Net, init_net: Net, op_id: int, input_id: int, new_name: str, from_producer: bool = False
+) -> tuple[Net, Net]:
+    """A predict net and its init net with one input of one operator of the former renamed.
+
+    The blob is renamed where it is made, in either net, and in the nets' external inputs and outputs.
+
+    Args:
+        from_producer: also rename it for the other operators that read it. Without it the operator must be its only
+            reader.
+
+    Returns:
+        The new `(net, init_net)`.
+
+    Raises:
+        NetError: there is no such input, the net already has a blob of the new name, or (without `from_producer`) another
+            operator or a sub-net of one reads the blob too.
+    """
+    op, where = _op_at(net, op_id)
+    old = _item("input", op.inputs, input_id, where)
+    if old == new_name:
+        return net, init_net
+    _check_fresh(new_name, [net, init_net])
+    made, start = get_accesses(init_net)
+    accesses, _ = get_accesses(net, start)
+    version = accesses[op_id].reads[old]
+    others = [i for i, a in enumerate(accesses) if i != op_id and a.reads.get(old) == version]
+    if others and not from_producer:
+        reader = describe_op(others[0], net.ops[others[0]].type, net.ops[others[0]].outputs, net.name)
+        raise NetError(
+            f"{where}: its input {old!r} is read by {reader} too; pass from_producer=True to rename it for both"
+        )
+    versions = _tied_versions((old, version), {**_ties(made), **_ties(accesses)})
+
+    def choose(name: str, at: int) -> str:
+        return new_name if name == old and at in versions else name
+
+    return _rename_versions(net, start, choose), _rename_versions(init_net, {}, choose)
+
+
+def ssa_rewrite(net: Net, *, number_all: bool = False) -> Net:
+    """`net` with every version of every blob under a name of its own, `name_version`.
+
+    Version 0 keeps its name, and so does a blob that the net sees in one version only; with `number_all`, every blob is
+    numbered, version 0 included (the older of Caffe2's two rewrites; pair it with `number_init_net`). Sub-nets follow
+    the names of the outer blobs; the blobs of their own workspaces keep theirs. Versions before and after an operator
+    that may leave its output as it was keep one name. Idempotent, but for `number_all`.
+
+    Where Caffe2 would give a name that another blob has already, a `_` is added.
+
+    >>> net = Net("n", (Op.of("Relu", ["x"], ["x"]), Op.of("Tanh", ["x"], ["y"])), ("x",), ("x", "y"))
+    >>> ssa_rewrite(net).external_outputs, ssa_rewrite(net, number_all=True).external_outputs
+    (('x_1', 'y'), ('x_1', 'y_1'))
+    """
+    accesses, _ = get_accesses(net)
+    ties = _ties(accesses)
+    seen: dict[str, set[int]] = {}
+    for a in accesses:
+        for name, version in (*a.reads.items(), *a.writes.items()):
+            seen.setdefault(name, set()).add(ties.get((name, version), version))
+    kept = set(all_names(net))
+    if number_all:
+        kept.difference_update(workspace_names(net))
+    chosen: dict[Versioned, str] = {}
+
+    def choose(name: str, version: int) -> str:
+        version = ties.get((name, version), version)
+        if not number_all and (version == 0 or len(seen.get(name, ())) <= 1):
+            return name
+        found = chosen.get((name, version))
+        if found is None:
+            found = f"{name}_{version}"
+            while found in kept:
+                found += "_"
+            kept.add(found)
+            chosen[name, version] = found
+        return found
+
+    return _rename_versions(net, {}, choose)
+
+
+def number_init_net(init_net: Net) -> Net:
+    """The init net that fits a net rewritten with `number_all`: what it gives is version 0 there.
+
+    >>> init = Net("init", (Op.of("GivenTensorFill", [], ["w"], shape=[1], values=[2.0]),), (), ("w",))
+    >>> number_init_net(init).ops[0].outputs
+    ('w_0',)
+    """
+    return rename_blobs(init_net, {name: f"{name}_0" for name in workspace_names(init_net)})
+
+
+def clone_and_bind(
+    net: Net, name: str, prefix: str, blob_remap: Mapping[str, str] | None = None
+) -> tuple[Net, dict[str, str]]:
+    """A copy of `net` under another name whose own blobs are apart from the original's.
+
+    Blobs that the net reads before it writes them keep their names, the others get `prefix`; `blob_remap` overrules both.
+    Caffe2 leaves the state blobs that a recurrent network names in its arguments shared by all clones; here they get the
+    prefix too.
+
+    Returns:
+        The new net and the map from every old name to its new one.
+
+    >>> net = Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]),), ("x", "w", "b"), ("y",))
+    >>> clone_and_bind(net, "m", "m/", {"x": "y"})[0].ops[0].outputs
+    ('m/y',)
+    """
+    given = dict(blob_remap or {})
+    undefined = set(reads(net))
+    remap = {n: given.get(n, n if n in undefined else prefix + n) for n in workspace_names(net)}
+    return replace(rename_blobs(net, remap), name=name), remap
