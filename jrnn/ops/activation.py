@@ -1,0 +1,200 @@
+"""Activations beyond Tanh, Sigmoid and Relu, element by element on any shape (PRelu has a dimension of channels).
+
+The derivative at a kink is a convention, and the forward functions are written so that JAX's own derivative keeps it: 0 at
+the ends of Clip and HardSigmoid, 1 at the zero of LeakyRelu and Elu, that of the left side for PRelu and Selu.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import OpError
+from ..registry import op
+from .checks import describe
+from .makers import differentiate
+from .values import as_float
+
+_LARGEST = 3.4028234663852886e38  # of float32: what stands for no limit
+
+
+def _strictly_inside(x: Any, low: float, high: float) -> Any:
+    """`x` clipped to [low, high], of derivative 0 at the ends and beyond."""
+    clipped = jnp.minimum(jnp.maximum(x, low), high)
+    return jnp.where((x > low) & (x < high), x, jax.lax.stop_gradient(clipped))
+
+
+@op("Clip", inplace={0: 0})
+def clip(x, *, min: float = -_LARGEST, max: float = _LARGEST):
+    return _strictly_inside(as_float(x), min, max)
+
+
+@op("ClipGradient", inplace={0: 1})
+def clip_gradient(y, dy, *, min: float = -_LARGEST, max: float = _LARGEST):
+    return jnp.where((y > min) & (y < max), dy, 0)
+
+
+differentiate("Clip", "y dy")
+
+
+@op("HardSigmoid", inplace={0: 0})
+def hard_sigmoid(x, *, alpha: float = 0.2, beta: float = 0.5):
+    return _strictly_inside(as_float(x) * alpha + beta, 0.0, 1.0)
+
+
+@op("HardSigmoidGradient", inplace={0: 1})
+def hard_sigmoid_gradient(y, dy, *, alpha: float = 0.2):
+    return jnp.where((y > 0) & (y < 1), dy * alpha, 0)
+
+
+differentiate("HardSigmoid", "y dy")
+
+
+@op("LeakyRelu", inplace={0: 0})
+def leaky_relu(x, *, alpha: float = 0.01):
+    return jnp.where(as_float(x) >= 0, x, alpha * x)
+
+
+@op("LeakyReluGradient", inplace={0: 1})
+def leaky_relu_gradient(y, dy, *, alpha: float = 0.01):
+    return jnp.where(y >= 0, dy, alpha * dy)
+
+
+differentiate("LeakyRelu", "y dy")
+
+
+def _slopes(w: Any, x: Any, order: str) -> Any:
+    """The slopes of PRelu in a shape that lies beside x: one, or one a channel."""
+    channel = 1 if order == "NCHW" else x.ndim - 1
+    if w.size != 1 and (x.ndim <= channel or w.size != x.shape[channel]):
+        raise OpError(
+            f"w is {describe(w)}, x is {describe(x)}; it must have 1 element, or one a channel (axis {channel})"
+        )
+    return jnp.reshape(w, tuple(w.size if k == channel else 1 for k in range(x.ndim)) if w.size != 1 else (1,) * x.ndim)
+
+
+@op("PRelu", inplace={0: 0})
+def prelu(x, w, *, order: str = "NCHW"):
+    return jnp.where(as_float(x) > 0, x, x * _slopes(w, x, order))
+
+
+@op("PReluGradient", outputs=2)
+def prelu_gradient(y, dy, x, w, *, order: str = "NCHW"):
+    slopes = _slopes(w, x, order)
+    spread = tuple(k for k in range(x.ndim) if slopes.shape[k] == 1)
+    dw = jnp.sum(jnp.where(x > 0, 0, dy * x), spread)
+    return jnp.where(x > 0, dy, dy * slopes), jnp.reshape(dw, w.shape)
+
+
+differentiate("PRelu", "y dy x x1", inputs=2)
+
+
+@op("Elu", inplace={0: 0})
+def elu(x, *, alpha: float = 1.0):
+    return jnp.where(as_float(x) >= 0, x, alpha * jnp.expm1(jnp.minimum(x, 0)))
+
+
+@op("EluGradient", inplace={0: 1})
+def elu_gradient(y, dy, *, alpha: float = 1.0):
+    return jnp.where(y >= 0, dy, dy * (y + alpha))
+
+
+differentiate("Elu", "y dy")
+
+_SELU_ALPHA = 1.6732632423543772
+_SELU_SCALE = 1.0507009873554805
+
+
+@op("Selu", inplace={0: 0})
+def selu(x, *, alpha: float = _SELU_ALPHA, scale: float = _SELU_SCALE):
+    return scale * jnp.where(as_float(x) > 0, x, alpha * jnp.expm1(jnp.where(x > 0, 0, x)))
+
+
+@op("SeluGradient", inplace={0: 1})
+def selu_gradient(y, dy, *, alpha: float = _SELU_ALPHA, scale: float = _SELU_SCALE):
+    return jnp.where(y > 0, dy * scale, dy * (y + alpha * scale))
+
+
+differentiate("Selu", "y dy")
+
+
+@op("Softplus", inplace={0: 0})
+def softplus(x):
+    return jax.nn.softplus(as_float(x))
+
+
+@op("SoftplusGradient", inplace={0: 1})
+def softplus_gradient(y, dy):
+    return dy * -jnp.expm1(-y)
+
+
+differentiate("Softplus", "y dy")
+
+
+@op("Softsign", inplace={0: 0})
+def softsign(x):
+    return x / (1 + jnp.abs(as_float(x)))
+
+
+@op("SoftsignGradient", inplace={0: 1})
+def softsign_gradient(x, dy):
+    return dy / jnp.square(1 + jnp.abs(x))
+
+
+differentiate("Softsign", "x dy")
+
+
+@op("Swish")
+def swish(x):
+    return x * jax.nn.sigmoid(as_float(x))
+
+
+@op("SwishGradient", inplace={0: 2})
+def swish_gradient(x, y, dy):
+    return dy * (y + jax.nn.sigmoid(x) * (1 - y))
+
+
+differentiate("Swish", "x y dy")
+
+
+@op("Mish")
+def mish(x):
+    return x * jnp.tanh(jax.nn.softplus(as_float(x)))
+
+
+@op("MishGradient", inplace={0: 2})
+def mish_gradient(x, y, dy):
+    t = jnp.tanh(jax.nn.softplus(x))
+    return dy * (t + x * (1 - t * t) * jax.nn.sigmoid(x))
+
+
+differentiate("Mish", "x y dy")
+
+_FAST_GELU = 0.044715
+
+
+@op("Gelu")
+def gelu(x, *, fast_gelu: bool = False):
+    return jax.nn.gelu(as_float(x), approximate=fast_gelu)
+
+
+@op("GeluGradient")
+def gelu_gradient(dy, x, *, fast_gelu: bool = False):
+    if fast_gelu:
+        t = jnp.tanh(math.sqrt(2 / math.pi) * (x + _FAST_GELU * x**3))
+        inner = math.sqrt(2 / math.pi) * (1 + 3 * _FAST_GELU * x * x)
+        return dy * 0.5 * (1 + t + x * (1 - t * t) * inner)
+    density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return dy * (0.5 * (1 + jax.scipy.special.erf(x / math.sqrt(2))) + x * density)
+
+
+differentiate("Gelu", "dy x")
+
+
+@op("Glu")
+def glu(x, *, dim: int = -1):
+    """Half of `x` times the sigmoid of the other half: [..., 2D, ...] -> [..., D, ...]."""
+    return jax.nn.glu(as_float(x), dim)

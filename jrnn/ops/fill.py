@@ -1,0 +1,189 @@
+"""Constant fills: blobs made from arguments, and the shapes that they share with the random fills."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import OpError
+from ..registry import op
+from .checks import check_rank, describe
+from .values import STRING, check_integers, check_size, dtype_of, int64
+
+_STATIC_SIZE = 4096  # elements; integers up to this stay numpy, so that they can be shapes inside jit
+
+
+def fill_shape(
+    x: Any, shape: tuple[int, ...] | None, extra_shape: tuple[int, ...], input_as_shape: bool, dtype: Any = np.float32
+) -> tuple[int, ...]:
+    """The shape that a filling operator makes, from its `shape`, or its input `x` and `extra_shape`.
+
+    Raises OpError where both or neither are given, or for a size that no one can mean.
+    """
+    if x is None:
+        if extra_shape or input_as_shape:
+            raise OpError("extra_shape and input_as_shape are about an input, and none is given; give shape alone")
+        return check_size(shape or (), dtype)
+    if shape:
+        raise OpError(f"has an input and shape {list(shape)}; give one of them (extra_shape adds to an input's shape)")
+    if not input_as_shape:
+        return check_size(x.shape + extra_shape, dtype)
+    check_rank(x, 1, "the input, read as a shape,")
+    check_integers(x, "the input, read as a shape,")
+    return check_size((*np.asarray(x).tolist(), *extra_shape), dtype)
+
+
+def _constant(shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
+    kind = np.dtype(dtype).kind
+    if kind in "iu":
+        limits = np.iinfo(dtype)
+        if value != int(value) or not limits.min <= value <= limits.max:
+            raise OpError(f"value {value} is not one of {np.dtype(dtype)}; set dtype to a type that holds it")
+        value = int(value)
+    if kind in "iub" and np.prod(shape) <= _STATIC_SIZE:
+        return np.full(shape, value, dtype)
+    return jnp.full(shape, value, dtype)
+
+
+def _value_type(dtype: int | None, value: Any) -> Any:
+    """The type of a fill: that of `dtype`, or where it is absent, of how the value stands on the wire."""
+    if dtype is not None:
+        return dtype_of(dtype)
+    return int64() if isinstance(value, int) else np.float32
+
+
+@op("ConstantFill", gradient="stops")
+def constant_fill(
+    x=None,
+    value_blob=None,
+    *,
+    shape: tuple[int, ...] | None = None,
+    extra_shape: tuple[int, ...] = (),
+    input_as_shape: bool = False,
+    value: int | float | bytes = 0.0,
+    dtype: int | None = None,
+    op,
+):
+    wire = op.arg("value", 0.0)  # 3 and 3.0 differ on the wire, and make int64 and float32
+    if dtype == STRING or (dtype is None and isinstance(wire, bytes)):
+        text = wire if isinstance(wire, bytes) else b""
+        return np.full(fill_shape(x, shape, extra_shape, input_as_shape, np.uint64), text, object)
+    if isinstance(wire, bytes):
+        raise OpError(f"value {wire!r} is a string, and dtype is {dtype}; set dtype to {STRING}")
+    filled = _value_type(dtype, wire)
+    shape = fill_shape(x, shape, extra_shape, input_as_shape, filled)
+    if value_blob is None:
+        return _constant(shape, value, filled)
+    if value_blob.size != 1:
+        raise OpError(f"the second input holds the value to fill in and must have 1 element, has {value_blob.size}")
+    return jnp.full(shape, jnp.reshape(value_blob, ()), filled)
+
+
+def _given(values: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """`values` reshaped: numbers of `dtype`, or byte strings as objects."""
+    if np.prod(shape) != len(values):
+        raise OpError(f"values has {len(values)} elements, and shape {list(shape)} needs {int(np.prod(shape))}")
+    if dtype is object:
+        found = np.empty(len(values), object)  # numpy's own byte strings would lose NULs at the end
+        found[:] = values
+        return found.reshape(shape)
+    found = np.asarray(values).astype(dtype).reshape(shape)
+    return found if found.dtype.kind in "iub" else jnp.asarray(found)
+
+
+@op("GivenTensorFill", gradient="stops")
+def given_tensor_fill(
+    x=None,
+    *,
+    values: tuple[bytes, ...] | np.ndarray = (),
+    shape: tuple[int, ...] | None = None,
+    extra_shape: tuple[int, ...] = (),
+    input_as_shape: bool = False,
+    dtype: int = 1,
+):
+    made = fill_shape(x, shape, extra_shape, input_as_shape)
+    return _given(values, made, object if dtype == STRING else dtype_of(dtype))
+
+
+def _register_given(type: str, dtype: Any) -> None:
+    @op(type, gradient="stops")
+    def given_tensor(
+        x=None,
+        *,
+        values: tuple[bytes, ...] | np.ndarray = (),
+        shape: tuple[int, ...] | None = None,
+        extra_shape: tuple[int, ...] = (),
+        input_as_shape: bool = False,
+    ):
+        return _given(values, fill_shape(x, shape, extra_shape, input_as_shape), dtype)
+
+
+_register_given("GivenTensorInt16Fill", np.int16)
+_register_given("GivenTensorIntFill", np.int32)
+_register_given("GivenTensorInt64Fill", np.int64)
+_register_given("GivenTensorBoolFill", np.bool_)
+_register_given("GivenTensorDoubleFill", np.float64)
+_register_given("GivenTensorStringFill", object)
+
+
+@op("GivenTensorByteStringToUInt8Fill", gradient="stops")
+def given_byte_string(
+    x=None,
+    *,
+    values: tuple[bytes, ...],
+    shape: tuple[int, ...] | None = None,
+    extra_shape: tuple[int, ...] = (),
+    input_as_shape: bool = False,
+):
+    made = fill_shape(x, shape, extra_shape, input_as_shape)
+    data = b"".join(values)[: int(np.prod(made))]  # compat: bytes that the shape has no place for are dropped
+    return _given(np.frombuffer(data, np.uint8), made, np.uint8)
+
+
+@op("DiagonalFill", gradient="stops")
+def diagonal_fill(
+    x=None,
+    *,
+    shape: tuple[int, ...] | None = None,
+    extra_shape: tuple[int, ...] = (),
+    input_as_shape: bool = False,
+    value: int | float = 0.0,
+    dtype: int | None = None,
+    op,
+):
+    filled = _value_type(dtype, op.arg("value", 0.0))
+    made = fill_shape(x, shape, extra_shape, input_as_shape, filled)
+    if len(made) < 2 or (len(made) > 2 and len(set(made)) > 1):
+        raise OpError(f"shape {list(made)} has no diagonal; it must be a matrix, or have equal dimensions")
+    found = np.zeros(made, filled)
+    found[(np.arange(min(made)),) * len(made)] = value
+    return found if found.dtype.kind in "iub" else jnp.asarray(found)
+
+
+@op("RangeFill", gradient="stops")
+def range_fill(
+    x=None, *, shape: tuple[int, ...] | None = None, extra_shape: tuple[int, ...] = (), input_as_shape: bool = False
+):
+    made = fill_shape(x, shape, extra_shape, input_as_shape)
+    return jnp.arange(int(np.prod(made)), dtype=jnp.float32).reshape(made)
+
+
+@op("Range", gradient="stops", dynamic=True)
+def range_(start_or_stop, stop=None, step=None):
+    given = [x for x in (start_or_stop, stop, step) if x is not None]
+    if any(x.size != 1 or x.dtype != given[0].dtype for x in given):
+        raise OpError(
+            "inputs are " + ", ".join(map(describe, given)) + "; start, stop and step are scalars of one type"
+        )
+    bounds = [np.asarray(x).reshape(()) for x in given]
+    start, end = (bounds[0], bounds[1]) if stop is not None else (bounds[0].dtype.type(0), bounds[0])
+    by = bounds[2] if step is not None else bounds[0].dtype.type(1)
+    if by == 0:
+        raise OpError("step is 0; it must not be")
+    count = max(0, math.ceil((float(end) - float(start)) / float(by)))
+    check_size((count,), given[0].dtype)
+    found = (start + np.arange(count) * by).astype(given[0].dtype)
+    return found if found.dtype.kind in "iu" else jnp.asarray(found)

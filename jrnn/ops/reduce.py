@@ -1,0 +1,171 @@
+"""Reductions over chosen axes, and sums over all elements.
+
+`axes` are the dimensions to reduce (none given: all of them); with `keepdims` they stay, with size 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import OpError
+from ..registry import gradient, op
+from .checks import describe
+from .values import as_float, canonical_axis, int64
+
+
+def _axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(canonical_axis(a, rank, "axes") for a in axes)) or tuple(range(rank))
+
+
+def _kept(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
+    """A reduced value in the shape it has with keepdims, so that it lies beside `x`."""
+    shape = tuple(1 if k in axes else size for k, size in enumerate(x.shape))
+    if y.size != np.prod(shape):
+        raise OpError(f"a reduced input is {describe(y)}; it must have the elements of shape {list(shape)}")
+    return jnp.reshape(y, shape)
+
+
+def _limit(x: Any, largest: bool) -> Any:
+    """The largest or smallest finite number of a type: what is left of a reduction over nothing."""
+    info = np.iinfo(x.dtype) if x.dtype.kind in "iu" else jnp.finfo(x.dtype)
+    return info.max if largest else info.min
+
+
+def sum_of(x: Any, axes: tuple[int, ...]) -> Any:
+    return jnp.sum(x, axes, keepdims=True, dtype=x.dtype)
+
+
+def mean_of(x: Any, axes: tuple[int, ...]) -> Any:
+    count = int(np.prod([x.shape[a] for a in axes]))
+    return sum_of(as_float(x), axes) / max(count, 1)
+
+
+def _extremum(pick: Callable) -> Callable:
+    """max or min whose derivative goes to every element that attains it (jnp's would split it among them)."""
+
+    @partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def extremum(x: Any, axes: tuple[int, ...]) -> Any:
+        return pick(x, axes, keepdims=True, initial=_limit(x, largest=pick is jnp.min))
+
+    @extremum.defjvp
+    def _(axes, primals, tangents):
+        (x,), (dx,) = primals, tangents
+        y = extremum(x, axes)
+        return y, jnp.sum(jnp.where(x == y, dx, 0), axes, keepdims=True)
+
+    return extremum
+
+
+max_of = _extremum(jnp.max)
+min_of = _extremum(jnp.min)
+
+
+def l1_of(x: Any, axes: tuple[int, ...]) -> Any:
+    return sum_of(jnp.abs(as_float(x)), axes)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def l2_of(x: Any, axes: tuple[int, ...]) -> Any:
+    return jnp.sqrt(sum_of(jnp.square(as_float(x)), axes))
+
+
+def _direction(x: Any, y: Any) -> Any:
+    """The derivative x / |x| of a norm y = |x|."""
+    return jnp.where(y == 0, 1, x / jnp.where(y == 0, 1, y))  # compat: 1 at zero
+
+
+@l2_of.defjvp
+def _(axes, primals, tangents):
+    (x,), (dx,) = primals, tangents
+    y = l2_of(x, axes)
+    return y, sum_of(dx * _direction(x, y), axes)
+
+
+def _register(type: str, reduced: Callable, derivative: Callable) -> None:
+    """Registers a reduction, its gradient operator and its gradient maker.
+
+    `reduced(x, axes)` keeps the dimensions. `derivative(dy, x, y, axes)` is the gradient of x, before it is spread to x's
+    shape; dy and y have the kept dimensions.
+    """
+
+    @op(type)
+    def forward(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
+        over = _axes(axes, x.ndim)
+        y = reduced(x, over)
+        return y if keepdims else jnp.squeeze(y, over)
+
+    @op(type + "Gradient")
+    def backward(dy, x, y, *, axes: tuple[int, ...] = (), keepdims: bool = True):
+        over = _axes(axes, x.ndim)
+        dy, y = _kept(dy, x, over), _kept(y, x, over)
+        return jnp.broadcast_to(derivative(dy, x, y, over), x.shape)
+
+    @gradient(type)
+    def _(g):
+        g.emit(type + "Gradient", [g.grad_output(0), g.input(0), g.output(0)], [g.grad_input(0)])
+
+
+def _tied(dy: Any, x: Any, y: Any, axes: tuple[int, ...]) -> Any:
+    return jnp.where(x == y, dy, 0)
+
+
+_register("ReduceSum", sum_of, lambda dy, x, y, axes: dy)
+_register("ReduceMean", mean_of, lambda dy, x, y, axes: dy * (y.size / max(x.size, 1)))
+_register("ReduceMax", max_of, _tied)
+_register("ReduceMin", min_of, _tied)
+_register("ReduceL1", l1_of, lambda dy, x, y, axes: dy * jnp.sign(x))
+_register("ReduceL2", l2_of, lambda dy, x, y, axes: dy * _direction(x, y))
+
+
+@op("SumElements")
+def sum_elements(x, *, average: bool = False):
+    return jnp.sum(as_float(x)) / (max(x.size, 1) if average else 1)
+
+
+@op("SumElementsGradient")
+def sum_elements_gradient(x, dy, *, average: bool = False):
+    each = jnp.reshape(dy, (-1,))[0] / (max(x.size, 1) if average else 1)
+    return jnp.full(x.shape, each, x.dtype)
+
+
+@gradient("SumElements")
+def _(g):
+    g.emit("SumElementsGradient", [g.input(0), g.grad_output(0)], [g.grad_input(0)])
+
+
+@op("SumElementsInt", gradient="forbidden")
+def sum_elements_int(x):
+    if x.dtype != np.int32:
+        raise OpError(f"x is {describe(x)}; it must be int32")
+    return jnp.sum(x, dtype=x.dtype)
+
+
+@op("SumSqrElements")
+def sum_sqr_elements(x, *, average: bool = False):
+    return jnp.sum(jnp.square(as_float(x))) / (max(x.size, 1) if average else 1)
+
+
+def _arg_extremum(type: str, pick: Callable, worst: float) -> None:
+    @op(type, gradient="forbidden")
+    def arg_extremum(x, *, axis: int = -1, keepdims: bool = True):
+        over = canonical_axis(axis, x.ndim)
+        if x.shape[over] == 0:
+            raise OpError(f"x is {describe(x)}; axis {over} must not be empty")
+        x = jnp.asarray(x)
+        if x.dtype.kind == "f":  # the first element is beaten only by a comparison, which is false for NaN
+            first = jnp.take(x, jnp.array([0]), axis=over)
+            index = pick(jnp.where(jnp.isnan(x), worst, x), over, keepdims=True)
+            index = jnp.where(jnp.isnan(first), 0, index)
+        else:
+            index = pick(x, over, keepdims=True)
+        return (index if keepdims else jnp.squeeze(index, over)).astype(int64())
+
+
+_arg_extremum("ArgMax", jnp.argmax, -np.inf)
+_arg_extremum("ArgMin", jnp.argmin, np.inf)

@@ -1,0 +1,119 @@
+"""Softmax with its cross-entropy loss in one operator, over rows and over images.
+
+Shapes: N rows, D classes; the input is a matrix [N, D] whose columns begin at `axis`. Images are [N, D, H, W].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import GradientError, OpError
+from ..registry import gradient, op
+from .checks import describe, flat_at
+from .loss import LOG_THRESHOLD, one_hot, picked
+from .values import as_float, canonical_axis, check_indices, is_concrete
+
+
+def _check_arguments(scale: float, order: str) -> None:
+    if scale < 0:
+        raise OpError(f"argument 'scale' is {scale}; it must not be negative")
+    if order != "NCHW":
+        raise OpError(f"argument 'order' is {order!r}; only NCHW is known")
+
+
+def _matrix(x: Any, label: Any, weight: Any, label_prob: bool, axis: int) -> tuple[Any, Any, Any]:
+    """`x` as [N, D], the target distributions or labels as [N, D] or [N], and the weights as [N] or None."""
+    rows = flat_at(as_float(x), canonical_axis(axis, x.ndim))
+    n, d = rows.shape
+    if label_prob:
+        if label.size != n * d:
+            raise OpError(f"label is {describe(label)}; with label_prob=1 it must have the {n * d} elements of x")
+        label = jnp.reshape(label, (n, d))
+        if is_concrete(label) and np.any(np.abs(np.sum(np.asarray(label), 1) - 1) > 1e-4):
+            raise OpError("a row of label does not add up to 1; with label_prob=1 each row is a distribution")
+    else:
+        if label.size != n:
+            raise OpError(f"label is {describe(label)}; it must hold one integer for each of {n} rows of x")
+        check_indices(label, d, "label")
+        label = jnp.reshape(label, (n,))
+    if weight is not None and weight.size != n:
+        raise OpError(f"weight is {describe(weight)}; it must hold one number for each of {n} rows of x")
+    return rows, label, None if weight is None else jnp.reshape(weight, (n,))
+
+
+def _ratio(total: Any, weight: Any, count: int, average_by_batch_size: bool) -> Any:
+    """`total` over the sum of the weights, or over `count` where there are none or it is asked for; 0 over 0 is 0."""
+    if weight is None or average_by_batch_size:
+        return total / max(count, 1)
+    weights = jnp.sum(weight)
+    return jnp.where(weights == 0, 0, total / jnp.where(weights == 0, 1, weights))
+
+
+def _floored(log_p: Any) -> Any:
+    """Log probabilities, not below that of LOG_THRESHOLD; the floor has no part in the derivative."""
+    floor = jnp.maximum(log_p, float(np.log(LOG_THRESHOLD)))
+    return log_p + jax.lax.stop_gradient(floor - log_p)
+
+
+@op("SoftmaxWithLoss", outputs=(2, 3))
+def softmax_with_loss(
+    x,
+    label,
+    weight=None,
+    *,
+    label_prob: bool = False,
+    scale: float = 1.0,
+    axis: int = 1,
+    average_by_batch_size: bool = False,
+    order: str = "NCHW",
+):
+    _check_arguments(scale, order)
+    rows, target, w = _matrix(x, label, weight, label_prob, axis)
+    log_p = jax.nn.log_softmax(rows, axis=1) if rows.size else rows
+    losses = -jnp.sum(target * _floored(log_p), 1) if label_prob else -picked(log_p, target)
+    losses = losses if w is None else losses * w
+    p = jnp.reshape(jnp.exp(log_p), x.shape)
+    loss = scale * _ratio(jnp.sum(losses), w, len(losses), average_by_batch_size)
+    return p, loss, losses  # the third output is scratch space, where it is named
+
+
+@op("SoftmaxWithLossGradient")
+def softmax_with_loss_gradient(
+    x,
+    label,
+    *rest,
+    label_prob: bool = False,
+    scale: float = 1.0,
+    axis: int = 1,
+    average_by_batch_size: bool = False,
+    order: str = "NCHW",
+):
+    if len(rest) not in (2, 3):
+        raise OpError(f"takes x, label, optionally weight, softmax and the loss's gradient; was given {2 + len(rest)}")
+    _check_arguments(scale, order)
+    *weight, p, d_loss = rest
+    _, target, w = _matrix(x, label, weight[0] if weight else None, label_prob, axis)
+    p = jnp.reshape(p, (target.shape[0], -1)) if p.size else jnp.reshape(p, (target.shape[0], 0))
+    dx = p - (target if label_prob else one_hot(target, p.shape[1], p.dtype))
+    dx = dx if w is None else dx * w[:, None]
+    d_loss = jnp.reshape(d_loss, (-1,))[0]
+    return jnp.reshape(dx * (scale * _ratio(d_loss, w, dx.shape[0], average_by_batch_size)), x.shape)
+
+
+def _loss_gradient(g: Any, type: str) -> None:
+    if g.has_grad_output(0):
+        raise GradientError(
+            f"a gradient arrives at {g.op.outputs[0]!r}, the softmax, and only that of the loss is passed on; where both "
+            "are needed, use Softmax and LabelCrossEntropy"
+        )
+    inputs = [g.input(k) for k in range(len(g.op.inputs))]
+    g.emit(type, [*inputs, g.output(0), g.grad_output(1)], [g.grad_input(0)])
+
+
+@gradient("SoftmaxWithLoss")
+def _(g):
+    _loss_gradient(g, "SoftmaxWithLossGradient")
