@@ -152,6 +152,6 @@ def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: An
     state = check_state(where, unit, hx, (shape,) * unit.states, accumulator(dtype))
     if single:
         x, state = x[None], tuple(s[None] for s in state)
-    weights = Weights(**params)
+    weights = Weights(**{name: jnp.asarray(value) for name, value in params.items()})
     new, _ = make_step(unit, weights, Settings(), dtype)(state, (project(unit, weights, x, dtype), None))
     return tuple(s[0] for s in new) if single else new
