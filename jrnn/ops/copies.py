@@ -1,0 +1,160 @@
+"""Copies: operators whose output is their input, some of which do something to the gradient; and Cast and Scale.
+
+Between devices there is nothing to copy here: where an array lives is JAX's affair.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ..errors import GradientError, OpError, near
+from ..registry import gradient, op
+from .checks import check_float
+from .values import dtype_of
+
+
+@op("Copy", copies=True, inplace={0: 0})
+def copy(x):
+    return x
+
+
+@gradient("Copy")
+def _(g):
+    g.emit("CopyOnDeviceLike", [g.grad_output(0), g.input(0)], [g.grad_input(0)])
+
+
+@op("CopyOnDeviceLike", copies=True)
+def copy_on_device_like(x, like):
+    return x
+
+
+@op("CopyFromCPUInput", copies=True)
+def copy_from_cpu_input(x):
+    return x
+
+
+@op("CopyCPUToGPU", copies=True)
+def copy_cpu_to_gpu(x):
+    return x
+
+
+@gradient("CopyCPUToGPU")
+def _(g):
+    g.emit("CopyGPUToCPU", [g.grad_output(0)], [g.grad_input(0)])
+
+
+@op("CopyGPUToCPU", copies=True)
+def copy_gpu_to_cpu(x):
+    return x
+
+
+@gradient("CopyGPUToCPU")
+def _(g):
+    g.emit("CopyCPUToGPU", [g.grad_output(0)], [g.grad_input(0)])
+
+
+@op("EnsureCPUOutput", copies=True, gradient="stops")
+def ensure_cpu_output(x):
+    return x
+
+
+@op("Alias", copies=True, inplace={0: 0})
+def alias(x):
+    return x
+
+
+@op("EnsureDense", copies=True, inplace={0: 0})
+def ensure_dense(x):
+    return x
+
+
+@gradient("Alias")
+def _(g):
+    g.set_grad(0, g.grad_output(0))
+
+
+@gradient("EnsureDense")
+def _(g):
+    arriving = g.grad_output_slice(0)
+    if isinstance(arriving, str):
+        g.set_grad(0, arriving)
+    else:
+        g.emit("SparseToDense", [arriving.indices, arriving.values, g.input(0)], [g.grad_input(0)])
+
+
+@op("StopGradient", copies=True, inplace={0: 0}, gradient="stops")
+def stop_gradient(x):
+    return x
+
+
+@op("ZeroGradient", outputs=0)
+def zero_gradient(x):
+    """Writes nothing; gives x a gradient of zeros, for operators that need the gradients of all their outputs."""
+    return ()
+
+
+@gradient("ZeroGradient")
+def _(g):
+    g.emit("ConstantFill", [g.input(0)], [g.grad_input(0)], value=0.0)
+
+
+@jax.custom_jvp
+def _negated_backwards(x):
+    return x
+
+
+@_negated_backwards.defjvp
+def _(primals, tangents):
+    return primals[0], -tangents[0]
+
+
+@op("NegateGradient", copies=True, inplace={0: 0})
+def negate_gradient(x):
+    """x itself; its gradient is the negative of the output's."""
+    return _negated_backwards(x)
+
+
+@gradient("NegateGradient")
+def _(g):
+    g.emit("Negative", [g.grad_output(0)], [g.grad_input(0)])
+
+
+@op("Scale", inplace={0: 0})
+def scale(x, *, scale: float = 1.0):
+    check_float(x, "x")
+    return x * scale
+
+
+@gradient("Scale")
+def _(g):
+    g.emit("Scale", [g.grad_output(0)], [g.grad_input(0)])
+
+
+# The numbers and names of data types that Cast knows on the wire.
+_TYPE_NAMES = {"FLOAT": 1, "INT32": 2, "BOOL": 5, "UINT8": 6, "INT8": 7, "UINT16": 8, "INT16": 9, "INT64": 10}
+_TYPE_NAMES |= {"FLOAT16": 12, "DOUBLE": 13}
+
+
+def _type_number(value: int | str, argument: str) -> int:
+    number = _TYPE_NAMES.get(value.upper()) if isinstance(value, str) else value
+    if number not in _TYPE_NAMES.values():
+        hint = near(value.upper(), _TYPE_NAMES) if isinstance(value, str) else ""
+        choices = ", ".join(f"{n} {name}" for name, n in _TYPE_NAMES.items())
+        raise OpError(f"argument {argument!r} is {value!r}{hint}; it must be one of {choices}")
+    return number
+
+
+@op("Cast")
+def cast(x, *, to: int | str = 1, from_type: int | str | None = None):
+    """x as another data type. Fractions are cut off towards zero; as booleans, all numbers but 0 are true."""
+    return jnp.asarray(x).astype(dtype_of(_type_number(to, "to")))
+
+
+@gradient("Cast")
+def _(g):
+    to, source = g.arg("to", 1), g.arg("from_type")
+    if source is None:
+        raise GradientError("the gradient of Cast needs argument 'from_type', the data type of its input")
+    to, source = (_type_number(t.decode() if isinstance(t, bytes) else t, "to") for t in (to, source))
+    g.emit("Cast", [g.grad_output(0)], [g.grad_input(0)], to=source, from_type=to)

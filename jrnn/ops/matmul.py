@@ -1,0 +1,157 @@
+"""Products of matrices: FC, ElementwiseLinear, MatMul and BatchMatMul, with their gradients.
+
+Shapes: M rows of x, K features, N features of the result.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from ..errors import GradientError, OpError
+from ..registry import gradient, op
+from .checks import check_float, check_shape, describe, flat_at
+from .values import canonical_axis
+
+
+def _fc_matrices(x, w, axis, axis_w):
+    """x as [M, K] and w as [N, K]."""
+    axis = canonical_axis(axis, x.ndim)
+    axis_w = canonical_axis(axis_w, w.ndim, "axis_w")
+    x2, w2 = flat_at(x, axis), flat_at(w, axis_w)
+    if x2.shape[1] != w2.shape[1]:
+        raise OpError(
+            f"x {describe(x)} has {x2.shape[1]} features from axis {axis} on, but w is {describe(w)}; "
+            f"w must be [out, {x2.shape[1]}]"
+        )
+    return x2, w2, x.shape[:axis]
+
+
+@op("FC")
+def fc(x, w, b, *, axis: int = 1, axis_w: int = 1):
+    check_float(x, "x")
+    x2, w2, leading = _fc_matrices(x, w, axis, axis_w)
+    check_shape(b, (w2.shape[0],), "b")
+    y = x2 @ w2.T + b[None, :]
+    return y.reshape(*leading, w2.shape[0])
+
+
+@op("FCGradient", outputs=(2, 3))
+def fc_gradient(x, w, dy, *, axis: int = 1, axis_w: int = 1):
+    x2, w2, leading = _fc_matrices(x, w, axis, axis_w)
+    check_shape(dy, (*leading, w2.shape[0]), "dy")
+    dy2 = dy.reshape(x2.shape[0], w2.shape[0])
+    return (dy2.T @ x2).reshape(w.shape), dy2.sum(0), (dy2 @ w2).reshape(x.shape)
+
+
+@gradient("FC")
+def _(g):
+    inputs = [g.input(0), g.input(1), g.grad_output(0)]
+    g.emit("FCGradient", inputs, [g.grad_input(1), g.grad_input(2), g.grad_input(0)])
+
+
+@op("ElementwiseLinear")
+def elementwise_linear(x, w, b, *, axis: int = 1):
+    """y = x * w + b, with w and b vectors as long as all dimensions of x from `axis` on."""
+    x2 = flat_at(x, canonical_axis(axis, x.ndim))
+    check_shape(w, x2.shape[1:], "w")
+    check_shape(b, x2.shape[1:], "b")
+    return (x2 * w[None, :] + b[None, :]).reshape(x.shape)
+
+
+@op("ElementwiseLinearGradient", outputs=3)
+def elementwise_linear_gradient(dy, x, w, *, axis: int = 1):
+    axis = canonical_axis(axis, x.ndim)
+    dy2, x2 = flat_at(dy, axis), flat_at(x, axis)
+    return (dy2 * w[None, :]).reshape(x.shape), (dy2 * x2).sum(0), dy2.sum(0)
+
+
+@gradient("ElementwiseLinear")
+def _(g):
+    inputs = [g.grad_output(0), g.input(0), g.input(1)]
+    g.emit("ElementwiseLinearGradient", inputs, [g.grad_input(0), g.grad_input(1), g.grad_input(2)])
+
+
+@op("MatMul")
+def matmul(
+    a, b, shape_like=None, *, axis_a: int = 1, axis_b: int = 1, trans_a: bool = False, trans_b: bool = False
+):  # fmt: skip
+    """The product of a and b, each seen as a matrix; the result takes the shape of `shape_like` where it is given."""
+    a2 = flat_at(a, canonical_axis(axis_a, a.ndim, "axis_a"))
+    b2 = flat_at(b, canonical_axis(axis_b, b.ndim, "axis_b"))
+    a2, b2 = (a2.T if trans_a else a2), (b2.T if trans_b else b2)
+    if a2.shape[1] != b2.shape[0]:
+        raise OpError(
+            f"a is {describe(a)}, a matrix {list(a2.shape)}, and b is {describe(b)}, a matrix {list(b2.shape)}; the columns "
+            "of a must be as many as the rows of b"
+        )
+    y = a2 @ b2
+    return y if shape_like is None else y.reshape(shape_like.shape)
+
+
+# The gradients of y = op(a) op(b) for each (trans_a, trans_b): (left, right, trans_a, trans_b) for da, then for db.
+_PRODUCTS = {
+    (False, False): (("dy", "b", 0, 1), ("a", "dy", 1, 0)),
+    (False, True): (("dy", "b", 0, 0), ("dy", "a", 1, 0)),
+    (True, False): (("b", "dy", 0, 1), ("a", "dy", 0, 0)),
+    (True, True): (("b", "dy", 1, 1), ("dy", "a", 1, 1)),
+}
+
+
+@gradient("MatMul")
+def _(g):
+    blobs = {"a": g.input(0), "b": g.input(1), "dy": g.grad_output(0)}
+    axes = {"a": g.arg("axis_a", 1), "b": g.arg("axis_b", 1)}
+    transposed = bool(g.arg("trans_a", 0)), bool(g.arg("trans_b", 0))
+    for k, (left, right, trans_a, trans_b) in enumerate(_PRODUCTS[transposed]):
+        # Caffe2 passes a truth value for the axes; the axes themselves are right
+        args = {"trans_a": trans_a or None, "trans_b": trans_b or None}
+        args |= {"axis_a": axes.get(left), "axis_b": axes.get(right)}
+        g.emit("MatMul", [blobs[left], blobs[right], g.input(k)], [g.grad_input(k)], copy_args=False, **args)
+
+
+def _batched(a, b, trans_a, trans_b):
+    """a and b with two dimensions at least, a vector standing for a row of a or a column of b; whether it did."""
+    row, column = a.ndim == 1, b.ndim == 1
+    a = a[None, :] if row else (jnp.swapaxes(a, -1, -2) if trans_a else a)
+    b = b[:, None] if column else (jnp.swapaxes(b, -1, -2) if trans_b else b)
+    return a, b, row, column
+
+
+@op("BatchMatMul")
+def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcast: bool = False):
+    """Products of the last two dimensions. Leading dimensions must be equal, or broadcast where `broadcast` says so."""
+    if a.ndim == 0 or b.ndim == 0:
+        raise OpError(f"a is {describe(a)} and b is {describe(b)}; both must have a dimension at least")
+    a3, b3, row, column = _batched(a, b, trans_a, trans_b)
+    if a3.shape[-1] != b3.shape[-2]:
+        raise OpError(
+            f"a is {describe(a)} and b is {describe(b)}: {a3.shape[-1]} columns of a meet {b3.shape[-2]} rows of b"
+            f" (trans_a={int(trans_a)}, trans_b={int(trans_b)}); they must be as many"
+        )
+    if not broadcast and a3.shape[:-2] != b3.shape[:-2]:
+        raise OpError(
+            f"a is {describe(a)} and b is {describe(b)}; their leading dimensions must be equal, or argument broadcast 1"
+        )
+    try:
+        leading = jnp.broadcast_shapes(a3.shape[:-2], b3.shape[:-2])
+    except ValueError:
+        raise OpError(f"a is {describe(a)} and b is {describe(b)}; their leading dimensions do not broadcast") from None
+    y = jnp.matmul(jnp.broadcast_to(a3, leading + a3.shape[-2:]), jnp.broadcast_to(b3, leading + b3.shape[-2:]))
+    y = y[..., 0, :] if row else y
+    y = y[..., 0] if column else y
+    return y.reshape(1) if math.prod(y.shape) == 1 and y.ndim == 0 else y
+
+
+@gradient("BatchMatMul")
+def _(g):
+    if g.arg("broadcast", 0):
+        raise GradientError(
+            "BatchMatMul with broadcast=1 has no gradient; Tile or ExpandDims the inputs to equal shapes"
+        )
+    blobs = {"a": g.input(0), "b": g.input(1), "dy": g.grad_output(0)}
+    transposed = bool(g.arg("trans_a", 0)), bool(g.arg("trans_b", 0))
+    for k, (left, right, trans_a, trans_b) in enumerate(_PRODUCTS[transposed]):
+        args = {"trans_a": trans_a or None, "trans_b": trans_b or None}
+        g.emit("BatchMatMul", [blobs[left], blobs[right]], [g.grad_input(k)], copy_args=False, **args)
