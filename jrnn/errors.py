@@ -58,6 +58,10 @@ class CheckpointError(JrnnError, ValueError):
     """A checkpoint that is missing, damaged, or of another model."""
 
 
+class TrainError(JrnnError):
+    """A training run that cannot go on."""
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` when a known name is close to `name`, else the empty string.
 

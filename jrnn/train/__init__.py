@@ -1,0 +1,5 @@
+"""Training from a configuration: `load_config`, `train`, `sample_run`."""
+
+from .config import Config, load_config
+from .loop import Result, train
+from .sample import sample_run

@@ -1,0 +1,113 @@
+"""Checkpoints by orbax: written aside and renamed when complete, so that one is whole or is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from ..errors import CheckpointError
+
+
+class Checkpoints:
+    """The checkpoints of a run, by step.
+
+    Writing happens in the background, after the arrays have been copied; `close` waits for it.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2):
+        self.folder = folder.absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager(
+            self.folder, item_handlers=ocp.StandardCheckpointHandler(), options=options
+        )
+
+    def steps(self) -> list[int]:
+        """The steps of complete checkpoints, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: Any) -> None:
+        """Saves a pytree of arrays as of `step`, unless that step is there already.
+
+        Raises:
+            CheckpointError: where it cannot be written; the ones before are intact.
+        """
+        if step in self._manager.all_steps():
+            return
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
+        except (OSError, ValueError, RuntimeError) as e:
+            raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {_first_line(e)}") from e
+
+    def restore(self, like: Any, step: int | None = None) -> tuple[Any, list[str]]:
+        """The newest checkpoint that loads, or that of `step`, and warnings about newer ones that are damaged.
+
+        Args:
+            like: a pytree of arrays, or of shapes and dtypes, that the checkpoint must match.
+
+        Raises:
+            CheckpointError: where there is none, none is undamaged, or it is of another model.
+        """
+        steps = self.steps() if step is None else [step]
+        if not steps:
+            raise CheckpointError(f"{self.folder}: holds no complete checkpoint; start without --resume")
+        damaged: list[str] = []
+        for number in reversed(steps):
+            where = self.folder / str(number)
+            try:
+                self._check_match(number, like)
+                abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _as_dict(like))
+                found = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
+            except CheckpointError:
+                raise
+            except Exception as e:  # whatever orbax, tensorstore or a parser meets in damaged files
+                damaged.append(f"{where}: is damaged ({_first_line(e)})")
+                continue
+            leaves = [found[name] for name in _as_dict(like)]
+            return jax.tree.unflatten(jax.tree.structure(like), leaves), damaged
+        raise CheckpointError("; ".join(damaged) + "; no checkpoint is left to continue from")
+
+    def _check_match(self, number: int, like: Any) -> None:
+        saved = _shapes(self._manager.item_metadata(number))
+        wanted = _shapes(_as_dict(like))
+        where = self.folder / str(number)
+        for name in [*wanted, *saved]:
+            if saved.get(name) != wanted.get(name):
+                there, here = (_describe(x.get(name)) for x in (saved, wanted))
+                raise CheckpointError(f"{where}: is of another model: {name} is {there} there, and {here} here")
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        try:
+            self._manager.wait_until_finished()
+            self._manager.close()
+        except (OSError, ValueError, RuntimeError) as e:
+            raise CheckpointError(f"{self.folder}: cannot be written: {_first_line(e)}") from e
+
+
+def _as_dict(state: Any) -> dict[str, Any]:
+    """A pytree as a flat dict from paths to arrays, whatever containers it is made of."""
+    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(state)}
+
+
+def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (tuple(x.shape), str(np.dtype(x.dtype))) for name, x in dict(tree).items()}
+
+
+def _describe(found: tuple[tuple[int, ...], str] | None) -> str:
+    return "absent" if found is None else f"{found[1]}{list(found[0])}"
+
+
+def _first_line(e: BaseException) -> str:
+    lines = str(e).strip().splitlines()
+    return f"{lines[0][:200]}" if lines else type(e).__name__

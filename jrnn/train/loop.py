@@ -1,0 +1,192 @@
+"""The training loop: calls of the compiled function, with measuring, validating and saving around them."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ..errors import ConfigError, TrainError
+from .check import check_gradients_agree
+from .checkpoint import Checkpoints
+from .config import Config
+from .metrics import MetricsFile, Report
+from .model import Model, char_lstm
+from .optimizers import make_optimizer
+from .run_dir import RunDir
+from .step import Measured, State, initial_state, make_train_call, make_validation, stack_chunks
+from .text import TextData
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended: the steps done, the last validation loss in nats a character, and whether it was interrupted."""
+
+    run: Path
+    step: int
+    validation_loss: float
+    interrupted: bool
+
+
+def train(config: Config, out: str | Path, *, resume: bool = False, console: Console | None = None) -> Result:
+    """Trains as `config` says, in the run directory `out`.
+
+    Args:
+        config: see `load_config`.
+        out: the run directory; made where it does not exist.
+        resume: continue from the newest checkpoint in `out`. On one machine and one version the result is, to the bit, that
+            of the run without the interruption.
+        console: where to report; the terminal by default.
+
+    Returns:
+        How the run ended. Ctrl-C and SIGTERM end it after the call in flight, with a checkpoint.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, GradientError: before the first step, as a rule; each says where.
+    """
+    console = console or Console()
+    with RunDir(out) as run:
+        if run.has_checkpoint() and not resume:
+            raise ConfigError(f"{run.path}: holds a run already; continue it with --resume, or give another with --out")
+        text = TextData.load(config.data, config.seed)
+        if resume:
+            run.check_continues(config, text)
+        model = char_lstm(config.model, len(text.vocabulary), config.gradient.source)
+        optimizer = make_optimizer(config.optimizer, config.train.steps)
+        state = initial_state(model, optimizer, config.data.batch, config.seed)
+        with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
+            if resume:
+                state, damaged = checkpoints.restore(state)
+                for warning in damaged:
+                    console.print(f"warning: {warning}; going on from the one before", markup=False, soft_wrap=True)
+            run.write(config, text)
+            if config.gradient.check:
+                check_gradients_agree(model, state.params, text.train.chunk_at(0))
+                console.print("gradients: JAX's and the generated net's agree on the first batch", markup=False)
+            done = int(state.step)
+            loop = _Loop(config, model, optimizer, text, run)
+            with (
+                MetricsFile(run.metrics, done if resume else None) as metrics,
+                Report(console, config.train.steps, done) as report,
+                _stop_on_signal() as stop,
+            ):
+                return loop.go(state, checkpoints, metrics, report, stop)
+
+
+class _Loop:
+    """One run under way."""
+
+    def __init__(self, config: Config, model: Model, optimizer: Any, text: TextData, run: RunDir):
+        self.config = config
+        self.run = run
+        self.text = text
+        self.call = make_train_call(model, optimizer, config.data.batch, config.seed)
+        self.validate = make_validation(model, list(text.validation.one_pass()))
+        self.validation_loss = math.nan
+
+    def go(self, state: State, checkpoints: Checkpoints, metrics: MetricsFile, report: Report, stop: _Stop) -> Result:
+        """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
+        train = self.config.train
+        step = int(state.step)
+        recorder = _Recorder(metrics, report, self.config.data.batch * self.config.data.chunk)
+        while step < train.steps and not stop.asked:
+            n = self._steps_to_boundary(step)
+            chunks = stack_chunks([self.text.train.chunk_at(step + k) for k in range(n)], train.steps_per_call)
+            state, measured = self.call(state, chunks, n)
+            recorder.record(step, n, measured)
+            step += n
+            if step % train.validate_every == 0 or step == train.steps:
+                recorder.flush()
+                self._validate(step, state, metrics, report)
+                recorder.restart_clock()
+            if step % train.checkpoint_every == 0:
+                recorder.flush()
+                checkpoints.save(step, state)
+        recorder.flush()
+        checkpoints.save(step, state)
+        if step == train.steps and math.isnan(self.validation_loss):  # resumed when there was nothing left to do
+            self._validate(step, state, metrics, report)
+        return Result(self.run.path, step, self.validation_loss, step < train.steps)
+
+    def _steps_to_boundary(self, step: int) -> int:
+        """Steps of the next call: as many as one does, but none beyond a validation, a checkpoint or the end."""
+        train = self.config.train
+        to_next = [every - step % every for every in (train.validate_every, train.checkpoint_every)]
+        return min(train.steps_per_call, train.steps - step, *to_next)
+
+    def _validate(self, step: int, state: State, metrics: MetricsFile, report: Report) -> None:
+        self.validation_loss = float(self.validate(state.params))
+        metrics.write(step, validation_loss=self.validation_loss)
+        report.say(f"step {step}: validation loss {self.validation_loss:.4f} nats a character")
+
+
+class _Recorder:
+    """Writes down what calls measured, each while the next one runs: fetching a result would wait for it."""
+
+    def __init__(self, metrics: MetricsFile, report: Report, tokens: int):
+        self._metrics = metrics
+        self._report = report
+        self._tokens = tokens
+        self._pending: tuple[int, int, Measured] | None = None
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self._since = time.perf_counter()
+
+    def record(self, step: int, n: int, measured: Measured) -> None:
+        """Keeps the measurements of steps `step + 1` to `step + n`, and writes those kept before."""
+        self.flush()
+        self._pending = (step, n, measured)
+
+    def flush(self) -> None:
+        """Writes what is kept; TrainError where a loss is not finite."""
+        if self._pending is None:
+            return
+        (step, n, measured), self._pending = self._pending, None
+        losses, norms = (np.asarray(values)[:n] for values in measured)  # waits for the call
+        now = time.perf_counter()
+        speed, self._since = n * self._tokens / (now - self._since), now
+        for k in range(n):
+            timing = {"tokens_per_second": round(speed)} if k == n - 1 else {}
+            self._metrics.write(step + k + 1, loss=float(losses[k]), gradient_norm=float(norms[k]), **timing)
+            if not np.isfinite(losses[k]):
+                raise TrainError(
+                    f"step {step + k + 1}: the loss is {losses[k]}; continue from the last checkpoint with --resume and a "
+                    "smaller optimizer.learning_rate or optimizer.clip"
+                )
+        self._report.update(step + n, float(np.mean(losses)), speed)
+
+
+@dataclass
+class _Stop:
+    asked: bool = False
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[_Stop]:
+    """Turns the first SIGINT or SIGTERM into a wish to stop; the second interrupts at once."""
+    stop = _Stop()
+
+    def on_signal(number, frame):
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield stop
+        return
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,80 @@
+"""What a run reports: metrics.jsonl for programs, a progress line for people."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+
+class MetricsFile:
+    """Appends one JSON object a line; every line carries the step it belongs to."""
+
+    def __init__(self, path: Path, resume_at: int | None = None):
+        """Starts anew, or (`resume_at`) keeps the lines up to that step: the rest is about to be measured again."""
+        kept = []
+        if resume_at is not None and path.exists():
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= resume_at]
+        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, **values: Any) -> None:
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> MetricsFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._file.close()
+
+
+def _step(line: str) -> float:
+    """The step of a line; infinite for one that was cut off when the process was killed."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step(line) < math.inf]
+
+
+class Report:
+    """The progress line, and the lines that stay above it."""
+
+    def __init__(self, console: Console, steps: int, done: int):
+        self._console = console
+        self._progress = Progress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            refresh_per_second=4,
+            disable=not console.is_terminal,  # in a log file, only the lines that stay
+        )
+        self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="- tokens/s")
+
+    def __enter__(self) -> Report:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def update(self, step: int, loss: float, speed: float) -> None:
+        self._progress.update(self._task, completed=step, loss=f"{loss:.3f}", speed=f"{speed:,.0f} tokens/s")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

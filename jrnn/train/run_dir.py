@@ -1,0 +1,164 @@
+"""A run's directory: its resolved config, where it came from, its metrics and checkpoints, and the lock that guards them.
+
+config.toml      the resolved configuration, from which the run can be done again
+run.json         versions, machine, git state, and when it was started
+vocabulary.json  the characters that the model knows, and the text's checksum
+metrics.jsonl    one JSON object a line
+checkpoints/     one folder a step
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ..errors import CheckpointError, ConfigError, DataError
+from .config import Config, load_config
+from .settings import encode
+from .text import TextData, Vocabulary
+
+
+class RunDir:
+    """The files of one run; `with run:` holds the lock, so that no second process trains in the same directory."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def __enter__(self) -> RunDir:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as e:
+            raise ConfigError(f"{self.path}: cannot hold a run: {e.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the system when the process ends
+        except BlockingIOError:
+            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+            os.close(self._lock)
+            raise ConfigError(
+                f"{self.path}: another process ({holder or 'unknown'}) is training in this directory; wait for it, or give "
+                "another directory with --out"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"pid {os.getpid()}".encode(), 0)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def has_checkpoint(self) -> bool:
+        return self.checkpoints.is_dir() and any(p.name.isdigit() for p in self.checkpoints.iterdir())
+
+    def load_config(self) -> Config:
+        """The run's configuration; CheckpointError where the directory holds no run."""
+        path = self.path / "config.toml"
+        if not path.exists():
+            raise CheckpointError(f"{self.path}: is not a run directory: it has no config.toml")
+        return load_config(path)
+
+    def check_continues(self, config: Config, text: TextData) -> None:
+        """Raises where the run was of another model or text than the one that is to be continued."""
+        before = self.load_config()
+        for table in ("model", "data"):
+            old, new = vars(getattr(before, table)), vars(getattr(config, table))
+            for key in old:
+                if old[key] != new[key]:
+                    raise CheckpointError(
+                        f"{self.path}: is another run: {table}.{key} is {old[key]!r} there, and {new[key]!r} here"
+                    )
+        if before.seed != config.seed:
+            raise CheckpointError(f"{self.path}: seed is {before.seed} there, and {config.seed} here")
+        if self._vocabulary()["sha256"] != text.sha256:
+            raise DataError(f"{self.path}: the text has changed since this run began; start a new one")
+
+    def load_vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._vocabulary()["characters"])
+
+    def _vocabulary(self) -> dict[str, str]:
+        path = self.path / "vocabulary.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return {"characters": str(found["characters"]), "sha256": str(found["sha256"])}
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: no such file; the run directory is not complete") from None
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{path}: is damaged; it must hold 'characters' and 'sha256'") from None
+
+    def write(self, config: Config, text: TextData) -> None:
+        """Writes what is known before the first step."""
+        vocabulary = {"characters": text.vocabulary.characters, "sha256": text.sha256}
+        self._write_text("vocabulary.json", json.dumps(vocabulary, ensure_ascii=False) + "\n")
+        self._write_text("run.json", json.dumps(provenance(), indent=2) + "\n")
+        self._write_text("config.toml", encode(config))
+
+    def _write_text(self, name: str, text: str) -> None:
+        aside = self.path / (name + ".tmp")
+        try:
+            aside.write_text(text, encoding="utf-8")
+            aside.replace(self.path / name)  # atomic: a reader finds the old file or the new one
+        except OSError as e:
+            raise ConfigError(f"{self.path / name}: cannot be written: {e.strerror}") from None
+
+
+def provenance() -> dict[str, Any]:
+    """Where a result comes from: versions, devices, command, and the state of the repository it was run in."""
+    packages = ("jrnn", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        "devices": [str(d) for d in jax.devices()],
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "git": _git_state(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """The commit of the source tree and whether it was changed since; None outside a repository."""
+    here = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", "-C", here, *args], capture_output=True, text=True, check=True, timeout=20).stdout
+
+    try:
+        return {"commit": git("rev-parse", "HEAD").strip(), "changed": git("status", "--porcelain").splitlines()}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def first_free(folder: Path, name: str) -> Path:
+    """`folder/name`, or with -2, -3, ... after it where that exists."""
+    found, number = folder / name, 1
+    while found.exists():
+        number += 1
+        found = folder / f"{name}-{number}"
+    return found

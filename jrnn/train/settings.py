@@ -1,0 +1,141 @@
+"""TOML into frozen dataclasses, and back: unknown keys are errors, values are checked against the annotations.
+
+The dataclasses say what there is: a nested dataclass is a table, a `Literal` a choice, `dict` a free table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import ConfigError, near
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; ConfigError where it is missing or is not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+        raise ConfigError(f"{path}: no such file{near(path.name, beside)}") from None
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}") from None
+    except tomllib.TOMLDecodeError as e:
+        raise ConfigError(f"{path}: is not TOML: {e}") from None
+
+
+def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """The same tables with `a.b=value` assignments applied; a value that is not TOML is taken as a string.
+
+    >>> override({"train": {"steps": 10}}, ["train.steps=20", "data.path=a.txt"])
+    {'train': {'steps': 20}, 'data': {'path': 'a.txt'}}
+    """
+    changed = json.loads(json.dumps(tables, default=str))  # a deep copy of plain tables
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        keys = name.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(f"--set {assignment}: must be written KEY=VALUE, as in --set train.steps=100")
+        table = changed
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {assignment}: {key!r} is a value, not a table")
+        table[keys[-1]] = _value(text.strip())
+    return changed
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def decode(cls: type[T], tables: Mapping[str, Any], where: str) -> T:
+    """A dataclass from tables.
+
+    Args:
+        cls: a frozen dataclass whose fields have defaults; its `__post_init__` may raise ConfigError.
+        tables: what the file says.
+        where: the file's name, for messages.
+
+    Raises:
+        ConfigError: for an unknown key (with the near name), a value of another type, or an impossible value.
+    """
+    return _decode(cls, tables, where, "")
+
+
+def _decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str) -> T:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    annotations = typing.get_type_hints(cls)
+    values = {}
+    for key, value in tables.items():
+        full = prefix + key
+        if key not in fields:
+            hint = near(key, fields) or f"; known keys are {', '.join(fields)}"
+            raise ConfigError(f"{where}: unknown key {full!r}{hint}")
+        kind = annotations[key]
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: {full} must be a table [{full}], is {value!r}")
+            values[key] = _decode(kind, value, where, full + ".")
+        else:
+            values[key] = _checked(kind, value, where, full)
+    try:
+        return cls(**values)
+    except ConfigError as e:
+        raise e.at(where) if not prefix else e from None
+
+
+def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
+    choices = typing.get_args(kind)
+    if typing.get_origin(kind) is typing.Literal:
+        if value not in choices:
+            hint = near(value, choices) if isinstance(value, str) else ""
+            shown = " or ".join(map(repr, choices))
+            raise ConfigError(f"{where}: {full} must be {shown}, is {value!r}{hint}")
+        return value
+    if isinstance(kind, types.UnionType):
+        kind = next(k for k in choices if k is not type(None))
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{where}: {full} must be {_NAMES[kind]}, is {value!r}")
+    return value
+
+
+_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table"}
+
+
+def encode(config: Any) -> str:
+    """A dataclass as TOML that `decode` reads back to an equal one; fields that are None are left out."""
+    return _encode(dataclasses.asdict(config), "").lstrip()
+
+
+def _encode(table: Mapping[str, Any], name: str) -> str:
+    plain = [(k, v) for k, v in table.items() if v is not None and not isinstance(v, Mapping)]
+    text = "".join(f"{k} = {_scalar(v)}\n" for k, v in plain)
+    if name and (plain or not table):
+        text = f"\n[{name}]\n{text}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            text += _encode(value, f"{name}.{key}" if name else key)
+    return text
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, float):
+        return repr(value)
+    # JSON's strings, booleans, integers and lists are also TOML's, once DEL and non-ASCII characters stay as they are.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,171 @@
+"""Text as training data: where it comes from, its characters as numbers, and streams of chunks.
+
+Shapes: B streams, T characters in a chunk. A text is cut into B streams of equal length that are read side by side, T
+characters at a time, so that the state of a recurrent network can be carried from one chunk to the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import DataError
+from .config import DataConfig
+
+
+def read_text(data: DataConfig) -> str:
+    """The text that a configuration asks for.
+
+    Raises:
+        DataError: for a file that is missing, unreadable or not UTF-8, or a Python without its documentation.
+    """
+    if data.source == "python-docs":
+        return _python_docs()
+    assert data.path is not None
+    try:
+        raw = Path(data.path).read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{data.path}: no such file; data.path must name a UTF-8 text") from None
+    except OSError as e:
+        raise DataError(f"{data.path}: cannot be read: {e.strerror}") from None
+    try:
+        return raw.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as e:
+        raise DataError(
+            f"{data.path}: is not UTF-8: byte {e.start} is 0x{raw[e.start]:02x}; convert it, as with: "
+            f"iconv -f latin1 -t utf-8 {data.path}"
+        ) from None
+
+
+def _python_docs() -> str:
+    try:
+        from pydoc_data.topics import topics  # optional: some systems package Python without it
+    except ImportError:
+        raise DataError(
+            "this Python comes without pydoc_data, the text of data.source = 'python-docs'; install the whole standard "
+            "library, or train on a file with --set data.path=FILE"
+        ) from None
+    return "".join(topics[name] for name in sorted(topics))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The characters that a model knows, in the order of their numbers.
+
+    >>> v = Vocabulary.of("hello")
+    >>> v.characters, v.encode("hole").tolist(), v.decode([1, 0])
+    ('ehlo', [1, 3, 2, 0], 'he')
+    """
+
+    characters: str
+
+    @classmethod
+    def of(cls, text: str) -> Vocabulary:
+        return cls("".join(sorted(set(text))))
+
+    def __len__(self) -> int:
+        return len(self.characters)
+
+    def encode(self, text: str) -> np.ndarray:
+        """[len(text)] int32; DataError where a character is not known."""
+        known = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        places = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+        unknown = np.flatnonzero(known[places] != codes)
+        if unknown.size:
+            raise DataError(
+                f"the model does not know the character {text[unknown[0]]!r}: it is not in the training text"
+            )
+        return places.astype(np.int32)
+
+    def decode(self, numbers) -> str:
+        return "".join(self.characters[int(n)] for n in numbers)
+
+
+class Chunk(NamedTuple):
+    """One step's data: characters and the ones that follow, [T, B] int32; `fresh` where the state starts anew."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    fresh: np.ndarray
+
+
+@dataclass(frozen=True)
+class Streams:
+    """B streams of an encoded text, chunk by chunk; a chunk is a function of the step's number alone.
+
+    So nothing about the reading needs to be saved: a run that is resumed at step k reads what the uninterrupted one does.
+    Each pass over the text starts at another of T offsets, so that chunks are cut at other places.
+    """
+
+    streams: np.ndarray  # [B, length]
+    chunk: int
+    seed: int
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, batch: int, chunk: int, seed: int = 0) -> Streams:
+        """Raises DataError where the text is too short for one chunk and its next character in each stream."""
+        length = len(tokens) // batch
+        if length < chunk + 1:
+            raise DataError(
+                f"the text is too short: {len(tokens)} characters in {batch} streams make {length} each, but data.chunk = "
+                f"{chunk} needs at least {chunk + 1}; use a longer text, or a smaller data.batch or data.chunk"
+            )
+        return cls(tokens[: length * batch].reshape(batch, length), chunk, seed)
+
+    @property
+    def per_pass(self) -> int:
+        """Chunks in one pass over the text: as many as fit after any offset."""
+        return max((self.streams.shape[1] - self.chunk) // self.chunk, 1)
+
+    def chunk_at(self, step: int) -> Chunk:
+        """The data of step `step`, counted from 0 through all passes."""
+        number, index = divmod(step, self.per_pass)
+        offset = 0
+        if number:
+            offsets = min(self.chunk, self.streams.shape[1] - self.per_pass * self.chunk)
+            offset = int(np.random.default_rng((self.seed, number)).integers(offsets))
+        return self._cut(offset + index * self.chunk, index == 0)
+
+    def one_pass(self) -> Iterator[Chunk]:
+        """The chunks of one pass without an offset, for validation."""
+        for index in range((self.streams.shape[1] - 1) // self.chunk):
+            yield self._cut(index * self.chunk, index == 0)
+
+    def _cut(self, start: int, fresh: bool) -> Chunk:
+        window = np.ascontiguousarray(self.streams[:, start : start + self.chunk + 1].T)  # [T + 1, B]
+        return Chunk(window[:-1], window[1:], np.asarray(fresh))
+
+
+@dataclass(frozen=True)
+class TextData:
+    """A text made ready: the vocabulary of the whole of it, streams of its first part, and of its last for validation."""
+
+    vocabulary: Vocabulary
+    train: Streams
+    validation: Streams
+    sha256: str
+
+    @classmethod
+    def load(cls, data: DataConfig, seed: int) -> TextData:
+        """Raises DataError where the text cannot be read, or either part is too short."""
+        text = read_text(data)
+        if not text:
+            raise DataError(f"{data.path or data.source}: the text is empty")
+        vocabulary = Vocabulary.of(text)
+        tokens = vocabulary.encode(text)
+        border = round(len(tokens) * (1 - data.validation))
+        try:
+            train = Streams.of(tokens[:border], data.batch, data.chunk, seed)
+        except DataError as e:
+            raise e.at(f"{data.path or data.source}, training part") from None
+        try:
+            validation = Streams.of(tokens[border:], data.batch, data.chunk)
+        except DataError as e:
+            raise e.at(f"{data.path or data.source}, validation part (data.validation = {data.validation})") from None
+        return cls(vocabulary, train, validation, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
