@@ -66,7 +66,8 @@ def get_external_blob_names(net: Net, lexical_scope: Collection[str]) -> tuple[l
 def extract_sub_net(net: Net, inputs: Iterable[str], outputs: Iterable[str], name: str | None = None) -> Net:
     """The part of `net` that computes the last versions of `outputs` from the last versions of `inputs`.
 
-    Its external inputs are `inputs` and then whatever else the part reads from outside. No blob is renamed.
+    Its external inputs are `inputs` and then whatever else the part reads from outside. No blob is renamed. Caffe2 refuses
+    every part that shares an operator with what makes an input; here only one in which a blob would be in the way.
 
     Raises:
         NetError: a name is no blob of the net, or the part would also need an earlier version of an input: rename
