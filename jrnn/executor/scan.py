@@ -5,14 +5,18 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ScanError
+from jrnn.executor import rewrite
+from jrnn.executor.fission import split
+from jrnn.executor.gradient import differentiable
 from jrnn.executor.masking import masked
+from jrnn.executor.step import trace_step
 
 
 def scan(
@@ -55,4 +59,10 @@ def scan(
         leaves = jax.tree.leaves(xs)
         steps = length if not leaves else jnp.shape(leaves[0])[0]
         xs = (jnp.arange(steps), xs)
-    return jax.lax.scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll)
+    traced = trace_step(step, carry, xs, length, reverse, unroll)
+    if traced is None:
+        return jax.lax.scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll)
+    fission = split(traced.loop)
+    core = differentiable(rewrite.together(fission.core))
+    carry_out, ys = fission.run(traced.consts, traced.init, traced.xs, core)
+    return jax.tree.unflatten(traced.carry_tree, carry_out), jax.tree.unflatten(traced.ys_tree, ys)

@@ -1,0 +1,235 @@
+"""Fission: a loop becomes work before it, a smaller loop, and work after it.
+
+What depends on `xs` alone is done for all steps at once before the loop, what only feeds outputs is done for all steps
+at once after it, and a carry that only adds (`new = old + v`) becomes one sum over time after it. "All steps at once"
+is `jax.vmap` over time, so T small contractions become one large one.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.executor import jaxprs, sums
+from jrnn.executor.jaxprs import Atom, Env, Var
+from jrnn.executor.loop import Loop
+
+Runner = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
+
+
+@dataclass(frozen=True)
+class Fission:
+    """A loop taken apart; `core` is what stays in the loop.
+
+    Attributes:
+        loop: the whole.
+        core: the loop that stays; its inputs and ys are variables of `loop`.
+        once: equations of constants alone, evaluated once.
+        hoisted: equations evaluated for all steps before the core; `early` is what they are wanted for.
+        sunk: equations evaluated for all steps after the core; `late` is what they are wanted for.
+        summed: positions of the carries that became sums, with what they add at each step.
+    """
+
+    loop: Loop
+    core: Loop
+    once: tuple[Any, ...]
+    hoisted: tuple[Any, ...]
+    early: tuple[Var, ...]
+    sunk: tuple[Any, ...]
+    late: tuple[Var, ...]
+    summed: dict[int, Atom]
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], core: Runner | None = None) -> Any:
+        """The whole loop's `(last carry, stacked ys)`; `core` runs the loop that stays (by default, plainly)."""
+        loop = self.loop
+        env = jaxprs.evaluate(self.once, dict(zip(loop.consts, consts)))
+        stacked = dict(zip(loop.xs, xs))
+        _over_time(self.hoisted, self.early, env, stacked)
+
+        kept = [i for i in range(len(loop.carry)) if i not in self.summed]
+        core_init = [init[i] for i in kept]
+        last, core_ys = (core or self.core.run)(
+            [env[v] for v in self.core.consts], core_init, [stacked[v] for v in self.core.xs]
+        )
+        stacked.update(zip(self.core.ys, core_ys))
+        for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
+            if out in stacked:
+                stacked[v] = shifted(stacked[out], first, loop.reverse)
+        _over_time(self.sunk, self.late, env, stacked)
+
+        carry = dict(zip(kept, last))
+        for i, v in self.summed.items():
+            total = sums.total(v, jaxprs.producers(loop.eqns), stacked, env, loop.length)
+            carry[i] = init[i] + total
+        ys = [self._stack(atom, env, stacked) for atom in loop.ys]
+        return [carry[i] for i in range(len(loop.carry))], ys
+
+    def _stack(self, atom: Atom, env: Env, stacked: Env) -> Any:
+        if not jaxprs.is_literal(atom) and atom in stacked:
+            return stacked[atom]
+        value = jnp.asarray(jaxprs.read(env, atom), atom.aval.dtype)
+        return jnp.broadcast_to(value, (self.loop.length, *value.shape))
+
+
+def shifted(stack: Any, first: Any, reverse: bool) -> Any:
+    """What each step found in its carry, from what each step left there: `first` and all but the last, [T, ...]."""
+    if reverse:
+        return jnp.concatenate([stack[1:], first[None]])
+    return jnp.concatenate([first[None], stack[:-1]])
+
+
+def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env) -> None:
+    """Evaluates equations for all steps at once: `env` holds what is constant, `stacked` [T, ...] what is not."""
+    read = jaxprs.free_variables(eqns)
+    moving = [v for v in read if v in stacked]
+    if not moving:
+        return
+    fixed = {v: env[v] for v in read if v not in stacked}
+
+    def at_one_step(values: list[Any]) -> list[Any]:
+        local = jaxprs.evaluate(eqns, {**fixed, **dict(zip(moving, values))})
+        return [local[v] for v in outs]
+
+    stacked.update(zip(outs, jax.vmap(at_one_step)([stacked[v] for v in moving])))
+
+
+def split(loop: Loop, eager: bool = False) -> Fission:
+    """Takes a loop apart.
+
+    Args:
+        loop: the loop.
+        eager: hoist all that can be, instead of only what surrounds contractions and lookups. It pays for the
+            reverse loop, whose coefficients are then computed in bulk.
+    """
+    eqns = loop.eqns
+    varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
+    stuck = [v for e in eqns if not jaxprs.is_movable(e) for v in e.outvars if v in varying]
+    inner = jaxprs.depends(eqns, (*loop.carry, *stuck))  # cannot be known before the loop
+
+    once = _once(loop, varying)
+    known = {*loop.consts, *(v for e in once for v in e.outvars)}
+    early = _hoisted(loop, varying, inner, known, eager)
+    free = {*known, *loop.xs, *early}
+
+    summed = _summed(loop, free)
+    kept = [i for i in range(len(loop.carry)) if i not in summed]
+    carry = [loop.carry[i] for i in kept]
+    carry_out = [loop.carry_out[i] for i in kept]
+    made = jaxprs.producers(eqns)
+    targets = [a for a in loop.ys if not jaxprs.is_literal(a)]
+    targets += sums.leaves(summed.values(), made, free | set(targets))
+    targets = list(dict.fromkeys(targets))
+
+    after = _after(loop, inner, free, carry, carry_out, targets)
+    sunk, read_after = jaxprs.needed(eqns, targets, free | (inner - after))
+    left = [_left_in_carry(v, loop, known) for v in read_after if v in inner]
+    ys = list(dict.fromkeys(v for v in left if v not in free))
+    body, _ = jaxprs.needed(eqns, [*carry_out, *ys], free | set(carry))
+    read = dict.fromkeys([*jaxprs.free_variables(body), *(a for a in carry_out if not jaxprs.is_literal(a))])
+    core = replace(
+        loop,
+        eqns=tuple(body),
+        consts=tuple(v for v in read if v in known),
+        carry=tuple(carry),
+        xs=tuple(v for v in read if v in free and v not in known),
+        carry_out=tuple(carry_out),
+        ys=tuple(ys),
+    )
+    early = [v for v in early if v in core.xs or v in read_after]
+    hoisted, _ = jaxprs.needed(eqns, early, known | set(loop.xs))
+    late = [v for v in targets if v not in free and any(v in e.outvars for e in sunk)]
+    return Fission(loop, core, tuple(once), tuple(hoisted), tuple(early), tuple(sunk), tuple(late), summed)
+
+
+def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
+    """Equations of constants alone; those that only spread a value out are cheaper done where they are used."""
+    constant = [e for e in loop.eqns if not any(v in varying for v in e.outvars)]
+    outs = [v for e in constant if e.primitive.name not in ("broadcast_in_dim", "iota") for v in e.outvars]
+    outs += [a for a in loop.outputs if not jaxprs.is_literal(a) and a not in varying]
+    return jaxprs.needed(constant, outs, set(loop.consts))[0]
+
+
+def _hoisted(loop: Loop, varying: Collection[Var], inner: Collection[Var], known: set[Var], eager: bool) -> list[Var]:
+    """What to compute for all steps before the loop: contractions and what follows from them without growing."""
+    chosen: dict[Var, None] = {}
+    for eqn in loop.eqns:
+        if any(v in inner or v in known or v not in varying for v in eqn.outvars):
+            continue
+        grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
+        follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows
+        if eager or jaxprs.is_heavy(eqn) or follows:
+            chosen.update(dict.fromkeys(eqn.outvars))
+    return list(chosen)
+
+
+def _summed(loop: Loop, free: Collection[Var]) -> dict[int, Atom]:
+    """Carries that only add: `new = old + v`, with `old` and `new` used for nothing else."""
+    uses = [v for e in loop.eqns for v in jaxprs.inputs(e)] + [a for a in loop.outputs if not jaxprs.is_literal(a)]
+    made = jaxprs.producers(loop.eqns)
+    found: dict[int, Atom] = {}
+    for i, (old, new) in enumerate(zip(loop.carry, loop.carry_out)):
+        if jaxprs.is_literal(new) or uses.count(old) != 1 or uses.count(new) != 1:
+            continue
+        eqn = made.get(new)
+        if eqn is None or eqn.primitive.name not in ("add", "add_any") or old not in eqn.invars:
+            continue
+        v = eqn.invars[1] if eqn.invars[0] is old else eqn.invars[0]
+        if (v.aval.shape, v.aval.dtype) == (old.aval.shape, old.aval.dtype) and sums.pays(v, made, free):
+            found[i] = v
+    return found
+
+
+def _after(
+    loop: Loop,
+    inner: Collection[Var],
+    free: Collection[Var],
+    carry: Sequence[Var],
+    carry_out: Sequence[Atom],
+    targets: Sequence[Var],
+) -> set[Var]:
+    """What to compute for all steps after the loop: contractions that feed only outputs, and what surrounds them."""
+    base = {*free, *loop.carry}
+    staying = {v for e in jaxprs.needed(loop.eqns, carry_out, base)[0] for v in e.outvars}
+    live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if e.outvars[0] in inner]
+    users: dict[Var, list[Any]] = {}
+    stuck: set[Var] = set()  # read by what cannot move
+    for eqn in reversed(live):
+        for v in jaxprs.inputs(eqn):
+            users.setdefault(v, []).append(eqn)
+        if not jaxprs.is_movable(eqn) or any(v in stuck for v in eqn.outvars):
+            stuck.update(jaxprs.inputs(eqn))
+
+    def can_move(eqn: Any) -> bool:
+        return jaxprs.is_movable(eqn) and not any(v in staying or v in stuck for v in eqn.outvars)
+
+    after: set[Var] = set()
+    for eqn in live:
+        follows = any(v in after for v in jaxprs.inputs(eqn))
+        if can_move(eqn) and (jaxprs.is_heavy(eqn) or follows):
+            after.update(eqn.outvars)
+    # Then further back, as long as the loop has no more to stack.
+    stacked = {*base, *(v for e in live for v in jaxprs.inputs(e) if v not in after and e.outvars[0] in after)}
+    for eqn in reversed(live):
+        mine = [u for v in eqn.outvars for u in users.get(v, [])]
+        if not can_move(eqn) or any(v in after for v in eqn.outvars):
+            continue
+        if all(u.outvars[0] in after for u in mine):
+            reads = {v for v in jaxprs.inputs(eqn) if v in inner and v not in stacked}
+            if sum(map(jaxprs.nbytes, reads)) <= sum(map(jaxprs.nbytes, eqn.outvars)):
+                after.update(eqn.outvars)
+                stacked.update(reads)
+    return after
+
+
+def _left_in_carry(v: Var, loop: Loop, known: Collection[Var]) -> Var:
+    """For a carry, the variable that the step leaves in it: its stack, shifted, is the carry's."""
+    if v in loop.carry:
+        out = loop.carry_out[loop.carry.index(v)]
+        return v if jaxprs.is_literal(out) or out in known else out
+    return v

@@ -1,0 +1,83 @@
+"""From a step function to a loop as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.executor import jaxprs
+from jrnn.executor.loop import Loop
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A loop with the values that it is given, and the trees of what it returns."""
+
+    loop: Loop
+    consts: tuple[Any, ...]
+    init: tuple[Any, ...]
+    xs: tuple[Any, ...]
+    carry_tree: Any
+    ys_tree: Any
+
+
+def trace_step(
+    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, length: int | None, reverse: bool, unroll: int | bool
+) -> Traced | None:
+    """Traces a step, or returns None for what `jax.lax.scan` had better be given itself.
+
+    That is: no steps at all, side effects, a carry whose type changes (`lax.scan` promotes it, or says what is wrong),
+    and inputs that do not fit together.
+    """
+    init, carry_tree = jax.tree.flatten(carry)
+    leaves, xs_tree = jax.tree.flatten(xs)
+    leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
+    init = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in init]
+    if any(leaf.ndim == 0 for leaf in leaves):
+        return None
+    sizes = {leaf.shape[0] for leaf in leaves} | ({int(length)} if length is not None else set())
+    if len(sizes) != 1 or not min(sizes):
+        return None
+    (steps,) = sizes
+    trees: list[Any] = []
+
+    def flat_step(*args: Any) -> list[Any]:
+        given = jax.tree.unflatten(carry_tree, args[: len(init)]), jax.tree.unflatten(xs_tree, args[len(init) :])
+        out = step(*given)
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise _Unfit
+        (new, new_tree), (ys, ys_tree) = jax.tree.flatten(out[0]), jax.tree.flatten(out[1])
+        trees[:] = [new_tree, ys_tree]
+        return [*new, *ys]
+
+    avals = [*map(jax.typeof, init), *(jax.typeof(leaf[0]) for leaf in leaves)]
+    try:
+        program = jaxprs.trace(flat_step, avals)
+    except _Unfit:
+        return None
+    outs = [a.aval for a in program.outvars]
+    fits = trees[0] == carry_tree and all(
+        (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type) for a, b in zip(avals, outs[: len(init)])
+    )
+    if program.effects or not fits:
+        return None
+    loop = Loop(
+        program.eqns,
+        program.constvars,
+        program.invars[: len(init)],
+        program.invars[len(init) :],
+        program.outvars[: len(init)],
+        program.outvars[len(init) :],
+        steps,
+        reverse,
+        unroll,
+    )
+    return Traced(loop, program.consts, tuple(init), tuple(leaves), carry_tree, trees[1])
+
+
+class _Unfit(Exception):
+    """A step whose result is not a pair."""

@@ -1,0 +1,102 @@
+"""Sums over time of a value that a step computes, formed after the loop from what the step read.
+
+A sum commutes with linear operations, so it moves up through them: the sum of `dot(a, b)` is one contraction over
+time and the dot's own axes together, the sum of a reduction is one reduction, and only their operands are stacked.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.executor import jaxprs
+from jrnn.executor.jaxprs import Atom, Env, Var
+
+_LINEAR = frozenset("transpose reshape neg broadcast_in_dim squeeze copy copy_p rev slice reduce_sum".split())
+_ADDS = ("add", "add_any", "sub")
+# A value that is not a contraction or a reduction is stacked only when it is small: otherwise adding in place is better.
+_SMALL = 64 * 1024
+
+
+def pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
+    """Whether summing after the loop is better than adding at each step."""
+    if jaxprs.is_literal(v) or v not in made or v in free:
+        return jaxprs.nbytes(v) <= _SMALL
+    eqn = made[v]
+    if eqn.primitive.name in ("dot_general", "reduce_sum"):
+        return True
+    if _is_linear(eqn) or eqn.primitive.name in _ADDS:
+        return all(pays(a, made, free) for a in eqn.invars)
+    return jaxprs.nbytes(v) <= _SMALL
+
+
+def leaves(values: Iterable[Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> list[Var]:
+    """The variables whose stacks the sums of `values` are formed from; `stacked` are those that exist anyway."""
+    values = list(values)
+    known = {v: None for v in stacked}
+    for contractions_only in (True, False):  # what a contraction reads is stacked, so a reduction may read it too
+        found = [leaf for v in values for leaf in _leaves(v, made, known, contractions_only)]
+        known.update(dict.fromkeys(found))
+    return list(dict.fromkeys(found))
+
+
+def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contractions_only: bool) -> list[Var]:
+    if jaxprs.is_literal(v):
+        return []
+    eqn = None if v in stacked else made.get(v)
+    if eqn is not None and eqn.primitive.name == "dot_general":
+        return jaxprs.inputs(eqn)
+    if eqn is not None and (_is_linear(eqn) or eqn.primitive.name in _ADDS):
+        return [leaf for a in eqn.invars for leaf in _leaves(a, made, stacked, contractions_only)]
+    return [] if contractions_only else [v]
+
+
+def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: int) -> Any:
+    """The sum over time of `v`; `stacked` holds what varies, [T, ...], and `env` what is constant."""
+    if jaxprs.is_literal(v) or v in env:
+        value = jnp.asarray(jaxprs.read(env, v))
+        return value * jnp.asarray(length, value.dtype)
+    if v in stacked:
+        return jnp.sum(stacked[v], axis=0, dtype=stacked[v].dtype)
+    eqn = made[v]
+    with jaxprs.in_scope(eqn):
+        if eqn.primitive.name == "dot_general":
+            return _contraction(eqn, stacked, env, length)
+        operand = eqn.invars[0]
+        if eqn.primitive.name == "reduce_sum" and operand in stacked:
+            axes = (0, *(a + 1 for a in eqn.params["axes"]))
+            return jnp.sum(stacked[operand], axis=axes, dtype=stacked[operand].dtype)
+        sums = [total(a, made, stacked, env, length) for a in eqn.invars]
+        return eqn.primitive.bind(*sums, **eqn.params)
+
+
+def _is_linear(eqn: Any) -> bool:
+    if eqn.primitive.name == "convert_element_type":
+        return all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in (eqn.invars[0], eqn.outvars[0]))
+    return eqn.primitive.name in _LINEAR and len(eqn.invars) == 1
+
+
+def _contraction(eqn: Any, stacked: Env, env: Env, length: int) -> Any:
+    """The sum over time of a dot: time is contracted together with the dot's own axes."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+    fixed = [atom for atom in eqn.invars if jaxprs.is_literal(atom) or atom not in stacked]
+    if fixed:
+        sums = [
+            jaxprs.read(env, a) if a is fixed[0] else total(a, {}, stacked, env, length) for a in eqn.invars
+        ]
+        return eqn.primitive.bind(*sums, **eqn.params)
+    dims = (
+        ((0, *(a + 1 for a in lhs_contract)), (0, *(a + 1 for a in rhs_contract))),
+        (tuple(a + 1 for a in lhs_batch), tuple(a + 1 for a in rhs_batch)),
+    )
+    return jax.lax.dot_general(
+        *(stacked[a] for a in eqn.invars),
+        dims,
+        precision=eqn.params["precision"],
+        preferred_element_type=eqn.params["preferred_element_type"],
+    )
