@@ -58,6 +58,10 @@ class CheckpointError(JrnnError, ValueError):
     """A checkpoint that is missing, damaged, or of another model."""
 
 
+class UsageError(JrnnError, ValueError):
+    """A command line that asks for something that is not there."""
+
+
 class TrainError(JrnnError):
     """A training run that cannot go on."""
 

@@ -24,8 +24,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-        raise ConfigError(f"{path}: no such file{near(path.name, beside)}") from None
+        raise ConfigError(f"{path}: no such file") from None
     except OSError as e:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:

@@ -1,0 +1,240 @@
+"""The command line: one sub-command calls one function. A user's mistake is one line and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from . import registry
+from .errors import JrnnError, UsageError, near
+from .gradcheck import check_gradients
+from .graph import show
+from .ir import Net
+from .lowering import describe_value, infer_shapes, run_net
+from .proto import read_net
+from .train import load_config, sample_run, train
+from .train.run_dir import first_free
+
+INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status: 0, 1 for a check that failed, 2 for a mistake, 130 interrupted."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.function(args)
+    except JrnnError as e:
+        if args.debug:
+            raise
+        print(f"jrnn {args.command}: error: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jrnn", description="A JAX-compiled functional engine for recurrent networks."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(function: Any, name: str, summary: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=summary, description=summary)
+        found.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        found.set_defaults(function=function)
+        return found
+
+    p = command(_train, "train", "train a model as a configuration says")
+    p.add_argument("config", help="a TOML file, or a run directory: its config")
+    p.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, as in train.steps=100"
+    )
+    p.add_argument("--out", metavar="DIR", help="the run directory; by default runs/NAME of the config")
+    p.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run directory")
+    p.add_argument("--no-sample", action="store_true", help="do not write text when training ends")
+
+    p = command(_sample, "sample", "write text from a trained model")
+    p.add_argument("run_dir", help="a run directory")
+    p.add_argument("--prompt", help="how the text begins")
+    p.add_argument("--length", type=int, help="characters to write after the prompt")
+    p.add_argument("--temperature", type=float, help="below 1 safer, above 1 wilder, 0 always the likeliest")
+    p.add_argument("--seed", type=int, default=0)
+
+    p = command(_run, "run", "run a net, operator by operator")
+    _add_net(p)
+    p.add_argument(
+        "--fetch", action="append", metavar="BLOB", help="a blob to show; by default the net's external outputs"
+    )
+    p.add_argument("--save", metavar="DIR", help="write what is fetched to DIR/BLOB.npy")
+
+    p = command(_show, "show", "list a net: operators, shapes, parameters, sub-nets")
+    _add_net(p)
+
+    p = command(_check, "check", "compute gradients in three ways, in float64, and compare them")
+    _add_net(p)
+    p.add_argument("--loss", default="loss", help="the blob to differentiate, of one element (default: loss)")
+
+    p = command(_ops, "ops", "list the operators")
+    p.add_argument("pattern", nargs="?", default="", help="only those whose name contains this")
+    return parser
+
+
+def _add_net(p: argparse.ArgumentParser) -> None:
+    p.add_argument("net", help="a NetDef file, binary or text")
+    p.add_argument("--init", metavar="NET", help="a net to run first, which makes the parameters")
+    p.add_argument(
+        "--feed",
+        action="append",
+        default=[],
+        metavar="BLOB=VALUE",
+        help="a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape",
+    )
+    p.add_argument("--seed", type=int, default=0, help="of random operators and of normal[...]")
+
+
+# training
+
+
+def _train(args: argparse.Namespace) -> int:
+    given = Path(args.config)
+    config = load_config(given / "config.toml" if given.is_dir() else given, args.set)
+    if args.out is not None:
+        out = Path(args.out)
+    elif given.is_dir() and args.resume:
+        out = given
+    else:
+        name = given.resolve().name if given.is_dir() else given.stem
+        out = Path("runs", name) if args.resume else first_free(Path("runs"), name)
+    console = Console()
+    console.print(f"run directory: {out}", markup=False, highlight=False, soft_wrap=True)
+    result = train(config, out, resume=args.resume, console=console)
+    if result.interrupted:
+        print(f"stopped at step {result.step}; continue with: jrnn train {out} --resume", file=sys.stderr)
+        return INTERRUPTED
+    if not args.no_sample:
+        print(f"--- {config.sample.length} characters of its own:\n{sample_run(out)}\n---")
+    print(
+        f"{result.step} steps, validation loss {result.validation_loss:.4f} nats a character; more: jrnn sample {out}"
+    )
+    return 0
+
+
+def _sample(args: argparse.Namespace) -> int:
+    changes = {"prompt": args.prompt, "length": args.length, "temperature": args.temperature}
+    print(sample_run(args.run_dir, args.seed, **changes))
+    return 0
+
+
+# nets
+
+
+def _run(args: argparse.Namespace) -> int:
+    net, blobs = _load_net(args)
+    written = dict.fromkeys(o for op in net.ops for o in op.outputs)
+    wanted = args.fetch or list(net.external_outputs) or list(written)
+    for name in wanted:
+        if name not in written and name not in blobs:
+            raise UsageError(f"--fetch {name}: net {net.name!r} has no such blob{near(name, [*written, *blobs])}")
+    found = {**blobs, **run_net(net, blobs, key=jax.random.key(args.seed))}
+    for name in wanted:
+        print(f"{name} {describe_value(found[name])}\n{found[name]}")
+        if args.save:
+            _save(Path(args.save), name, found[name])
+    return 0
+
+
+def _save(folder: Path, name: str, value: Any) -> None:
+    path = folder / (name.replace("/", ".") + ".npy")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(path, value)
+    except OSError as e:
+        raise UsageError(f"--save: {path}: {e.strerror}") from None
+
+
+def _show(args: argparse.Namespace) -> int:
+    net, blobs = _load_net(args)
+    try:
+        shapes = infer_shapes(net, blobs, key=jax.random.key(args.seed))
+    except JrnnError as e:
+        print(show(net))
+        if blobs:
+            raise
+        print(f"\nshapes are not known ({e}); give the inputs with --feed, and the parameters with --init")
+        return 0
+    print(show(net, shapes))
+    _print_parameters(net, blobs)
+    return 0
+
+
+def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
+    given = [name for name in net.external_inputs if name in blobs]
+    if not given:
+        return
+    width = max(map(len, given))
+    print("\ninputs and parameters")
+    for name in given:
+        print(f"  {name:{width}}  {describe_value(blobs[name])}")
+    print(f"  {sum(np.size(blobs[name]) for name in given):,} numbers in all")
+
+
+def _check(args: argparse.Namespace) -> int:
+    net, blobs = _load_net(args)
+    report = check_gradients(net, blobs, args.loss, key=jax.random.key(args.seed))
+    print(report)
+    print("the gradients agree" if report.agrees else "the gradients DISAGREE")
+    return 0 if report.agrees else 1
+
+
+def _ops(args: argparse.Namespace) -> int:
+    found = [d for d in registry.registered() if args.pattern.lower() in d.type.lower()]
+    if not found:
+        known = [d.type for d in registry.registered()]
+        raise UsageError(f"no operator's name contains {args.pattern!r}{near(args.pattern, known)}")
+    for d in found:
+        arguments = ", ".join(f"{a.name}" if a.required else f"{a.name}={a.default!r}" for a in d.args)
+        print(f"{d.type}({', '.join(d.inputs)}){' ' + arguments if arguments else ''}")
+    return 0
+
+
+def _load_net(args: argparse.Namespace) -> tuple[Net, dict[str, Any]]:
+    """The net, and the blobs that --init makes and --feed gives."""
+    net = read_net(Path(args.net))
+    blobs: dict[str, Any] = {}
+    if args.init:
+        blobs.update(run_net(read_net(Path(args.init)), {}, key=jax.random.key(args.seed)))
+    rng = np.random.default_rng(args.seed)
+    for feed in args.feed:
+        name, equals, text = feed.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--feed {feed}: must be written BLOB=VALUE, as in --feed x=x.npy")
+        blobs[name] = _value(feed, text, rng)
+    return net, blobs
+
+
+def _value(feed: str, text: str, rng: np.random.Generator) -> np.ndarray:
+    if drawn := re.fullmatch(r"normal(\[[\d, ]*\])", text):
+        return rng.standard_normal(json.loads(drawn[1])).astype(np.float32)
+    if text.endswith(".npy"):
+        try:
+            return np.load(text, allow_pickle=False)
+        except FileNotFoundError:
+            raise UsageError(f"--feed {feed}: no such file") from None
+        except (OSError, ValueError, EOFError) as e:
+            raise UsageError(f"--feed {feed}: is not a .npy file of numbers: {e}") from None
+    try:
+        value = np.asarray(json.loads(text))
+    except (json.JSONDecodeError, ValueError):
+        value = np.asarray(None)
+    if value.dtype.kind not in "iufb":
+        raise UsageError(f"--feed {feed}: must be FILE.npy, a JSON number or list of numbers, or normal[2,3]")
+    return value.astype({"i": np.int32, "u": np.int32, "f": np.float32, "b": np.bool_}[value.dtype.kind])
