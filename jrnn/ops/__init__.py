@@ -25,6 +25,7 @@ from . import (
     recurrent_network,
     recurrent_network_gradient,
     reduce,
+    reduce_ends,
     rnn_units,
     select,
     sequence,

@@ -1,0 +1,249 @@
+"""Operators on segments: reductions with their gradients, repeating, gathering, and what lengths say in other forms.
+
+Shapes: `lengths` is [S], and cuts the L rows of `data` [L, ...] into S segments. A reduction is [S, ...], 0 where a segment
+is empty.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import OpError
+from ..registry import gradient, op
+from .checks import check_float, check_rank, check_shape, describe
+from .segments import check_lengths, known_lengths, per_row, segment_ids
+from .values import is_concrete
+
+
+def _segments(data, lengths):
+    """Checked: the segment of each row, and how many segments there are."""
+    check_float(data, "data")
+    if data.ndim == 0:
+        raise OpError(f"data is {describe(data)}; it must have a dimension at least")
+    check_lengths(lengths, data.shape[0])
+    return segment_ids(lengths, data.shape[0]), lengths.shape[0]
+
+
+def _counts(lengths, rows):
+    """The lengths to divide by, shaped to go with `rows`; an empty segment counts 1."""
+    return per_row(jnp.maximum(jnp.asarray(lengths), 1).astype(rows.dtype), rows)
+
+
+@op("LengthsSum")
+def lengths_sum(data, lengths):
+    ids, count = _segments(data, lengths)
+    return jax.ops.segment_sum(data, ids, count)
+
+
+@op("LengthsMean")
+def lengths_mean(data, lengths):
+    ids, count = _segments(data, lengths)
+    total = jax.ops.segment_sum(data, ids, count)
+    return total / _counts(lengths, total)
+
+
+@jax.custom_jvp
+def _segment_max(data, ids, lengths):
+    greatest = jax.ops.segment_max(data, ids, lengths.shape[0])
+    return jnp.where(per_row(jnp.asarray(lengths) > 0, greatest), greatest, 0)
+
+
+@_segment_max.defjvp
+def _(primals, tangents):
+    data, ids, lengths = primals
+    greatest = _segment_max(data, ids, lengths)
+    # compat: every row that ties for the maximum gets the whole gradient
+    taken = jnp.where(data == greatest[ids], tangents[0], 0)
+    return greatest, jax.ops.segment_sum(taken, ids, lengths.shape[0])
+
+
+@op("LengthsMax")
+def lengths_max(data, lengths):
+    ids, _ = _segments(data, lengths)
+    return _segment_max(data, ids, jnp.asarray(lengths))
+
+
+@op("LengthsWeightedSum")
+def lengths_weighted_sum(data, weights, lengths, *, grad_on_weights: bool = False):
+    """The sum of each segment's rows, each times its weight [L]. Without `grad_on_weights` the weights get no gradient."""
+    ids, count = _segments(data, lengths)
+    check_shape(weights, data.shape[:1], "weights")
+    weights = weights if grad_on_weights else jax.lax.stop_gradient(weights)
+    return jax.ops.segment_sum(data * per_row(weights, data), ids, count)
+
+
+@op("LengthsIndicesInGradientSumGradient")
+def lengths_sum_gradient(dy, lengths, data):
+    return dy[segment_ids(lengths, data.shape[0])]
+
+
+@op("LengthsIndicesInGradientMeanGradient")
+def lengths_mean_gradient(dy, lengths, data):
+    return (dy / _counts(lengths, dy))[segment_ids(lengths, data.shape[0])]
+
+
+@op("LengthsSumGradient")
+def lengths_sum_gradient_of_rows(dy, lengths):
+    return jnp.repeat(dy, known_lengths(lengths), axis=0)
+
+
+@op("LengthsMeanGradient")
+def lengths_mean_gradient_of_rows(dy, lengths):
+    return jnp.repeat(dy / _counts(lengths, dy), known_lengths(lengths), axis=0)
+
+
+@op("LengthsMaxWithMainInputAndForwardOutputGradient")
+def lengths_max_gradient(y, dy, lengths, data):
+    ids = segment_ids(lengths, data.shape[0])
+    return jnp.where(data == y[ids], dy[ids], 0)
+
+
+@op("LengthsWeightedSumGradient")
+def lengths_weighted_sum_gradient(weights, dy, lengths, *, grad_on_weights: bool = False):
+    return dy[segment_ids(lengths, weights.shape[0])] * per_row(weights, dy)
+
+
+@op("LengthsWeightedSumWithMainInputGradient", outputs=2)
+def lengths_weighted_sum_gradients(weights, dy, lengths, data, *, grad_on_weights: bool = False):
+    of_row = dy[segment_ids(lengths, weights.shape[0])]
+    return of_row * per_row(weights, dy), (of_row * data).reshape(len(weights), -1).sum(1)
+
+
+@gradient("LengthsSum", "LengthsMean")
+def _(g):
+    kind = g.op.type.removeprefix("Lengths")
+    inputs = [g.grad_output(0), g.input(1), g.input(0)]
+    g.emit(f"LengthsIndicesInGradient{kind}Gradient", inputs, [g.grad_input(0)])
+
+
+@gradient("LengthsMax")
+def _(g):
+    inputs = [g.output(0), g.grad_output(0), g.input(1), g.input(0)]
+    g.emit("LengthsMaxWithMainInputAndForwardOutputGradient", inputs, [g.grad_input(0)])
+
+
+@gradient("LengthsWeightedSum")
+def _(g):
+    inputs = [g.input(1), g.grad_output(0), g.input(2)]
+    if g.arg("grad_on_weights", 0):
+        outputs = [g.grad_input(0), g.grad_input(1)]
+        g.emit("LengthsWeightedSumWithMainInputGradient", [*inputs, g.input(0)], outputs)
+    else:
+        g.emit("LengthsWeightedSumGradient", inputs, [g.grad_input(0)])
+
+
+def _check_one_per_row(data, counts):
+    if data.ndim == 0 or len(counts) != data.shape[0]:
+        raise OpError(f"data is {describe(data)} and there are {len(counts)} lengths; each row of data must have one")
+
+
+@op("LengthsTile")
+def lengths_tile(data, lengths):
+    """Each row of data [S, ...] as often as its length says."""
+    counts = known_lengths(lengths)
+    _check_one_per_row(data, counts)
+    return jnp.asarray(data)[np.repeat(np.arange(len(counts)), counts)]
+
+
+@gradient("LengthsTile")
+def _(g):
+    g.emit("LengthsSum", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
+
+
+@op("LengthsGather", gradient="forbidden")
+def lengths_gather(items, lengths, indices):
+    """The segments of `items` that `indices` name, one after the other."""
+    counts = known_lengths(lengths, items.shape[0])
+    wanted = np.asarray(indices).reshape(-1)
+    if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(counts)):
+        raise OpError(f"indices are {wanted.tolist()[:8]}; there are {len(counts)} segments, 0 to {len(counts) - 1}")
+    starts = np.cumsum(counts) - counts
+    rows = [np.arange(starts[k], starts[k] + counts[k]) for k in wanted.tolist()]
+    return jnp.asarray(items)[np.concatenate([np.zeros(0, np.int64), *rows])]
+
+
+@op("LengthsPad", gradient="stops")
+def lengths_pad(data, lengths, *, target_length: int, padding_value: float = -1.0):
+    """Each segment padded to `target_length` rows: [S * target_length, ...]."""
+    if target_length < 1:
+        raise OpError(f"argument 'target_length' is {target_length}; it must be at least 1")
+    counts = known_lengths(lengths, data.shape[0])
+    if counts.max(initial=0) > target_length:
+        raise OpError(f"a length is {counts.max()}; argument target_length={target_length} must be at least that")
+    places = np.concatenate([k * target_length + np.arange(n) for k, n in enumerate(counts)] or [np.zeros(0, np.int64)])
+    padded = jnp.full((len(counts) * target_length, *data.shape[1:]), padding_value, data.dtype)
+    return padded.at[places].set(data)
+
+
+@op("LengthsRangeFill", gradient="stops")
+def lengths_range_fill(lengths):
+    """0, 1, ... length - 1 for each segment, as int32."""
+    counts = known_lengths(lengths)
+    return np.concatenate([np.arange(n, dtype=np.int32) for n in counts] or [np.zeros(0, np.int32)])
+
+
+@op("LengthsToRanges")
+def lengths_to_ranges(lengths):
+    """(start, length) of each segment, int32 [S, 2]."""
+    check_lengths(lengths)
+    lengths = jnp.asarray(lengths)
+    return jnp.stack([jnp.cumsum(lengths) - lengths, lengths], axis=1).astype(jnp.int32)
+
+
+@op("LengthsToSegmentIds", gradient="forbidden")
+def lengths_to_segment_ids(lengths):
+    """The segment of each row, int32 [L]."""
+    counts = known_lengths(lengths)
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+
+
+@op("LengthsToShape", gradient="forbidden")
+def lengths_to_shape(lengths):
+    """[S, length], where all lengths are equal."""
+    counts = known_lengths(lengths)
+    if not len(counts) or (counts != counts[0]).any():
+        raise OpError(f"lengths are {counts.tolist()[:8]}; they must be equal, and at least one")
+    return np.array([len(counts), counts[0]], np.int32)
+
+
+@op("LengthsToOffsets")
+def lengths_to_offsets(lengths, *, include_last_offset: bool = False):
+    """Where each segment starts, int32 [S]; with `include_last_offset` also where the last one ends."""
+    check_lengths(lengths)
+    ends = jnp.cumsum(jnp.asarray(lengths)).astype(jnp.int32)
+    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+    return starts if include_last_offset else starts[:-1]
+
+
+@op("LengthsToWeights")
+def lengths_to_weights(lengths, *, power: float = 0.5):
+    """1 / length ** power for each row, float32 [L]."""
+    counts = known_lengths(lengths)
+    return jnp.asarray(np.repeat(np.maximum(counts, 1.0) ** -power, counts).astype(np.float32))
+
+
+def _segment_counts(ids, data):
+    check_rank(ids, 1, "segment_ids")
+    if not is_concrete(ids) and data is not None:
+        return jnp.bincount(ids, length=data.shape[0])
+    ids = np.asarray(ids)
+    if (np.diff(ids) < 0).any() or (ids < 0).any():
+        raise OpError(f"segment_ids are {ids.tolist()[:8]}; they must be sorted, and none negative")
+    count = int(ids.max(initial=-1)) + 1
+    if data is not None and data.shape[0] < count:
+        raise OpError(f"segment_ids name {count} segments, but data is {describe(data)}; it must have that many rows")
+    return np.bincount(ids, minlength=count if data is None else data.shape[0])
+
+
+@op("SegmentIdsToLengths", gradient="forbidden")
+def segment_ids_to_lengths(ids, data=None):
+    """How many rows each segment has, int32; as many segments as `data` has rows, else as the greatest id tells."""
+    return _segment_counts(ids, data).astype(np.int32)
+
+
+@op("SegmentIdsToRanges", gradient="forbidden")
+def segment_ids_to_ranges(ids, data=None):
+    """(start, length) of each segment, int32 [S, 2]."""
+    return lengths_to_ranges(_segment_counts(ids, data))

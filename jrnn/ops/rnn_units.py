@@ -1,0 +1,121 @@
+"""LSTMUnit and GRUUnit, the parts of a recurrent step after the matrix product, with their gradients.
+
+Shapes: N batch, D hidden. States are [1, N, D], gates [1, N, 4D] or [1, N, 3D], sequence lengths int32 [N] and the timestep
+int32 [1]. A sequence that has ended keeps its state, or with `drop_states` gets zeros.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax.nn import sigmoid
+
+from ..errors import OpError
+from ..registry import gradient, op
+from .checks import check_rank, check_shape, describe
+
+
+def _check_state(name, state, gates, count):
+    check_rank(gates, 3, "gates")
+    check_rank(state, 3, name)
+    if gates.shape != (1, state.shape[1], count * state.shape[2]) or state.shape[0] != 1:
+        raise OpError(
+            f"gates is {describe(gates)} and {name} is {describe(state)}; they must be [1, N, {count} * D] and [1, N, D]"
+        )
+
+
+def _valid(rest, sequence_lengths, batch):
+    """The optional inputs as a mask of the sequences that have not ended, [1, N, 1], or None where all go on."""
+    if sequence_lengths and len(rest) != 2:
+        raise OpError(
+            f"was given {len(rest)} input after the gates; sequence_lengths=1 (the default) takes two: the lengths and the "
+            "timestep"
+        )
+    if not sequence_lengths:
+        return None
+    lengths, timestep = rest
+    check_shape(lengths, (batch,), "seq_lengths")
+    return (lengths > timestep.reshape(-1)[:1])[None, :, None]
+
+
+def _masked(valid, x, otherwise):
+    return x if valid is None else jnp.where(valid, x, otherwise)
+
+
+def _lstm_gates(gates, forget_bias):
+    i, f, o, g = jnp.split(gates, 4, axis=-1)
+    return sigmoid(i), sigmoid(f + forget_bias), sigmoid(o), jnp.tanh(g)
+
+
+@op("LSTMUnit", outputs=2)
+def lstm_unit(
+    hidden, cell, gates, lengths_or_timestep, timestep=None, /, *,
+    forget_bias: float = 0.0, drop_states: bool = False, sequence_lengths: bool = True,
+):  # fmt: skip
+    """c' = f * c + i * g and h' = o * tanh(c'), with gates i, f, o, g in this order along the last axis."""
+    _check_state("cell", cell, gates, 4)
+    check_shape(hidden, cell.shape, "hidden")
+    rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
+    valid = _valid(rest, sequence_lengths, cell.shape[1])
+    i, f, o, g = _lstm_gates(gates, forget_bias)
+    c = f * cell + i * g
+    h = o * jnp.tanh(c)
+    return _masked(valid, h, 0 if drop_states else hidden), _masked(valid, c, 0 if drop_states else cell)
+
+
+@op("LSTMUnitGradient", outputs=3)
+def lstm_unit_gradient(
+    hidden, cell, gates, *rest, forget_bias: float = 0.0, drop_states: bool = False, sequence_lengths: bool = True
+):  # fmt: skip
+    """Reads LSTMUnit's inputs, its two outputs and their gradients; writes those of hidden, cell and gates."""
+    *rest, _, c, dh, dc = rest
+    valid = _valid(rest, sequence_lengths, cell.shape[1])
+    i, f, o, g = _lstm_gates(gates, forget_bias)
+    tanh_c = jnp.tanh(c)
+    through = dc + dh * o * (1 - tanh_c * tanh_c)
+    parts = (
+        through * g * i * (1 - i),
+        through * cell * f * (1 - f),
+        dh * tanh_c * o * (1 - o),
+        through * i * (1 - g * g),
+    )
+    dgates = jnp.concatenate(parts, axis=-1)
+    ended_h, ended_c = (jnp.zeros_like(dh), jnp.zeros_like(dc)) if drop_states else (dh, dc)
+    return _masked(valid, jnp.zeros_like(dh), ended_h), _masked(valid, through * f, ended_c), _masked(valid, dgates, 0)
+
+
+@gradient("LSTMUnit")
+def _(g):
+    inputs = [g.input(k) for k in range(len(g.op.inputs))]
+    inputs += [g.output(0), g.output(1), g.grad_output(0), g.grad_output(1)]
+    g.emit("LSTMUnitGradient", inputs, [g.grad_input(0), g.grad_input(1), g.grad_input(2)])
+
+
+@op("GRUUnit")
+def gru_unit(
+    hidden, gates, lengths_or_timestep, timestep=None, /, *, drop_states: bool = False, sequence_lengths: bool = True
+):  # fmt: skip
+    """h' = u * h + (1 - u) * o, with gates reset, update, output along the last axis; the reset gate was used before."""
+    _check_state("hidden", hidden, gates, 3)
+    rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
+    valid = _valid(rest, sequence_lengths, hidden.shape[1])
+    _, update, output = jnp.split(gates, 3, axis=-1)
+    u = sigmoid(update)
+    return _masked(valid, u * hidden + (1 - u) * jnp.tanh(output), 0 if drop_states else hidden)
+
+
+@op("GRUUnitGradient", outputs=2)
+def gru_unit_gradient(hidden, gates, *rest, drop_states: bool = False, sequence_lengths: bool = True):
+    """Reads GRUUnit's inputs, its output and that one's gradient; writes those of hidden and gates."""
+    *rest, _, dh = rest
+    valid = _valid(rest, sequence_lengths, hidden.shape[1])
+    reset, update, output = jnp.split(gates, 3, axis=-1)
+    u, o = sigmoid(update), jnp.tanh(output)
+    dgates = (jnp.zeros_like(reset), dh * (hidden - o) * u * (1 - u), dh * (1 - u) * (1 - o * o))
+    ended = jnp.zeros_like(dh) if drop_states else dh
+    return _masked(valid, dh * u, ended), _masked(valid, jnp.concatenate(dgates, axis=-1), 0)
+
+
+@gradient("GRUUnit")
+def _(g):
+    inputs = [g.input(k) for k in range(len(g.op.inputs))]
+    g.emit("GRUUnitGradient", [*inputs, g.output(0), g.grad_output(0)], [g.grad_input(0), g.grad_input(1)])
