@@ -51,9 +51,9 @@ def sqrt(x):
 
 @gradient("Sqrt")
 def _(g):
-    dx = g.grad_input(0)
-    g.emit("Scale", [g.grad_output(0)], [dx], scale=0.5)
-    g.emit("Div", [dx, g.output(0)], [dx])
+    halved = g.temporary(g.grad_output(0) + "_halved")  # a gradient must be written once to be told apart in a sum
+    g.emit("Scale", [g.grad_output(0)], [halved], scale=0.5)
+    g.emit("Div", [halved, g.output(0)], [g.grad_input(0)])
 
 
 @op("Rsqrt", inplace={0: 0})

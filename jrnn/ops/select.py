@@ -1,0 +1,111 @@
+"""Choosing elements by booleans, operators on integers and bits, and checks for numbers that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import OpError
+from ..registry import gradient, op
+from .broadcasting import check_kinds, match, spread
+from .checks import describe
+from .values import as_float, check_integers, check_same_shape, is_concrete
+
+
+def _choose(rows: Any, x: Any, y: Any) -> Any:
+    if x.dtype != y.dtype:
+        raise OpError(f"x is {describe(x)} and y is {describe(y)}; they must hold the same type")
+    if x.dtype == object:
+        return np.where(rows, x, y)
+    return jnp.where(rows, x, y)
+
+
+def _by_rows(condition: Any, x: Any, y: Any) -> Any:
+    """Row k of x or of y, as element k of the vector `condition` says."""
+    check_same_shape("x and y", x, y)
+    if condition.shape != x.shape[:1]:
+        raise OpError(f"the condition is {describe(condition)}; it must be a vector with one element for each row of x")
+    return _choose(jnp.reshape(condition, (-1, *(1,) * (x.ndim - 1))), x, y)
+
+
+def _check_boolean(condition: Any) -> None:
+    if condition.dtype != bool:
+        raise OpError(f"the condition is {describe(condition)}; it must hold booleans")
+
+
+@op("Where", gradient="forbidden", inplace={0: 1})
+def where(condition, x, y, *, broadcast_on_rows: bool = False):
+    _check_boolean(condition)
+    if broadcast_on_rows:
+        return _by_rows(condition, x, y)
+    check_same_shape("the condition, x and y", condition, x, y)
+    return _choose(condition, x, y)
+
+
+@op("Conditional", gradient="stops")
+def conditional(condition, x, y):
+    _check_boolean(condition)
+    return _by_rows(condition, x, y)
+
+
+def _bitwise(type: str, fn: Callable, kinds: str, wanted: str) -> None:
+    @op(type, gradient="forbidden", inplace={0: 0})
+    def bitwise(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
+        check_kinds(a, b, kinds, wanted)
+        m = match(a, b, broadcast, axis, axis_str, order)
+        return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
+
+
+_bitwise("Xor", jnp.logical_xor, "b", "booleans")
+_bitwise("BitwiseAnd", jnp.bitwise_and, "ib", "integers or booleans")
+_bitwise("BitwiseOr", jnp.bitwise_or, "ib", "integers or booleans")
+_bitwise("BitwiseXor", jnp.bitwise_xor, "ib", "integers or booleans")
+
+
+@op("Mod", inplace={0: 0})
+def mod(x, *, divisor: int, sign_follow_divisor: bool = False):
+    """The remainder of a division that rounds to zero, or with sign_follow_divisor, down."""
+    check_integers(x, "x")
+    if divisor == 0:
+        raise OpError("argument 'divisor' is 0; it must not be")
+    by = jnp.asarray(divisor, x.dtype)
+    return jnp.mod(x, by) if sign_follow_divisor else jnp.fmod(x, by)
+
+
+@op("IsNaN")
+def is_nan(x):
+    return jnp.isnan(as_float(x)).astype(jnp.uint8)
+
+
+@op("ReplaceNaN", gradient="forbidden", inplace={0: 0})
+def replace_nan(x, *, value: float = 0.0):
+    return jnp.where(jnp.isnan(as_float(x)), jnp.asarray(value, x.dtype), x)
+
+
+def _check_finite(x: Any) -> None:
+    """Raises OpError for an infinity or a NaN; what is traced is let through, as its values are not known."""
+    if is_concrete(x) and not np.isfinite(np.asarray(x)).all():
+        wrong = np.flatnonzero(~np.isfinite(np.asarray(x)))
+        raise OpError(
+            f"{wrong.size} elements of x are not finite; the first is {np.ravel(x)[wrong[0]]}, element {wrong[0]}"
+        )
+
+
+@op("NanCheck", copies=True, inplace={0: 0})
+def nan_check(x, *to_print):
+    _check_finite(as_float(x))
+    return x
+
+
+@gradient("NanCheck")
+def _(g):
+    g.emit("NanCheck", [g.grad_output(0)], [g.grad_input(0)])
+
+
+@op("EnforceFinite", outputs=0, gradient="forbidden")
+def enforce_finite(x):
+    _check_finite(as_float(x))
+    return ()
