@@ -18,6 +18,9 @@ from . import (
     matmul,
     metric,
     norm,
+    norm_group,
+    norm_spatial,
+    norms,
     padding,
     pool,
     power,
@@ -31,5 +34,7 @@ from . import (
     sequence,
     shape,
     softmax_loss,
+    tile,
+    topk,
     variadic,
 )
