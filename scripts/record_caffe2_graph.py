@@ -214,7 +214,8 @@ def main():
             answers[name]["partial"] = parts
     answers["chain"]["append"] = appended(nets["random_1"], nets["lstm_forward"])
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    TARGET.write_text(json.dumps(answers, indent=1, sort_keys=True) + "\n")
+    lines = [f"{json.dumps(name)}: {json.dumps(answers[name], sort_keys=True)}" for name in sorted(answers)]
+    TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"{len(answers)} nets, {TARGET.stat().st_size} bytes in {TARGET.name}")
 
 

@@ -103,7 +103,8 @@ def extract_sub_net(net: Net, inputs: Iterable[str], outputs: Iterable[str], nam
                     f"{where} is needed and handles version {version} of {blob!r}, which is given as version "
                     f"{given[blob]}; rename the versions apart first (ssa_rewrite)"
                 )
-    outside = (blob for i in order for blob, version in accesses[i].reads.items() if (blob, version) not in producers)
+    needed = [blob for i in order for blob in accesses[i].reads.items()] + [(name, versions[name]) for name in outputs]
+    outside = (blob for blob, version in needed if (blob, version) not in producers)
     return replace(
         net,
         name=net.name if name is None else name,
