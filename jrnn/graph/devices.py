@@ -112,9 +112,7 @@ def assign_device_option(
     _, versions = get_accesses(init_net)
     for name in init_net.external_outputs:
         if (name, 0) not in found:
-            raise NetError(
-                f"net {init_net.name!r} gives {name!r}, which net {predict_net.name!r} neither reads nor declares"
-            )
+            raise NetError(f"net {init_net.name!r} gives {name!r}, which net {predict_net.name!r} does not read")
     wanted = {(name, versions.get(name, 0)): found[name, 0] for name in init_net.external_outputs}
     return _set_devices(predict_net, found), _set_devices(init_net, infer_device_type(init_net, wanted))
 
