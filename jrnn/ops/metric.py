@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from ..errors import OpError
 from ..registry import op
 from .checks import check_rank, describe
-from .loss import picked
-from .values import as_float, check_integers
+from .loss import one_hot, picked
+from .values import as_float, check_indices, check_integers
 
 
 def _check_predictions(x: Any, label: Any) -> None:
@@ -28,3 +28,22 @@ def accuracy(x, label, *, top_k: int = 1):
     before = jnp.arange(x.shape[1])[None, :] < label[:, None]
     rank = jnp.sum((x > own) | ((x == own) & before), axis=1)  # of equal predictions the first is the better one
     return jnp.mean((inside & (rank < top_k)).astype(x.dtype))
+
+
+@op("MultiClassAccuracy", outputs=2, gradient="forbidden")
+def multi_class_accuracy(x, label):
+    """For each class, the share of its rows that are predicted as it (0 where it has none), and how many it has."""
+    _check_predictions(x, label)
+    check_indices(label, x.shape[1], "label")
+    right = (jnp.argmax(x, axis=1) == label).astype(x.dtype)
+    own = one_hot(jnp.asarray(label), x.shape[1], x.dtype)  # [N, D]
+    amounts = jnp.sum(own, axis=0)
+    return jnp.sum(own * right[:, None], axis=0) / jnp.maximum(amounts, 1), amounts.astype(jnp.int32)
+
+
+@op("Perplexity", gradient="forbidden")
+def perplexity(x):
+    """The inverse of the geometric mean of probabilities: [N] or [N, 1] -> []."""
+    if as_float(x).ndim == 0 or x.size != x.shape[0]:
+        raise OpError(f"x is {describe(x)}; it must hold one probability a row")
+    return jnp.exp(-jnp.sum(jnp.log(x)) / max(x.size, 1))

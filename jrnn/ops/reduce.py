@@ -19,11 +19,12 @@ from .checks import describe
 from .values import as_float, canonical_axis, int64
 
 
-def _axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+def reduced_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """The axes to reduce, counted from the front; all of them where none is given."""
     return tuple(dict.fromkeys(canonical_axis(a, rank, "axes") for a in axes)) or tuple(range(rank))
 
 
-def _kept(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
+def with_kept_dims(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
     """A reduced value in the shape it has with keepdims, so that it lies beside `x`."""
     shape = tuple(1 if k in axes else size for k, size in enumerate(x.shape))
     if y.size != np.prod(shape):
@@ -96,14 +97,14 @@ def _register(type: str, reduced: Callable, derivative: Callable) -> None:
 
     @op(type)
     def forward(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
-        over = _axes(axes, x.ndim)
+        over = reduced_axes(axes, x.ndim)
         y = reduced(x, over)
         return y if keepdims else jnp.squeeze(y, over)
 
     @op(type + "Gradient")
     def backward(dy, x, y, *, axes: tuple[int, ...] = (), keepdims: bool = True):
-        over = _axes(axes, x.ndim)
-        dy, y = _kept(dy, x, over), _kept(y, x, over)
+        over = reduced_axes(axes, x.ndim)
+        dy, y = with_kept_dims(dy, x, over), with_kept_dims(y, x, over)
         return jnp.broadcast_to(derivative(dy, x, y, over), x.shape)
 
     @gradient(type)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import GradientError, OpError
 from ..registry import gradient, op
-from .checks import describe, flat_at
+from .checks import check_rank, check_shape, describe, flat_at
 from .loss import LOG_THRESHOLD, one_hot, picked
 from .values import as_float, canonical_axis, check_indices, is_concrete
 
@@ -117,3 +117,46 @@ def _loss_gradient(g: Any, type: str) -> None:
 @gradient("SoftmaxWithLoss")
 def _(g):
     _loss_gradient(g, "SoftmaxWithLossGradient")
+
+
+IGNORED = -1  # the label of a pixel that has no part in the loss
+
+
+def _pixels(x: Any, label: Any, weight: Any) -> tuple[Any, Any]:
+    """Labels as [N, H, W] with 0 for ignored ones, and the weights of the pixels, 0 for ignored ones."""
+    check_rank(as_float(x), 4, "x")
+    n, d, h, w = x.shape
+    check_shape(label, (n, h, w), "label")
+    if weight is not None:
+        check_shape(weight, (n, h, w), "weight")
+    ignored = label == IGNORED
+    kept = jnp.where(ignored, 0, label) if not isinstance(label, np.ndarray) else np.where(ignored, 0, label)
+    check_indices(kept, d, "label")
+    return jnp.asarray(kept), jnp.where(ignored, 0, 1 if weight is None else weight).astype(x.dtype)
+
+
+@op("SpatialSoftmaxWithLoss", outputs=2)
+def spatial_softmax_with_loss(x, label, weight=None, *, scale: float = 1.0, order: str = "NCHW"):
+    _check_arguments(scale, order)
+    labels, weights = _pixels(x, label, weight)
+    log_p = jax.nn.log_softmax(x, axis=1)
+    losses = -jnp.take_along_axis(_floored(log_p), labels[:, None], axis=1, mode="fill")[:, 0] * weights
+    loss = _ratio(jnp.sum(losses), weights, losses.size, False)
+    # compat: the scale has a part in the gradient alone
+    return jnp.exp(log_p), loss + (scale - 1) * (loss - jax.lax.stop_gradient(loss))
+
+
+@op("SpatialSoftmaxWithLossGradient")
+def spatial_softmax_with_loss_gradient(x, label, *rest, scale: float = 1.0, order: str = "NCHW"):
+    if len(rest) not in (2, 3):
+        raise OpError(f"takes x, label, optionally weight, softmax and the loss's gradient; was given {2 + len(rest)}")
+    _check_arguments(scale, order)
+    *weight, p, d_loss = rest
+    labels, weights = _pixels(x, label, weight[0] if weight else None)
+    wrong = p - jnp.moveaxis(jax.nn.one_hot(labels, x.shape[1], dtype=p.dtype), -1, 1)
+    return wrong * (weights * (scale * _ratio(jnp.reshape(d_loss, (-1,))[0], weights, 1, False)))[:, None]
+
+
+@gradient("SpatialSoftmaxWithLoss")
+def _(g):
+    _loss_gradient(g, "SpatialSoftmaxWithLossGradient")
