@@ -60,6 +60,7 @@ class GradientMaker:
         self._index = index
         self.op: Op = owner.forward[index]
         self._grad_outputs = [owner.gradients.get(v) for v in owner.outputs[index]]
+        self._asked: set[int] = set()
         self.emitted: list[Op] = []
         self.answers: dict[int, Gradient] = {}
 
@@ -77,24 +78,34 @@ class GradientMaker:
 
     def has_grad_output(self, k: int) -> bool:
         """Whether a gradient arrives at output `k`."""
+        self._asked.add(k)
         return k < len(self._grad_outputs) and self._grad_outputs[k] is not None
 
     def grad_output(self, k: int) -> str:
-        """The gradient that arrives at output `k`; GradientError where none does, or where it is sparse."""
+        """The gradient that arrives at output `k`, or zeros where none does; GradientError where it is sparse."""
         name = self.op.outputs[k]
+        if not self.has_grad_output(k):  # the loss does not depend on this output, where Caffe2 raises
+            zero = self.temporary(name + "_grad_zero")
+            self.emit(registry.SEED, [self.output(k)], [zero], copy_args=False, value=0.0)
+            self._grad_outputs[k] = zero
         found = self._grad_outputs[k]
-        if found is None:
-            raise GradientError(
-                f"gradient of output {name!r} is not provided, and the gradient operator needs it; let the loss depend on "
-                f"{name!r}, or put a ZeroGradient operator on it"
-            )
         if isinstance(found, GradientSlice):
             raise GradientError(f"gradient of output {name!r} is sparse, and the gradient operator needs a dense one")
         return found
 
     def grad_output_slice(self, k: int) -> Gradient | None:
         """The gradient that arrives at output `k`, dense or sparse, or None."""
+        self._asked.add(k)
         return self._grad_outputs[k]
+
+    def check_all_used(self) -> None:
+        """GradientError where a gradient arrives at an output that the maker never asked about: it would be lost."""
+        for k, g in enumerate(self._grad_outputs):
+            if g is not None and k not in self._asked:
+                raise GradientError(
+                    f"a gradient arrives at output {self.op.outputs[k]!r}, which {self.op.type} does not differentiate; "
+                    "put a StopGradient after it, or let the loss depend on another output"
+                )
 
     def grad_input(self, k: int) -> str:
         """Declares that input `k` has a dense gradient, and gives the name to write it to."""
@@ -234,6 +245,7 @@ class _Pass:
         else:
             g = GradientMaker(self, index)
             maker(g)
+            g.check_all_used()
             answers, emitted = g.answers, g.emitted
         for v in self.outputs[index]:
             self.release(v)
@@ -347,14 +359,15 @@ class _Pass:
             k = terms.index(base)
             terms[0], terms[k] = terms[k], terms[0]
         total = Op.of(registry.ACCUMULATE, terms, [base])
-        if self.given.get(v) != base:
-            device = (
-                next((self.ops[g.places[0][0]].device_option for g in parts if g.places[0]), None) or DeviceOption()
-            )
-            device = replace(device, extra_info=(*(i for i in device.extra_info if i != SUM_TAG), SUM_TAG))
-            total = replace(total, device_option=device)
-        self.ops.append(total)
+        self.ops.append(total if self.given.get(v) == base else self._tagged(total, parts))
         return base
+
+    def _tagged(self, op: Op, parts: list[_Generator]) -> Op:
+        """An accumulating operator on the device of the first part, marked as Caffe2 marks it."""
+        makers = (place for g in parts for place in g.places if place)
+        device = next((self.ops[k].device_option for k, _ in makers), None) or DeviceOption()
+        extra = (*(i for i in device.extra_info if i != SUM_TAG), SUM_TAG)
+        return replace(op, device_option=replace(device, extra_info=extra))
 
     def _concatenate(self, v: Version, parts: list[_Generator]) -> GradientSlice:
         base = self._base_name(v, parts)
@@ -368,7 +381,8 @@ class _Pass:
                     name, count = self._split(place, count), count + 1
                 terms.append(name)
             name = f"{base}_{kind}_concat"
-            self.ops.append(Op.of(registry.CONCATENATE, terms, [name, name + "_split"], axis=0))
+            joining = Op.of(registry.CONCATENATE, terms, [name, name + "_split"], axis=0)
+            self.ops.append(self._tagged(joining, parts))
             joined.append(name)
         return GradientSlice(*joined)
 
