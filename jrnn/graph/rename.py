@@ -38,17 +38,22 @@ def _map_strings(value, names: Names):
     return value
 
 
+def _merged(first: Names, second: Names) -> Names:
+    """Both maps, the first before the second; they may be one large map that is not worth a copy."""
+    return first if first is second else {**second, **first}
+
+
 def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
     if arg.name in READ_NAMES:
-        return replace(arg, value=_map_strings(arg.value, {**written, **read}))
+        return replace(arg, value=_map_strings(arg.value, _merged(read, written)))
     if arg.name in WRITTEN_NAMES:
-        return replace(arg, value=_map_strings(arg.value, {**read, **written}))
+        return replace(arg, value=_map_strings(arg.value, _merged(written, read)))
     if arg.name in INNER_NAMES and inner:
         return replace(arg, value=_map_strings(arg.value, inner))
     if arg.name.endswith(RENAME_SUFFIX):
         blob = arg.name.removesuffix(RENAME_SUFFIX)
-        name = {**written, **read}.get(blob, blob) + RENAME_SUFFIX
-        return replace(arg, name=name, value=_map_strings(arg.value, {**read, **written}))
+        name = _merged(read, written).get(blob, blob) + RENAME_SUFFIX
+        return replace(arg, name=name, value=_map_strings(arg.value, _merged(written, read)))
     return arg
 
 
@@ -84,7 +89,7 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
     if has_sub_nets(op):
         match workspace_of(op):
             case Workspace.SHARED:
-                inner = {**read, **written}
+                inner = _merged(written, read)
             case Workspace.STEP:
                 inner = _in_step_nets(op, read)
         if inner:

@@ -46,7 +46,8 @@ def _op(op: Op, shapes: Mapping[str, Any]) -> str:
     notes = f" engine={op.engine}" if op.engine else ""
     notes += f" name={op.name}" if op.name else ""
     notes += f" after=({', '.join(op.control_inputs)})" if op.control_inputs else ""
-    notes += f" outer=({', '.join(free_names(op))})" if free_names(op) else ""
+    free = free_names(op)
+    notes += f" outer=({', '.join(free)})" if free else ""
     made = f"{outputs} = " if outputs else ""
     return f"{made}{op.type}({', '.join(op.inputs)}){args}{notes}{_device(op.device_option)}"
 

@@ -1,0 +1,135 @@
+"""Shows that every graph pass is linear: seconds on nets of 5,000 to 20,000 operators.
+
+    python scripts/benchmark_graph.py
+
+The last column is the time for the largest net over the time for a quarter of it: 4 is linear, 16 quadratic. Two seconds for
+20,000 operators are the limit; the script ends with status 1 where a pass misses it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import timeit
+from collections.abc import Callable
+
+import numpy as np
+
+from jrnn import graph
+from jrnn.ir import DeviceOption, Net, Op
+
+SIZES = (5_000, 10_000, 20_000)
+LIMIT = 2.0
+
+
+def blobs_net(size: int, copies: bool = True) -> Net:
+    """Layers with in-place activations, copies between devices, shape chains and, once in 50, a small recurrent network."""
+    draw = random.Random(size)
+    ops: list[Op] = []
+    inputs = ["x"]
+    last = "x"
+
+    def add(kind: str, read: list[str], written: list[str], **args) -> str:
+        ops.append(Op.of(kind, read, written, **args))
+        return written[0]
+
+    while len(ops) < size:
+        i = len(ops)
+        match draw.randrange(5):
+            case 0:
+                inputs += [f"w{i}", f"b{i}"]
+                last = add("FC", [last, f"w{i}", f"b{i}"], [f"y{i}"])
+                last = add("Relu", [last], [last])
+            case 1 if copies:
+                last = add("CopyGPUToCPU", [add("CopyCPUToGPU", [last], [f"g{i}"])], [f"c{i}"])
+            case 2:
+                inputs += [f"m{i}", f"w{i}", f"b{i}"]
+                shape = add("Concat", [add("Shape", [last], [f"s{i}"]), f"m{i}"], [f"t{i}", f"d{i}"])
+                last = add("FC", [add("Reshape", [last, shape], [f"r{i}", f"o{i}"]), f"w{i}", f"b{i}"], [f"y{i}"])
+            case 3 if draw.random() < 0.1:
+                step = (
+                    Op.of("Mul", ["x_t", "h"], ["t"]),
+                    Op.of("Tanh", ["t"], ["t"]),
+                    Op.of("Add", ["t", last], ["h_new"]),
+                )
+                last = add(
+                    "RecurrentNetwork",
+                    [last, "h0"],
+                    [f"all{i}", f"ws{i}"],
+                    step_net=Net("step", step, ("x_t", "h"), ("h_new",)),
+                    link_internal=["h", "h_new", "x_t"],
+                    link_external=[f"st{i}", f"st{i}", last],
+                    alias_src=[f"st{i}"],
+                    alias_dst=[f"all{i}"],
+                )
+            case _:
+                last = add(draw.choice(["Tanh", "Sigmoid"]), [last], [f"a{draw.randrange(size)}"])
+    return Net("big", tuple(ops), (*inputs, "h0"), (last,))
+
+
+def passes(net: Net) -> dict[str, Callable[[], object]]:
+    """Every function of `jrnn.graph` on `net`."""
+    ssa, versions = graph.get_ssa(net)
+    names = dict.fromkeys(name for op in net.ops for name in (*op.inputs, *op.outputs))
+    shapes = dict.fromkeys(names, np.zeros([4, 4], np.float32))
+    half = len(net.ops) // 2
+    middle = net.ops[half].outputs[0]
+    apart = graph.ssa_rewrite(net)
+    plain = blobs_net(len(net.ops), copies=False)
+    init = Net("init", (), (), ())
+
+    def one_status(op, read, written):
+        return ["float"] * len(read), ["float"] * len(written)
+
+    return {
+        "get_ssa": lambda: graph.get_ssa(net),
+        "get_undefined_blobs": lambda: graph.get_undefined_blobs(ssa),
+        "get_output_producers": lambda: graph.get_output_producers(ssa),
+        "get_producer_map": lambda: graph.get_producer_map(ssa),
+        "get_consumer_map": lambda: graph.get_consumer_map(ssa),
+        "get_op_ids_in_path": lambda: graph.get_op_ids_in_path(ssa, versions, [], net.external_outputs),
+        "undeclared_reads": lambda: graph.undeclared_reads(net),
+        "live_ops": lambda: graph.live_ops(net, net.external_outputs),
+        "rename_op_input": lambda: graph.rename_op_input(net, init, half, 0, "fresh", from_producer=True),
+        "rename_op_output": lambda: graph.rename_op_output(net, half, 0, "fresh"),
+        "ssa_rewrite": lambda: graph.ssa_rewrite(net),
+        "ssa_rewrite, number_all": lambda: graph.ssa_rewrite(net, number_all=True),
+        "clone_and_bind": lambda: graph.clone_and_bind(net, "clone", "c/"),
+        "remove_dead_end_ops": lambda: graph.remove_dead_end_ops(net),
+        "append_net": lambda: graph.append_net(net, net, DeviceOption(1, 0)),
+        "verify_graph_equality": lambda: graph.verify_graph_equality(net, net),
+        "get_sub_graph_external_input_output": lambda: graph.get_sub_graph_external_input_output(net, range(half)),
+        "get_external_blob_names": lambda: graph.get_external_blob_names(net, names),
+        "extract_sub_net": lambda: graph.extract_sub_net(apart, ["x"], apart.external_outputs),
+        "identify_reshape_sub_graph": lambda: graph.identify_reshape_sub_graph(net),
+        "remove_reshape_for_fc": lambda: graph.remove_reshape_for_fc(net, dict.fromkeys(net.external_inputs, 0)),
+        "infer_status": lambda: graph.infer_status(net, one_status, {}),
+        "infer_device_type": lambda: graph.infer_device_type(plain, {("x", 0): "gpu"}),
+        "infer_output_devices": lambda: graph.infer_output_devices(plain, ["gpu"]),
+        "assign_device_option": lambda: graph.assign_device_option(plain, init, ["gpu"]),
+        "fuse_copy_between_cpu_and_gpu": lambda: graph.fuse_copy_between_cpu_and_gpu(net),
+        "optimize_memory": lambda: graph.optimize_memory(net, shapes, [middle]),
+        "show": lambda: graph.show(net),
+        "to_dot": lambda: graph.to_dot(net),
+    }
+
+
+def seconds(run: Callable[[], object]) -> float:
+    return min(timeit.repeat(run, number=1, repeat=3))  # the garbage collector rests meanwhile
+
+
+def main() -> int:
+    prepared = [passes(blobs_net(size)) for size in SIZES]
+    print(f"{'seconds for':36}" + "".join(f"{size:>9,}" for size in SIZES) + f"{'growth':>9}")
+    slow = []
+    for name in prepared[0]:
+        times = [seconds(of[name]) for of in prepared]
+        print(f"{name:36}" + "".join(f"{t:9.3f}" for t in times) + f"{times[-1] / times[0]:9.1f}", flush=True)
+        if times[-1] > LIMIT:
+            slow.append(name)
+    print(f"over {LIMIT} s: {', '.join(slow)}" if slow else f"every pass takes less than {LIMIT} s")
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
