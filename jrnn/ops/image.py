@@ -1,0 +1,199 @@
+"""Borders and sizes of images: PadImage, ResizeNearest (also in 3-D) and UpsampleBilinear, with their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import OpError
+from ..registry import gradient, op
+from .checks import check_float, check_shape, describe
+from .window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
+
+MODES = ("constant", "reflect", "edge")
+
+
+def _pads(x: Any, window: Window, mode: str) -> dict[int, tuple[int, int]]:
+    """Spatial axis -> its padding before and after."""
+    check_image(x)
+    if mode not in MODES:
+        raise OpError(f"mode {mode!r} is unknown; it must be one of {', '.join(MODES)}")
+    rank = x.ndim - 2
+    if window.legacy_pad != NOTSET or window.whole or any(v != 1 for v in (*window.stride, *window.dilation)):
+        raise OpError("takes no stride, dilation, legacy_pad or global_pooling; give pad, pads or pad_t, l, b, r")
+    if len(window.pads) != 2 * rank:
+        raise OpError(f"pads {list(window.pads)} must have {2 * rank} entries for an image {describe(x)}")
+    axes = spatial_axes(x.ndim, window.channels_last)
+    return {a: (window.pads[k], window.pads[k + rank]) for k, a in enumerate(axes)}
+
+
+def _sources(size: int, before: int, after: int, mode: str) -> np.ndarray:
+    """Which element of a line each element of the padded line shows, for the modes that repeat the image."""
+    found = np.arange(-before, size + after)
+    if mode == "edge":
+        return np.clip(found, 0, size - 1)
+    found = np.abs(found)
+    found = np.minimum(found, 2 * size - found - 2)
+    if found.min() < 0:
+        raise OpError(f"reflects {before} and {after} elements of a line of {size}; give smaller pads or another mode")
+    return found
+
+
+@op("PadImage")
+@takes_window
+def pad_image(x, *, window, mode: str = "constant", value: float = 0.0):
+    """x with a border of `value`s (constant), of its mirror image (reflect), or of its outermost elements (edge)."""
+    pads = _pads(x, window, mode)
+    if mode == "constant":
+        return jnp.pad(x, [pads.get(a, (0, 0)) for a in range(x.ndim)], constant_values=value)
+    for a, (before, after) in pads.items():
+        x = jnp.take(x, _sources(x.shape[a], before, after, mode), axis=a)
+    return x
+
+
+@op("PadImageGradient")
+@takes_window
+def pad_image_gradient(dy, *, window, mode: str = "constant", value: float = 0.0):
+    pads = _pads(dy, window, mode)
+    for a, (before, after) in pads.items():
+        size = dy.shape[a] - before - after
+        if size < 1:
+            raise OpError(f"dy is {describe(dy)}, smaller than the pads {before} and {after} in dimension {a}")
+        if mode == "constant":
+            dy = jnp.take(dy, np.arange(before, before + size), axis=a)
+        else:
+            dy = _add_up(dy, a, _sources(size, before, after, mode), size)
+    return dy
+
+
+def _add_up(dy: Any, axis: int, sources: np.ndarray, size: int) -> Any:
+    """The transpose of taking `sources` along an axis of `size` elements."""
+    lines = jnp.moveaxis(dy, axis, 0)
+    total = jnp.zeros((size, *lines.shape[1:]), dy.dtype).at[sources].add(lines)
+    return jnp.moveaxis(total, 0, axis)
+
+
+@gradient("PadImage")
+def _(g):
+    g.emit("PadImageGradient", [g.grad_output(0)], [g.grad_input(0)])
+
+
+def _scales(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:
+    """The factor of each dimension: from a blob, or from arguments; 32 bits wide, as Caffe2 rounds with them."""
+    if scales is not None:
+        given = np.asarray(scales)
+        if given.shape != (len(args),):
+            raise OpError(f"scales is {describe(scales)}; it must be a vector of {len(args)} numbers")
+        args = given.tolist()
+    if min(args) <= 0:
+        raise OpError(f"scales {list(args)} must be positive")
+    return tuple(np.float32(a) for a in args)
+
+
+def _scaled(size: int, scale: np.float32) -> int:
+    return int(np.float32(size) * scale)
+
+
+def _nearest(size: int, out: int, scale: np.float32) -> np.ndarray:
+    """For each of `out` elements, the element of a line of `size` that it shows."""
+    return np.minimum((np.arange(out, dtype=np.float32) / scale).astype(int), size - 1)
+
+
+def _resize_nearest(x: Any, scales: tuple[np.float32, ...], axes: tuple[int, ...]) -> Any:
+    check_float(x, "x")
+    for a, scale in zip(axes, scales):
+        size = x.shape[a]
+        x = jnp.take(x, _nearest(size, _scaled(size, scale), scale), axis=a)
+    return x
+
+
+def _resize_nearest_gradient(dy: Any, x: Any, scales: tuple[np.float32, ...], axes: tuple[int, ...]) -> Any:
+    wanted = [_scaled(x.shape[a], scales[axes.index(a)]) if a in axes else x.shape[a] for a in range(x.ndim)]
+    check_shape(dy, tuple(wanted), "dy")
+    for a, scale in zip(axes, scales):
+        dy = _add_up(dy, a, _nearest(x.shape[a], dy.shape[a], scale), x.shape[a])
+    return dy
+
+
+@op("ResizeNearest", dynamic=True)
+def resize_nearest(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
+    """x stretched by repeating, or shrunk by leaving out; `scales` (height, width) stands for the arguments."""
+    check_image(x, 4)
+    return _resize_nearest(x, _scales(scales, (height_scale, width_scale)), spatial_axes(4, is_channels_last(order)))
+
+
+@op("ResizeNearestGradient", dynamic=True)
+def resize_nearest_gradient(
+    dy, x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"
+):  # fmt: skip
+    check_image(x, 4)
+    axes = spatial_axes(4, is_channels_last(order))
+    return _resize_nearest_gradient(dy, x, _scales(scales, (height_scale, width_scale)), axes)
+
+
+def _check_nchw(order: str) -> None:
+    if is_channels_last(order):
+        raise OpError(f"order {order!r} is not offered; it must be NCHW (put NHWC2NCHW before and NCHW2NHWC after)")
+
+
+@op("ResizeNearest3D")
+def resize_nearest_3d(
+    x, *, temporal_scale: float = 1.0, height_scale: float = 1.0, width_scale: float = 1.0, order: str = "NCHW"
+):
+    check_image(x, 5)
+    _check_nchw(order)
+    return _resize_nearest(x, _scales(None, (temporal_scale, height_scale, width_scale)), (2, 3, 4))
+
+
+@op("ResizeNearest3DGradient")
+def resize_nearest_3d_gradient(
+    dy, x, *, temporal_scale: float = 1.0, height_scale: float = 1.0, width_scale: float = 1.0, order: str = "NCHW"
+):
+    check_image(x, 5)
+    _check_nchw(order)
+    return _resize_nearest_gradient(dy, x, _scales(None, (temporal_scale, height_scale, width_scale)), (2, 3, 4))
+
+
+def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
+    """[out, size] weights with which `out` points, spread evenly from end to end, blend a line of `size`."""
+    step = np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.float32(0)
+    at = step * np.arange(out, dtype=np.float32)
+    low = at.astype(int)
+    high = np.minimum(low + 1, size - 1)
+    part = at - low.astype(np.float32)
+    weights = np.zeros((out, size), np.float32)
+    np.add.at(weights, (np.arange(out), low), 1 - part)
+    np.add.at(weights, (np.arange(out), high), part)
+    return weights.astype(dtype)
+
+
+@op("UpsampleBilinear", dynamic=True)
+def upsample_bilinear(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
+    """x [N, C, H, W] blended linearly to H * height_scale by W * width_scale; the corners stay where they are."""
+    check_image(x, 4)
+    check_float(x, "x")
+    _check_nchw(order)
+    scales = _scales(scales, (height_scale, width_scale))
+    rows, columns = (_blend(n, _scaled(n, s), x.dtype) for n, s in zip(x.shape[2:], scales))
+    return jnp.einsum("nchw,ih,jw->ncij", x, rows, columns, precision="highest")
+
+
+@op("UpsampleBilinearGradient", dynamic=True)
+def upsample_bilinear_gradient(
+    dy, x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"
+):  # fmt: skip
+    check_image(x, 4)
+    _check_nchw(order)
+    scales = _scales(scales, (height_scale, width_scale))
+    check_shape(dy, (*x.shape[:2], *(_scaled(n, s) for n, s in zip(x.shape[2:], scales))), "dy")
+    rows, columns = (_blend(n, m, x.dtype) for n, m in zip(x.shape[2:], dy.shape[2:]))
+    return jnp.einsum("ncij,ih,jw->nchw", dy, rows, columns, precision="highest")
+
+
+@gradient("ResizeNearest", "ResizeNearest3D", "UpsampleBilinear")
+def _(g):
+    scales = [g.input(1)] if len(g.op.inputs) == 2 else []
+    g.emit(g.op.type + "Gradient", [g.grad_output(0), g.input(0), *scales], [g.grad_input(0)])

@@ -1,0 +1,203 @@
+"""Rearranging the elements of images: order of axes and channels, patches as columns, blocks as batches, DepthConcat."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..errors import OpError
+from ..registry import gradient, op
+from .checks import describe
+from .concat import concat, split
+from .window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
+
+
+@op("NCHW2NHWC")
+def nchw_to_nhwc(x):
+    check_image(x)
+    return jnp.moveaxis(x, 1, -1)
+
+
+@op("NHWC2NCHW")
+def nhwc_to_nchw(x):
+    check_image(x)
+    return jnp.moveaxis(x, -1, 1)
+
+
+@gradient("NCHW2NHWC")
+def _(g):
+    g.emit("NHWC2NCHW", [g.grad_output(0)], [g.grad_input(0)])
+
+
+@gradient("NHWC2NCHW")
+def _(g):
+    g.emit("NCHW2NHWC", [g.grad_output(0)], [g.grad_input(0)])
+
+
+def _transpose_channels(x: Any, order: str, rows: int) -> Any:
+    """The channels, written as a matrix of so many rows, read column by column."""
+    axis = x.ndim - 1 if is_channels_last(order) else 1
+    if x.ndim < 2 or rows < 1 or x.shape[axis] % rows:
+        raise OpError(f"group must be at least 1 and divide the channels of x, which is {describe(x)} in order {order}")
+    shape = (*x.shape[:axis], rows, x.shape[axis] // rows, *x.shape[axis + 1 :])
+    return jnp.swapaxes(x.reshape(shape), axis, axis + 1).reshape(x.shape)
+
+
+@op("ChannelShuffle")
+def channel_shuffle(x, *, group: int = 1, order: str = "NCHW"):
+    """The channels in `group` groups, taken in turn from each."""
+    return _transpose_channels(x, order, group)
+
+
+@op("ChannelShuffleGradient")
+def channel_shuffle_gradient(dy, *, group: int = 1, order: str = "NCHW"):
+    channels = dy.shape[-1 if is_channels_last(order) else 1]
+    if group < 1 or channels % group:
+        raise OpError(f"group {group} must be at least 1 and divide the {channels} channels of dy {describe(dy)}")
+    return _transpose_channels(dy, order, channels // group)
+
+
+@gradient("ChannelShuffle")
+def _(g):
+    g.emit("ChannelShuffleGradient", [g.grad_output(0)], [g.grad_input(0)])
+
+
+def _for_columns(window: Window, x: Any) -> Window:
+    w = window.for_image(x)
+    if w.legacy_pad != NOTSET or w.whole:
+        raise OpError("takes no legacy_pad or global_pooling; give kernel, and pad or pads")
+    return w
+
+
+@op("Im2Col")
+@takes_window
+def im2col(x, *, window):
+    """What every window sees, as channels: [N, C K, *windows], or [N, *windows, K C] in order NHWC."""
+    w = _for_columns(window, x)
+    parts = list(w.slices(x, 0))
+    if w.channels_last:
+        return jnp.concatenate(parts, -1)
+    columns = jnp.stack(parts, 2)  # [N, C, K, *windows]
+    return columns.reshape(x.shape[0], -1, *columns.shape[3:])
+
+
+@op("Col2Im")
+@takes_window
+def col2im(columns, z, *, window):
+    """The sum of columns where their elements came from, as an image of z's shape; the values of z are not read."""
+    w = _for_columns(window, z)
+    windows = w.output_sizes(tuple(z.shape[a] for a in spatial_axes(z.ndim, w.channels_last)))
+    n, c = z.shape[0], z.shape[-1 if w.channels_last else 1]
+    shape = (n, *windows, w.volume, c) if w.channels_last else (n, c, w.volume, *windows)
+    size = math.prod(shape)
+    if columns.size != size:
+        raise OpError(f"columns is {describe(columns)}; for an image {describe(z)} it must have {size} elements")
+    parts = jnp.moveaxis(columns.reshape(shape), -2 if w.channels_last else 2, 0)
+    return w.spread(parts, z.shape)
+
+
+@gradient("Im2Col")
+def _(g):
+    g.emit("Col2Im", [g.grad_output(0), g.input(0)], [g.grad_input(0)])
+
+
+@gradient("Col2Im")
+def _(g):
+    g.emit("Im2Col", [g.grad_output(0)], [g.grad_input(0)])
+
+
+def _block_pads(pad: int, pad_t: int | None, others: tuple[int | None, ...], order: str) -> tuple[int, int]:
+    """The rows put above, and the padding of the three other sides."""
+    if is_channels_last(order):
+        raise OpError(f"order {order!r} is not offered; it must be NCHW")
+    # compat: of the single sides Caffe2 reads pad_t alone; where another would matter, it is silently wrong
+    if any(p not in (None, pad) for p in others):
+        raise OpError(f"pad_l, pad_b and pad_r must equal pad, which is {pad}; only pad_t may differ")
+    top = pad if pad_t is None else pad_t
+    if top < 0 or pad < 0:
+        raise OpError(f"pad {pad} and pad_t {top} must not be negative")
+    return top, pad
+
+
+def _check_block(block_size: int) -> None:
+    if block_size < 1:
+        raise OpError(f"block_size must be at least 1, is {block_size}")
+
+
+@op("SpaceToBatch")
+def space_to_batch(
+    x,
+    *,
+    block_size: int = 2,
+    pad: int = 0,
+    pad_t: int | None = None,
+    pad_l: int | None = None,
+    pad_b: int | None = None,
+    pad_r: int | None = None,
+    order: str = "NCHW",
+):
+    """[N, C, H, W] -> [b b N, C, H / b, W / b]: every b-th row and column, from each of the b b starting points."""
+    check_image(x, 4)
+    _check_block(block_size)
+    top, pad = _block_pads(pad, pad_t, (pad_l, pad_b, pad_r), order)
+    n, c, h, w = x.shape
+    rows, columns = (h + top + pad) // block_size, (w + 2 * pad) // block_size
+    if (h + top + pad) % block_size or (w + 2 * pad) % block_size:
+        raise OpError(f"x is {describe(x)}; its padded height and width must be multiples of block_size {block_size}")
+    x = jnp.pad(x, ((0, 0), (0, 0), (top, pad), (pad, pad))).reshape(n, c, rows, block_size, columns, block_size)
+    return x.transpose(3, 5, 0, 1, 2, 4).reshape(-1, c, rows, columns)
+
+
+@op("BatchToSpace")
+def batch_to_space(
+    x,
+    *,
+    block_size: int = 2,
+    pad: int = 0,
+    pad_t: int | None = None,
+    pad_l: int | None = None,
+    pad_b: int | None = None,
+    pad_r: int | None = None,
+    order: str = "NCHW",
+):
+    """[b b N, C, H, W] -> [N, C, b H, b W], the reverse of SpaceToBatch; pads are cut off."""
+    check_image(x, 4)
+    _check_block(block_size)
+    top, pad = _block_pads(pad, pad_t, (pad_l, pad_b, pad_r), order)
+    batch, c, h, w = x.shape
+    rows, columns = h * block_size, w * block_size
+    if batch % block_size**2 or rows <= top + pad or columns <= 2 * pad:
+        raise OpError(
+            f"x is {describe(x)}; its batch must be a multiple of block_size^2 = {block_size**2}, and the pads smaller than "
+            f"the {rows} by {columns} image"
+        )
+    x = x.reshape(block_size, block_size, -1, c, h, w).transpose(2, 3, 4, 0, 5, 1).reshape(-1, c, rows, columns)
+    return x[:, :, top : rows - pad, pad : columns - pad]
+
+
+@gradient("SpaceToBatch")
+def _(g):
+    g.emit("BatchToSpace", [g.grad_output(0)], [g.grad_input(0)])
+
+
+@gradient("BatchToSpace")
+def _(g):
+    g.emit("SpaceToBatch", [g.grad_output(0)], [g.grad_input(0)])
+
+
+# The old names of Concat and Split, kept for old nets.
+op("DepthConcat", outputs=2)(concat)
+op("DepthSplit", outputs=(1, None))(split)
+
+
+@gradient("DepthConcat")
+def _(g):
+    g.emit("Split", [g.grad_output(0), g.output(1)], [g.grad_input(k) for k in range(len(g.op.inputs))])
+
+
+@gradient("DepthSplit")
+def _(g):
+    inputs = [g.grad_output(k) for k in range(len(g.op.outputs))]
+    g.emit("Concat", inputs, [g.grad_input(0), f"_{g.op.inputs[0]}_grad_dims"])
