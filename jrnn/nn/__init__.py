@@ -1,4 +1,4 @@
-"""The PyTorch face: RNN, LSTM and GRU as flax.nnx modules and as pure functions, and packed sequences."""
+"""The PyTorch face: RNN, LSTM and GRU as flax.nnx modules and as pure functions, and packed sequences; docs/nn.md tells more."""
 
 from jrnn.nn import functional
 from jrnn.nn.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
