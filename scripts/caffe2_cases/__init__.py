@@ -15,10 +15,9 @@ Case = collections.namedtuple("Case", "type inputs outputs reads gradient args")
 def case(type, inputs, outputs, /, *, gradient=False, reads=None, **args):
     """One operator to run.
 
-    type: the operator. inputs: blob -> array, in the order in which the operator reads them. outputs: blob names, of
-    three letters or more where they get a gradient (Caffe2 takes two-letter gradients apart). gradient: outputs
-    that receive one; True means the first. reads: the operator's inputs, where they are not just `inputs` in order (a blob
-    read twice). The rest are the operator's arguments.
+    type: the operator. inputs: blob -> array, in the order in which the operator reads them. outputs: blob names.
+    gradient: outputs that receive one; True means the first. reads: the operator's inputs, where they are not just `inputs`
+    in order (a blob read twice). The rest are the operator's arguments.
     """
     gradient = outputs[:1] if gradient is True else list(gradient or [])
     return Case(type, inputs, outputs, list(inputs) if reads is None else list(reads), gradient, args)
