@@ -1,9 +1,9 @@
 """Caffe2's wire format: the only code that knows protobuf."""
 
-from .codec import format_net, parse_binary, read_net, serialize_net, write_net
+from .codec import format_net, read_net, serialize_net, write_net
 from .schema import message_class
 from .tensors import blob_from_numpy, blob_to_numpy, tensor_from_numpy, tensor_to_numpy
-from .wire import Limits
+from .wire import Limits, parse_binary
 
 __all__ = [
     "Limits",

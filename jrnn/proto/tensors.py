@@ -15,9 +15,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..errors import FormatError
 from ..ir import Message
-from .codec import DEFAULT_LIMITS, parse_binary
 from .schema import message_class
-from .wire import Limits
+from .wire import DEFAULT_LIMITS, Limits, parse_binary
 
 # data type -> (the field that holds the elements, their numpy type); BYTE is the older name of UINT8.
 _NUMERIC = {

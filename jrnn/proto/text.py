@@ -11,7 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..errors import FormatError
 from .schema import message_class
-from .wire import Limits, check_size
+from .wire import Limits
 
 _UNKNOWN = re.compile(r"# unknown fields of (\S+): ([0-9a-f]+)\n")
 _STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")
@@ -25,23 +25,27 @@ def format_message(message: Message) -> str:
 
 def parse_message(text: str, name: str, limits: Limits) -> Message:
     """The message of class `name` that a text describes."""
-    check_size(len(text), limits.text_bytes, "text")
     if text.count("{") + text.count("<") > limits.messages:
         raise FormatError(f"text holds more than the limit of {limits.messages} messages")
     message = message_class(name)()
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as e:
-        raise FormatError(f"not a {name} as text: line {e}") from None
+        raise FormatError(f"not a {name} as text: line {_shortened(str(e))}") from None
     except RecursionError:
         raise FormatError(f"not a {name} as text: nested too deeply") from None
     except ValueError as e:
-        raise FormatError(f"not a {name} as text: {e}") from None
+        raise FormatError(f"not a {name} as text: {_shortened(str(e))}") from None
     at = 0
     while found := _UNKNOWN.match(text, at):
         at = found.end()
         _add_unknown(message, found[1], bytes.fromhex(found[2]) if len(found[2]) % 2 == 0 else b"")
     return message
+
+
+def _shortened(text: str) -> str:
+    """The text without its middle where it quotes a very long line."""
+    return text if len(text) <= 240 else f"{text[:120]} ... {text[-100:]}"
 
 
 def _unknown_fields(message: Message, path: str) -> Iterator[tuple[str, bytes]]:

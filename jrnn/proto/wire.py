@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 
 from ..errors import FormatError
+from .schema import message_class
 
 VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 _PROTOBUF_DEPTH = 100  # how deep protobuf itself lets messages nest
@@ -38,8 +40,11 @@ class Limits:
     bytes: int = 2**31 - 1
     text_bytes: int = 1 << 25
     messages: int = 1 << 20
-    strings: int = 1 << 23
-    numbers: int = 1 << 28
+    strings: int = 1 << 22
+    numbers: int = 1 << 27
+
+
+DEFAULT_LIMITS = Limits()
 
 
 def check_size(size: int, limit: int, what: str) -> None:
@@ -48,7 +53,19 @@ def check_size(size: int, limit: int, what: str) -> None:
         raise FormatError(f"{what} of {size} bytes is larger than the limit of {limit}")
 
 
-def check_counts(data: bytes, descriptor: Descriptor, limits: Limits) -> None:
+def parse_binary(data: bytes, name: str, limits: Limits = DEFAULT_LIMITS) -> Message:
+    """The message of class `name` in `data`; raises FormatError before it would create more than `limits` allow."""
+    kind = message_class(name)
+    _check_counts(data, kind.DESCRIPTOR, limits)
+    message = kind()
+    try:
+        message.MergeFromString(data)
+    except (DecodeError, ValueError) as e:
+        raise FormatError(f"not a {name}: {_locate_damage(data, kind.DESCRIPTOR, limits) or e}") from None
+    return message
+
+
+def _check_counts(data: bytes, descriptor: Descriptor, limits: Limits) -> None:
     """Raises FormatError where a parse of `data` would create more than `limits` allow.
 
     Short data is not walked: whatever is counted takes two bytes or more (a packed number takes one).
@@ -57,13 +74,13 @@ def check_counts(data: bytes, descriptor: Descriptor, limits: Limits) -> None:
         _Walk(data, limits).message(descriptor, 0, len(data), "", 1)
 
 
-def locate_damage(data: bytes, descriptor: Descriptor, limits: Limits) -> str:
-    """Where a message that protobuf refuses is damaged, as well as can be told."""
+def _locate_damage(data: bytes, descriptor: Descriptor, limits: Limits) -> str:
+    """Where a message that protobuf refuses is damaged, or the empty string where the walk finds nothing wrong."""
     try:
         _Walk(data, limits).message(descriptor, 0, len(data), "", 1)
     except FormatError as e:
         return str(e)
-    return "damaged"
+    return ""
 
 
 class _Walk:
@@ -108,13 +125,17 @@ class _Walk:
                     raise FormatError(
                         f"{path[1:] or 'message'}: truncated: {name} at byte {start} needs {size} bytes, {end - pos} remain"
                     )
-                if field is not None:
+                if field is not None and field.message_type is not None:
                     at = seen[number] = seen.get(number, -1) + 1
-                    self.length_delimited(field, pos, pos + size, f"{path}.{field.name}[{at}]", depth)
+                    below = f"{path}.{field.name}[{at}]"
+                    self.count("messages", 1, below)
+                    self.message(field.message_type, pos, pos + size, below, depth + 1)
+                elif field is not None:
+                    self.elements(field, pos, pos + size, path)
                 pos += size
             elif field is not None and wire == _WIRE_TYPES.get(field.type, VARINT) and tag < 0x80:
                 pos, found = self.run(start, end, tag, wire, path)
-                self.count("numbers", found, f"{path}.{field.name}")
+                self.count("numbers", found, path)
             elif wire == VARINT:
                 _, pos = self.varint(pos, end, path)
             else:
@@ -124,14 +145,12 @@ class _Walk:
         if groups:
             raise FormatError(f"{path[1:] or 'message'}: a group of field {groups[-1]} does not end")
 
-    def length_delimited(self, field: FieldDescriptor, pos: int, end: int, path: str, depth: int) -> None:
-        if field.message_type is not None:
-            self.count("messages", 1, path)
-            self.message(field.message_type, pos, end, path, depth + 1)
-        elif field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+    def elements(self, field: FieldDescriptor, pos: int, end: int, path: str) -> None:
+        """Counts a string, or the numbers of a packed field."""
+        wire = _WIRE_TYPES.get(field.type, VARINT)
+        if wire == LENGTH:
             self.count("strings", 1, path)
         else:
-            wire = _WIRE_TYPES.get(field.type, VARINT)
             size = {FIXED32: 4, FIXED64: 8}.get(wire)
             self.count("numbers", (end - pos) // size if size else self.varints(pos, end), path)
 
