@@ -64,6 +64,11 @@ def alias(x):
     return x
 
 
+@op("AliasWithName", copies=True, inplace={0: 0})
+def alias_with_name(x, *, name: str, is_backward: bool = False):
+    return x
+
+
 @op("EnsureDense", copies=True, inplace={0: 0})
 def ensure_dense(x):
     return x
