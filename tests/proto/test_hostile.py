@@ -99,7 +99,7 @@ def test_truncated_nets_say_in_which_field(cut):
         (field(OP, field(ARG, b"\x18" + b"\xff" * 11)), r"op\[0\]\.arg\[0\]: a number at byte 5 does not end"),
         (field(OP, field(ARG, b"\x2d\0\0\0\0\x2d\0\0")), r"op\[0\]\.arg\[0\]: truncated"),
         (b"\xfb\x3f\x08\x01", "a group of field 1023 does not end"),
-        (b"\xfc\x3f", "a group ends at byte 0 that did not begin"),
+        (b"\xfc\x3f\x00", "a group ends at byte 0 that did not begin"),
         (b"\x0a\x02x\xff", r"net '': name is not UTF-8: b'x\\xff'"),
         (b"\x0a\x01n" + field(OP, b"\x22\x01X\x12\x01y\x0a\x01\xff"), r"op #0 X -> 'y' in net 'n': input is not UTF-8"),
         (field(OP, b"\x22\x01X\x52\x01\xff"), r"op #0 X .*: debug_info is not UTF-8"),
@@ -123,9 +123,9 @@ def test_depth():
     assert read_net(nested(16)).ops
     refused(nested(17), "deeper than the limit of 16")
     refused(nested(33), "deeper than the limit of 16")
-    refused(nested(34), "nested deeper than 100 messages")
+    refused(nested(36), "nested deeper than 100 messages")
     refused(nested(5000), "nested deeper than 100 messages")
-    refused(b"\xfb\x3f" * 5000, "groups nested deeper than 100")
+    refused(b"\xfb\x3f" * 5000 + b"\x00", "groups nested deeper than 100")
     refused("op { arg { n { " * 20 + "} } } " * 20, "deeper than the limit of 16")
     refused("op{arg{n{" * 20000, "nested too deeply")
     refused(nested(3), "op #0 .*: argument 'a': op #0 .*: argument 'a': .* limit of 2", Limits(depth=2))
