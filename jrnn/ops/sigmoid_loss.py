@@ -23,7 +23,7 @@ def _mean(losses: Any) -> Any:
 
 def _each(dy: Any, x: Any) -> Any:
     """The gradient of a mean over the last dimension of x, at each of its elements."""
-    return jnp.reshape(dy, x.shape[:-1] + (1,)) / max(x.shape[-1], 1) if x.ndim else jnp.reshape(dy, ())
+    return jnp.reshape(dy, (*x.shape[:-1], 1)) / max(x.shape[-1], 1) if x.ndim else jnp.reshape(dy, ())
 
 
 def _check(logits: Any, targets: Any, log_d_trick: bool, unjoined: bool) -> None:

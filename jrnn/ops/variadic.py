@@ -82,8 +82,9 @@ def _pairs(inputs: tuple) -> tuple[list, list]:
 
 
 @op("WeightedSum", inplace={0: 0})
-def weighted_sum(*inputs):
+def weighted_sum(*inputs, grad_on_w: bool = False):
     xs, ws = _pairs(inputs)
+    ws = ws if grad_on_w else jax.lax.stop_gradient(ws)
     return sum(as_float(x) * jnp.reshape(w, (1,) * x.ndim) for x, w in zip(xs, ws))
 
 
