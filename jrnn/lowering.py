@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from . import registry
 from .errors import JrnnError, NetError, OpError, describe_op, near
@@ -194,7 +195,10 @@ def _call(step: Step, inputs: list, env: Blobs, context: Context) -> tuple:
             return tuple(_as_static(r) for r in (results if isinstance(results, tuple) else (results,)))
     with jax.named_scope(step.op.type):
         results = step.definition.forward(*inputs, **kwargs)
-    return results if isinstance(results, tuple) else (results,)
+    results = results if isinstance(results, tuple) else (results,)
+    if step.definition.gradient == "stops":  # JAX's gradient ends where the generated net's does
+        results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
+    return results
 
 
 def _is_static(x: Any) -> bool:
@@ -311,11 +315,16 @@ def to_jax(net: Net, outputs: Iterable[str] | None = None) -> Callable[..., Blob
 def infer_shapes(net: Net, blobs: Mapping[str, Any], *, key: Any = None) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of every blob of a net, derived by tracing; nothing is computed.
 
-    `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Raises as `run_net` does.
+    `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Blobs of strings are left out. Raises as `run_net` does.
     """
     p = plan(net)
     concrete = {n: v for n, v in blobs.items() if _is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
     scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()
+
+    def run(given):
+        env = execute(p, {**concrete, **given}, Context(key=key))
+        return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
+
     with scope:
-        return jax.eval_shape(lambda given: execute(p, {**concrete, **given}, Context(key=key)), abstract)
+        return jax.eval_shape(run, abstract)

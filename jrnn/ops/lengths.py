@@ -14,7 +14,6 @@ from ..errors import OpError
 from ..registry import gradient, op
 from .checks import check_float, check_rank, check_shape, describe
 from .segments import check_lengths, known_lengths, per_row, segment_ids
-from .values import is_concrete
 
 
 def _segments(data, lengths):
@@ -226,8 +225,6 @@ def lengths_to_weights(lengths, *, power: float = 0.5):
 
 def _segment_counts(ids, data):
     check_rank(ids, 1, "segment_ids")
-    if not is_concrete(ids) and data is not None:
-        return jnp.bincount(ids, length=data.shape[0])
     ids = np.asarray(ids)
     if (np.diff(ids) < 0).any() or (ids < 0).any():
         raise OpError(f"segment_ids are {ids.tolist()[:8]}; they must be sorted, and none negative")
@@ -245,5 +242,7 @@ def segment_ids_to_lengths(ids, data=None):
 
 @op("SegmentIdsToRanges", gradient="forbidden")
 def segment_ids_to_ranges(ids, data=None):
-    """(start, length) of each segment, int32 [S, 2]."""
-    return lengths_to_ranges(_segment_counts(ids, data))
+    """(start, length) of each segment, int32 [S, 2]; (0, 0) for those past the last id."""
+    counts = _segment_counts(ids, data)
+    starts = np.where(np.arange(len(counts)) <= np.max(ids, initial=-1), np.cumsum(counts) - counts, 0)
+    return np.stack([starts, counts], axis=1).astype(np.int32)

@@ -24,7 +24,7 @@ _TRIANGLES = {
 }
 
 
-@op("SequenceMask", inplace={0: 0})
+@op("SequenceMask")
 def sequence_mask(
     x, lengths=None, *, mode: str, axis: int = 1, batch: int | None = None, repeat_from_axis: int | None = None,
     radius: int = 10, grad: bool = False, fill_val: float = -math.inf,
