@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ir import Net
 from .rename import rename_blobs
-from .scope import Workspace, all_names, free_names, has_sub_nets, keeps_outputs, outer_names, reads, workspace_of
+from .scope import Workspace, all_names, has_sub_nets, keeps_outputs, outer_names, reads, workspace_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ def optimize_memory(
     and what sub-nets see by name; the nets inside operators are left as they are. Idempotent.
 
     Args:
-        shapes: anything with `.shape` and `.dtype` by blob, such as arrays or `jax.ShapeDtypeStruct`.
+        shapes: arrays, or anything with `.shape` and `.dtype`, by blob, such as `jrnn.infer_shapes` gives. Blobs that are
+            no arrays count as of unknown shape.
 
     >>> from jrnn.ir import Op
     >>> relu = lambda a, b: Op.of("Relu", [a], [b])
@@ -55,15 +56,16 @@ def optimize_memory(
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for i, op in enumerate(net.ops):
+        fixed.update(outer_names(op))
         if has_sub_nets(op):
-            fixed.update(free_names(op), outer_names(op))
             fixed.update(name for _, sub in op.sub_nets() for name in all_names(sub))
             if workspace_of(op) is Workspace.STEP or keeps_outputs(op):
                 fixed.update(op.inputs, op.outputs)
         for name in op.outputs:
             first.setdefault(name, i)
         last.update((name, i) for name in (*op.inputs, *op.outputs))
-    sizes = {name: prod(shapes[name].shape) * np.dtype(shapes[name].dtype).itemsize for name in first if name in shapes}
+    known = {name: shapes[name] for name in first if hasattr(shapes.get(name), "dtype")}
+    sizes = {name: prod(array.shape) * np.dtype(array.dtype).itemsize for name, array in known.items()}
     ends: dict[int, list[str]] = {}
     for name in sizes:
         if name not in fixed:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from ..errors import NetError, describe_op
 from ..ir import Arg, Net, Op
 from .scope import (
+    GRADIENT_NAMES,
+    GRADIENT_SUFFIX,
     INNER_NAMES,
     READ_NAMES,
     RENAME_SUFFIX,
@@ -43,18 +45,38 @@ def _merged(first: Names, second: Names) -> Names:
     return first if first is second else {**second, **first}
 
 
+def _gradient_name(name: str, blobs: Names) -> str:
+    """The name of the gradient of a renamed blob, where `name` is one."""
+    blob = name.removesuffix(GRADIENT_SUFFIX)
+    return blobs[blob] + GRADIENT_SUFFIX if blob != name and blob in blobs else name
+
+
 def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
     if arg.name in READ_NAMES:
         return replace(arg, value=_map_strings(arg.value, _merged(read, written)))
     if arg.name in WRITTEN_NAMES:
         return replace(arg, value=_map_strings(arg.value, _merged(written, read)))
+    if arg.name in GRADIENT_NAMES and isinstance(arg.value, tuple):
+        return replace(arg, value=tuple(_gradient_name(v.decode(), read).encode() for v in arg.value))
     if arg.name in INNER_NAMES and inner:
         return replace(arg, value=_map_strings(arg.value, inner))
     if arg.name.endswith(RENAME_SUFFIX):
-        blob = arg.name.removesuffix(RENAME_SUFFIX)
-        name = _merged(read, written).get(blob, blob) + RENAME_SUFFIX
+        name = _gradient_name(arg.name.removesuffix(RENAME_SUFFIX), read) + RENAME_SUFFIX
         return replace(arg, name=name, value=_map_strings(arg.value, _merged(written, read)))
     return arg
+
+
+def _name_gradients(op: Op, renamed: Op) -> Op:
+    """Tells a recurrent gradient operator where the gradients are that it would look for under other names."""
+    told = {a.name for a in renamed.args}
+    outputs = dict(zip(op.outputs, renamed.outputs))
+    changes = {}
+    for old, new in dict(zip(op.inputs, renamed.inputs)).items():
+        key = new + GRADIENT_SUFFIX + RENAME_SUFFIX
+        given = outputs.get(old + GRADIENT_SUFFIX)
+        if given is not None and given != new + GRADIENT_SUFFIX and key not in told:
+            changes[key] = given
+    return renamed.with_args(changes) if changes else renamed
 
 
 def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
@@ -85,7 +107,7 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
     outputs = tuple(written.get(n, n) for n in op.outputs)
     if not op.args:
         return replace(op, inputs=inputs, outputs=outputs)
-    inner: Names = {}
+    before, inner = op, {}
     if has_sub_nets(op):
         match workspace_of(op):
             case Workspace.SHARED:
@@ -95,7 +117,8 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
         if inner:
             op = op.map_sub_nets(lambda net: rename_blobs(net, inner))
     args = tuple(_rename_arg(a, read, written, inner) for a in op.args)
-    return replace(op, inputs=inputs, outputs=outputs, args=args)
+    renamed = replace(op, inputs=inputs, outputs=outputs, args=args)
+    return _name_gradients(before, renamed) if any(a.name in GRADIENT_NAMES for a in args) else renamed
 
 
 def rename_blobs(net: Net, names: Names) -> Net:

@@ -20,8 +20,10 @@ from ..ir import Net, Op
 # Arguments with names of outer blobs. Where an operator reads one version of a blob and writes another, the first kind
 # follows what the operator reads and the second what it writes.
 READ_NAMES = ("link_external", "alias_src", "recurrent_states", "recurrent_inputs")
-WRITTEN_NAMES = ("alias_dst", "backward_link_external", "backward_alias_dst")
-# `<blob>.rename` tells a recurrent gradient operator where a blob has gone that its other arguments name.
+WRITTEN_NAMES = ("alias_dst", "backward_alias_dst")
+# Gradients of outer blobs, named after the blob. Where a gradient blob goes by another name, `<gradient>.rename` tells it.
+GRADIENT_NAMES = ("backward_link_external",)
+GRADIENT_SUFFIX = "_grad"
 RENAME_SUFFIX = ".rename"
 
 # Arguments with names that mean something only inside the sub-nets: those that the operator fills, and the others.
@@ -81,7 +83,7 @@ def workspace_outputs(op: Op) -> list[str]:
 def outer_names(op: Op) -> Iterator[str]:
     """The outer blobs that arguments of `op` name."""
     for a in op.args:
-        if a.name in READ_NAMES or a.name in WRITTEN_NAMES:
+        if a.name in (*READ_NAMES, *WRITTEN_NAMES, *GRADIENT_NAMES):
             yield from _strings(a.value)
         elif a.name.endswith(RENAME_SUFFIX):
             yield a.name.removesuffix(RENAME_SUFFIX)

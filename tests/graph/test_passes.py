@@ -159,6 +159,13 @@ def test_memory_of_recurrent_networks_keeps_its_names():
     assert optimized == net and report.saved_bytes == 0
 
 
+def test_memory_of_blobs_that_only_arguments_name_keeps_its_names():
+    named = Op.of("RecurrentNetworkGradient", ["d"], ["y"], link_external=["a"])
+    net = Net("n", (relu("x", "a"), relu("x", "b"), relu("b", "c"), relu("c", "d"), named), ("x",), ("y",))
+    shapes = dict.fromkeys("abcd", np.zeros([4], np.float32))
+    assert optimize_memory(net, shapes)[1].assignments == {"d": "b"}
+
+
 def test_parameters_of_an_init_net():
     ops = (
         Op.of("GivenTensorFill", [], ["w"], values=[1.0]),

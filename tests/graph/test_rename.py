@@ -103,10 +103,10 @@ def test_a_backward_step_net_follows_the_references_but_not_the_scratch():
         backward_link_external=["h_states_grad", "x_grad"],
         param_grads=["w_grad"],
     )
-    new = rename_in_op(op, {"w": "v", "t": "never", "x_grad": "never"}, {"x_grad": "dx", "w_grad": "dw"})
+    new = rename_in_op(op, {"w": "v", "x": "seq", "t": "never", "x_grad": "never"}, {"x_grad": "dx", "w_grad": "dw"})
     assert new.arg("backward_step_net").ops[0].inputs == ("h_new_grad", "v")
     assert new.arg("backward_step_net").external_inputs == ("t", "v")
-    assert new.arg("backward_link_external") == (b"h_states_grad", b"dx")
+    assert new.arg("backward_link_external") == (b"h_states_grad", b"seq_grad")
     assert new.arg("param_grads") == (b"w_grad",)
 
 
@@ -126,10 +126,21 @@ def test_an_overwritten_input_is_told_from_the_output_in_arguments():
     assert (new.arg("link_external"), new.arg("alias_dst")) == ((b"before",), (b"after",))
 
 
-def test_renames_recorded_in_arguments_follow():
-    op = Op.of("RecurrentNetworkGradient", ["x"], ["dx"], **{"x.rename": "x", "dx.rename": "shared"})
-    new = rename_in_op(op, {"x": "y"}, {"dx": "d", "shared": "mine"})
-    assert [(a.name, a.value) for a in new.args] == [("y.rename", b"y"), ("d.rename", b"mine")]
+def test_gradients_that_keep_or_change_their_names_are_told():
+    """A recurrent gradient operator looks for `<input>_grad`, or for what `<input>_grad.rename` says."""
+    args = {"link_internal": ["x_t"], "backward_link_external": ["x_grad"], "step_net": step_net()}
+    op = Op.of("RecurrentNetworkGradient", ["g", "x", "w"], ["x_grad", "w_grad"], **args)
+
+    def told(read, written, start=op):
+        new = rename_in_op(start, read, written)
+        return {a.name: a.value for a in new.args if a.name.endswith(".rename")}
+
+    assert told({"g": "h"}, {}) == {}
+    assert told({"x": "y"}, {}) == {"y_grad.rename": b"x_grad"}
+    assert told({}, {"w_grad": "dw"}) == {"w_grad.rename": b"dw"}
+    assert told({"x": "y"}, {"x_grad": "y_grad"}) == {}
+    once = rename_in_op(op, {"w": "v"}, {"x_grad": "dx"})
+    assert told({"v": "u", "x": "y"}, {"dx": "d"}, once) == {"u_grad.rename": b"w_grad", "y_grad.rename": b"d"}
 
 
 def test_a_name_that_a_sub_net_has_already_is_refused():
