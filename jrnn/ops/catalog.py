@@ -1,0 +1,136 @@
+"""What is registered, in words: the rows of `jrnn ops`, and docs/operators.md.
+
+To bring the document up to date:
+
+    python -m jrnn.ops.catalog > docs/operators.md
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .. import registry
+from ..registry import ArgSpec, OpDef
+
+INTRODUCTION = """\
+# Operators
+
+Generated from the registry by `python -m jrnn.ops.catalog > docs/operators.md`.
+
+An input in brackets is optional, `*x` is any number of inputs. An argument without a default is required. Under *gradient*,
+**yes** means that gradients pass, **stops** that a gradient ends here silently, as at StopGradient, **none** that asking for
+one is an error. *In place* names the input that an output may overwrite. Operators marked *random* need a key; those marked
+*dynamic* have outputs whose shapes depend on the values of their inputs, and do not run under jit.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operator, in words."""
+
+    type: str
+    inputs: str
+    outputs: str
+    arguments: str
+    gradient: str
+    notes: str
+
+
+def entry(definition: OpDef) -> Entry:
+    """The entry of an operator.
+
+    >>> entry(registry.lookup("Softmax"))
+    Entry(type='Softmax', inputs='x', outputs='1', arguments='axis: int = 1', gradient='yes', notes='')
+    """
+    notes = [name for name in ("random", "dynamic") if getattr(definition, name)]
+    notes += [f"in place: output {o} over input {i}" for o, i in definition.inplace.items()]
+    return Entry(
+        type=definition.type,
+        inputs=_inputs(definition),
+        outputs=_range(*definition.outputs),
+        arguments=", ".join(_argument(spec) for spec in definition.args),
+        gradient=_gradient(definition),
+        notes=", ".join(notes),
+    )
+
+
+def entries() -> list[Entry]:
+    """Every registered operator, by name."""
+    return [entry(d) for d in registry.registered()]
+
+
+def _inputs(definition: OpDef) -> str:
+    named = [
+        name if k < definition.min_inputs or name.startswith("*") else f"[{name}]"
+        for k, name in enumerate(definition.inputs)
+    ]
+    return ", ".join(named)
+
+
+def _range(least: int, most: int | None) -> str:
+    if most is None:
+        return f"{least} or more"
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _argument(spec: ArgSpec) -> str:
+    default = "" if spec.required else f" = {_shown(spec.default)}"
+    return f"{spec.name}: {_kind(spec.annotation)}{default}"
+
+
+def _shown(value: object) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(int(value)) if isinstance(value, bool) else repr(value)
+
+
+def _kind(annotation: object) -> str:
+    """An annotation as a reader of nets would say it: `ints` for a tuple of them."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " or ".join(_kind(k) for k in typing.get_args(annotation) if k is not type(None))
+    if typing.get_origin(annotation) is tuple:
+        return _kind(typing.get_args(annotation)[0]) + "s"
+    return {"str": "string", "ndarray": "numbers"}.get(annotation.__name__, annotation.__name__.lower())
+
+
+def _gradient(definition: OpDef) -> str:
+    if registry.gradient_maker(definition.type):
+        return "yes"
+    return "stops" if definition.gradient == "stops" else "none"
+
+
+def _family(definition: OpDef) -> str:
+    return definition.forward.__module__
+
+
+def render() -> str:
+    """The text of docs/operators.md: a table for each family, in the order of their names."""
+    families: dict[str, list[OpDef]] = {}
+    for definition in registry.registered():
+        families.setdefault(_family(definition), []).append(definition)
+    parts = [INTRODUCTION]
+    for module in sorted(families):
+        summary = inspect.getdoc(sys.modules[module]).splitlines()[0]
+        parts.append(f"## {module.rpartition('.')[2]}\n\n{summary}\n")
+        parts.append(_table(entry(d) for d in families[module]))
+    total = sum(map(len, families.values()))
+    return "\n".join([*parts, f"{total} operators.\n"])
+
+
+def _table(rows: Iterable[Entry]) -> str:
+    lines = ["| Operator | Inputs | Outputs | Arguments | Gradient | Notes |", "| --- | --- | --- | --- | --- | --- |"]
+    for e in rows:
+        cells = (e.type, _code(e.inputs), e.outputs, _code(e.arguments), e.gradient, e.notes)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
