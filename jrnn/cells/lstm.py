@@ -21,7 +21,7 @@ class LSTMOptions:
     forget_bias: added to the forget gate before its sigmoid. drop_states: the state of a finished sequence becomes zero
     instead of being held. memory_optimization: recompute the gates in the backward pass instead of storing them.
     forward_only: build no backward step net. outputs_with_grads: which of hidden_all, hidden_last, cell_all, cell_last
-    (0 to 3) of the top layer pass gradients on.
+    (0 to 3) of the top layer pass gradients on. mask_padding: see RunOptions.
     """
 
     forget_bias: float = 0.0
@@ -29,6 +29,7 @@ class LSTMOptions:
     memory_optimization: bool = False
     forward_only: bool = False
     outputs_with_grads: tuple[int, ...] = (0,)
+    mask_padding: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,9 @@ def LSTM(
         lengths,
         initial_states,
         scope=scope,
-        options=RunOptions(tuple(shift + k for k in options.outputs_with_grads), options.forward_only),
+        options=RunOptions(
+            tuple(shift + k for k in options.outputs_with_grads), options.forward_only, options.mask_padding
+        ),
     )
     layers = tuple(LSTMLayer(h.all, h.last, c.all, c.last) for h, c in zip(states[::2], states[1::2]))
     return LSTMOutputs(*layers[-1], layers=layers)
