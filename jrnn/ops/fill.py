@@ -74,6 +74,8 @@ def constant_fill(
     if isinstance(wire, bytes):
         raise OpError(f"value {wire!r} is a string, and dtype is {dtype}; set dtype to {STRING}")
     filled = _value_type(dtype, wire)
+    if filled == np.float32 and dtype is None and not input_as_shape and getattr(x, "dtype", None) == np.float64:
+        filled = np.float64  # the seed of a gradient is as wide as the loss: float32 would round what it is divided by
     shape = fill_shape(x, shape, extra_shape, input_as_shape, filled)
     if value_blob is None:
         return _constant(shape, value, filled)
