@@ -111,7 +111,7 @@ def plan(net: Net, outputs: Iterable[str] | None = None) -> Plan:
             definition.check_arity(op)
             for k, name in enumerate(op.outputs):
                 if name in op.outputs[:k]:
-                    raise OpError(f"writes blob {name!r} twice; give each output a name of its own")
+                    raise NetError(f"writes blob {name!r} twice; give each output a name of its own")
             steps.append(Step(index, op, definition, definition.decode(op), where))
         except JrnnError as e:
             raise e.at(where) from None
