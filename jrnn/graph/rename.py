@@ -67,16 +67,28 @@ def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
 
 
 def _name_gradients(op: Op, renamed: Op) -> Op:
-    """Tells a recurrent gradient operator where the gradients are that it would look for under other names."""
+    """Tells a recurrent gradient operator where the gradients are that it would look for under other names.
+
+    Caffe2 applies what it is told to the blobs of the step nets too, so a blob there of the same name takes the new one.
+    """
     told = {a.name for a in renamed.args}
     outputs = dict(zip(op.outputs, renamed.outputs))
-    changes = {}
+    moved = {}
     for old, new in dict(zip(op.inputs, renamed.inputs)).items():
-        key = new + GRADIENT_SUFFIX + RENAME_SUFFIX
-        given = outputs.get(old + GRADIENT_SUFFIX)
-        if given is not None and given != new + GRADIENT_SUFFIX and key not in told:
-            changes[key] = given
-    return renamed.with_args(changes) if changes else renamed
+        key, given = new + GRADIENT_SUFFIX, outputs.get(old + GRADIENT_SUFFIX)
+        if given is not None and given != key and key + RENAME_SUFFIX not in told:
+            moved[key] = given
+    local = {n for _, net in renamed.sub_nets() for n in all_names(net)} if moved else set()
+    if inner := {old: new for old, new in moved.items() if old in local}:
+        for old, new in inner.items():
+            if new in local:
+                raise NetError(
+                    f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name"
+                )
+        renamed = renamed.map_sub_nets(lambda net: rename_blobs(net, inner))
+        args = (replace(a, value=_map_strings(a.value, inner)) if a.name in INNER_NAMES else a for a in renamed.args)
+        renamed = replace(renamed, args=tuple(args))
+    return renamed.with_args({old + RENAME_SUFFIX: new for old, new in moved.items()})
 
 
 def _in_step_nets(op: Op, names: Names) -> dict[str, str]:

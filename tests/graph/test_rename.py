@@ -139,6 +139,9 @@ def test_gradients_that_keep_or_change_their_names_are_told():
     assert told({"x": "y"}, {}) == {"y_grad.rename": b"x_grad"}
     assert told({}, {"w_grad": "dw"}) == {"w_grad.rename": b"dw"}
     assert told({"x": "y"}, {"x_grad": "y_grad"}) == {}
+    inside = Net("back", (Op.of("Mul", ["x_t", "w"], ["w_grad"]),), ("x_t", "w"))
+    new = rename_in_op(op.with_args({"step_net": inside, "param_grads": ["w_grad"]}), {}, {"w_grad": "dw"})
+    assert new.arg("step_net").ops[0].outputs == ("dw",) and new.arg("param_grads") == (b"dw",)
     once = rename_in_op(op, {"w": "v"}, {"x_grad": "dx"})
     assert told({"v": "u", "x": "y"}, {"dx": "d"}, once) == {"u_grad.rename": b"w_grad", "y_grad.rename": b"d"}
 

@@ -73,6 +73,7 @@ def test_passes_keep_a_recurrent_net_and_its_gradients(lstm):
     check_same(renamed, blobs, names, expected)
     renamed, _ = graph.rename_op_input(net, Net(), 1, 3, "recurrent_weight", from_producer=True)
     assert "recurrent_weight" in renamed.ops[1].arg("backward_step_net").external_inputs
+    check_same(graph.rename_op_output(net, 7, 1, "dparam"), blobs, names, expected)
     weights = {"recurrent_weight" if n == "lstm/gates_t_w" else n: v for n, v in blobs.items()}
     check_same(renamed, weights, names, expected)
 
