@@ -58,7 +58,8 @@ class Reader:
         return Net(name, ops, reads, gives, net_type, args, device, rest)
 
     def op(self, m: Any, depth: int, index: int, net_name: str) -> Op:
-        type, outputs = "", ()
+        type: str = ""
+        outputs: tuple[str, ...] = ()
         try:
             type = _take(m, "type")
             outputs = _take_all(m, "output")
@@ -117,8 +118,8 @@ class Reader:
             return None
         m = holder.device_option
         fields = ("device_type", "device_id", "random_seed", "node_name", "numa_node_id")
-        values = [_take_set(m, k) for k in fields]
-        made = DeviceOption(*values, _take_all(m, "extra_info"), _rest(m))
+        values = {k: _take_set(m, k) for k in fields}
+        made = DeviceOption(**values, extra_info=_take_all(m, "extra_info"), extra=_rest(m))
         holder.ClearField("device_option")
         return made
 

@@ -62,7 +62,7 @@ def _put_arg(m: Any, arg: Arg, depth: int) -> None:
     _put_strings(m, name=arg.name)
     try:
         if isinstance(arg.value, Net) and arg.kind == "s":
-            _put_text_net(m, arg, depth)
+            _put_text_net(m, arg.name, arg.value, depth)
         else:
             _put_value(m, arg.kind, arg.value, depth)
     except FormatError as e:
@@ -98,14 +98,14 @@ def _put_value(m: Any, kind: str, value: Any, depth: int) -> None:
             raise TypeError
 
 
-def _put_text_net(m: Any, arg: Arg, depth: int) -> None:
-    if arg.name not in TEXT_NETS:
+def _put_text_net(m: Any, name: str, net: Net, depth: int) -> None:
+    if name not in TEXT_NETS:
         raise FormatError(f"a net travels as text only in {' and '.join(TEXT_NETS)}; use kind 'n'")
     inner = message_class("NetDef")()
-    _put_net(inner, arg.value, depth + 1)
+    _put_net(inner, net, depth + 1)
     if m.s and parse_message(m.s.decode(), "NetDef", DEFAULT_LIMITS) == inner:
         return
-    if arg.value == Net():
+    if net == Net():
         raise FormatError("an empty net has no text to travel as; use kind 'n'")
     m.s = format_message(inner).encode()
 

@@ -19,7 +19,7 @@ from .schema import message_class
 from .wire import DEFAULT_LIMITS, Limits, parse_binary
 
 # data type -> (the field that holds the elements, their numpy type); BYTE is the older name of UINT8.
-_NUMERIC = {
+_NUMERIC: dict[str, tuple[str, np.dtype]] = {
     "FLOAT": ("float_data", np.dtype(np.float32)),
     "DOUBLE": ("double_data", np.dtype(np.float64)),
     "INT64": ("int64_data", np.dtype(np.int64)),
