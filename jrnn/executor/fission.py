@@ -162,8 +162,8 @@ def _hoisted(loop: Loop, varying: Collection[Var], inner: Collection[Var], known
         if any(v in inner or v in known or v not in varying for v in eqn.outvars):
             continue
         grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
-        follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows
-        if eager or jaxprs.is_heavy(eqn) or follows:
+        follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not jaxprs.is_view(eqn)
+        if jaxprs.is_heavy(eqn) or follows or (eager and not jaxprs.is_view(eqn)):
             chosen.update(dict.fromkeys(eqn.outvars))
     return list(chosen)
 

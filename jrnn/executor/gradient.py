@@ -33,7 +33,9 @@ class Linear:
     transpose: Callable[[Flat, Flat], Flat]
 
 
-def differentiable(loop: Loop, forbidden: Any = None, eager: bool = True) -> Callable[[Flat, Flat, Flat], tuple[Flat, Flat]]:
+def differentiable(
+    loop: Loop, forbidden: Any = None, eager: bool = True
+) -> Callable[[Flat, Flat, Flat], tuple[Flat, Flat]]:
     """`loop.run` with a fast reverse mode.
 
     Args:

@@ -165,6 +165,19 @@ def is_movable(eqn: Any) -> bool:
     return not foreign and not any(True for _ in sub_jaxprs(eqn)) and not eqn.effects
 
 
+def is_view(eqn: Any) -> bool:
+    """Only picks, spreads or orders what its operand holds: free where it is used, a copy where its result is stored."""
+    return eqn.primitive.name in (
+        "slice",
+        "split",
+        "squeeze",
+        "reshape",
+        "broadcast_in_dim",
+        "transpose",
+        "expand_dims",
+    )
+
+
 def nbytes(atom: Atom) -> int:
     """Bytes of one value; typed keys and other extended types count as their items do."""
     aval = atom.aval

@@ -114,7 +114,9 @@ class Gradient:
         return carry[n_carry:], carry[:n_carry], ct_xs
 
 
-def gradient(loop: Loop, perturbed: Perturbed, forbidden: Callable[[Sequence[Any]], set[Var]] | None = None) -> Gradient:
+def gradient(
+    loop: Loop, perturbed: Perturbed, forbidden: Callable[[Sequence[Any]], set[Var]] | None = None
+) -> Gradient:
     """Builds both loops.
 
     Args:
@@ -125,7 +127,11 @@ def gradient(loop: Loop, perturbed: Perturbed, forbidden: Callable[[Sequence[Any
     joint = _joint(loop, perturbed)
     at = len(loop.consts), len(loop.consts) + len(loop.carry), len(loop.inputs)
     consts, carry, xs = joint.invars[: at[0]], joint.invars[at[0] : at[1]], joint.invars[at[1] : at[2]]
-    cotangents, outs, made = joint.invars[at[2] :], joint.outvars[: len(loop.outputs)], joint.outvars[len(loop.outputs) :]
+    cotangents, outs, made = (
+        joint.invars[at[2] :],
+        joint.outvars[: len(loop.outputs)],
+        joint.outvars[len(loop.outputs) :],
+    )
     carry_out, ys = outs[: len(carry)], outs[len(carry) :]
 
     later = jaxprs.depends(joint.eqns, cotangents)

@@ -9,6 +9,7 @@ Shapes: N batch, H hidden.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,20 +38,39 @@ def together(loop: Loop) -> Loop:
 def folded(loop: Loop) -> Loop:
     """For a loop that is linear in its carry: products with what does not depend on the carry, gathered in one.
 
-    `(v * a) * b` becomes `v * (a * b)`, `v * a + v * b` becomes `v * (a + b)`, and a concatenation of products becomes
-    a product of concatenations; the factors can then be computed before the loop.
+    `(v * a) * b` becomes `v * (a * b)`, `v * a + v * b` becomes `v * (a + b)`, and a factor of a concatenation goes to
+    its parts; the factors can then be computed before the loop.
     """
     return loop.rewritten_by(_fold)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A slice `of[lo:hi]` along `axis`."""
+    """A slice `of[lo:hi]` along `axis` of a variable, or of the result of a run."""
 
-    of: Var
+    of: Var | _Run
     axis: int
     lo: int
     hi: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One elementwise equation over neighbouring slices, done at once over all of them."""
+
+    eqn: Any
+    operands: tuple[_Cut, ...]
+
+    def value(self, env: dict[Any, Any]) -> Any:
+        if self not in env:
+            with jaxprs.in_scope(self.eqn):
+                env[self] = self.eqn.primitive.bind(*(_take(c, env) for c in self.operands), **self.eqn.params)
+        return env[self]
+
+
+def _take(cut: _Cut, env: dict[Any, Any]) -> Any:
+    whole = cut.of.value(env) if isinstance(cut.of, _Run) else env[cut.of]
+    return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
 
 
 def _cuts(eqns: Sequence[Any]) -> dict[Var, _Cut]:
@@ -70,39 +90,43 @@ def _cuts(eqns: Sequence[Any]) -> dict[Var, _Cut]:
     return found
 
 
+def _joined(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
+    """Adds to `cuts` the results of `eqns` that are slices of a run of two or more of them."""
+    groups: dict[Any, list[tuple[tuple[_Cut, ...], Any]]] = {}
+    for eqn in eqns:
+        if all(not jaxprs.is_literal(a) and a in cuts for a in eqn.invars):
+            read = tuple(cuts[a] for a in eqn.invars)
+            if len({(c.axis, c.hi - c.lo) for c in read}) == 1:
+                apart = tuple(c.lo - read[0].lo for c in read)
+                key = (eqn.primitive.name, str(eqn.params), read[0].axis, tuple(c.of for c in read), apart)
+                groups.setdefault(key, []).append((read, eqn))
+    for group in groups.values():
+        runs: list[list[tuple[tuple[_Cut, ...], Any]]] = []
+        for item in sorted(group, key=lambda item: item[0][0].lo):
+            if not runs or runs[-1][-1][0][0].hi != item[0][0].lo:
+                runs.append([])
+            runs[-1].append(item)
+        for items in runs:
+            first, last = items[0][0], items[-1][0]
+            if len(items) > 1:
+                run = _Run(items[0][1], tuple(_Cut(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
+                for read, eqn in items:
+                    lo, hi = read[0].lo - first[0].lo, read[0].hi - first[0].lo
+                    cuts[eqn.outvars[0]] = _Cut(run, read[0].axis, lo, hi)
+
+
 def _activate_together(loop: Loop, env: Env) -> Env:
     cuts = _cuts(loop.eqns)
-    groups: dict[Any, dict[Any, _Cut]] = {}
+    activations = [e for e in loop.eqns if e.primitive.name in _ACTIVATIONS]
+    activated = {e.invars[0] for e in activations}
+    _joined([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
+    _joined(activations, cuts)
     for eqn in loop.eqns:
-        if eqn.primitive.name in _ACTIVATIONS and eqn.invars[0] in cuts:
-            cut = cuts[eqn.invars[0]]
-            groups.setdefault((eqn.primitive.name, str(eqn.params), cut.of, cut.axis), {})[eqn.outvars[0]] = cut
-    runs: dict[Var, list[tuple[Var, _Cut]]] = {}
-    for group in groups.values():
-        run: list[tuple[Var, _Cut]] = []
-        for item in sorted(group.items(), key=lambda item: item[1].lo):
-            if run and run[-1][1].hi != item[1].lo:
-                run = []
-            run.append(item)
-            runs[item[0]] = run
-
-    for eqn in loop.eqns:
-        out = eqn.outvars[0]
-        run = runs.get(out, [])
-        if eqn.primitive.name == "split":  # as slices, whose cotangents can be told apart
+        if all(v in cuts for v in eqn.outvars):  # a `split`, too, becomes slices, whose cotangents can be told apart
             with jaxprs.in_scope(eqn):
-                for v in eqn.outvars:
-                    cut = cuts[v]
-                    env[v] = jax.lax.slice_in_dim(env[cut.of], cut.lo, cut.hi, axis=cut.axis)
-        elif len(run) < 2:
+                env.update({v: _take(cuts[v], env) for v in eqn.outvars})
+        else:
             jaxprs.evaluate([eqn], env)
-        elif out not in env:
-            first, last = run[0][1], run[-1][1]
-            with jaxprs.in_scope(eqn):
-                whole = jax.lax.slice_in_dim(env[first.of], first.lo, last.hi, axis=first.axis)
-                active = eqn.primitive.bind(whole, **eqn.params)
-                for v, cut in run:
-                    env[v] = jax.lax.slice_in_dim(active, cut.lo - first.lo, cut.hi - first.lo, axis=cut.axis)
     return env
 
 
@@ -158,7 +182,7 @@ def _pieces(v: Var, made: Mapping[Var, Any]) -> tuple[int, list[tuple[int, int, 
     return found[0][0], [piece[1:] for piece in found]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Product:
     """`base * factor`, the factor not depending on the carry (None for one)."""
 
@@ -171,59 +195,80 @@ class _Product:
     def factor_or_ones(self) -> Any:
         return jnp.ones_like(self.base) if self.factor is None else self.factor
 
+    def times(self, factor: Any) -> _Product:
+        return _Product(self.base, factor if self.factor is None else self.factor * factor)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Products side by side along an axis."""
+
+    axis: int
+    parts: tuple[_Product, ...]
+    base: None = None
+
+    def value(self) -> Any:
+        return jax.lax.concatenate([p.value() for p in self.parts], self.axis)
+
+    def times(self, factor: Any) -> _Row:
+        ends = np.cumsum([0, *(p.base.shape[self.axis] for p in self.parts)]).tolist()
+        shares = [jax.lax.slice_in_dim(factor, lo, hi, axis=self.axis) for lo, hi in zip(ends, ends[1:])]
+        return _Row(self.axis, tuple(p.times(share) for p, share in zip(self.parts, shares)))
+
+
+_Term = _Product | _Row
+
 
 def _fold(loop: Loop, env: Env) -> Env:
-    inner = jaxprs.depends(loop.eqns, (*loop.carry, *_movers(loop)))
-    products: dict[Var, _Product] = {v: _Product(env[v], None) for v in loop.inputs if v in inner}
+    stuck = [v for e in loop.eqns if not jaxprs.is_movable(e) for v in e.outvars]
+    inner = jaxprs.depends(loop.eqns, (*loop.carry, *stuck))
+    terms: dict[Var, list[_Term]] = {v: [_Product(env[v], None)] for v in loop.inputs if v in inner}
 
-    def product(atom: Atom) -> _Product:
-        return products[atom] if not jaxprs.is_literal(atom) and atom in inner else _Product(None, None)
+    def product(v: Var) -> _Term:
+        if len(terms[v]) > 1:
+            terms[v] = [_Product(functools.reduce(jnp.add, (t.value() for t in terms[v])), None)]
+        return terms[v][0]
 
     for eqn in loop.eqns:
         moving = [a for a in eqn.invars if not jaxprs.is_literal(a) and a in inner]
-        out = eqn.outvars[0]
-        if not moving:
-            jaxprs.evaluate([eqn], env)
-            for v in eqn.outvars:
-                if v in inner:
-                    products[v] = _Product(env[v], None)
-            continue
         with jaxprs.in_scope(eqn):
-            made = _folded(eqn, moving, product, env)
-        if made is None:
-            for a in moving:
-                env[a] = products[a].value()
-            jaxprs.evaluate([eqn], env)
-            products.update({v: _Product(env[v], None) for v in eqn.outvars})
+            made = _folded(eqn, moving, terms, product, env) if moving else None
+            env.update({v: product(v).value() for v in moving if made is None and v not in env})
+        if made is not None:
+            terms[eqn.outvars[0]] = made
         else:
-            products[out] = made
-    for atom in loop.outputs:
-        if not jaxprs.is_literal(atom) and atom in inner:
-            env[atom] = products[atom].value()
+            jaxprs.evaluate([eqn], env)
+            terms.update({v: [_Product(env[v], None)] for v in eqn.outvars if v in inner})
+    outs = [v for v in loop.outputs if not jaxprs.is_literal(v) and v in inner and v not in env]
+    env.update({v: product(v).value() for v in outs})
     return env
 
 
-def _movers(loop: Loop) -> list[Var]:
-    return [v for e in loop.eqns if not jaxprs.is_movable(e) for v in e.outvars]
-
-
-def _folded(eqn: Any, moving: Sequence[Var], product: Any, env: Env) -> _Product | None:
+def _folded(eqn: Any, moving: Sequence[Var], terms: Mapping[Var, list[_Term]], product: Any, env: Env) -> Any:
+    """The terms of a product, sum or concatenation of products, or None for any other equation."""
     name = eqn.primitive.name
     if name == "mul" and len(moving) == 1:
         (other,) = [a for a in eqn.invars if a is not moving[0]]
         if other.aval.shape == moving[0].aval.shape:
-            mine, factor = product(moving[0]), jaxprs.value(env, other)
-            return _Product(mine.base, factor if mine.factor is None else mine.factor * factor)
+            return [product(moving[0]).times(jaxprs.value(env, other))]
     if name in ("add", "add_any") and len(moving) == 2:
-        left, right = map(product, eqn.invars)
-        if left.base is right.base:
-            return _Product(left.base, left.factor_or_ones() + right.factor_or_ones())
+        merged: list[_Term] = []
+        for term in [*terms[moving[0]], *terms[moving[1]]]:
+            same = [i for i, t in enumerate(merged) if t.base is term.base is not None]
+            if same:
+                both = merged[same[0]].factor_or_ones() + term.factor_or_ones()
+                merged[same[0]] = _Product(term.base, both)
+            else:
+                merged.append(term)
+        return merged
     if name == "concatenate":
-        parts = [product(a) if a in moving else _Product(jaxprs.value(env, a), None) for a in eqn.invars]
-        if any(p.factor is not None for p in parts):
-            axis = eqn.params["dimension"]
-            return _Product(
-                jax.lax.concatenate([p.base for p in parts], axis),
-                jax.lax.concatenate([p.factor_or_ones() for p in parts], axis),
-            )
+        axis = eqn.params["dimension"]
+        parts: list[_Product] = []
+        for atom in eqn.invars:
+            part = product(atom) if atom in moving else _Product(jaxprs.value(env, atom), None)
+            if isinstance(part, _Row):
+                parts += part.parts if part.axis == axis else [_Product(part.value(), None)]
+            else:
+                parts.append(part)
+        return [_Row(axis, tuple(parts))]
     return None

@@ -26,7 +26,12 @@ class Traced:
 
 
 def trace_step(
-    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, length: int | None, reverse: bool, unroll: int | bool
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any,
+    length: int | None,
+    reverse: bool,
+    unroll: int | bool,
 ) -> Traced | None:
     """Traces a step, or returns None for what `jax.lax.scan` had better be given itself.
 

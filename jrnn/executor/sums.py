@@ -68,6 +68,9 @@ def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: int)
         if eqn.primitive.name == "dot_general":
             return _contraction(eqn, stacked, env, length)
         operand = eqn.invars[0]
+        inner = made.get(operand) if not jaxprs.is_literal(operand) and operand not in stacked else None
+        if inner is not None and _is_swapped_dot(eqn, inner):
+            return _contraction(inner, stacked, env, length, swap=True)
         if eqn.primitive.name == "reduce_sum" and operand in stacked:
             axes = (0, *(a + 1 for a in eqn.params["axes"]))
             return jnp.sum(stacked[operand], axis=axes, dtype=stacked[operand].dtype)
@@ -81,22 +84,36 @@ def _is_linear(eqn: Any) -> bool:
     return eqn.primitive.name in _LINEAR and len(eqn.invars) == 1
 
 
-def _contraction(eqn: Any, stacked: Env, env: Env, length: int) -> Any:
+def _is_swapped_dot(eqn: Any, inner: Any) -> bool:
+    """Whether `eqn` transposes the dot `inner` into the dot of the same operands, exchanged."""
+    if eqn.primitive.name != "transpose" or inner.primitive.name != "dot_general":
+        return False
+    (lhs_contract, _), (lhs_batch, _) = inner.params["dimension_numbers"]
+    rank = len(inner.outvars[0].aval.shape)
+    free = inner.invars[0].aval.ndim - len(lhs_contract)
+    return not lhs_batch and tuple(eqn.params["permutation"]) == (*range(free, rank), *range(free))
+
+
+def _contraction(eqn: Any, stacked: Env, env: Env, length: int, swap: bool = False) -> Any:
     """The sum over time of a dot: time is contracted together with the dot's own axes."""
-    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
-    fixed = [atom for atom in eqn.invars if jaxprs.is_literal(atom) or atom not in stacked]
-    if fixed:
-        sums = [
-            jaxprs.read(env, a) if a is fixed[0] else total(a, {}, stacked, env, length) for a in eqn.invars
-        ]
-        return eqn.primitive.bind(*sums, **eqn.params)
-    dims = (
-        ((0, *(a + 1 for a in lhs_contract)), (0, *(a + 1 for a in rhs_contract))),
-        (tuple(a + 1 for a in lhs_batch), tuple(a + 1 for a in rhs_batch)),
-    )
+    (lhs, rhs), (dims, batch) = eqn.invars, eqn.params["dimension_numbers"]
+    if swap:
+        lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
+    operands = [lhs, rhs]
+    fixed = [a for a in operands if jaxprs.is_literal(a) or a not in stacked]
+    if fixed:  # a constant operand: sum the other one first
+        values = [jaxprs.read(env, a) if a is fixed[0] else total(a, {}, stacked, env, length) for a in operands]
+    else:
+        values = [stacked[a] for a in operands]
+        dims = tuple((0, *(a + 1 for a in axes)) for axes in dims)
+        batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
     return jax.lax.dot_general(
-        *(stacked[a] for a in eqn.invars),
-        dims,
-        precision=eqn.params["precision"],
+        *values,
+        (dims, batch),
+        precision=_exchanged(eqn.params["precision"]) if swap else eqn.params["precision"],
         preferred_element_type=eqn.params["preferred_element_type"],
     )
+
+
+def _exchanged(precision: Any) -> Any:
+    return precision[::-1] if isinstance(precision, tuple) else precision
