@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import NetError
 from ..ir import DeviceOption, Net
+from .devices import COPIES
 from .ssa import get_output_producers, get_ssa
 
 
@@ -40,6 +41,6 @@ def get_params_from_init_net(
         if at is None:
             raise NetError(f"net {init_net.name!r} declares the output {name!r}, which none of its operators makes")
         op = init_net.ops[at]
-        devices[name] = DeviceOption() if op.type == "CopyGPUToCPU" else op.device_option or DeviceOption()
+        devices[name] = DeviceOption() if COPIES.get(op.type) == ("gpu", "cpu") else op.device_option or DeviceOption()
     blobs = run(init_net, {})
     return {name: blobs[name] for name in init_net.external_outputs}, devices

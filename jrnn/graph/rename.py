@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from ..errors import NetError, describe_op
-from ..ir import Arg, Net, Op
+from ..ir import Arg, Net, Numbers, Op
 from .scope import (
     GRADIENT_NAMES,
     GRADIENT_SUFFIX,
@@ -91,6 +91,16 @@ def _name_gradients(op: Op, renamed: Op) -> Op:
     return renamed.with_args({old + RENAME_SUFFIX: new for old, new in moved.items()})
 
 
+def _with_param_grads(op: Op) -> Op:
+    """`op` with the names of its parameters' gradients in the step nets, which old nets leave to follow from the inputs'."""
+    params = op.arg("param")
+    if not isinstance(params, Numbers) or len(op.arg("param_grads", ())):
+        return op
+    is_gradient = set(op.outputs).isdisjoint(v.decode() for v in op.arg("alias_dst", ()))
+    first = len(op.arg("outputs_with_grads", ())) if is_gradient else 0
+    return op.with_args({"param_grads": [op.inputs[first + k] + GRADIENT_SUFFIX for k in params]})
+
+
 def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
     """The part of `names` that step nets see; a NetError where one of their own blobs has the new name."""
     seen = step_reads(op)
@@ -119,13 +129,15 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
     outputs = tuple(written.get(n, n) for n in op.outputs)
     if not op.args:
         return replace(op, inputs=inputs, outputs=outputs)
-    before, inner = op, {}
+    before = op
+    inner: Names = {}
     if has_sub_nets(op):
         match workspace_of(op):
             case Workspace.SHARED:
                 inner = _merged(written, read)
             case Workspace.STEP:
                 inner = _in_step_nets(op, read)
+                op = _with_param_grads(op) if inner else op
         if inner:
             op = op.map_sub_nets(lambda net: rename_blobs(net, inner))
     args = tuple(_rename_arg(a, read, written, inner) for a in op.args)

@@ -89,9 +89,9 @@ def extract_sub_net(net: Net, inputs: Iterable[str], outputs: Iterable[str], nam
     queue = [(blob, versions[blob]) for blob in outputs]
     kept: set[int] = set()
     while queue:
-        blob = queue.pop()
-        at = producers.get(blob)
-        if given.get(blob[0]) != blob[1] and at is not None and at not in kept:
+        name_read, version = queue.pop()
+        at = producers.get((name_read, version))
+        if given.get(name_read) != version and at is not None and at not in kept:
             kept.add(at)
             queue.extend(accesses[at].reads.items())
     order = sorted(kept)

@@ -146,6 +146,18 @@ def test_gradients_that_keep_or_change_their_names_are_told():
     assert told({"v": "u", "x": "y"}, {"dx": "d"}, once) == {"u_grad.rename": b"w_grad", "y_grad.rename": b"d"}
 
 
+def test_old_nets_keep_the_gradients_of_renamed_parameters():
+    """Without `param_grads` the step nets' blob is named after the input; renaming the input must not lose it."""
+    backward = Net("back", (Op.of("Mul", ["h_new_grad", "x_t"], ["w_grad"]),), ("h_new_grad", "x_t", "w"))
+    nets = {"step_net": step_net(Op.of("Mul", ["h", "w"], ["h_new"])), "backward_step_net": backward, "param": [2]}
+    links = {"link_internal": ["x_t", "h", "h_new"], "alias_dst": ["h_all"], "outputs_with_grads": [0]}
+    forward = Op.of("RecurrentNetwork", ["x", "h0", "w"], ["h_all"], **nets, **links)
+    assert rename_in_op(forward, {"w": "v"}, {}).arg("param_grads") == (b"w_grad",)
+    assert rename_in_op(forward, {"x": "y"}, {}).arg("param_grads") is None
+    gradient = Op.of("RecurrentNetworkGradient", ["g", *forward.inputs, "h_all"], ["x_grad", "w_grad"], **nets, **links)
+    assert rename_in_op(gradient, {"w": "v"}, {}).arg("param_grads") == (b"w_grad",)
+
+
 def test_a_name_that_a_sub_net_has_already_is_refused():
     op = recurrent(step_net(Op.of("FC", ["h", "w", "bias"], ["t"]), Op.of("Add", ["t", "x_t"], ["h_new"])))
     with pytest.raises(NetError, match="cannot rename 'w' to 't': a sub-net of RecurrentNetwork has its own"):
