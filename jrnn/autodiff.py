@@ -12,34 +12,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Union
 
 from . import registry
 from .errors import GradientError, JrnnError, describe_op, near
+from .gradient_maker import Gradient, GradientMaker, GradientSlice, Token, Version, names_of, renamed
 from .ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
-
-
-class GradientSlice(NamedTuple):
-    """A sparse gradient: blobs of row indices and of those rows' values. Repeated indices add up."""
-
-    indices: str
-    values: str
-
-
-Gradient = Union[str, GradientSlice]
-
-
-class Version(NamedTuple):
-    """One value of a blob: its name, and how often it had been overwritten."""
-
-    name: str
-    number: int
-
-
-class _Token(str):
-    """Stands for a gradient's name until the maker is done and a free name is known."""
 
 
 @dataclass
@@ -47,104 +26,7 @@ class _Generator:
     """Where one part of a gradient comes from: outputs of gradient operators, or (None) a gradient passed through."""
 
     gradient: Gradient
-    places: tuple[
-        tuple[int, int] | None, ...
-    ]  # (gradient operator, output index) of the name, or of indices and values
-
-
-class GradientMaker:
-    """What a `@gradient` function is given: the forward operator, its blobs, and the ways to answer."""
-
-    def __init__(self, owner: _Pass, index: int):
-        self._pass = owner
-        self._index = index
-        self.op: Op = owner.forward[index]
-        self._grad_outputs = [owner.gradients.get(v) for v in owner.outputs[index]]
-        self._asked: set[int] = set()
-        self.emitted: list[Op] = []
-        self.answers: dict[int, Gradient] = {}
-
-    def arg(self, name: str, default: Any = None) -> Any:
-        """An argument of the forward operator."""
-        return self.op.arg(name, default)
-
-    def input(self, k: int) -> str:
-        """The blob that holds the value which the forward operator read as input `k`."""
-        return self._pass.value(self._pass.inputs[self._index][k])
-
-    def output(self, k: int) -> str:
-        """The blob that holds the value which the forward operator wrote as output `k`."""
-        return self._pass.value(self._pass.outputs[self._index][k])
-
-    def has_grad_output(self, k: int) -> bool:
-        """Whether a gradient arrives at output `k`."""
-        self._asked.add(k)
-        return k < len(self._grad_outputs) and self._grad_outputs[k] is not None
-
-    def grad_output(self, k: int) -> str:
-        """The gradient that arrives at output `k`, or zeros where none does; GradientError where it is sparse."""
-        name = self.op.outputs[k]
-        if not self.has_grad_output(k):  # the loss does not depend on this output, where Caffe2 raises
-            zero = self.temporary(name + "_grad_zero")
-            self.emit(registry.SEED, [self.output(k)], [zero], copy_args=False, value=0.0)
-            self._grad_outputs[k] = zero
-        found = self._grad_outputs[k]
-        if isinstance(found, GradientSlice):
-            raise GradientError(f"gradient of output {name!r} is sparse, and the gradient operator needs a dense one")
-        return found
-
-    def grad_output_slice(self, k: int) -> Gradient | None:
-        """The gradient that arrives at output `k`, dense or sparse, or None."""
-        self._asked.add(k)
-        return self._grad_outputs[k]
-
-    def check_all_used(self) -> None:
-        """GradientError where a gradient arrives at an output that the maker never asked about: it would be lost."""
-        for k, g in enumerate(self._grad_outputs):
-            if g is not None and k not in self._asked:
-                raise GradientError(
-                    f"a gradient arrives at output {self.op.outputs[k]!r}, which {self.op.type} does not differentiate; "
-                    "put a StopGradient after it, or let the loss depend on another output"
-                )
-
-    def grad_input(self, k: int) -> str:
-        """Declares that input `k` has a dense gradient, and gives the name to write it to."""
-        token = _Token(f"{self.op.inputs[k]}_grad\0{k}")
-        self.answers[k] = token
-        return token
-
-    def grad_input_slice(self, k: int) -> GradientSlice:
-        """Declares that input `k` has a sparse gradient, and gives the names for its indices and values."""
-        name = self.op.inputs[k]
-        found = GradientSlice(_Token(f"{name}_grad_indices\0{k}"), _Token(f"{name}_grad_values\0{k}"))
-        self.answers[k] = found
-        return found
-
-    def set_grad(self, k: int, gradient: Gradient) -> None:
-        """Passes a gradient that exists already through to input `k`."""
-        self.answers[k] = gradient
-
-    def temporary(self, name: str) -> str:
-        """A fresh blob name for a value between two emitted operators."""
-        return self._pass.fresh(name)
-
-    def emit(
-        self, type: str, inputs: Iterable[str], outputs: Iterable[str], /, *, copy_args: bool = True, **args: Any
-    ) -> None:
-        """Adds a gradient operator. The forward operator's arguments, device and engine are copied to it."""
-        own = Op.of(type, inputs, outputs, **args).args
-        copied = tuple(a for a in self.op.args if copy_args and a.name not in args)
-        self.emitted.append(
-            Op(
-                type,
-                tuple(inputs),
-                tuple(outputs),
-                own + copied,
-                engine=self.op.engine,
-                device_option=self.op.device_option,
-                is_gradient=True,
-            )
-        )
+    places: tuple[tuple[int, int] | None, ...]  # (operator, output) that writes the name, or the indices and the values
 
 
 @dataclass(frozen=True)
@@ -203,13 +85,13 @@ class _Pass:
         return self.saved[v]
 
     def hold(self, gradient: Gradient, v: Version) -> None:
-        for name in _names(gradient):
+        for name in names_of(gradient):
             self.holders[name].append(v)
 
     def release(self, v: Version) -> None:
         """Version `v`'s gradient has been used by the operator that wrote `v`, so its name is free."""
         for g in (self.gradients.get(v), *(g.gradient for g in self.generators.get(v, ()))):
-            for name in _names(g):
+            for name in names_of(g):
                 self.holders[name] = [h for h in self.holders[name] if h != v]
 
     def seed(self, ys: Mapping[str, Gradient | None]) -> None:
@@ -225,7 +107,7 @@ class _Pass:
                 g = name
             else:
                 self.given[v] = g
-                places = (None,) * len(_names(g))
+                places = (None,) * len(names_of(g))
             self.generators[v].append(_Generator(g, places))
             self.gradients[v] = g
             self.hold(g, v)
@@ -243,7 +125,7 @@ class _Pass:
             answers: dict[int, Gradient] = {}
             emitted: list[Op] = []
         else:
-            g = GradientMaker(self, index)
+            g = GradientMaker(op, self.inputs[index], self.outputs[index], arriving, self.value, self.fresh)
             maker(g)
             g.check_all_used()
             answers, emitted = g.answers, g.emitted
@@ -261,8 +143,8 @@ class _Pass:
         names: dict[str, str] = {}
         for k, answer in answers.items():
             v = self.inputs[index][k]
-            for token in _names(answer):
-                if isinstance(token, _Token):
+            for token in names_of(answer):
+                if isinstance(token, Token):
                     names[token] = self._free_name(token, v, emitted, answers)
         emitted = [
             replace(
@@ -272,14 +154,14 @@ class _Pass:
             )
             for op in emitted
         ]
-        return emitted, {k: _renamed(a, names) for k, a in answers.items()}
+        return emitted, {k: renamed(a, names) for k, a in answers.items()}
 
     def _free_name(self, token: str, v: Version, emitted: list[Op], answers: dict[int, Gradient]) -> str:
         usual = token.split("\0")[0]
         if self.given.get(v) == usual:
             return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
-        passed = any(usual in _names(g.gradient) and None in g.places for g in self.generators.get(v, ()))
-        passed = passed or any(usual in _names(a) for a in answers.values())
+        passed = any(usual in names_of(g.gradient) and None in g.places for g in self.generators.get(v, ()))
+        passed = passed or any(usual in names_of(a) for a in answers.values())
         writes = next(k for k, op in enumerate(emitted) if token in op.outputs)
         read_later = any(usual in op.inputs for op in emitted[writes + 1 :])
         if usual in self.taken or passed or read_later or any(h != v for h in self.holders.get(usual, ())):
@@ -296,7 +178,7 @@ class _Pass:
         for k in sorted(answers):
             g, v = answers[k], self.inputs[index][k]
             # Mul(x, x) writes both parts under one name: the k-th input takes the k-th of them, and a Sum tells them apart
-            places = tuple(written[n].pop(0) if len(written[n]) > 1 else (written[n] or [None])[0] for n in _names(g))
+            places = tuple(written[n].pop(0) if len(written[n]) > 1 else (written[n] or [None])[0] for n in names_of(g))
             self.generators[v].append(_Generator(g, places))
             self.gradients[v] = g
             self.hold(g, v)
@@ -316,7 +198,7 @@ class _Pass:
             self.release(v)
             g = self._concatenate(v, parts) if all(sparse) else self._sum(v, parts)
             self.gradients[v] = g
-            self.generators[v] = [_Generator(g, (None,) * len(_names(g)))]
+            self.generators[v] = [_Generator(g, (None,) * len(names_of(g)))]
             self.hold(g, v)
 
     def _base_name(self, v: Version, parts: list[_Generator]) -> str:
@@ -324,7 +206,7 @@ class _Pass:
         if given == v.name + "_grad":
             return given
         for g in parts:
-            for name, place in zip(_names(g.gradient), g.places):
+            for name, place in zip(names_of(g.gradient), g.places):
                 if place is not None:
                     return name.removesuffix("_indices").removesuffix("_values") if len(g.places) == 2 else name
         return self.fresh(v.name + "_grad")
@@ -375,7 +257,7 @@ class _Pass:
         for which, kind in enumerate(("indices", "values")):
             terms, count = [], 0
             for g in parts:
-                name = _names(g.gradient)[which]
+                name = names_of(g.gradient)[which]
                 place = g.places[which]
                 if place is not None:
                     name, count = self._split(place, count), count + 1
@@ -393,18 +275,6 @@ class _Pass:
             overwriter = self.writer[Version(v.name, v.number + 1)]
             before[overwriter].append(Op.of(registry.SAVE, [v.name], [name]))
         return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
-
-
-def _names(g: Gradient | None) -> tuple[str, ...]:
-    if g is None:
-        return ()
-    return (g.indices, g.values) if isinstance(g, GradientSlice) else (g,)
-
-
-def _renamed(g: Gradient, names: Mapping[str, str]) -> Gradient:
-    if isinstance(g, GradientSlice):
-        return GradientSlice(*(names.get(n, n) for n in g))
-    return names.get(g, g)
 
 
 def backward_pass(ops: Iterable[Op], ys: Mapping[str, Gradient | None], net_name: str = "") -> BackwardPass:

@@ -196,7 +196,7 @@ def op(
 
 
 def gradient(*op_types: str):
-    """Registers a gradient maker, a function of one `autodiff.GradientMaker`, for operator types."""
+    """Registers a gradient maker, a function of one `GradientMaker`, for operator types."""
 
     def register(fn: Callable) -> Callable:
         for t in op_types:

@@ -1,0 +1,146 @@
+"""What a gradient maker sees and says: the forward operator's blobs, the gradients that arrive, and the operators it emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Union
+
+from . import registry
+from .errors import GradientError
+from .ir import Op
+
+
+class GradientSlice(NamedTuple):
+    """A sparse gradient: blobs of row indices and of those rows' values. Repeated indices add up."""
+
+    indices: str
+    values: str
+
+
+Gradient = Union[str, GradientSlice]
+
+
+class Version(NamedTuple):
+    """One value of a blob: its name, and how often it had been overwritten."""
+
+    name: str
+    number: int
+
+
+class Token(str):
+    """Stands for a gradient's name until the maker is done and a free name is known."""
+
+
+def names_of(g: Gradient | None) -> tuple[str, ...]:
+    if g is None:
+        return ()
+    return (g.indices, g.values) if isinstance(g, GradientSlice) else (g,)
+
+
+def renamed(g: Gradient, names: Mapping[str, str]) -> Gradient:
+    if isinstance(g, GradientSlice):
+        return GradientSlice(*(names.get(n, n) for n in g))
+    return names.get(g, g)
+
+
+class GradientMaker:
+    """What a `@gradient` function is given: the forward operator, its blobs, and the ways to answer."""
+
+    def __init__(
+        self,
+        op: Op,
+        inputs: Sequence[Version],
+        outputs: Sequence[Version],
+        arriving: Sequence[Gradient | None],
+        value: Callable[[Version], str],
+        fresh: Callable[[str], str],
+    ):
+        self.op = op
+        self._inputs, self._outputs = inputs, outputs
+        self._grad_outputs = list(arriving)
+        self._value, self._fresh = value, fresh
+        self._asked: set[int] = set()
+        self.emitted: list[Op] = []
+        self.answers: dict[int, Gradient] = {}
+
+    def arg(self, name: str, default: Any = None) -> Any:
+        """An argument of the forward operator."""
+        return self.op.arg(name, default)
+
+    def input(self, k: int) -> str:
+        """The blob that holds the value which the forward operator read as input `k`."""
+        return self._value(self._inputs[k])
+
+    def output(self, k: int) -> str:
+        """The blob that holds the value which the forward operator wrote as output `k`."""
+        return self._value(self._outputs[k])
+
+    def has_grad_output(self, k: int) -> bool:
+        """Whether a gradient arrives at output `k`."""
+        self._asked.add(k)
+        return k < len(self._grad_outputs) and self._grad_outputs[k] is not None
+
+    def grad_output(self, k: int) -> str:
+        """The gradient that arrives at output `k`, or zeros where none does; GradientError where it is sparse."""
+        name = self.op.outputs[k]
+        if not self.has_grad_output(k):  # the loss does not depend on this output, where Caffe2 raises
+            zero = self.temporary(name + "_grad_zero")
+            self.emit(registry.SEED, [self.output(k)], [zero], copy_args=False, value=0.0)
+            self._grad_outputs[k] = zero
+        found = self._grad_outputs[k]
+        if isinstance(found, GradientSlice):
+            raise GradientError(f"gradient of output {name!r} is sparse, and the gradient operator needs a dense one")
+        return found
+
+    def grad_output_slice(self, k: int) -> Gradient | None:
+        """The gradient that arrives at output `k`, dense or sparse, or None."""
+        self._asked.add(k)
+        return self._grad_outputs[k]
+
+    def check_all_used(self) -> None:
+        """GradientError where a gradient arrives at an output that the maker never asked about: it would be lost."""
+        for k, g in enumerate(self._grad_outputs):
+            if g is not None and k not in self._asked:
+                raise GradientError(
+                    f"a gradient arrives at output {self.op.outputs[k]!r}, which {self.op.type} does not differentiate; "
+                    "put a StopGradient after it, or let the loss depend on another output"
+                )
+
+    def grad_input(self, k: int) -> str:
+        """Declares that input `k` has a dense gradient, and gives the name to write it to."""
+        token = Token(f"{self.op.inputs[k]}_grad\0{k}")
+        self.answers[k] = token
+        return token
+
+    def grad_input_slice(self, k: int) -> GradientSlice:
+        """Declares that input `k` has a sparse gradient, and gives the names for its indices and values."""
+        name = self.op.inputs[k]
+        found = GradientSlice(Token(f"{name}_grad_indices\0{k}"), Token(f"{name}_grad_values\0{k}"))
+        self.answers[k] = found
+        return found
+
+    def set_grad(self, k: int, gradient: Gradient) -> None:
+        """Passes a gradient that exists already through to input `k`."""
+        self.answers[k] = gradient
+
+    def temporary(self, name: str) -> str:
+        """A fresh blob name for a value between two emitted operators."""
+        return self._fresh(name)
+
+    def emit(
+        self, type: str, inputs: Iterable[str], outputs: Iterable[str], /, *, copy_args: bool = True, **args: Any
+    ) -> None:
+        """Adds a gradient operator. The forward operator's arguments, device and engine are copied to it."""
+        own = Op.of(type, inputs, outputs, **args).args
+        copied = tuple(a for a in self.op.args if copy_args and a.name not in args)
+        self.emitted.append(
+            Op(
+                type,
+                tuple(inputs),
+                tuple(outputs),
+                own + copied,
+                engine=self.op.engine,
+                device_option=self.op.device_option,
+                is_gradient=True,
+            )
+        )
