@@ -1,4 +1,4 @@
-"""What a gradient maker sees and says: the forward operator's blobs, the gradients that arrive, and the operators it emits."""
+"""What a gradient maker sees and says: the forward operator's blobs, the gradients that arrive, the operators it emits."""
 
 from __future__ import annotations
 
