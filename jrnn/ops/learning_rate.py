@@ -1,0 +1,303 @@
+"""LearningRate with every policy, and the counters of iterations that drive it: Iter, AtomicIter, CreateMutex.
+
+A policy is a function of the iteration that gives the factor on `base_lr`; its keyword-only parameters are Arguments of
+LearningRate. In a `composite`, an argument of policy k is called `sub_policy_k_NAME`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import OpError, near
+from ..registry import op
+from .checks import describe
+
+POLICIES: dict[str, Callable] = {}
+
+
+def _policy(name: str) -> Callable[[Callable], Callable]:
+    def register(fn: Callable) -> Callable:
+        POLICIES[name] = fn
+        return fn
+
+    return register
+
+
+def _number(iteration: Any) -> Any:
+    return jnp.asarray(iteration).astype(jnp.float32)
+
+
+def _positive(**args: float) -> None:
+    for name, value in args.items():
+        if value <= 0:
+            raise OpError(f"argument {name!r} must be positive, is {value}")
+
+
+@_policy("fixed")
+def _fixed(i):
+    return 1.0
+
+
+@_policy("step")
+def _step(i, *, gamma: float = 0.0, stepsize: int = 0):
+    _positive(stepsize=stepsize)
+    return gamma ** _number(i // stepsize)
+
+
+@_policy("exp")
+def _exp(i, *, gamma: float = 0.0):
+    return gamma ** _number(i)
+
+
+@_policy("inv")
+def _inv(i, *, gamma: float = 0.0, power: float = 0.0):
+    return (1 + gamma * _number(i)) ** -power
+
+
+@_policy("poly")
+def _poly(i, *, power: float = 0.0, max_iter: int = -1):
+    _positive(max_iter=max_iter)
+    return (1 - _number(i) / max_iter) ** power
+
+
+@_policy("gate")
+def _gate(i, *, num_iter: int = 0, multiplier_1: float = 1.0, multiplier_2: float = 1.0):
+    return jnp.where(i < num_iter, multiplier_1, multiplier_2)
+
+
+@_policy("alter")
+def _alter(i, *, active_first: bool = True, active_period: int = -1, inactive_period: int = -1):
+    _positive(active_period=active_period, inactive_period=inactive_period)
+    place = i % (active_period + inactive_period)
+    return jnp.where((place < active_period) if active_first else (place >= inactive_period), 1.0, 0.0)
+
+
+def _ramp(i: Any, start: float, num_iter: int) -> Any:
+    """A line from `start` at 0 to 1 at `num_iter`."""
+    return start + (1 - start) * _number(i) / max(num_iter, 1)
+
+
+@_policy("linearWarmup")
+def _linear_warmup(i, *, start_multiplier: float = 0.0, num_iter: int = 0):
+    return jnp.where(i < num_iter, _ramp(i, start_multiplier, num_iter), 1.0)
+
+
+@_policy("constantWarmup")
+def _constant_warmup(i, *, multiplier: float = 0.5, num_iter: int = 0):
+    return jnp.where(i < num_iter, multiplier, 1.0)
+
+
+@_policy("pieceWarmup")
+def _piece_warmup(i, *, m1: float = 0.5, n1: int = 0, m2: float = 0.5, n2: int = 0, m3: float = 0.5):
+    return jnp.where(i < n1, m1, jnp.where(i < n2, m2, m3))
+
+
+@_policy("hill")
+def _hill(
+    i,
+    *,
+    num_iter: int = 0,
+    start_multiplier: float = 0.0,
+    gamma: float = 0.0,
+    power: float = 0.0,
+    end_multiplier: float = 0.0,
+):
+    after = (1 + gamma * jnp.maximum(_number(i - num_iter), 0)) ** -power
+    return jnp.where(i < num_iter, _ramp(i, start_multiplier, num_iter), jnp.maximum(after, end_multiplier))
+
+
+@_policy("slope")
+def _slope(i, *, num_iter_1: int = 0, multiplier_1: float = 0.0, num_iter_2: int = 0, multiplier_2: float = 0.0):
+    if num_iter_1 == num_iter_2:
+        raise OpError(f"arguments 'num_iter_1' and 'num_iter_2' must differ, both are {num_iter_1}")
+    slope = (multiplier_2 - multiplier_1) / (num_iter_2 - num_iter_1)
+    line = multiplier_2 + _number(i - num_iter_2) * slope
+    return jnp.where(i < num_iter_1, multiplier_1, jnp.maximum(line, multiplier_2))
+
+
+@_policy("cyclical")
+def _cyclical(i, *, base_lr: float, max_lr: float = 0.005, stepsize: int = 0, decay: float = 1.0):
+    _positive(stepsize=stepsize)
+    cycle = i // (2 * stepsize)
+    away = jnp.abs(_number(i - 2 * stepsize * cycle) / stepsize - 1)  # 1 where a cycle begins and ends, 0 at its middle
+    return 1 + (max_lr / abs(base_lr) - 1) * (1 - away) * decay ** _number(cycle)
+
+
+@_policy("cosine")
+def _cosine(
+    i, *, max_lr: float = 0.5, min_lr: float = 0.1, period: int = 50, t_mult: float = 1.0, lr_shrink: float = 0.99
+):
+    _positive(period=period, t_mult=t_mult)
+    if t_mult == 1:
+        cycle = _number(i // period)
+        part = _number(i % period) / period
+    else:
+        grown = 1 + _number(i) / period * (t_mult - 1)  # t_mult to the power of the cycle, and what has passed of it
+
+        def start(k):
+            return (t_mult**k - 1) / (t_mult - 1) * period
+
+        cycle = jnp.floor(jnp.log(jnp.maximum(grown, 1e-30)) / math.log(t_mult))
+        # rounding may put the first iteration of a cycle into the one before, or the last into the next
+        cycle = jnp.where(
+            _number(i) >= start(cycle + 1), cycle + 1, jnp.where(_number(i) < start(cycle), cycle - 1, cycle)
+        )
+        part = (_number(i) - start(cycle)) / (t_mult**cycle * period)
+    return lr_shrink**cycle * (min_lr + 0.5 * (max_lr - min_lr) * (1 + jnp.cos(math.pi * part)))
+
+
+@_policy("constantThenLinearWarmup")
+def _constant_then_linear(
+    i,
+    *,
+    start_warmup_multiplier: float = 0.1,
+    constant_warmup_num_iter: int = 10000000,
+    linear_warmup_num_iter: int = 10000000,
+):
+    ramp = _ramp(i - constant_warmup_num_iter, start_warmup_multiplier, linear_warmup_num_iter)
+    after = jnp.where(i < constant_warmup_num_iter + linear_warmup_num_iter, ramp, 1.0)
+    return jnp.where(i < constant_warmup_num_iter, start_warmup_multiplier, after)
+
+
+def _after_warmup(i: Any, warmup: dict[str, Any], then: Callable[[Any], Any]) -> Any:
+    """A warmup, and the policy `then` counted from its end."""
+    end = warmup["constant_warmup_num_iter"] + warmup["linear_warmup_num_iter"]
+    return jnp.where(i < end, _constant_then_linear(i, **warmup), then(jnp.maximum(i - end, 0)))
+
+
+@_policy("compositeCyclical")
+def _composite_cyclical(
+    i,
+    *,
+    base_lr: float,
+    start_warmup_multiplier: float = 0.1,
+    constant_warmup_num_iter: int = 10000000,
+    linear_warmup_num_iter: int = 10000000,
+    cyclical_max_lr: float = 0.05,
+    cyclical_step_size: int = 1000000,
+    cyclical_decay: float = 1.0,
+):
+    warmup = {
+        "start_warmup_multiplier": start_warmup_multiplier,
+        "constant_warmup_num_iter": constant_warmup_num_iter,
+        "linear_warmup_num_iter": linear_warmup_num_iter,
+    }
+    cyclical = {"max_lr": cyclical_max_lr, "stepsize": cyclical_step_size, "decay": cyclical_decay}
+    return _after_warmup(i, warmup, lambda j: _cyclical(j, base_lr=base_lr, **cyclical))
+
+
+@_policy("compositeCosine")
+def _composite_cosine(
+    i,
+    *,
+    start_warmup_multiplier: float = 0.1,
+    constant_warmup_num_iter: int = 10000000,
+    linear_warmup_num_iter: int = 10000000,
+    cosine_max_lr: float = 0.5,
+    cosine_min_lr: float = 0.1,
+    cosine_period: int = 50,
+    cosine_t_mult: float = 1.0,
+    cosine_lr_shrink: float = 0.99,
+):
+    warmup = {
+        "start_warmup_multiplier": start_warmup_multiplier,
+        "constant_warmup_num_iter": constant_warmup_num_iter,
+        "linear_warmup_num_iter": linear_warmup_num_iter,
+    }
+    return _after_warmup(
+        i,
+        warmup,
+        lambda j: _cosine(
+            j,
+            max_lr=cosine_max_lr,
+            min_lr=cosine_min_lr,
+            period=cosine_period,
+            t_mult=cosine_t_mult,
+            lr_shrink=cosine_lr_shrink,
+        ),
+    )
+
+
+def _parameters(fn: Callable) -> list[inspect.Parameter]:
+    return [p for p in inspect.signature(fn, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
+
+
+def _factor(policy: str, i: Any, base_lr: float, args: dict[str, Any]) -> Any:
+    """The factor of one policy; of `args`, it takes those that are its own."""
+    if policy not in POLICIES:
+        raise OpError(f"argument 'policy' is {policy!r}{near(policy, [*POLICIES, 'composite'])}")
+    own = {p.name: p.annotation for p in _parameters(POLICIES[policy])}
+    given = {name: own[name](value) for name, value in args.items() if name in own}
+    if "base_lr" in own:
+        given["base_lr"] = base_lr
+    return POLICIES[policy](i, **given)
+
+
+def _composite(i: Any, base_lr: float, sub_policy_num_iters: tuple[int, ...], op: Any) -> Any:
+    """Policies one after the other, each for so many iterations, the last for good; all count from 0."""
+    if not sub_policy_num_iters:
+        raise OpError("policy 'composite' needs argument 'sub_policy_num_iters'")
+    wire = {a.name: a.value for a in op.args}
+    found: Any = None
+    end = sum(sub_policy_num_iters)
+    for k in reversed(range(len(sub_policy_num_iters))):
+        prefix = f"sub_policy_{k}_"
+        args = {name.removeprefix(prefix): v for name, v in wire.items() if name.startswith(prefix)}
+        if "policy" not in args:
+            raise OpError(f"policy 'composite' needs argument '{prefix}policy'")
+        factor = args.get("lr_scale", 1.0) * _factor(args["policy"].decode(), i, base_lr, args)
+        # compat: iteration 1 is the first of the first policy
+        found = factor if found is None else jnp.where(i <= end, factor, found)
+        end -= sub_policy_num_iters[k]
+    return found
+
+
+def _all_parameters() -> list[inspect.Parameter]:
+    found: dict[str, inspect.Parameter] = {}
+    for fn in POLICIES.values():
+        found.update({p.name: p for p in _parameters(fn) if p.name != "base_lr"})
+    return list(found.values())
+
+
+def learning_rate(iteration, *, base_lr: float, policy: str, sub_policy_num_iters: tuple[int, ...] = (), op, **args):
+    """base_lr times the factor of the policy at this iteration, a float32 scalar."""
+    if iteration.size != 1 or iteration.dtype.kind not in "iu":
+        raise OpError(f"the iteration is {describe(iteration)}; it must be one integer")
+    i = jnp.reshape(iteration, ())
+    if policy == "composite":
+        factor = _composite(i, base_lr, sub_policy_num_iters, op)
+    else:
+        factor = _factor(policy, i, base_lr, args)
+    return (base_lr * jnp.asarray(factor, jnp.float32)).astype(jnp.float32)
+
+
+_own = [p for p in inspect.signature(learning_rate, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+learning_rate.__signature__ = inspect.Signature([*_own, *_all_parameters()])  # type: ignore[attr-defined]
+op("LearningRate", gradient="stops")(learning_rate)
+
+
+@op("Iter", gradient="stops", inplace={0: 0})
+def iter_(iteration=None):
+    """The iteration plus 1; without an input, the first one."""
+    if iteration is None:
+        return np.ones(1, np.int64)
+    if iteration.size != 1:
+        raise OpError(f"the iteration is {describe(iteration)}; it must be one integer")
+    return iteration + np.ones((), iteration.dtype)
+
+
+@op("AtomicIter", gradient="stops", inplace={0: 1})
+def atomic_iter(mutex, iteration):
+    return iter_(iteration)
+
+
+@op("CreateMutex", gradient="forbidden")
+def create_mutex():
+    """A stand-in for the lock that Caffe2's AtomicIter takes: in a function nothing runs at the same time."""
+    return np.zeros((), np.bool_)
