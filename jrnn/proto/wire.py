@@ -97,11 +97,11 @@ class _Walk:
         if self.counts[kind] > (limit := getattr(self.limits, kind)):
             raise FormatError(f"{path[1:] or 'message'}: more than the limit of {limit} {kind}")
 
-    def message(self, descriptor: Descriptor | None, pos: int, end: int, path: str, depth: int) -> None:
-        """Walks the fields in data[pos:end]; the descriptor is None inside fields that the schema lacks."""
+    def message(self, descriptor: Descriptor, pos: int, end: int, path: str, depth: int) -> None:
+        """Walks the fields of a message that is data[pos:end]."""
         if depth > _PROTOBUF_DEPTH:
             raise FormatError(f"{path[1:200]}...: nested deeper than {_PROTOBUF_DEPTH} messages")
-        fields = {} if descriptor is None else descriptor.fields_by_number
+        fields = descriptor.fields_by_number
         seen: dict[int, int] = {}
         groups: list[int] = []
         while pos < end:
@@ -133,15 +133,18 @@ class _Walk:
                 elif field is not None:
                     self.elements(field, pos, pos + size, path)
                 pos += size
-            elif field is not None and wire == _WIRE_TYPES.get(field.type, VARINT) and tag < 0x80:
+            elif field is not None and wire == _WIRE_TYPES.get(field.type, VARINT) and self.data[start] == tag:
                 pos, found = self.run(start, end, tag, wire, path)
                 self.count("numbers", found, path)
-            elif wire == VARINT:
-                _, pos = self.varint(pos, end, path)
             else:
-                pos += 4 if wire == FIXED32 else 8
+                if wire == VARINT:
+                    _, pos = self.varint(pos, end, path)
+                else:
+                    pos += 4 if wire == FIXED32 else 8
                 if pos > end:
                     raise FormatError(f"{path[1:] or 'message'}: truncated at byte {end}")
+                if field is not None:  # under a tag that is longer than it need be
+                    self.count("numbers", 1, path)
         if groups:
             raise FormatError(f"{path[1:] or 'message'}: a group of field {groups[-1]} does not end")
 
@@ -171,7 +174,7 @@ class _Walk:
         return sum(int(np.count_nonzero(self.array[i : min(i + _CHUNK, end)] < 0x80)) for i in range(pos, end, _CHUNK))
 
     def run(self, pos: int, end: int, tag: int, wire: int, path: str) -> tuple[int, int]:
-        """Passes the numbers under one tag that stand in a row from `pos` on: (the byte after them, how many)."""
+        """Passes the numbers in a row from `pos` on, each after its tag of one byte: (the byte after them, how many)."""
         if wire != VARINT:
             size = 5 if wire == FIXED32 else 9
             tags = self.array[pos:end:size] == tag

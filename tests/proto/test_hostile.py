@@ -220,6 +220,14 @@ def test_huge_files_are_not_read(tmp_path):
         read_net(tmp_path / "huge.pb")
 
 
+def test_tags_longer_than_they_need_be():
+    """A varint may be padded with zeros; a walk that looked for the short form would stand still."""
+    data = field(OP, field(ARG, b"\xb0\x00\x01" * 30 + b"\xad\x80\x00\0\0\0\0" * 30))
+    assert read_net(data, limits=Limits(numbers=100)).ops[0].args[0].kind == "floats"
+    refused(data, "limit of 59 numbers", Limits(numbers=59))
+    refused(data + b"\x08", "truncated at byte")
+
+
 def test_a_message_that_says_it_is_huge():
     refused(b"\x0a\xff\xff\xff\xff\x07x", "name at byte 0 needs 2147483647 bytes, 1 remain")
     with pytest.raises(FormatError, match="need 1152921504606846976 elements"):
