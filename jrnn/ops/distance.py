@@ -14,7 +14,7 @@ from ..registry import op
 from .checks import describe, flat_at
 from .makers import differentiate
 from .norms import length_of, sign_of
-from .values import as_float, check_integers, check_same_shape
+from .values import as_float, check_integers, check_same_shape, magnitude
 
 
 def _rows(x: Any) -> Any:
@@ -53,7 +53,7 @@ differentiate("SquaredL2Distance", "x x1 dy", inputs=2)
 @op("L1Distance")
 def l1_distance(x, y):
     a, b = _pair(x, y)
-    return jnp.sum(jnp.abs(a - b), 1)
+    return jnp.sum(magnitude(a - b), 1)
 
 
 @op("L1DistanceGradient", outputs=2)
@@ -112,16 +112,14 @@ def _signs(y: Any, x: Any) -> Any:
 
 @op("CosineEmbeddingCriterion")
 def cosine_embedding_criterion(s, y, *, margin: float = 0.0):
-    """1 - s where y is 1, max(0, s - margin) where y is -1; any shape -> the same."""
-    y = _signs(y, as_float(s))
-    apart = jnp.where(s >= margin, s - margin, 0)
-    return jnp.where(y == 1, 1 - s, jnp.where(y == -1, apart, 0))
+    """1 - s where y is 1, max(0, s - margin) where it is not; any shape -> the same."""
+    together = _signs(y, as_float(s)) == 1
+    return jnp.where(together, 1 - s, jnp.where(s >= margin, s - margin, 0))
 
 
 @op("CosineEmbeddingCriterionGradient")
 def cosine_embedding_criterion_gradient(s, y, dy, *, margin: float = 0.0):
-    y = _signs(y, s)
-    return jnp.where(y == 1, -dy, jnp.where((y == -1) & (s >= margin), dy, 0))
+    return jnp.where(_signs(y, s) == 1, -dy, jnp.where(s >= margin, dy, 0))
 
 
 differentiate("CosineEmbeddingCriterion", "x x1 dy")

@@ -68,7 +68,7 @@ def constant_fill(
     op,
 ):
     wire = op.arg("value", 0.0)  # 3 and 3.0 differ on the wire, and make int64 and float32
-    if dtype == STRING or (dtype is None and isinstance(wire, bytes)):
+    if dtype == STRING:
         text = wire if isinstance(wire, bytes) else b""
         return np.full(fill_shape(x, shape, extra_shape, input_as_shape, np.uint64), text, object)
     if isinstance(wire, bytes):
@@ -185,7 +185,9 @@ def range_(start_or_stop, stop=None, step=None):
     by = bounds[2] if step is not None else bounds[0].dtype.type(1)
     if by == 0:
         raise OpError("step is 0; it must not be")
-    count = max(0, math.ceil((float(end) - float(start)) / float(by)))
+    steps = (float(end) - float(start)) / float(by)
+    downwards = by < 0 and given[0].dtype.kind == "i"
+    count = max(0, int(steps) if downwards else math.ceil(steps))  # compat: integers going down stop a step early
     check_size((count,), given[0].dtype)
     found = (start + np.arange(count) * by).astype(given[0].dtype)
     return found if found.dtype.kind in "iu" else jnp.asarray(found)

@@ -15,7 +15,7 @@ from ..autodiff import GradientSlice
 from ..errors import OpError
 from ..registry import gradient, op
 from .checks import describe
-from .values import canonical_axis, check_indices, check_integers
+from .values import STRINGS, canonical_axis, check_indices, check_integers
 
 
 def _check(data: Any, indices: Any, axis: int, match_outer: bool) -> tuple[int, int]:
@@ -42,7 +42,7 @@ def _gathered(data: Any, indices: Any, axis: int, outer: int) -> Any:
         return data  # compat: from nothing, nothing is gathered, whatever the indices
     if data.size:
         check_indices(indices, data.shape[axis])
-    if data.dtype == object:
+    if data.dtype.kind in STRINGS:
         return np.take(data, np.asarray(indices), axis=axis)
     if outer == 0:
         return jnp.take(data, indices, axis=axis, mode="fill")
@@ -71,8 +71,8 @@ def _(g):
 
 
 @op("BatchGather")
-def batch_gather(data, indices, *, axis: int = 1, match_outer: bool = False):
-    axis, outer = _check(data, indices, axis, match_outer)
+def batch_gather(data, indices, *, match_outer: bool = False):
+    axis, outer = _check(data, indices, 1, match_outer)
     return _gathered(data, indices, axis, outer)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -76,7 +77,7 @@ def boolean_unmask(*pairs):
             merged = jnp.where(own, jnp.take(vector, jnp.cumsum(own) - 1, mode="clip"), merged)
     if is_concrete(free) and np.any(np.asarray(free)):
         raise OpError(f"no mask is true at position {int(np.argmax(np.asarray(free)))}")
-    return merged
+    return jax.lax.stop_gradient(merged)
 
 
 @op("Unique", outputs=(1, 2), gradient="forbidden", dynamic=True)

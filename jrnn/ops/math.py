@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ..registry import gradient, op
 from .makers import differentiate
-from .values import as_float
+from .values import as_float, magnitude
 
 
 @op("Exp", inplace={0: 0})
@@ -71,7 +71,7 @@ differentiate("Rsqrt", "dy y")
 
 @op("Abs", inplace={0: 0})
 def abs_(x):
-    return jnp.abs(x)
+    return magnitude(x)
 
 
 @op("AbsGradient", inplace={0: 1})

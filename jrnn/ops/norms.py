@@ -12,7 +12,7 @@ from ..registry import gradient, op
 from .checks import describe
 from .makers import differentiate
 from .reduce import reduced_axes, with_kept_dims
-from .values import as_float, canonical_axis
+from .values import as_float, canonical_axis, magnitude
 
 TINY = 1e-12  # what is smaller counts as zero: a norm that is divided by, an element whose sign is asked
 
@@ -33,7 +33,7 @@ def _check_norm(p: int, average: bool, x: Any) -> None:
 def lp_norm(x, *, p: int = 2, average: bool = False):
     """The sum of the absolute values (p = 1) or of the squares (p = 2) of all elements: any shape -> [1]."""
     _check_norm(p, average, x)
-    total = jnp.sum(jnp.abs(as_float(x)) if p == 1 else jnp.square(as_float(x)))
+    total = jnp.sum(magnitude(as_float(x)) if p == 1 else jnp.square(as_float(x)))
     return jnp.reshape(total / (x.size if average else 1), (1,))
 
 

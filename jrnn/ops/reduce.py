@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import OpError
 from ..registry import gradient, op
 from .checks import describe
-from .values import as_float, canonical_axis, int64
+from .values import as_float, canonical_axis, int64, magnitude
 
 
 def reduced_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ min_of = _extremum(jnp.min)
 
 
 def l1_of(x: Any, axes: tuple[int, ...]) -> Any:
-    return sum_of(jnp.abs(as_float(x)), axes)
+    return sum_of(magnitude(as_float(x)), axes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))

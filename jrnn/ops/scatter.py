@@ -86,10 +86,10 @@ def batch_one_hot(data, lengths, values):
     check_rank(values, 1, "values")
     check_shape(lengths, data.shape[1:], "lengths")
     check_lengths(lengths, values.size)
-    if data.dtype != values.dtype or data.dtype.kind not in "iuO":
-        raise OpError(f"data is {describe(data)} and values are {describe(values)}; both must hold integers or strings")
-    if data.dtype == object:
-        return (np.repeat(data, np.asarray(lengths), axis=1) == values[None, :]).astype(object)
+    if data.dtype != values.dtype or data.dtype.kind not in "iu":
+        raise OpError(
+            f"data is {describe(data)} and values are {describe(values)}; both must hold integers of one type"
+        )
     column = segment_ids(lengths, values.size)
     return (jnp.take(data, column, axis=1) == values[None, :]).astype(data.dtype)
 

@@ -27,8 +27,8 @@ def _check_sorted(ids: Any) -> None:
         raise OpError(f"segment_ids are {found.tolist()[:8]}; they must be sorted, begin at 0 and have no gaps")
 
 
-def _segments(ids: Any, rows: int, is_sorted: bool, num_segments: int = -1) -> int:
-    """How many segments there are, with checked ids; the values must be known unless num_segments says it."""
+def segment_count(ids: Any, rows: int, is_sorted: bool, num_segments: int = -1) -> int:
+    """How many segments there are, with their ids checked; the values must be known unless num_segments says it."""
     check_rank(ids, 1, "segment_ids")
     check_integers(ids, "segment_ids")
     if ids.size != rows:
@@ -42,19 +42,19 @@ def _segments(ids: Any, rows: int, is_sorted: bool, num_segments: int = -1) -> i
     return num_segments
 
 
-def _sum(rows: Any, ids: Any, count: int) -> Any:
+def sum_of_segments(rows: Any, ids: Any, count: int) -> Any:
     return jax.ops.segment_sum(rows, ids, count)
 
 
-def _counts(ids: Any, count: int, like: Any) -> Any:
+def counts_of(ids: Any, count: int, like: Any) -> Any:
     """The number of rows of each segment, at least 1, in a shape that lies beside `like`."""
     ones = jax.ops.segment_sum(jnp.ones(ids.shape, like.dtype), ids, count)
     return per_row(jnp.maximum(ones, 1), like)
 
 
-def _mean(rows: Any, ids: Any, count: int) -> Any:
-    total = _sum(rows, ids, count)
-    return total / _counts(ids, count, total)
+def mean_of_segments(rows: Any, ids: Any, count: int) -> Any:
+    total = sum_of_segments(rows, ids, count)
+    return total / counts_of(ids, count, total)
 
 
 def _weighted(rows: Any, weights: Any) -> Any:
@@ -83,21 +83,19 @@ def _register(family: str, kind: str, reduced: Callable, is_sorted: bool) -> Non
 
     @op(name, dynamic=True)
     def forward(data, segment_ids, *, num_segments: int = -1):
-        count = _segments(segment_ids, data.shape[0], is_sorted, num_segments)
+        count = segment_count(segment_ids, data.shape[0], is_sorted, num_segments)
         return reduced(as_float(data), segment_ids, count)
 
     @op("Sparse" + name, dynamic=True)
     def sparse(data, indices, segment_ids, *, num_segments: int = -1):
-        count = _segments(segment_ids, indices.size, is_sorted, num_segments)
+        count = segment_count(segment_ids, indices.size, is_sorted, num_segments)
         return reduced(_gathered(data, indices), segment_ids, count)
 
+    @op(name + "Gradient")
     def backward(dy, segment_ids, *, num_segments: int = -1):
         if kind == "Mean":
-            dy = dy / _counts(segment_ids, dy.shape[0], dy)
+            dy = dy / counts_of(segment_ids, dy.shape[0], dy)
         return _spread(dy, segment_ids, is_sorted)
-
-    op(name + "Gradient")(backward)
-    op("Sparse" + name + "Gradient")(backward)
 
     @gradient(name)
     def _(g):
@@ -116,20 +114,18 @@ def _register_weighted(family: str, is_sorted: bool) -> None:
 
     @op(name, dynamic=True)
     def forward(data, weights, segment_ids, *, num_segments: int = -1):
-        count = _segments(segment_ids, data.shape[0], is_sorted, num_segments)
-        return _sum(_weighted(as_float(data), weights), segment_ids, count)
+        count = segment_count(segment_ids, data.shape[0], is_sorted, num_segments)
+        return sum_of_segments(_weighted(as_float(data), weights), segment_ids, count)
 
     @op("Sparse" + name, dynamic=True)
     def sparse(data, weights, indices, segment_ids, *, num_segments: int = -1):
-        count = _segments(segment_ids, indices.size, is_sorted, num_segments)
-        return _sum(_weighted(_gathered(data, indices), weights), segment_ids, count)
+        count = segment_count(segment_ids, indices.size, is_sorted, num_segments)
+        return sum_of_segments(_weighted(_gathered(data, indices), weights), segment_ids, count)
 
+    @op(name + "Gradient")
     def backward(weights, dy, segment_ids, *, num_segments: int = -1):
         rows = _spread(dy, segment_ids, is_sorted)
         return rows * per_row(weights, rows)
-
-    op(name + "Gradient")(backward)
-    op("Sparse" + name + "Gradient")(backward)
 
     @gradient(name)
     def _(g):
@@ -143,6 +139,6 @@ def _register_weighted(family: str, is_sorted: bool) -> None:
 
 
 for _family, _is_sorted in (("Unsorted", False), ("Sorted", True)):
-    _register(_family, "Sum", _sum, _is_sorted)
-    _register(_family, "Mean", _mean, _is_sorted)
+    _register(_family, "Sum", sum_of_segments, _is_sorted)
+    _register(_family, "Mean", mean_of_segments, _is_sorted)
     _register_weighted(_family, _is_sorted)

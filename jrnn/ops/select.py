@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -12,13 +13,14 @@ from ..errors import OpError
 from ..registry import gradient, op
 from .broadcasting import check_kinds, match, spread
 from .checks import describe
-from .values import as_float, check_integers, check_same_shape, is_concrete
+from .values import STRINGS, as_float, check_integers, check_same_shape, is_concrete
 
 
 def _choose(rows: Any, x: Any, y: Any) -> Any:
-    if x.dtype != y.dtype:
+    strings = x.dtype.kind in STRINGS and y.dtype.kind in STRINGS
+    if x.dtype != y.dtype and not strings:
         raise OpError(f"x is {describe(x)} and y is {describe(y)}; they must hold the same type")
-    if x.dtype == object:
+    if strings:
         return np.where(rows, x, y)
     return jnp.where(rows, x, y)
 
@@ -48,7 +50,8 @@ def where(condition, x, y, *, broadcast_on_rows: bool = False):
 @op("Conditional", gradient="stops")
 def conditional(condition, x, y):
     _check_boolean(condition)
-    return _by_rows(condition, x, y)
+    chosen = _by_rows(condition, x, y)
+    return chosen if chosen.dtype.kind in STRINGS else jax.lax.stop_gradient(chosen)
 
 
 def _bitwise(type: str, fn: Callable, kinds: str, wanted: str) -> None:

@@ -98,7 +98,10 @@ def softmax_with_loss_gradient(
     *weight, p, d_loss = rest
     _, target, w = _matrix(x, label, weight[0] if weight else None, label_prob, axis)
     p = jnp.reshape(p, (target.shape[0], -1)) if p.size else jnp.reshape(p, (target.shape[0], 0))
-    dx = p - (target if label_prob else one_hot(target, p.shape[1], p.dtype))
+    if label_prob:
+        dx = p * jnp.sum(target, axis=1, keepdims=True) - target
+    else:
+        dx = p - one_hot(target, p.shape[1], p.dtype)
     dx = dx if w is None else dx * w[:, None]
     d_loss = jnp.reshape(d_loss, (-1,))[0]
     return jnp.reshape(dx * (scale * _ratio(d_loss, w, dx.shape[0], average_by_batch_size)), x.shape)

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import OpError
 from ..registry import gradient, op
 from .checks import check_rank, describe, flat_at
-from .values import canonical_axis, check_integers, check_size
+from .values import STRINGS, canonical_axis, check_integers, check_size
 
 
 def _scalar(blob: Any, argument: int | None, name: str) -> int:
@@ -36,7 +36,7 @@ def _repeats(x: Any, tiles: int | None, axis: int | None, tiles_blob: Any, axis_
 
 def _tiled(x: Any, repeats: tuple[int, ...]) -> Any:
     check_size([size * times for size, times in zip(x.shape, repeats)], x.dtype)
-    return np.tile(x, repeats) if x.dtype == object else jnp.tile(x, repeats)
+    return np.tile(x, repeats) if x.dtype.kind in STRINGS else jnp.tile(x, repeats)
 
 
 @op("Tile")
@@ -100,7 +100,7 @@ def _(g):
 def flatten(x, *, axis: int = 1):
     if not 0 <= axis <= x.ndim:
         raise OpError(f"argument 'axis' is {axis} and x is {describe(x)}; it must be in [0, {x.ndim}]")
-    return np.reshape(x, (math.prod(x.shape[:axis]), -1)) if x.dtype == object else flat_at(x, axis)
+    return np.reshape(x, (math.prod(x.shape[:axis]), -1)) if x.dtype.kind in STRINGS else flat_at(x, axis)
 
 
 @op("FlattenToVec")
@@ -112,7 +112,7 @@ def flatten_to_vec(x):
 
 @gradient("Flatten", "FlattenToVec")
 def _(g):
-    g.emit("ResizeLike", [g.grad_output(0), g.input(0)], [g.grad_input(0)], copy_args=False)
+    g.emit("ResizeLike", [g.grad_output(0), g.input(0)], [g.grad_input(0)])
 
 
 @op("PrependDim", inplace={0: 0})
@@ -125,7 +125,7 @@ def prepend_dim(x, *, dim_size: int):
 
 @gradient("PrependDim")
 def _(g):
-    g.emit("MergeDim", [g.grad_output(0)], [g.grad_input(0)])
+    g.emit("MergeDim", [g.grad_output(0)], [g.grad_input(0)], copy_args=False)
 
 
 @op("MergeDim", inplace={0: 0})

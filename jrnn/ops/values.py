@@ -28,6 +28,8 @@ DTYPES = {
     13: np.float64,
 }
 
+STRINGS = "OSU"  # the kinds of numpy's string types, which stay numpy
+
 LARGEST_FILL = 2**31  # bytes; a shape with a slip in it should be an error, not an exhausted machine
 
 
@@ -112,6 +114,11 @@ def as_float(x: Any, name: str = "x") -> Any:
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise OpError(f"{name} is {describe(x)}; it must hold floating-point numbers")
     return jnp.asarray(x)
+
+
+def magnitude(x: Any) -> Any:
+    """The absolute value, with derivative 0 at 0 (that of jnp.abs is 1)."""
+    return x * jnp.sign(x)
 
 
 def need_key(key: Any) -> Any:

@@ -40,7 +40,11 @@ NOT_THE_DERIVATIVE = {
 }
 
 # Operators whose recorded gradient operators jrnn's are not to equal.
-MAKER_DIFFERS: dict[str, str] = {}
+MAKER_DIFFERS = {
+    "Pow": "Caffe2 writes a gradient several times over, which adds up wrongly where the input is read twice",
+    "Sqr": "Caffe2 doubles the gradient that arrives in place, which others may read",
+    "Sqrt": "Caffe2 writes a gradient twice over, which adds up wrongly where the input is read twice",
+}
 
 
 @dataclasses.dataclass(frozen=True)
