@@ -1,6 +1,7 @@
 """Outputs, final states and all gradients equal those that torch recorded, over the whole grid of structures."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,9 @@ FUNCTIONS = {
     "gru": nn.functional.gru,
 }
 GRID = ["-".join(map(str, case)) for case in itertools.product(FUNCTIONS, (1, 3), ("uni", "bi"), ("bias", "nobias"))]
+
+# Only values matter here, and there are 80 large programs: they are compiled without LLVM's optimizations.
+compiled = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def case_inputs(recording, case):
@@ -57,7 +61,7 @@ def compare(found, recorded, tolerance):
 
 
 @pytest.mark.parametrize("case", GRID)
-def test_float64_full_ragged_and_packed(case, recording, x64):
+def test_float64_full_and_packed(case, recording, x64):
     file, params, x, states, seeds = case_inputs(recording, case)
     params, x, states, seeds = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (params, x, states, seeds))
     function = FUNCTIONS[case.split("-")[0]]
@@ -66,36 +70,31 @@ def test_float64_full_ragged_and_packed(case, recording, x64):
         output, last = function(params, nn.pack_padded_sequence(x, lengths, enforce_sorted=False), hx)
         return nn.pad_packed_sequence(output)[0], last
 
-    @jax.jit
-    def all_runs(lengths):
+    @compiled
+    def all_runs(params, x, states, lengths):
+        sequence = nn.pack_padded_sequence(x, lengths, enforce_sorted=False)
         return {
             "full": results(function, params, x, states, seeds),
-            "ragged": results(lambda p, a, s: function(p, a, s, lengths=lengths), params, x, states, seeds),
             "packed": results(lambda p, a, s: packed(p, a, s, lengths), params, x, states, seeds),
-            "rows": function(
-                params,
-                nn.pack_padded_sequence(x, lengths, enforce_sorted=False),
-                states if len(states) == 2 else states[0],
-            )[0].data,
+            "rows": function(params, sequence, states if len(states) == 2 else states[0])[0].data,
         }
 
-    found = all_runs(jnp.array(file.facts["lengths"]))
+    found = all_runs(params, x, states, jnp.array(file.facts["lengths"]))
     full, ragged = file.get(case, "full"), file.get(case, "ragged")
     rows = ragged.pop("packed")
     compare(found["full"], full, 1e-10)
-    compare(found["ragged"], ragged, 1e-10)
     compare(found["packed"], ragged, 1e-10)
     np.testing.assert_allclose(found["rows"][: len(rows)], rows, rtol=0, atol=1e-10)
     assert not found["rows"][len(rows) :].any()
 
 
 @pytest.mark.parametrize("case", GRID)
-def test_float32_batch_first(case, recording):
+def test_float32_full_and_ragged_batch_first(case, recording):
     file, params, x, states, seeds = case_inputs(recording, case)
     seeds = (np.swapaxes(seeds[0], 0, 1), *seeds[1:])
     function = FUNCTIONS[case.split("-")[0]]
 
-    @jax.jit
+    @compiled
     def all_runs(params, x, states, lengths):
         def run(params, x, hx, lengths=None):
             return function(params, x, hx, lengths=lengths, batch_first=True)
