@@ -100,12 +100,16 @@ def _read_bytes(data: bytes, limits: Limits) -> Net:
     reader = Reader(limits)
     if not data or _BINARY.search(data):
         return reader.net(parse_binary(data, "NetDef", limits), 1)
-    # All bytes are printable: almost surely text, but a message of one long name looks the same.
+    # All bytes are printable: almost surely text, but a message of one long name may look like it, even like a comment.
+    net, failure = Net(), None
     try:
-        return reader.text(data, 1)
-    except FormatError as not_text:
+        net = reader.text(data, 1)
+    except FormatError as e:
+        failure = e
+    if net == Net():
         try:
-            message = parse_binary(data, "NetDef", limits)
+            net = reader.net(parse_binary(data, "NetDef", limits), 1)
         except FormatError:
-            raise not_text from None
-        return reader.net(message, 1)
+            if failure:
+                raise failure from None
+    return net

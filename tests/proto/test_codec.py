@@ -358,8 +358,14 @@ def test_files_that_are_not_there(tmp_path):
         read_net(str(tmp_path / "bad.pb"))
 
 
-def test_a_printable_binary_net_is_told_from_text():
-    net = Net("a" * 33)  # its only two bytes before the name are a line break and "!"
-    assert serialize_net(net).startswith(b"\n!aaa")
-    assert read_net(serialize_net(net)) == net
-    assert read_net("") == read_net(b"") == Net()
+@pytest.mark.parametrize("size", [33, 35, 110])  # a length of 35 is "#", which opens a comment in text
+def test_a_printable_binary_net_is_told_from_text(size):
+    net = Net("a" * size)
+    data = serialize_net(net)
+    assert data.isascii() and data.startswith(b"\n" + bytes([size]) + b"a")
+    assert read_net(data) == net
+
+
+def test_nothing_is_an_empty_net():
+    for nothing in ("", b"", b"\n", b"# only a comment\n"):
+        assert read_net(nothing) == Net()
