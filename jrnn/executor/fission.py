@@ -99,13 +99,26 @@ def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env)
     stacked.update(zip(outs, jax.vmap(at_one_step)([stacked[v] for v in moving])))
 
 
-def split(loop: Loop, eager: bool = False) -> Fission:
+def nothing(eqn: Any) -> bool:
+    return False
+
+
+def computation(eqn: Any) -> bool:
+    """For a reverse loop: its coefficients are computed in bulk before it."""
+    return not jaxprs.is_view(eqn)
+
+
+def slices(eqn: Any) -> bool:
+    """For XLA:CPU, which does not vectorize a loop that slices what it has just sliced out of a stack."""
+    return eqn.primitive.name == "slice"
+
+
+def split(loop: Loop, also: Callable[[Any], bool] = nothing) -> Fission:
     """Takes a loop apart.
 
     Args:
         loop: the loop.
-        eager: hoist all that can be, instead of only what surrounds contractions and lookups. It pays for the
-            reverse loop, whose coefficients are then computed in bulk.
+        also: which equations of `xs` to hoist besides contractions, lookups and what surrounds them.
     """
     eqns = loop.eqns
     varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
@@ -114,7 +127,7 @@ def split(loop: Loop, eager: bool = False) -> Fission:
 
     once = _once(loop, varying)
     known = {*loop.consts, *(v for e in once for v in e.outvars)}
-    early = _hoisted(loop, varying, inner, known, eager)
+    early = _hoisted(loop, varying, inner, known, also)
     free = {*known, *loop.xs, *early}
 
     summed = _summed(loop, free)
@@ -155,7 +168,9 @@ def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
     return jaxprs.needed(constant, outs, set(loop.consts))[0]
 
 
-def _hoisted(loop: Loop, varying: Collection[Var], inner: Collection[Var], known: set[Var], eager: bool) -> list[Var]:
+def _hoisted(
+    loop: Loop, varying: Collection[Var], inner: Collection[Var], known: set[Var], also: Callable[[Any], bool]
+) -> list[Var]:
     """What to compute for all steps before the loop: contractions and what follows from them without growing."""
     chosen: dict[Var, None] = {}
     for eqn in loop.eqns:
@@ -163,7 +178,7 @@ def _hoisted(loop: Loop, varying: Collection[Var], inner: Collection[Var], known
             continue
         grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
         follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not jaxprs.is_view(eqn)
-        if jaxprs.is_heavy(eqn) or follows or (eager and not jaxprs.is_view(eqn)):
+        if jaxprs.is_heavy(eqn) or follows or also(eqn):
             chosen.update(dict.fromkeys(eqn.outvars))
     return list(chosen)
 

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad, batching, mlir
 
-from jrnn.executor import jaxprs
+from jrnn.executor import rewrite
+from jrnn.executor.fission import slices, split
 from jrnn.executor.loop import Loop
 from jrnn.executor.residuals import Perturbed, gradient
 
@@ -34,20 +35,22 @@ class Linear:
 
 
 def differentiable(
-    loop: Loop, forbidden: Any = None, eager: bool = True
+    loop: Loop, forbidden: Any = None, bulk: bool = True
 ) -> Callable[[Flat, Flat, Flat], tuple[Flat, Flat]]:
     """`loop.run` with a fast reverse mode.
 
     Args:
         loop: the loop.
         forbidden: as in `residuals.gradient`.
-        eager: compute the reverse loop's coefficients before it.
+        bulk: compute the reverse loop's coefficients before it.
     """
     n_consts, n_carry = len(loop.consts), len(loop.carry)
     n_in = len(loop.inputs)
+    plain = split(loop, slices) if rewrite.runs_meet(loop) else rewrite.together(loop)
+    loop = rewrite.together(loop)
 
     def run(*flat: Any) -> Flat:
-        carry, ys = loop.run(flat[:n_consts], flat[n_consts : n_consts + n_carry], flat[n_consts + n_carry :])
+        carry, ys = plain.run(flat[:n_consts], flat[n_consts : n_consts + n_carry], flat[n_consts + n_carry :])
         return [*carry, *ys]
 
     @functools.cache
@@ -68,7 +71,7 @@ def differentiable(
         def transpose(known: Flat, cts: Flat) -> Flat:
             consts, init = known[:n_consts], known[n_consts : n_consts + n_carry]
             xs, ys = known[n_consts + n_carry : n_in], known[n_in:]
-            ct_consts, ct_carry, ct_xs = grad.reverse(consts, init, xs, ys, cts, eager)
+            ct_consts, ct_carry, ct_xs = grad.reverse(consts, init, xs, ys, cts, bulk)
             of_carry = iter(ct_carry)
             ct_init = [ct for p, ct in ((p, next(of_carry) if p else None) for p in perturbed.carry)]
             return [*ct_consts, *(ct for ct, p in zip(ct_init, perturbed.init) if p), *ct_xs]

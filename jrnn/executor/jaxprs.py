@@ -126,13 +126,20 @@ _SOLVERS = ("triangular_solve", "cholesky", "lu", "qr", "eigh", "eig", "svd", "f
 _RULED_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 # Cheap enough to be done again in the reverse loop instead of storing their results.
+# fmt: off
 CHEAP = frozenset(
-    """abs add add_any and atan2 bitcast_convert_type broadcast_in_dim cbrt ceil clamp concatenate convert_element_type
-    copy copy_p cos cosh div eq erf exp exp2 expand_dims expm1 floor ge gt imag integer_pow iota is_finite le log log1p
-    logistic lt max min mul name ne neg not or pad pow real reduce_and reduce_max reduce_min reduce_or
-    reduce_precision reduce_sum rem reshape rev round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh slice sqrt square squeeze stop_gradient sub tan tanh transpose xor""".split()
+    (
+        "abs", "add", "add_any", "and", "atan2", "bitcast_convert_type", "broadcast_in_dim", "cbrt", "ceil", "clamp",
+        "concatenate", "convert_element_type", "copy", "copy_p", "cos", "cosh", "div", "eq", "erf", "exp", "exp2",
+        "expand_dims", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "iota", "is_finite", "le", "log",
+        "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "not", "or", "pad", "pow", "real",
+        "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision", "reduce_sum", "rem", "reshape",
+        "rev", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
+        "sin", "sinh", "slice", "sqrt", "square", "squeeze", "stop_gradient", "sub", "tan", "tanh", "transpose",
+        "xor",
+    )
 )
+# fmt: on
 
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.executor import jaxprs, rewrite
-from jrnn.executor.fission import shifted, split
+from jrnn.executor.fission import computation, shifted, split
 from jrnn.executor.jaxprs import Atom, Var
 from jrnn.executor.loop import Loop
 from jrnn.executor.mincut import INFINITE, min_cut
@@ -91,7 +91,7 @@ class Gradient:
         xs: Sequence[Any],
         ys: Sequence[Any],
         cts: Sequence[Any],
-        eager: bool,
+        bulk: bool,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Runs the reverse loop: the cotangents of the perturbed consts, carries and xs.
 
@@ -99,7 +99,7 @@ class Gradient:
             consts, init, xs: what the loop was given.
             ys: what the forward loop put out.
             cts: cotangents of the perturbed carries and ys.
-            eager: compute the coefficients of the reverse loop before it, in bulk.
+            bulk: compute the coefficients of the reverse loop before it, for all steps at once.
         """
         n_carry = sum(self.perturbed.carry)
         stacked = {v: y for v, y in zip(self.forward.ys, ys) if not jaxprs.is_literal(v)}
@@ -108,7 +108,8 @@ class Gradient:
             if v in self.stacks and v not in stacked:
                 stacked[v] = shifted(stacked[out], first, self.loop.reverse)
         sums = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in self.backward.carry[n_carry:]]
-        carry, ct_xs = split(rewrite.folded(self.backward) if eager else self.backward, eager).run(
+        apart = split(rewrite.folded(self.backward), computation) if bulk else split(self.backward)
+        carry, ct_xs = apart.run(
             consts, [*cts[:n_carry], *sums], [*xs, *(stacked[v] for v in self.stacks), *cts[n_carry:]]
         )
         return carry[n_carry:], carry[:n_carry], ct_xs

@@ -10,7 +10,8 @@ Shapes: N batch, H hidden.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from jrnn.executor import jaxprs
 from jrnn.executor.jaxprs import Atom, Env, Var
 from jrnn.executor.loop import Loop
 
-_ACTIVATIONS = frozenset("logistic tanh exp log1p expm1 erf sin cos sqrt rsqrt".split())
+_ACTIVATIONS = frozenset(("logistic", "tanh", "exp", "log1p", "expm1", "erf", "sin", "cos", "sqrt", "rsqrt"))
 
 
 def tidy(loop: Loop) -> Loop:
@@ -116,11 +117,7 @@ def _joined(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
 
 
 def _activate_together(loop: Loop, env: Env) -> Env:
-    cuts = _cuts(loop.eqns)
-    activations = [e for e in loop.eqns if e.primitive.name in _ACTIVATIONS]
-    activated = {e.invars[0] for e in activations}
-    _joined([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
-    _joined(activations, cuts)
+    cuts = _run_cuts(loop)
     for eqn in loop.eqns:
         if all(v in cuts for v in eqn.outvars):  # a `split`, too, becomes slices, whose cotangents can be told apart
             with jaxprs.in_scope(eqn):
@@ -128,6 +125,41 @@ def _activate_together(loop: Loop, env: Env) -> Env:
         else:
             jaxprs.evaluate([eqn], env)
     return env
+
+
+def _run_cuts(loop: Loop) -> dict[Var, _Cut]:
+    cuts = _cuts(loop.eqns)
+    activations = [e for e in loop.eqns if e.primitive.name in _ACTIVATIONS]
+    activated = {e.invars[0] for e in activations}
+    _joined([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
+    _joined(activations, cuts)
+    return cuts
+
+
+def runs_meet(loop: Loop) -> bool:
+    """Whether all slices of some run end in one and the same result of the step.
+
+    The compiler then makes one kernel of the run and its uses, and gains nothing from the run; where they end in
+    different results, the run is computed once for all of them.
+    """
+    cuts = _run_cuts(loop)
+    results = {a for a in loop.outputs if not jaxprs.is_literal(a)}
+    ends: dict[_Run, set[Var]] = {}
+    for eqn in loop.eqns:
+        cut = cuts.get(eqn.outvars[0])
+        if cut is not None and isinstance(cut.of, _Run) and eqn.primitive.name in _ACTIVATIONS:
+            ends.setdefault(cut.of, set()).update(_first_results(eqn.outvars[0], loop.eqns, results))
+    return any(len(found) == 1 for found in ends.values())
+
+
+def _first_results(v: Var, eqns: Sequence[Any], results: Collection[Var]) -> set[Var]:
+    """The results of the step that are computed from `v` with no other result in between."""
+    reached, found = {v}, set()
+    for eqn in eqns:
+        if any(u in reached for u in jaxprs.inputs(eqn)):
+            for out in eqn.outvars:
+                (found if out in results else reached).add(out)
+    return found
 
 
 def _concatenate_pads(loop: Loop, env: Env) -> Env:
@@ -176,7 +208,7 @@ def _pieces(v: Var, made: Mapping[Var, Any]) -> tuple[int, list[tuple[int, int, 
         low = config[axes[0]][0]
         found.append((axes[0], low, low + operand.aval.shape[axes[0]], operand))
     found.sort(key=lambda piece: piece[:3])
-    apart = all(a[2] <= b[1] for a, b in zip(found, found[1:]))
+    apart = all(a[2] <= b[1] for a, b in itertools.pairwise(found))
     if len({piece[0] for piece in found}) != 1 or not apart:
         return None
     return found[0][0], [piece[1:] for piece in found]
@@ -212,7 +244,7 @@ class _Row:
 
     def times(self, factor: Any) -> _Row:
         ends = np.cumsum([0, *(p.base.shape[self.axis] for p in self.parts)]).tolist()
-        shares = [jax.lax.slice_in_dim(factor, lo, hi, axis=self.axis) for lo, hi in zip(ends, ends[1:])]
+        shares = [jax.lax.slice_in_dim(factor, lo, hi, axis=self.axis) for lo, hi in itertools.pairwise(ends)]
         return _Row(self.axis, tuple(p.times(share) for p, share in zip(self.parts, shares)))
 
 

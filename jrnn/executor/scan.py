@@ -5,14 +5,13 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ScanError
-from jrnn.executor import rewrite
 from jrnn.executor.fission import split
 from jrnn.executor.gradient import differentiable
 from jrnn.executor.masking import masked
@@ -63,6 +62,6 @@ def scan(
     if traced is None:
         return jax.lax.scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll)
     fission = split(traced.loop)
-    core = differentiable(rewrite.together(fission.core))
+    core = differentiable(fission.core)
     carry_out, ys = fission.run(traced.consts, traced.init, traced.xs, core)
     return jax.tree.unflatten(traced.carry_tree, carry_out), jax.tree.unflatten(traced.ys_tree, ys)

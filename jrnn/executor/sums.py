@@ -17,7 +17,9 @@ import jax.numpy as jnp
 from jrnn.executor import jaxprs
 from jrnn.executor.jaxprs import Atom, Env, Var
 
-_LINEAR = frozenset("transpose reshape neg broadcast_in_dim squeeze copy copy_p rev slice reduce_sum".split())
+_LINEAR = frozenset(
+    ("transpose", "reshape", "neg", "broadcast_in_dim", "squeeze", "copy", "copy_p", "rev", "slice", "reduce_sum")
+)
 _ADDS = ("add", "add_any", "sub")
 # A value that is not a contraction or a reduction is stacked only when it is small: otherwise adding in place is better.
 _SMALL = 64 * 1024
@@ -38,7 +40,7 @@ def pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
 def leaves(values: Iterable[Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> list[Var]:
     """The variables whose stacks the sums of `values` are formed from; `stacked` are those that exist anyway."""
     values = list(values)
-    known = {v: None for v in stacked}
+    known = dict.fromkeys(stacked)
     for contractions_only in (True, False):  # what a contraction reads is stacked, so a reduction may read it too
         found = [leaf for v in values for leaf in _leaves(v, made, known, contractions_only)]
         known.update(dict.fromkeys(found))
