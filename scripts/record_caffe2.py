@@ -48,8 +48,9 @@ def record(case):
     if case.gradient:
         seeds = {name: name + "_grad" for name in case.gradient}
         for name, grad in seeds.items():
-            shape = np.shape(workspace.FetchBlob(name))
-            value = np.random.RandomState(zlib.crc32(repr((name, shape)).encode())).standard_normal(shape).astype("f4")
+            output = workspace.FetchBlob(name)
+            rng = np.random.RandomState(zlib.crc32(repr((name, np.shape(output))).encode()))
+            value = rng.standard_normal(np.shape(output)).astype("f2" if output.dtype == np.float16 else "f4")
             feed(grad, value)
             entries["in|" + grad] = value
         found = net.AddGradientOperators(seeds)

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ..errors import OpError
@@ -155,7 +156,7 @@ def _neighbours(x: Any, axis: int, before: int, after: int) -> Any:
     """Sums over windows along an axis that reach `before` elements back and `after` ahead."""
     size, padding = [1] * x.ndim, [(0, 0)] * x.ndim
     size[axis], padding[axis] = before + 1 + after, (before, after)
-    return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, tuple(size), (1,) * x.ndim, padding)
+    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, tuple(size), (1,) * x.ndim, padding)
 
 
 def _lrn_scale(x, axis, size, alpha, bias):

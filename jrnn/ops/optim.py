@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from ..errors import OpError
 from ..registry import op
@@ -188,6 +189,7 @@ def learning_rate_adaption(lr, grad, effgrad, *, lr_alpha: float = 0.01, normali
     """lr moved by the product of this gradient and the last: of their directions, if normalized."""
     same_size(grad=grad, effgrad=effgrad)
     scalar(lr, "lr")
+    lr, grad, effgrad = lax.stop_gradient((lr, grad, effgrad))
     product = jnp.sum(grad * effgrad)
     if not normalized_lr_adaption:
         return lr - lr_alpha * product

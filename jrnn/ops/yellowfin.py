@@ -53,7 +53,7 @@ def yellow_fin(
     def average(old, new):
         return beta * old + (1 - beta) * new
 
-    norm2 = jnp.sum(grad * grad)
+    norm2 = jnp.maximum(jnp.sum(grad * grad), epsilon)
     g_avg, g2_avg = average(g_avg, grad), average(g2_avg, grad * grad)
     curv_win = curv_win.at[(t - 1) % curv_win_width].set(jnp.log(norm2))
     seen = jnp.arange(curv_win_width) < t
@@ -65,10 +65,11 @@ def yellow_fin(
     debias = filled(beta, t.astype(param.dtype)) if zero_debias else 1.0
     _, square, low, high, distance = scalars / debias
     variance = jnp.maximum(square - jnp.sum(jnp.square(g_avg / debias)), epsilon)
-    root = _cubic_root(jnp.square(distance * jnp.exp(low)) / (2 * variance))
-    spread = jnp.sqrt(jnp.exp(high - low))
+    low, high = jnp.maximum(jnp.exp(low), epsilon), jnp.maximum(jnp.exp(high), epsilon)
+    root = _cubic_root(jnp.square(distance * low) / (2 * variance))
+    spread = jnp.sqrt(high / low)
     tuned_mu = jnp.maximum(root * root, jnp.square((spread - 1) / (spread + 1)))
-    tuned_lr = jnp.square(1 - jnp.sqrt(tuned_mu)) / jnp.exp(low)
+    tuned_lr = jnp.square(1 - jnp.sqrt(tuned_mu)) / low
 
     step, moment = momentum_step(grad, moment, lr, mu, nesterov)
     new_lr = jnp.where(t > 1, average(lr, tuned_lr), lr).reshape(lr_avg.shape)
