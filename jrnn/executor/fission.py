@@ -246,5 +246,5 @@ def _left_in_carry(v: Var, loop: Loop, known: Collection[Var]) -> Var:
     """For a carry, the variable that the step leaves in it: its stack, shifted, is the carry's."""
     if v in loop.carry:
         out = loop.carry_out[loop.carry.index(v)]
-        return v if jaxprs.is_literal(out) or out in known else out
+        return v if jaxprs.is_literal(out) or out in known or out in loop.carry else out
     return v

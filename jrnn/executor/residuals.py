@@ -144,6 +144,7 @@ def gradient(
     varying = jaxprs.depends(step_eqns, (*carry, *xs))
     # A carry is stored as what each step leaves in it: that stack is both the new carry and, shifted, the old one.
     source = {v: out for v, out in zip(carry, carry_out) if not jaxprs.is_literal(out) and out in varying}
+    source = {v: out for v, out in source.items() if out not in carry}
     had = {a for a in (*consts, *xs, *ys) if not jaxprs.is_literal(a)}
     had |= {v for v, out in source.items() if out in had}
     chosen = _choose(step_eqns, [v for v in wanted if v in varying], had, carry, varying, forbidden)

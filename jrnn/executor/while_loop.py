@@ -28,8 +28,8 @@ class Trips:
 
     "checkpointed": any number of trips, first derivatives only. 2 x 32 states are kept whatever the number of trips n;
     a reverse pass costs up to four forward passes where n <= 1024, and n^2 / 1024 steps beyond.
-    "bounded": at most `bound` trips, as a scan of that length in which the trips after the last do nothing; every derivative,
-    forward and reverse, and memory for `bound` states. A loop that goes on after `bound` trips is an error at run time.
+    "bounded": at most `bound` trips, as a scan of that length in which the trips after the last do nothing; derivatives of
+    every order, and memory for `bound` states. A loop that goes on after `bound` trips is an error at run time.
     """
 
     policy: str = "checkpointed"
@@ -42,7 +42,10 @@ class Trips:
             raise ValueError("policy 'bounded' needs a bound, and only that policy takes one")
 
 
-def while_loop(cond: Callable, body: Callable, constants: Any, state: Any, trips: Trips = Trips()) -> Any:
+CHECKPOINTED = Trips()
+
+
+def while_loop(cond: Callable, body: Callable, constants: Any, state: Any, trips: Trips = CHECKPOINTED) -> Any:
     """Runs `state = body(constants, state)` while `cond(constants, state)`; differentiable by constants and state.
 
     Args:
