@@ -59,6 +59,7 @@ def _apply(indices: Any, grad: Any, tables: Sequence[Any], step: Callable) -> tu
     """
     if indices.size == 0:
         return list(tables), grad
+    indices = jnp.asarray(indices)
     turn = _occurrence(indices)
     rounds = turn.max() + 1
 

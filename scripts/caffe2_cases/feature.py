@@ -11,7 +11,9 @@ POINTS = np.array([[-1, -1], [0, 0], [0.1, 0.2], [0.5, 0.3], [0.6, 0.65], [2, 0.
 
 CASES = [
     case("SinusoidPositionEncoding", {"x": np.repeat(i64(1, 2, 30), 2).reshape(3, 2)}, ["out"], embedding_size=5),
-    case("SinusoidPositionEncoding", {"x": i32(3, 7).reshape(2, 1)}, ["out"], embedding_size=1, alpha=50.0, amplitude=2.0),
+    case(
+        "SinusoidPositionEncoding", {"x": i32(3, 7).reshape(2, 1)}, ["out"], embedding_size=1, alpha=50.0, amplitude=2.0
+    ),
     case("SinusoidPositionEncoding", {"x": i32(3, 9).reshape(1, 2)}, ["out"]),
     case("PiecewiseLinearTransform", {"x": POINTS}, ["out"], **TWO),
     case("PiecewiseLinearTransform", {"x": POINTS[:, :1].copy()}, ["out"], **ONE),
@@ -26,4 +28,4 @@ CASES = [
     case("FloatToHalf", {"x": f32(1e6, -1e6, 0.1, 65519)}, ["out"], clip=1),
     case("HalfToFloat", {"x": normal(2, 3).astype(np.float16)}, ["out"], gradient=True),
     case("AliasWithName", {"x": normal(2, 3)}, ["out"], arg=[utils.MakeArgument("name", "other")]),
-]  # fmt: skip
+]

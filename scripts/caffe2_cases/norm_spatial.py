@@ -28,8 +28,15 @@ CASES += [
     batch((2, 2, 3), 3, is_test=1, gradient=False, order="NHWC"),
     case(
         "SpatialBNGradient",
-        {"x": normal(2, 3, 4), "s": positive(3), "dy": normal(2, 3, 4, seed=1), "m": normal(3), "r": positive(3, seed=1),
-         "ds": normal(3, seed=2), "db": normal(3, seed=3)},
+        {
+            "x": normal(2, 3, 4),
+            "s": positive(3),
+            "dy": normal(2, 3, 4, seed=1),
+            "m": normal(3),
+            "r": positive(3, seed=1),
+            "ds": normal(3, seed=2),
+            "db": normal(3, seed=3),
+        },
         ["dx", "dscale", "dbias"],
         num_batches=2,
     ),
@@ -39,7 +46,13 @@ CASES += [
     case("LRN", {"x": normal(1, 3, 2, 2)}, ["out"], gradient=True, size=9, alpha=0.1, beta=1.0),
     case("LRN", {"x": np.zeros((1, 3, 2, 2), np.float32)}, ["out"], gradient=True, size=3, alpha=0.1, beta=1.0),
     case("AffineChannel", {"x": normal(2, 3, 2), "s": normal(3), "b": normal(3, seed=1)}, ["out"], gradient=True),
-    case("AffineChannel", {"x": normal(2, 2, 2, 3), "s": normal(3), "b": normal(3, seed=1)}, ["out"], gradient=True,
-         order="NHWC", is_learnable=1),
+    case(
+        "AffineChannel",
+        {"x": normal(2, 2, 2, 3), "s": normal(3), "b": normal(3, seed=1)},
+        ["out"],
+        gradient=True,
+        order="NHWC",
+        is_learnable=1,
+    ),
     case("AffineChannel", {"x": normal(4, 3), "s": normal(3), "b": normal(3, seed=1)}, ["x"]),
-]  # fmt: skip
+]
