@@ -61,14 +61,16 @@ def from_caffe2(
         found = [_find(blobs, name, kind) for name in names]
         half = len(found) // 2
         weights, biases = found[:half], found[half:]
-        cell = Cell(weights[0], np.concatenate(weights[1:]), biases[0], np.concatenate(biases[1:]))
+        bias_ih = biases[0]
+        weight_hh = np.concatenate(weights[1:])
         if forget_bias:
             if kind != "LSTM":
                 raise ConversionError(
                     f"caffe2 {kind}: forget_bias is {forget_bias}, but only an LSTM forgets by a gate"
                 )
-            shift = np.repeat([forget_bias * (gate == "f") for gate in order], cell.weight_hh.shape[1])
-            cell = cell._replace(bias_ih=cell.bias_ih + shift.astype(cell.bias_ih.dtype))
+            shift = np.repeat([forget_bias * (gate == "f") for gate in order], weight_hh.shape[1])
+            bias_ih = bias_ih + shift.astype(bias_ih.dtype)
+        cell = Cell(weights[0], weight_hh, bias_ih, np.concatenate(biases[1:]))
         params |= from_system("caffe2", kind, cell, f"_l{layer}")
     return params
 

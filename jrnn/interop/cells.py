@@ -75,7 +75,11 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
         elif name.startswith("weight"):
             raise ConversionError(f"{system} {kind}: the parameters lack {name + suffix!r}; they are {sorted(params)}")
     cell = Cell(**arrays)
-    if row.biases == "both" or cell.bias_ih is None:
+    if cell.bias_ih is None and cell.bias_hh is None:
+        return cell
+    if cell.bias_ih is None or cell.bias_hh is None:
+        raise ConversionError(f"{system} {kind}: there is one bias; bias_ih{suffix} and bias_hh{suffix} go together")
+    if row.biases == "both":
         return cell
     if row.biases == "input":
         hidden = cell.bias_hh.shape[0] // len(row.order)

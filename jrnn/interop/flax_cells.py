@@ -12,10 +12,15 @@ from jrnn.errors import ConversionError
 from jrnn.interop.cells import Cell, Params, from_system, to_system
 from jrnn.interop.gates import convention
 
-_KINDS = {nnx.LSTMCell: "LSTM", nnx.OptimizedLSTMCell: "LSTM", nnx.GRUCell: "GRU", nnx.SimpleCell: "RNN"}
+_KINDS: dict[type, str] = {
+    nnx.LSTMCell: "LSTM",
+    nnx.OptimizedLSTMCell: "LSTM",
+    nnx.GRUCell: "GRU",
+    nnx.SimpleCell: "RNN",
+}
 
 
-def from_flax(cell: nnx.Module, suffix: str = "_l0") -> Params:
+def from_flax(cell: Any, suffix: str = "_l0") -> Params:
     """PyTorch's parameters of a flax.nnx cell.
 
     Args:
@@ -39,7 +44,7 @@ def from_flax(cell: nnx.Module, suffix: str = "_l0") -> Params:
     return from_system("flax", kind, arrays, suffix)
 
 
-def to_flax(params: Mapping[str, Any], cell: nnx.Module, suffix: str = "_l0") -> nnx.Module:
+def to_flax(params: Mapping[str, Any], cell: Any, suffix: str = "_l0") -> Any:
     """Puts PyTorch's parameters of one direction of one layer into a flax.nnx cell, and returns it.
 
     Raises:
@@ -61,19 +66,19 @@ def to_flax(params: Mapping[str, Any], cell: nnx.Module, suffix: str = "_l0") ->
     return cell
 
 
-def _kind(cell: nnx.Module) -> str:
+def _kind(cell: Any) -> str:
     if type(cell) not in _KINDS:
         known = ", ".join(sorted(known.__name__ for known in _KINDS))
         raise ConversionError(f"flax: {type(cell).__name__} is not a cell that can be converted; those are {known}")
     return _KINDS[type(cell)]
 
 
-def _biased(cell: nnx.Module) -> nnx.Linear:
+def _biased(cell: Any) -> Any:
     """The one of the two products that carries the bias."""
     return cell.dense_h if isinstance(cell, nnx.OptimizedLSTMCell) else cell.dense_i
 
 
-def _dense(cell: nnx.LSTMCell, side: str) -> list[nnx.Linear]:
+def _dense(cell: nnx.LSTMCell, side: str) -> list[Any]:
     """The four products of one side, in flax's order of gates."""
     names = [side + gate for gate in convention("flax", "LSTM").order]
     return [getattr(cell, "if_" if name == "if" else name) for name in names]

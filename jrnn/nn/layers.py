@@ -76,7 +76,8 @@ def accumulator(dtype) -> jnp.dtype:
 def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
     """x weight^T, over the last axis of both, [..., D], [R, D] -> [..., R], accumulated in `accumulator(dtype)`."""
     # A float32 product is a float32 product: TF32 and its like only where the user's configuration asks for them.
-    precision = lax.Precision.HIGHEST if jax.config.jax_default_matmul_precision is None else None
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    precision = lax.Precision.HIGHEST if asked is None else None
     axes = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(
         x.astype(dtype), weight.astype(dtype), axes, precision=precision, preferred_element_type=accumulator(dtype)

@@ -13,7 +13,7 @@ Shapes: T time, N batch, D input, H hidden, L layers. Gates are in the order r, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,11 @@ class Weights(NamedTuple):
         bU3s: [L, 1, 3H].
     """
 
-    W3s0: jax.Array
-    W3sN: jax.Array
-    U3s: jax.Array
-    bW3s: jax.Array
-    bU3s: jax.Array
+    W3s0: Any
+    W3sN: Any
+    U3s: Any
+    bW3s: Any
+    bU3s: Any
 
     def layer(self, k: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """W3, U3, bW3, bU3 of layer k."""

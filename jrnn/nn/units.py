@@ -45,15 +45,15 @@ class Unit:
         return len(self.gate_names)
 
 
-def _tanh(zx: jax.Array, zh: jax.Array, late: None, state: State) -> State:
+def _tanh(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> State:
     return (jnp.tanh(zx + zh),)
 
 
-def _relu(zx: jax.Array, zh: jax.Array, late: None, state: State) -> State:
+def _relu(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> State:
     return (jax.nn.relu(zx + zh),)
 
 
-def _lstm(zx: jax.Array, zh: jax.Array, late: None, state: State) -> State:
+def _lstm(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> State:
     """c' = sigmoid(f) c + sigmoid(i) tanh(g); h' = sigmoid(o) tanh(c')."""
     i, f, g, o = jnp.split(zx + zh, 4, axis=-1)
     c = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)

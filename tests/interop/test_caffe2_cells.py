@@ -85,6 +85,8 @@ def test_what_does_not_fit_is_named(recorded):
     with pytest.raises(ConversionError, match="only an LSTM forgets"):
         from_caffe2("RNN", part(recorded, "rnn_tanh", "blobs"), "cell", forget_bias=1.0)
     params = from_caffe2("LSTM", blobs, "cell")
+    with pytest.raises(ConversionError, match="bias_ih_l0 and bias_hh_l0 go together"):
+        to_caffe2("LSTM", {name: value for name, value in params.items() if name != "bias_hh_l0"}, "cell")
     both = params | {name.replace("_l0", "_l0_reverse"): value for name, value in params.items()}
     with pytest.raises(ConversionError, match="one direction"):
         to_caffe2("LSTM", both, "cell")
