@@ -185,9 +185,13 @@ def range_(start_or_stop, stop=None, step=None):
     by = bounds[2] if step is not None else bounds[0].dtype.type(1)
     if by == 0:
         raise OpError("step is 0; it must not be")
-    steps = (float(end) - float(start)) / float(by)
-    downwards = by < 0 and given[0].dtype.kind == "i"
-    count = max(0, int(steps) if downwards else math.ceil(steps))  # compat: integers going down stop a step early
+    way, step_size = (end - start).item(), by.item()
+    if given[0].dtype.kind == "f":
+        count = math.ceil(way / step_size)
+    else:
+        count = math.trunc(way / step_size)
+        count += count * step_size < way  # compat: asked of integers going down too, which so may stop a step early
+    count = max(0, count)
     check_size((count,), given[0].dtype)
     found = (start + np.arange(count) * by).astype(given[0].dtype)
     return found if found.dtype.kind in "iu" else jnp.asarray(found)

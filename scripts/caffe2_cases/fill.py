@@ -41,6 +41,7 @@ CASES = [
     case("Range", {"start": f32(1), "stop": f32(2), "step": f32(0.3)}, ["out"]),
     case("Range", {"start": f32(9), "stop": f32(2), "step": f32(-2)}, ["out"]),
     case("Range", {"start": i64(3), "stop": i64(1)}, ["out"]),
+    case("Range", {"start": i32(-4), "stop": i32(0), "step": i32(-5)}, ["out"]),
 ]
 for dtype in (1, 2, 5, 6, 8, 9, 10, 13):
     CASES += [case("ConstantFill", {}, ["out"], shape=[2], dtype=dtype, value=1.0 if dtype in (1, 13) else 1)]
