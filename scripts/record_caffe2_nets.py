@@ -47,6 +47,13 @@ def given_fills(blobs):
     return net.Proto()
 
 
+def initialize(model):
+    """Runs the init_net with fixed seeds, so that recording again gives the same bytes."""
+    for k, op in enumerate(model.param_init_net.Proto().op):
+        op.device_option.random_seed = k + 1
+    workspace.RunNetOnce(model.param_init_net)
+
+
 OPTIMIZERS = {
     "sgd": lambda m: optimizer.build_sgd(m, 0.1, policy="step", stepsize=30, gamma=0.5, momentum=0.9),
     "adagrad": lambda m: optimizer.build_adagrad(m, 0.1),
@@ -65,7 +72,7 @@ def record_training(name):
     _, loss = model.net.SoftmaxWithLoss([brew.fc(model, hidden, "fc2", 5, CLASSES), "label"], ["softmax", "loss"])
     model.AddGradientOperators([loss])
     OPTIMIZERS[name](model)
-    workspace.RunNetOnce(model.param_init_net)
+    initialize(model)
     blobs = {b: workspace.FetchBlob(b) for b in workspace.Blobs()}
     initial = {b: v for b, v in blobs.items() if isinstance(v, np.ndarray)}
     batches = {
@@ -134,7 +141,7 @@ def record_image_net():
     x = model.net.Flatten(x, "flat")
     x = brew.relu(model, brew.fc(model, x, "fc1", 12, 10), "fc1_relu")
     brew.softmax(model, brew.fc(model, x, "fc2", 10, 5), "prob")
-    workspace.RunNetOnce(model.param_init_net)
+    initialize(model)
     weights = {}
     for p in model.params + model.GetComputedParams():
         value = workspace.FetchBlob(p)
