@@ -46,7 +46,7 @@ def differentiable(
     """
     n_consts, n_carry = len(loop.consts), len(loop.carry)
     n_in = len(loop.inputs)
-    plain = split(loop, slices) if rewrite.runs_meet(loop) else rewrite.together(loop)
+    plain = split(rewrite.apart(loop), slices) if rewrite.runs_meet(loop) else rewrite.together(loop)
     loop = rewrite.together(loop)
 
     def run(*flat: Any) -> Flat:

@@ -36,6 +36,11 @@ def together(loop: Loop) -> Loop:
     return loop.rewritten_by(_activate_together)
 
 
+def apart(loop: Loop) -> Loop:
+    """Slices of sums as sums of slices, so that what is sliced out of `xs` can be sliced before the loop."""
+    return loop.rewritten_by(_slice_apart)
+
+
 def folded(loop: Loop) -> Loop:
     """For a loop that is linear in its carry: products with what does not depend on the carry, gathered in one.
 
@@ -162,6 +167,29 @@ def _first_results(v: Var, eqns: Sequence[Any], results: Collection[Var]) -> set
     return found
 
 
+def _slice_apart(loop: Loop, env: Env) -> Env:
+    cuts = _cuts(loop.eqns)
+    made = jaxprs.producers(loop.eqns)
+
+    def piece(atom: Atom, cut: _Cut) -> Any:
+        """`atom[cut.lo:cut.hi]`, where `atom` may be of size one along the axis."""
+        eqn = None if jaxprs.is_literal(atom) else made.get(atom)
+        if eqn is not None and eqn.primitive.name in ("add", "sub"):
+            with jaxprs.in_scope(eqn):
+                return eqn.primitive.bind(*(piece(a, cut) for a in eqn.invars), **eqn.params)
+        value = jaxprs.read(env, atom)
+        if atom.aval.ndim == 0 or atom.aval.shape[cut.axis] == 1:
+            return value
+        return jax.lax.slice_in_dim(value, cut.lo, cut.hi, axis=cut.axis)
+
+    for eqn in loop.eqns:
+        if all(v in cuts and cuts[v].hi - cuts[v].lo > 1 for v in eqn.outvars):
+            env.update({v: piece(cuts[v].of, cuts[v]) for v in eqn.outvars})
+        else:
+            jaxprs.evaluate([eqn], env)
+    return env
+
+
 def _concatenate_pads(loop: Loop, env: Env) -> Env:
     made = jaxprs.producers(loop.eqns)
     for eqn in loop.eqns:
@@ -281,8 +309,9 @@ def _folded(eqn: Any, moving: Sequence[Var], terms: Mapping[Var, list[_Term]], p
     name = eqn.primitive.name
     if name == "mul" and len(moving) == 1:
         (other,) = [a for a in eqn.invars if a is not moving[0]]
-        if other.aval.shape == moving[0].aval.shape:
-            return [product(moving[0]).times(jaxprs.value(env, other))]
+        if other.aval.shape in ((), moving[0].aval.shape):
+            factor = jnp.broadcast_to(jaxprs.value(env, other), moving[0].aval.shape)
+            return [product(moving[0]).times(factor)]
     if name in ("add", "add_any") and len(moving) == 2:
         merged: list[_Term] = []
         for term in [*terms[moving[0]], *terms[moving[1]]]:

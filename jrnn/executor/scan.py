@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ScanError
-from jrnn.executor.fission import split
-from jrnn.executor.gradient import differentiable
-from jrnn.executor.masking import masked
-from jrnn.executor.step import trace_step
+from jrnn.executor import recompute as recomputation
+from jrnn.executor.executors import Request, choose
 
 
 def scan(
@@ -32,6 +30,9 @@ def scan(
 ) -> tuple[Any, Any]:
     """Runs `step` over the leading axis of `xs`, as `jax.lax.scan` does.
 
+    Contractions that need no carry are done for all steps before or after the loop, the gradients of weights are one
+    contraction after the reverse loop, and the reverse loop stores little; `explain_scan` tells what was done.
+
     Args:
         step: `(carry, x) -> (carry, y)`; any function that `jax.lax.scan` accepts.
         carry: the initial carry, a pytree.
@@ -41,27 +42,42 @@ def scan(
         unroll: as in `jax.lax.scan`.
         lengths: integers; a sequence past its length holds its carry and puts out zeros. Every leaf of the carry
             and of the outputs must begin with the shape of `lengths`.
+        recompute: what the reverse pass computes again instead of storing it. None: what is cheap to compute and dear
+            to store. "contractions": everything but the results of contractions. A list of names: also the values that
+            the step names so with `jax.ad_checkpoint.checkpoint_name`. A number: everything, from so many
+            checkpoints of the carry; "sqrt": from sqrt(T) of them.
+        executor: "scan", "associative" (steps that are affine in the carry with a diagonal Jacobian), "cudnn" (an
+            `LstmStep` in float32 on CUDA), or "auto".
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
+
+    Raises:
+        ScanError: lengths that do not fit, an unknown or refusing executor, an impossible `recompute`.
 
     >>> import jax.numpy as jnp
     >>> total, sums = scan(lambda c, x: (c + x, c + x), jnp.float32(0), jnp.arange(4.0))
     >>> print(total, sums)
     6.0 [0. 1. 3. 6.]
     """
+    request = request_of(step, carry, xs, length, reverse, unroll, lengths, recompute)
+    return choose(request, executor)[0].run(request)
+
+
+def request_of(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any,
+    length: int | None,
+    reverse: bool,
+    unroll: int | bool,
+    lengths: Any,
+    recompute: Any,
+) -> Request:
+    """Checks what `scan` is given."""
+    recomputation.check(recompute)
     if lengths is not None:
         lengths = jnp.asarray(lengths)
         if not jnp.issubdtype(lengths.dtype, jnp.integer):
             raise ScanError(f"scan: lengths must be integers, but are {lengths.dtype}")
-        step = masked(step, lengths)
-        leaves = jax.tree.leaves(xs)
-        steps = length if not leaves else jnp.shape(leaves[0])[0]
-        xs = (jnp.arange(steps), xs)
-    traced = trace_step(step, carry, xs, length, reverse, unroll)
-    if traced is None:
-        return jax.lax.scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll)
-    fission = split(traced.loop)
-    core = differentiable(fission.core)
-    carry_out, ys = fission.run(traced.consts, traced.init, traced.xs, core)
-    return jax.tree.unflatten(traced.carry_tree, carry_out), jax.tree.unflatten(traced.ys_tree, ys)
+    return Request(step, carry, xs, length, reverse, unroll, lengths, recompute, jax.default_backend())

@@ -24,6 +24,9 @@ class Traced:
     carry_tree: Any
     ys_tree: Any
 
+    def unflatten(self, carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
+        return jax.tree.unflatten(self.carry_tree, carry), jax.tree.unflatten(self.ys_tree, ys)
+
 
 def trace_step(
     step: Callable[[Any, Any], tuple[Any, Any]],

@@ -1,0 +1,145 @@
+"""The executors of a scan, and which one takes it.
+
+An executor says why it refuses a request, or runs it; a new one is a new row of `EXECUTORS`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.errors import ScanError, near
+from jrnn.executor import affine, cudnn, recompute
+from jrnn.executor.fission import Fission, split
+from jrnn.executor.gradient import differentiable
+from jrnn.executor.masking import masked
+from jrnn.executor.step import Traced, trace_step
+
+# From how many steps on a solution by rounds beats a loop. It does log T times the loop's work, so it needs many cores:
+# on two of them it was slower at every length (docs/performance.md).
+_ROUNDS_PAY = {"gpu": 64, "tpu": 64}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A scan that was asked for; the fields are `scan`'s arguments."""
+
+    step: Callable[[Any, Any], tuple[Any, Any]]
+    carry: Any
+    xs: Any
+    length: int | None
+    reverse: bool
+    unroll: int | bool
+    lengths: Any
+    recompute: Any
+    platform: str
+
+    @functools.cached_property
+    def masked(self) -> tuple[Callable, Any]:
+        """The step and xs with the lengths worked in."""
+        if self.lengths is None:
+            return self.step, self.xs
+        leaves = jax.tree.leaves(self.xs)
+        steps = jnp.shape(leaves[0])[0] if leaves else self.length
+        return masked(self.step, self.lengths), (jnp.arange(steps), self.xs)
+
+    @functools.cached_property
+    def traced(self) -> Traced | None:
+        step, xs = self.masked
+        return trace_step(step, self.carry, xs, self.length, self.reverse, self.unroll)
+
+    @functools.cached_property
+    def fission(self) -> Fission:
+        assert self.traced is not None
+        return split(self.traced.loop)
+
+
+@dataclass(frozen=True)
+class Executor:
+    """A way to run a scan.
+
+    Attributes:
+        name: what `executor=` calls it.
+        refusal: why it cannot run a request, or None.
+        pays: whether "auto" should give it a request that it can run.
+        run: runs a request: `(carry, ys)`.
+    """
+
+    name: str
+    refusal: Callable[[Request], str | None]
+    pays: Callable[[Request], bool]
+    run: Callable[[Request], tuple[Any, Any]]
+
+
+def _run_loop(request: Request) -> tuple[Any, Any]:
+    traced = request.traced
+    if traced is None:
+        step, xs = request.masked
+        return jax.lax.scan(
+            step, request.carry, xs, length=request.length, reverse=request.reverse, unroll=request.unroll
+        )
+    size = recompute.chunk_length(request.recompute, traced.loop.length)
+    if size is not None:
+        step, xs = request.masked
+
+        def run_some(carry: Any, xs: Any, steps: int) -> tuple[Any, Any]:
+            return _run_loop(Request(step, carry, xs, steps, request.reverse, request.unroll, None, None, ""))
+
+        return recompute.in_chunks(run_some, request.carry, xs, traced.loop.length, size, request.reverse)
+    fission = request.fission
+    core = differentiable(fission.core, recompute.forbidden(request.recompute, traced.loop.eqns))
+    return traced.unflatten(*fission.run(traced.consts, traced.init, traced.xs, core))
+
+
+def _affine_refusal(request: Request) -> str | None:
+    if request.traced is None:
+        return "the step has side effects, or its carry changes type"
+    return affine.refusal(request.fission.core)
+
+
+def _run_affine(request: Request) -> tuple[Any, Any]:
+    traced, fission = request.traced, request.fission
+    assert traced is not None
+    core = functools.partial(affine.run, fission.core)
+    return traced.unflatten(*fission.run(traced.consts, traced.init, traced.xs, core))
+
+
+EXECUTORS = (
+    Executor(
+        "cudnn",
+        lambda r: cudnn.refusal(r.step, r.carry, r.xs, r.reverse, r.platform),
+        lambda r: False,  # faster than a loop, but its gradients are of first order only: it must be asked for
+        lambda r: cudnn.run(r.step, r.carry, r.xs, r.lengths),
+    ),
+    Executor(
+        "associative",
+        _affine_refusal,
+        lambda r: (
+            r.platform in _ROUNDS_PAY and r.traced is not None and r.traced.loop.length >= _ROUNDS_PAY[r.platform]
+        ),
+        _run_affine,
+    ),
+    Executor("scan", lambda r: None, lambda r: True, _run_loop),
+)
+
+
+def choose(request: Request, name: str) -> tuple[Executor, list[str]]:
+    """The executor that takes a request, and why each one before it does not."""
+    reasons = []
+    for executor in EXECUTORS:
+        if name == "auto" and not executor.pays(request):
+            reasons.append(f"{executor.name}: not chosen for this length or purpose")
+        elif name in ("auto", executor.name):
+            why = executor.refusal(request)
+            if why is None:
+                return executor, reasons
+            reasons.append(f"{executor.name}: {why}")
+    names = [e.name for e in EXECUTORS]
+    if name not in names:
+        raise ScanError(f"scan: there is no executor {name!r}; there are auto, {', '.join(names)}{near(name, names)}")
+    raise ScanError(f"scan: executor {name!r} cannot run this step ({reasons[-1]}); use 'auto' or 'scan'")

@@ -1,0 +1,94 @@
+"""What the reverse pass computes again instead of storing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.errors import ScanError, near
+from jrnn.executor import jaxprs
+from jrnn.executor.jaxprs import Var
+
+Forbidden = Callable[[Sequence[Any]], set[Var]]
+
+
+def check(recompute: Any) -> None:
+    """Raises a ScanError for what `recompute` cannot be."""
+    if recompute is None or recompute in ("contractions", "sqrt"):
+        return
+    if isinstance(recompute, int) and not isinstance(recompute, bool) and recompute >= 1:
+        return
+    names = isinstance(recompute, (list, tuple, set, frozenset)) and all(isinstance(n, str) for n in recompute)
+    if not names:
+        hint = near(recompute, ("contractions", "sqrt")) if isinstance(recompute, str) else ""
+        raise ScanError(
+            f"scan: recompute must be None, 'contractions', 'sqrt', a number of checkpoints, or a list of names given "
+            f"with jax.ad_checkpoint.checkpoint_name, but is {recompute!r}{hint}"
+        )
+
+
+def forbidden(recompute: Any, eqns: Sequence[Any]) -> Forbidden | None:
+    """The rule of what must not be stored, for a step of these equations."""
+    if recompute == "contractions":
+        return lambda step: {v for e in step if e.primitive.name in jaxprs.CHEAP for v in e.outvars}
+    if not isinstance(recompute, (list, tuple, set, frozenset)):
+        return None
+    known = {e.params["name"] for e in eqns if e.primitive.name == "name"}
+    for name in recompute:
+        if name not in known:
+            raise ScanError(f"scan: recompute names {name!r}, but the step gives no value that name{near(name, known)}")
+
+    def named(step: Sequence[Any]) -> set[Var]:
+        marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in recompute]
+        return {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
+
+    return named
+
+
+def chunk_length(recompute: Any, steps: int) -> int | None:
+    """Steps between checkpoints, or None when there are none."""
+    pieces = math.isqrt(steps) if recompute == "sqrt" else recompute
+    if not isinstance(pieces, int) or steps < 2:
+        return None
+    return math.ceil(steps / min(pieces, steps))
+
+
+def in_chunks(
+    run: Callable[[Any, Any, int], tuple[Any, Any]], carry: Any, xs: Any, steps: int, size: int, reverse: bool
+) -> Any:
+    """Runs a scan in chunks of `size` steps, of which only the carries in between are kept for the reverse pass.
+
+    Args:
+        run: `(carry, xs, steps) -> (carry, ys)` over some of the steps.
+        carry, xs: what the whole scan was given.
+        steps: T.
+        size: steps a chunk; the last may have fewer.
+        reverse: whether time runs backwards.
+    """
+    whole = steps // size
+    head = jax.tree.map(lambda x: jnp.reshape(x[: whole * size], (whole, size, *x.shape[1:])), xs)
+    tail = jax.tree.map(lambda x: x[whole * size :], xs)
+
+    def body(carry: Any, chunk: Any) -> tuple[Any, Any]:
+        return run(carry, chunk, size)
+
+    def run_head(carry: Any) -> tuple[Any, Any]:
+        # Inside a loop nothing can be merged with the first computation, so the guard against it is not needed.
+        carry, ys = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), carry, head, length=whole, reverse=reverse)
+        return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
+
+    rest = steps - whole * size
+    if not rest:
+        return run_head(carry)
+    run_tail = jax.checkpoint(lambda carry, chunk: run(carry, chunk, rest))
+    if reverse:
+        carry, late = run_tail(carry, tail)
+        carry, early = run_head(carry)
+    else:
+        carry, early = run_head(carry)
+        carry, late = run_tail(carry, tail)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), early, late)
