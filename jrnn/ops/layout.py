@@ -8,10 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..errors import OpError
+from ..ir import Op
 from ..registry import gradient, op
 from .checks import describe
 from .concat import concat, split
-from .window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
+from .window import Window, check_image, is_channels_last, spatial_axes, takes_window
 
 
 @op("NCHW2NHWC")
@@ -64,18 +65,20 @@ def _(g):
     g.emit("ChannelShuffleGradient", [g.grad_output(0)], [g.grad_input(0)])
 
 
-def _for_columns(window: Window, x: Any) -> Window:
+def _for_columns(window: Window, x: Any, op: Op) -> Window:
     w = window.for_image(x)
-    if w.legacy_pad != NOTSET or w.whole:
-        raise OpError("takes no legacy_pad or global_pooling; give kernel, and pad or pads")
+    # compat: Caffe2 leaves these unread here, and pads as `pad` says
+    unread = [n for n in ("pads", "pad_t", "pad_l", "pad_b", "pad_r", "legacy_pad", "global_pooling") if op.arg(n)]
+    if unread:
+        raise OpError(f"takes no {', '.join(unread)}; give pad, the same on all sides")
     return w
 
 
 @op("Im2Col")
 @takes_window
-def im2col(x, *, window):
+def im2col(x, *, window, op):
     """What every window sees, as channels: [N, C K, *windows], or [N, *windows, K C] in order NHWC."""
-    w = _for_columns(window, x)
+    w = _for_columns(window, x, op)
     parts = list(w.slices(x, 0))
     if w.channels_last:
         return jnp.concatenate(parts, -1)
@@ -85,9 +88,9 @@ def im2col(x, *, window):
 
 @op("Col2Im")
 @takes_window
-def col2im(columns, z, *, window):
+def col2im(columns, z, *, window, op):
     """The sum of columns where their elements came from, as an image of z's shape; the values of z are not read."""
-    w = _for_columns(window, z)
+    w = _for_columns(window, z, op)
     windows = w.output_sizes(tuple(z.shape[a] for a in spatial_axes(z.ndim, w.channels_last)))
     n, c = z.shape[0], z.shape[-1 if w.channels_last else 1]
     shape = (n, *windows, w.volume, c) if w.channels_last else (n, c, w.volume, *windows)
