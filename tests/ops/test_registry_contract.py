@@ -6,6 +6,7 @@ or stand in one of the tables of exceptions below, with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -66,11 +67,22 @@ class Case:
 
     @property
     def forward(self):
-        return dataclasses.replace(self.net, ops=self.net.ops[:1], external_outputs=())
+        """The operator alone, before its gradients were asked for."""
+        seeds = self.gradient["seeds"].values() if self.gradient else ()
+        declared = tuple(n for n in self.net.external_inputs if n not in seeds)
+        return dataclasses.replace(self.net, ops=self.net.ops[:1], external_inputs=declared, external_outputs=())
 
     @property
     def random(self):
         return any(registry.lookup(op.type).random for op in self.net.ops)
+
+    @property
+    def dynamic(self):
+        return any(registry.lookup(op.type).dynamic for op in self.net.ops)
+
+    @property
+    def has_strings(self):
+        return any(v.dtype.kind == "S" for v in (*self.inputs.values(), *self.outputs.values()))
 
 
 def read_cases():
@@ -90,20 +102,27 @@ def read_cases():
             yield Case(name, net, c["in"], c["out"], json.loads(str(c["gradient"])) if "gradient" in c else None)
 
 
+KEY = jax.random.key(0)
 CASES = list(read_cases())
 TYPES = {d.type: d for d in registry.registered()}
 
 
-def by_case(cases):
-    return pytest.mark.parametrize("case", cases, ids=[c.name for c in cases])
+def by_type(cases):
+    """One test for each operator: its cases are compiled together, which costs less than one by one."""
+    groups: dict[str, list[Case]] = {}
+    for c in sorted(cases, key=lambda c: not all(v.size for v in c.inputs.values())):  # first one that has elements
+        groups.setdefault(c.op.type, []).append(c)
+    return pytest.mark.parametrize("cases", groups.values(), ids=groups)
 
 
-def first_of_each_type(cases):
-    """One case for each operator: the first that reads something, and has elements."""
-    found = {}
-    for c in sorted(cases, key=lambda c: not all(v.size for v in c.inputs.values())):
-        found.setdefault(c.op.type, c)
-    return list(found.values())
+@contextlib.contextmanager
+def told(case):
+    """Adds the name of the case to an error."""
+    try:
+        yield
+    except Exception as e:
+        e.add_note(f"in case {case.name}")
+        raise
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -149,127 +168,154 @@ def test_exceptions_are_needed():
     assert set(NOT_RECORDED) | set(NOT_THE_DERIVATIVE) | set(MAKER_DIFFERS) <= set(TYPES)
 
 
-@by_case(CASES)
-def test_equals_recorded(case):
-    key = jax.random.key(0)
-    got = jrnn.run_net(case.net, case.inputs, key=key)
-    for name, want in case.outputs.items():
-        if case.random:
-            assert (got[name].shape, got[name].dtype) == (want.shape, want.dtype), name
-        else:
-            assert_equal(got[name], want)
-    if not any(registry.lookup(op.type).dynamic for op in case.net.ops):
-        shapes = jrnn.infer_shapes(case.net, case.inputs, key=key)
-        for name, want in case.outputs.items():
-            assert want.dtype.kind == "S" or (shapes[name].shape, shapes[name].dtype) == (want.shape, want.dtype), name
+def traced(case):
+    """The case's net as a function of as many of its inputs as can be traced, and those inputs.
 
-
-def jitted(case):
-    """The outputs of the case's whole net, from one jitted function.
-
-    All inputs are traced; where the shapes of outputs depend on integers, and for strings, they stay static.
+    Where the shapes of outputs depend on integers, these stay static; where they depend on floats, only the first of them
+    is traced.
     """
-    fn = jrnn.to_jax(case.net, [n for n, v in case.outputs.items() if v.dtype.kind != "S"])
-    key = jax.random.key(0)
-    strings = {n: v for n, v in case.inputs.items() if v.dtype.kind == "S"}
-    rest = {n: v for n, v in case.inputs.items() if n not in strings}
-    with jax.enable_x64(True):
+    fn = jrnn.to_jax(case.net, case.outputs)
+    floats = [n for n, v in case.inputs.items() if v.dtype.kind == "f"]
+    refused = None
+    for names in (list(case.inputs), floats, floats[:1]):
+        static = {n: jnp.asarray(v) if n in floats else v for n, v in case.inputs.items() if n not in names}
+        given = {n: case.inputs[n] for n in names}
+
+        def run(given, static=static):
+            return fn({**static, **given}, key=KEY)
+
         try:
-            return jax.jit(lambda given: fn({**strings, **given}, key=key))(rest)
-        except OpError:
-            floats = {n: v for n, v in rest.items() if v.dtype.kind == "f"}
-            static = {n: v for n, v in case.inputs.items() if n not in floats}
-            return jax.jit(lambda given: fn({**static, **given}, key=key))(floats)
+            jax.eval_shape(run, given)
+            return run, given
+        except OpError as e:
+            refused = e
+    raise refused
 
 
-@by_case([c for c in first_of_each_type(CASES) if not TYPES[c.op.type].dynamic])
-def test_jit_equals_eager(case):
-    eager = jrnn.run_net(case.net, case.inputs, key=jax.random.key(0))
-    for name, got in jitted(case).items():
-        assert_equal(got, eager[name])
+@by_type(CASES)
+def test_equals_recorded(cases):
+    """Compiled, and for the first case also operator by operator; and the shapes that are derived without computing."""
+    together = [c for c in cases if not c.dynamic and not c.has_strings]
+    with jax.enable_x64(True):
+        programs = []
+        for c in together:
+            with told(c):
+                programs.append(traced(c))
+        compiled = jax.jit(lambda given: [run(g) for (run, _), g in zip(programs, given)])
+        results = {c.name: r for c, r in zip(together, compiled([given for _, given in programs]))}
+    for c in cases:
+        with told(c):
+            got = results.get(c.name)
+            if got is None or c is cases[0]:
+                got = jrnn.run_net(c.net, c.inputs, key=KEY)
+                for name, value in results.get(c.name, {}).items():
+                    assert_equal(value, got[name])
+            for name, want in c.outputs.items():
+                if c.random:
+                    assert (got[name].shape, got[name].dtype) == (want.shape, want.dtype), name
+                else:
+                    assert_equal(got[name], want)
+            shapes = {} if c.dynamic else jrnn.infer_shapes(c.net, c.inputs, key=KEY)
+            for name in set(shapes) & set(c.outputs):
+                assert (shapes[name].shape, shapes[name].dtype) == (c.outputs[name].shape, c.outputs[name].dtype), name
 
 
-def test_dynamic_shapes_are_refused_under_jit():
-    for case in first_of_each_type(CASES):
-        if TYPES[case.op.type].dynamic:
-            with pytest.raises(OpError, match="traced"):
-                jax.eval_shape(jrnn.to_jax(case.net), case.inputs)
+@by_type([c for c in CASES if TYPES[c.op.type].dynamic and not c.has_strings])
+def test_dynamic_shapes_are_refused_under_jit(cases):
+    """In one case at least: in others an argument may tell the shape."""
+    refusals = []
+    for c in cases:
+        try:
+            jax.eval_shape(jrnn.to_jax(c.net), c.inputs)
+        except OpError as e:
+            refusals.append(str(e))
+    assert any("they are traced; run the net with run_net" in r for r in refusals)
 
 
-@by_case([c for c in CASES if c.gradient])
-def test_gradient_net_is_caffe2s(case):
+@by_type([c for c in CASES if c.gradient and c.op.type not in MAKER_DIFFERS])
+def test_gradient_net_is_caffe2s(cases):
     """The same operators and the same names; in another form than Caffe2's the arguments would not be readable there."""
-    if case.op.type in MAKER_DIFFERS:
-        return
-    full, gradients = jrnn.add_gradients(case.forward, case.gradient["seeds"])
-    made = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in full.ops[1:]]
-    wanted = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in case.net.ops[1:]]
-    assert made == wanted
-    names = {k: list(g) if isinstance(g, GradientSlice) else g for k, g in gradients.items()}
-    assert {k: names.get(k) for k in case.gradient["gradients"]} == case.gradient["gradients"]
+    for c in cases:
+        with told(c):
+            full, gradients = jrnn.add_gradients(c.forward, c.gradient["seeds"])
+            made = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in full.ops[1:]]
+            wanted = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in c.net.ops[1:]]
+            assert made == wanted
+            names = {k: list(g) if isinstance(g, GradientSlice) else g for k, g in gradients.items()}
+            assert {k: names.get(k) for k in c.gradient["gradients"]} == c.gradient["gradients"]
 
 
-@by_case([c for c in CASES if c.gradient and c.op.type not in NOT_THE_DERIVATIVE])
-def test_gradients_agree_in_float64(case, x64):
-    """JAX's gradient of the forward and the generated net's agree to 1e-10, and to 1e-6 with central differences.
+def gradients_of(case):
+    """A function of the inputs that have a gradient, in float64, and these inputs.
 
-    Differences are taken beside the recorded point: where inputs tie, the derivative is a matter of convention.
+    The function gives the loss (the sum of the outputs, each times the gradient that arrives at it), and its gradients
+    from JAX and from the generated net.
     """
     seeds = case.gradient["seeds"]
     inputs = {n: v.astype(float) if v.dtype.kind == "f" else v for n, v in case.inputs.items()}
     full, gradients = jrnn.add_gradients(case.forward, seeds)
-    wanted = {
-        n: g
-        for n, g in gradients.items()
-        if n in inputs and n not in seeds.values() and n in case.gradient["gradients"]
-    }
-    overwritten = set(case.op.outputs) & set(inputs)
-    wanted = {n: g for n, g in wanted.items() if inputs[n].dtype.kind == "f"}
+    wanted = {n: g for n, g in gradients.items() if n in case.gradient["gradients"] and n in case.inputs}
+    wanted = {n: g for n, g in wanted.items() if inputs[n].dtype.kind == "f" and n not in seeds.values()}
+    assert wanted
+    params = {n: inputs[n] for n in wanted}
+    fixed = {n: jnp.asarray(v) if v.dtype.kind == "f" else v for n, v in inputs.items() if n not in wanted}
     forward = jrnn.to_jax(case.forward, list(seeds))
-    backward = jrnn.to_jax(
-        full, [str(b) for g in wanted.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
-    )
-    key = jax.random.key(0)
-    fixed = {n: v for n, v in inputs.items() if n not in wanted}
+    blobs = [str(b) for g in wanted.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
+    backward = jrnn.to_jax(full, blobs)
 
-    def total(params):
-        outputs = forward({**fixed, **params}, key=key)
+    def loss(params):
+        outputs = forward({**fixed, **params}, key=KEY)
         parts = [jnp.where(jnp.isfinite(outputs[y]), outputs[y], 0) * inputs[dy] for y, dy in seeds.items()]
         return sum(jnp.sum(p) for p in parts)
 
-    @jax.jit
-    def everything(params):
-        found = backward({**fixed, **params}, key=key)
-        value, by_jax = jax.value_and_grad(total)(params)
+    def run(params):
+        found = backward({**fixed, **params}, key=KEY)
+        value, by_jax = jax.value_and_grad(loss)(params)
         by_net = {}
         for n, g in wanted.items():
-            if isinstance(g, GradientSlice):
-                by_net[n] = jnp.zeros_like(params[n]).at[found[g.indices]].add(found[g.values])
-            else:
-                by_net[n] = found[g]
+            sparse = isinstance(g, GradientSlice)
+            by_net[n] = jnp.zeros_like(params[n]).at[found[g.indices]].add(found[g.values]) if sparse else found[g]
         return value, by_jax, by_net
 
-    params = {n: inputs[n] for n in wanted}
-    _, by_jax, by_net = everything(params)
-    assert overwritten or wanted
-    for n in wanted:
-        assert by_net[n].dtype == np.float64 and by_net[n].shape == params[n].shape, n
-        assert_equal(by_net[n], np.asarray(by_jax[n]), rtol=1e-10, atol=1e-10)
+    return run, params
 
+
+@by_type([c for c in CASES if c.gradient and c.op.type not in NOT_THE_DERIVATIVE])
+def test_gradients_agree_in_float64(cases, x64):
+    """JAX's gradient of the forward and the generated net's agree to 1e-10, and to 1e-6 with central differences.
+
+    Differences are taken beside the recorded point: where inputs tie, the derivative is a matter of convention.
+    """
+    programs = []
+    for c in cases:
+        with told(c):
+            programs.append(gradients_of(c))
+            jax.eval_shape(*programs[-1])
+    compiled = jax.jit(lambda points: [run(p) for (run, _), p in zip(programs, points)])
     rng = np.random.default_rng(0)
-    point = {n: v + 1e-3 * rng.standard_normal(v.shape) for n, v in params.items()}
-    direction = {n: rng.standard_normal(v.shape) for n, v in params.items()}
+    at = [params for _, params in programs]
+    beside = [{n: v + 1e-3 * rng.standard_normal(v.shape) for n, v in p.items()} for p in at]
+    towards = [{n: rng.standard_normal(v.shape) for n, v in p.items()} for p in at]
+
+    def moved(step):
+        return [{n: v + step * t[n] for n, v in p.items()} for p, t in zip(beside, towards)]
+
     step = 1e-5
-    ahead, behind = (everything({n: v + s * direction[n] for n, v in point.items()})[0] for s in (step, -step))
-    _, by_jax, _ = everything(point)
-    expected = float(sum(np.sum(np.asarray(by_jax[n]) * direction[n]) for n in params))
-    scale = max(1.0, *(float(np.abs(v).max(initial=0)) for v in by_jax.values()))
-    assert abs((ahead - behind) / (2 * step) - expected) < 1e-6 * scale
+    rows = zip(cases, compiled(at), compiled(beside), compiled(moved(step)), compiled(moved(-step)), towards)
+    for c, (_, by_jax, by_net), (_, slope, _), (ahead, *_), (behind, *_), direction in rows:
+        with told(c):
+            for n in by_jax:
+                assert by_net[n].dtype == np.float64 and by_net[n].shape == by_jax[n].shape, n
+                assert_equal(by_net[n], np.asarray(by_jax[n]), rtol=1e-10, atol=1e-10)
+            expected = float(sum(np.sum(np.asarray(slope[n]) * direction[n]) for n in slope))
+            scale = max(1.0, *(float(np.abs(v).max(initial=0)) for v in slope.values()))
+            assert abs((ahead - behind) / (2 * step) - expected) < 1e-6 * scale
 
 
-@by_case([c for c in first_of_each_type(CASES) if registry.gradient_maker(c.op.type) is None and c.op.outputs])
-def test_absent_gradients_are_declared(case):
+@by_type([c for c in CASES if registry.gradient_maker(c.op.type) is None and c.op.outputs])
+def test_absent_gradients_are_declared(cases):
     """Without a maker, a gradient that arrives stops where the operator says so, and else is an error."""
+    case = cases[0]
     seeds = dict.fromkeys(case.op.outputs[:1], "arriving")
     if TYPES[case.op.type].gradient != "stops":
         with pytest.raises(GradientError, match=case.op.type):
@@ -283,5 +329,5 @@ def test_absent_gradients_are_declared(case):
     if floats and outputs:
         fixed = {n: v for n, v in case.inputs.items() if n not in floats}
         fn = jrnn.to_jax(case.forward, outputs)
-        found = jax.grad(lambda p: sum(jnp.sum(v) for v in fn({**fixed, **p}, key=jax.random.key(0)).values()))(floats)
-        assert not any(np.any(v) for v in found.values())
+        slope = jax.jit(jax.grad(lambda p: sum(jnp.sum(v) for v in fn({**fixed, **p}, key=KEY).values())))(floats)
+        assert not any(np.any(v) for v in slope.values())
