@@ -20,7 +20,10 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = 2):
         self.folder = folder.absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise CheckpointError(f"{self.folder}: cannot be written: {e.strerror}") from None
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(
             self.folder, item_handlers=ocp.StandardCheckpointHandler(), options=options

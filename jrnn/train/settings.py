@@ -94,7 +94,7 @@ def _decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str) ->
     try:
         return cls(**values)
     except ConfigError as e:
-        raise e.at(where) if not prefix else e from None
+        raise e.at(where) from None
 
 
 def _checked(kind: Any, value: Any, where: str, full: str) -> Any:

@@ -61,7 +61,7 @@ def make_train_call(
         loss, carry, gradients = model.gradients(state.params, carry, chunk, step_key)
         updates, opt_state = optimizer.update(gradients, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        return State(params, opt_state, carry, state.step + 1), loss, optax.global_norm(gradients)
+        return State(params, opt_state, carry, state.step + 1), loss, optax.tree.norm(gradients)
 
     def call(state: State, chunks: Chunk, n: Any) -> tuple[State, Measured]:
         def body(k, loop):

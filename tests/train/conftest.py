@@ -1,0 +1,44 @@
+"""A small text and a small configuration: a run of a second or two."""
+
+import pytest
+from rich.console import Console
+
+from jrnn.train.config import Config
+from jrnn.train.settings import decode
+
+WORDS = "the cat sat on a mat and the dog ran after it until the sun went down over the hill\n"
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(WORDS * 30, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def small(text_file):
+    """Tables of a small configuration; `make_config` decodes them."""
+    return {
+        "data": {"path": str(text_file), "batch": 4, "chunk": 8, "validation": 0.2},
+        "model": {"embedding": 4, "hidden": 8},
+        "optimizer": {"learning_rate": 0.02},
+        "train": {"steps": 24, "steps_per_call": 4, "validate_every": 12, "checkpoint_every": 8},
+        "sample": {"length": 12, "prompt": "the "},
+    }
+
+
+@pytest.fixture
+def make_config(small):
+    def make(**changes) -> Config:
+        tables = {name: {**table} for name, table in small.items()}
+        for name, change in changes.items():
+            tables.setdefault(name, {}).update(change)
+        return decode(Config, tables, "small.toml")
+
+    return make
+
+
+@pytest.fixture
+def quiet():
+    return Console(quiet=True)

@@ -1,0 +1,151 @@
+"""Checkpoints: whole or not there; damage is met, named, and stepped over; another model is refused."""
+
+import gc
+import shutil
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrnn.errors import CheckpointError
+from jrnn.train.checkpoint import Checkpoints
+
+
+class Pair(NamedTuple):
+    params: dict
+    rest: tuple
+
+
+def state(value, shape=(3, 2)):
+    # keys out of order, and containers of several kinds
+    params = {"w": jnp.full(shape, float(value)), "lstm/b": jnp.arange(4.0) + value, "a.b": jnp.zeros(())}
+    return Pair(params, (jnp.int32(value), {"z": jnp.full(2, float(value))}))
+
+
+def assert_same(found, expected):
+    assert isinstance(found, Pair)
+    for name, value in expected.params.items():
+        np.testing.assert_array_equal(found.params[name], value)
+    assert int(found.rest[0]) == int(expected.rest[0])
+    np.testing.assert_array_equal(found.rest[1]["z"], expected.rest[1]["z"])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder with checkpoints of steps 1 and 2; tests copy it."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, state(1))
+        checkpoints.save(2, state(2))
+        checkpoints.save(2, state(7))  # is there already
+    return folder
+
+
+@pytest.fixture
+def folder(written, tmp_path):
+    return shutil.copytree(written, tmp_path / "checkpoints")
+
+
+def restore(folder, like, step=None):
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.restore(like, step)
+
+
+def test_the_newest_is_restored(folder):
+    found, warnings = restore(folder, state(0))
+    assert_same(found, state(2))
+    assert warnings == []
+    assert_same(restore(folder, state(0), step=1)[0], state(1))
+
+
+def test_old_ones_are_dropped(folder):
+    with Checkpoints(folder, keep=2) as checkpoints:
+        checkpoints.save(3, state(3))
+        checkpoints.save(4, state(4))
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.steps() == [3, 4]
+
+
+def test_half_written_ones_are_not_seen(folder):
+    shutil.copytree(folder / "2", folder / "3.orbax-checkpoint-tmp")
+    (folder / "3.orbax-checkpoint-tmp" / "commit_success.txt").unlink(missing_ok=True)
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+        assert_same(checkpoints.restore(state(0))[0], state(2))
+
+
+@pytest.fixture
+def damaged_reads():
+    """On a damaged file orbax drops unfinished coroutines, which complain when they are collected: here, and not later."""
+    yield
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("damaged_reads")
+@pytest.mark.parametrize("damage", ["delete", "cut", "flip"])
+def test_no_damage_gives_wrong_numbers(folder, tmp_path, damage):
+    """Whatever file of the newest checkpoint is damaged: it loads as it was, or the one before does, with a warning."""
+    files = sorted(p.relative_to(folder) for p in (folder / "2").rglob("*") if p.is_file())
+    assert len(files) >= 5
+    stepped_over = 0
+    for number, file in enumerate(files):
+        copy = shutil.copytree(folder, tmp_path / f"{damage}{number}")
+        _damage(copy / file, damage)
+        found, warnings = restore(copy, state(0))
+        assert_same(found, state(1) if warnings else state(2))
+        stepped_over += bool(warnings)
+        assert all(f"{copy / '2'}: is damaged" in w for w in warnings)
+    assert stepped_over >= 2
+
+
+def _damage(path, how):
+    raw = path.read_bytes()
+    if how == "delete":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(raw[: len(raw) // 2])
+    else:
+        middle = len(raw) // 2
+        path.write_bytes(raw[:middle] + bytes(b ^ 0xFF for b in raw[middle : middle + 1]) + raw[middle + 1 :])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("damaged_reads")
+def test_when_all_are_damaged(folder):
+    for metadata in folder.rglob("manifest.ocdbt"):
+        metadata.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"2: is damaged.*1: is damaged.*no checkpoint is left"):
+        restore(folder, state(0))
+
+
+def test_none_is_an_error(tmp_path):
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint; start without --resume"):
+        restore(tmp_path, state(0))
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        (state(0, (3, 4)), r"2: is of another model: params\.w is float32\[3, 2\] there, and float32\[3, 4\] here"),
+        (
+            Pair({**state(0).params, "new": jnp.zeros(1)}, state(0).rest),
+            r"params\.new is absent there, and float32\[1\] here",
+        ),
+        (Pair({"w": state(0).params["w"]}, state(0).rest), r"params\.\S+ is float32\[\d*\] there, and absent here"),
+        (
+            Pair(state(0).params, (jnp.float32(0), state(0).rest[1])),
+            r"rest\.0 is int32\[\] there, and float32\[\] here",
+        ),
+    ],
+)
+def test_another_model_is_refused(folder, like, message):
+    with pytest.raises(CheckpointError, match=message):
+        restore(folder, like)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match="checkpoints: cannot be written"):
+        Checkpoints(tmp_path / "checkpoints")

@@ -1,0 +1,202 @@
+"""Whole runs, in this process: they learn, stop, go on to the bit, and refuse what does not fit."""
+
+import json
+import signal
+import threading
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
+from jrnn.train import sample_run, train
+from jrnn.train.checkpoint import Checkpoints
+from jrnn.train.metrics import MetricsFile, read_metrics
+from jrnn.train.run_dir import RunDir, first_free
+
+
+def losses(run):
+    return {m["step"]: (m["loss"], m["gradient_norm"]) for m in read_metrics(run / "metrics.jsonl") if "loss" in m}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Where a finished run of the default small configuration is kept for the tests of this file."""
+    return tmp_path_factory.mktemp("runs") / "whole"
+
+
+@pytest.fixture
+def whole(finished, make_config, quiet, text_file):
+    """A finished run; made once. The text is written to another place for each test, with the same content."""
+    if not finished.exists():
+        train(make_config(), finished, console=quiet)
+    return finished
+
+
+def test_a_run_learns_and_says_where_it_comes_from(whole):
+    found = losses(whole)
+    assert list(found) == list(range(1, 25))
+    assert found[24][0] < found[1][0] - 0.3
+    validation = [m for m in read_metrics(whole / "metrics.jsonl") if "validation_loss" in m]
+    assert [m["step"] for m in validation] == [12, 24]
+    assert validation[1]["validation_loss"] < validation[0]["validation_loss"]
+    timed = [m["step"] for m in read_metrics(whole / "metrics.jsonl") if m.get("tokens_per_second", 0) > 0]
+    assert timed == [4, 8, 12, 16, 20, 24]
+    provenance = json.loads((whole / "run.json").read_text())
+    assert provenance["versions"]["jax"] == jax.__version__
+    assert set(provenance) >= {"started", "command", "devices", "git", "cpus"}
+    assert RunDir(whole).load_config().train.steps == 24
+    with Checkpoints(whole / "checkpoints") as checkpoints:
+        assert checkpoints.steps() == [16, 24]
+
+
+def test_text_is_a_function_of_the_seed(whole):
+    text = sample_run(whole, seed=1)
+    assert text.startswith("the ")
+    assert len(text) == 4 + 12
+    assert sample_run(whole, seed=1) == text != sample_run(whole, seed=2)
+    likeliest = sample_run(whole, temperature=0.0, length=30)
+    assert likeliest == sample_run(whole, seed=5, temperature=0.0, length=30)
+    with pytest.raises(DataError, match="does not know the character 'Z'"):
+        sample_run(whole, prompt="Z")
+
+
+def test_a_signal_stops_with_a_checkpoint_and_resuming_gives_the_same_bits(
+    whole, make_config, quiet, tmp_path, monkeypatch
+):
+    """Stopped three times at odd steps, a run ends with the losses and parameters of the uninterrupted one."""
+    config, out = make_config(), tmp_path / "run"
+    write, stops = MetricsFile.write, iter([signal.SIGINT, signal.SIGTERM, signal.SIGINT])
+    seen = []
+
+    def write_and_stop(self, step, **values):
+        write(self, step, **values)
+        if step in (3, 9, 13) and step not in seen:
+            seen.append(step)
+            signal.raise_signal(next(stops))
+
+    monkeypatch.setattr(MetricsFile, "write", write_and_stop)
+    result = train(config, out, console=quiet)
+    ends = [result.step]
+    while result.interrupted:
+        result = train(config, out, resume=True, console=quiet)
+        ends.append(result.step)
+    assert len(ends) == 4 and ends == sorted(set(ends)) and ends[-1] == 24
+    assert losses(out) == losses(whole)
+    assert result.validation_loss == read_metrics(whole / "metrics.jsonl")[-1]["validation_loss"]
+    states = [_arrays(run) for run in (out, whole)]
+    assert states[0].keys() == states[1].keys()
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][name])
+
+
+def _arrays(run):
+    with ocp.CheckpointManager(
+        run.absolute() / "checkpoints", item_handlers=ocp.StandardCheckpointHandler()
+    ) as manager:
+        return manager.restore(24)
+
+
+def test_a_finished_run_resumes_to_the_same_result(whole, make_config, quiet):
+    before = losses(whole)
+    result = train(make_config(), whole, resume=True, console=quiet)
+    assert (result.step, result.interrupted) == (24, False)
+    assert result.validation_loss == read_metrics(whole / "metrics.jsonl")[-1]["validation_loss"]
+    assert losses(whole) == before
+
+
+def test_the_net_gradient_trains_to_the_same_loss(whole, make_config, quiet, tmp_path):
+    train(make_config(gradient={"source": "net", "check": True}), tmp_path / "net", console=quiet)
+    ours, theirs = losses(tmp_path / "net"), losses(whole)
+    np.testing.assert_allclose([ours[k][0] for k in ours], [theirs[k][0] for k in theirs], rtol=1e-4)
+
+
+def test_a_run_directory_is_not_overwritten(whole, make_config, quiet):
+    with pytest.raises(ConfigError, match="holds a run already; continue it with --resume"):
+        train(make_config(), whole, console=quiet)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model": {"hidden": 9}}, CheckpointError, "model.hidden is 8 there, and 9 here"),
+        ({"data": {"batch": 3}}, CheckpointError, "data.batch is 4 there, and 3 here"),
+        (
+            {"optimizer": {"name": "sgd"}},
+            CheckpointError,
+            r"of another model: optimizer\.\S+ is \S+ there, and absent",
+        ),
+    ],
+)
+def test_a_run_of_something_else_is_not_continued(whole, make_config, quiet, change, error, message):
+    with pytest.raises(error, match=message):
+        train(make_config(**change), whole, resume=True, console=quiet)
+
+
+def test_a_changed_text_is_not_continued(whole, make_config, quiet, text_file):
+    text_file.write_text(text_file.read_text() + "more\n")
+    with pytest.raises(DataError, match="the text has changed since this run began"):
+        train(make_config(), whole, resume=True, console=quiet)
+
+
+def test_nothing_to_resume(make_config, quiet, tmp_path):
+    with pytest.raises(CheckpointError, match=r"is not a run directory: it has no config\.toml"):
+        train(make_config(), tmp_path / "none", resume=True, console=quiet)
+    with pytest.raises(CheckpointError, match="is not a run directory"):
+        sample_run(tmp_path / "none")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):
+    config = make_config(optimizer={"name": "sgd", "learning_rate": 1e30, "clip": 0.0, "schedule": "constant"})
+    with pytest.raises(TrainError, match=r"step \d+: the loss is (nan|inf); continue from the last checkpoint"):
+        train(config, tmp_path / "run", console=quiet)
+
+
+def test_the_second_in_a_run_directory_is_refused(tmp_path):
+    with RunDir(tmp_path / "run"), pytest.raises(ConfigError, match=r"another process \(pid \d+\) is training in this"):
+        RunDir(tmp_path / "run").__enter__()
+    with RunDir(tmp_path / "run"):
+        pass  # free again
+
+
+def test_a_run_directory_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot hold a run"):
+        RunDir(tmp_path / "file").__enter__()
+
+
+def test_a_damaged_vocabulary(tmp_path):
+    with pytest.raises(CheckpointError, match=r"vocabulary\.json: no such file"):
+        RunDir(tmp_path).load_vocabulary()
+    (tmp_path / "vocabulary.json").write_text('{"characters": "ab"')
+    with pytest.raises(CheckpointError, match=r"vocabulary\.json: is damaged"):
+        RunDir(tmp_path).load_vocabulary()
+
+
+def test_metrics_after_a_kill_lose_what_will_be_measured_again(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n{"step": 3, "lo')
+    assert [m["step"] for m in read_metrics(path)] == [1, 2]
+    with MetricsFile(path, resume_at=1) as metrics:
+        metrics.write(2, loss=2.5)
+    assert read_metrics(path) == [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}]
+    with MetricsFile(path) as metrics:
+        metrics.write(1, loss=0.5)
+    assert read_metrics(path) == [{"step": 1, "loss": 0.5}]
+
+
+def test_training_works_outside_the_main_thread(make_config, quiet, tmp_path):
+    results = []
+    config = make_config(train={"steps": 2})
+    thread = threading.Thread(target=lambda: results.append(train(config, tmp_path / "run", console=quiet)))
+    thread.start()
+    thread.join()
+    assert results[0].step == 2
+
+
+def test_free_names(tmp_path):
+    assert first_free(tmp_path, "a") == tmp_path / "a"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a-2").mkdir()
+    assert first_free(tmp_path, "a") == tmp_path / "a-3"

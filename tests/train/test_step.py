@@ -1,0 +1,77 @@
+"""The compiled call: how many steps one call does is of no consequence, to the bit."""
+
+import jax
+import numpy as np
+import pytest
+
+from jrnn.train.config import ModelConfig, OptimizerConfig
+from jrnn.train.model import char_lstm
+from jrnn.train.optimizers import make_optimizer
+from jrnn.train.step import initial_state, make_train_call, make_validation, restart, stack_chunks
+from jrnn.train.text import Streams
+
+STREAMS, PER_CALL = 3, 4
+
+
+@pytest.fixture(scope="module")
+def data():
+    return Streams.of(np.random.default_rng(0).integers(0, 6, 120).astype(np.int32), STREAMS, 5)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return char_lstm(ModelConfig(embedding=3, hidden=4), 6)
+
+
+@pytest.fixture(scope="module")
+def optimizer():
+    return make_optimizer(OptimizerConfig(learning_rate=0.01), 12)
+
+
+@pytest.fixture(scope="module")
+def call(model, optimizer):
+    return make_train_call(model, optimizer, STREAMS, seed=3)
+
+
+def run(model, optimizer, call, data, sizes):
+    state, losses, step = initial_state(model, optimizer, STREAMS, 3), [], 0
+    for n in sizes:
+        state, measured = call(state, stack_chunks([data.chunk_at(step + k) for k in range(n)], PER_CALL), n)
+        losses.extend(np.asarray(measured.loss)[:n].tolist())
+        step += n
+    return jax.device_get(state), losses
+
+
+def test_calls_of_any_size_give_the_same_bits(model, optimizer, call, data):
+    whole, losses = run(model, optimizer, call, data, [4, 4, 4])
+    pieces, losses_again = run(model, optimizer, call, data, [1, 4, 2, 3, 2])
+    assert losses == losses_again
+    assert len(set(losses)) == 12
+    assert int(whole.step) == 12
+    jax.tree.map(np.testing.assert_array_equal, whole, pieces)
+    assert call._cache_size() == 1  # one compilation for every number of steps
+
+
+def test_measured_norm_is_that_of_the_gradient(model, optimizer, call, data):
+    state = initial_state(model, optimizer, STREAMS, 3)
+    outcome = model.gradients(state.params, state.carry, data.chunk_at(0), None)
+    expected = np.sqrt(sum(float((g**2).sum()) for g in outcome.gradients.values()))
+    _, measured = call(state, stack_chunks([data.chunk_at(0)], PER_CALL), 1)
+    np.testing.assert_allclose(measured.gradient_norm[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(measured.loss[0], outcome.loss, rtol=1e-6)
+
+
+def test_a_fresh_chunk_starts_from_the_initial_state():
+    first, going = {"h": np.zeros((1, 2, 3))}, {"h": np.ones((1, 2, 3))}
+    assert restart(np.asarray(True), first, going)["h"].sum() == 0
+    assert restart(np.asarray(False), first, going)["h"].sum() == 6
+
+
+def test_validation_reads_the_text_as_one(model, optimizer, data):
+    params = initial_state(model, optimizer, STREAMS, 3).params
+    chunks = list(data.one_pass())
+    carry, losses = model.initial_carry(STREAMS), []
+    for chunk in chunks:
+        loss, carry = model.loss(params, carry, chunk, None)
+        losses.append(float(loss))
+    np.testing.assert_allclose(make_validation(model, chunks)(params), np.mean(losses), rtol=1e-6)
