@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LstmStep:
     """A step function with its weights; rows of the weights are in cuDNN's order of gates: i, f, g, o.
 

@@ -1,0 +1,57 @@
+"""Timing programs side by side: in turns, so that what disturbs the machine disturbs all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.bench.peers import Program
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one program: median and quartiles over its turns."""
+
+    median: float
+    low: float
+    high: float
+    turns: int
+
+    @staticmethod
+    def of(seconds: Sequence[float]) -> Timing:
+        """
+        >>> Timing.of([3.0, 1.0, 2.0]).median
+        2.0
+        """
+        low, median, high = np.percentile(seconds, (25, 50, 75)).tolist()
+        return Timing(median, low, high, len(seconds))
+
+
+def in_turns(programs: Mapping[str, Program], turns: int) -> dict[str, Timing]:
+    """Runs each program once unmeasured, then all of them in turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for program in programs.values():
+        program.run()
+    for turn in range(turns):
+        names = list(programs)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always follows the same one
+            seconds[name].append(programs[name].run())
+    return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def gemm_flops(turns: int = 5, side: int = 1024) -> float:
+    """Floating-point operations a second of a large float32 matrix product here and now."""
+    a = jnp.ones((side, side), jnp.float32)
+    product = jax.jit(jnp.matmul).lower(a, a).compile()
+    jax.block_until_ready(product(a, a))
+    seconds = []
+    for _ in range(turns):
+        start = time.perf_counter()
+        jax.block_until_ready(product(a, a))
+        seconds.append(time.perf_counter() - start)
+    return 2 * side**3 / float(np.median(seconds))

@@ -1,0 +1,53 @@
+"""What a benchmark runs: cells, sizes, modes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CELLS = ("lstm", "gru", "mingru")
+MODES = ("forward", "train")
+
+
+@dataclass(frozen=True)
+class Size:
+    """T steps, N sequences, D features, H hidden units."""
+
+    steps: int
+    batch: int
+    features: int
+    hidden: int
+
+    def __str__(self) -> str:
+        return f"{self.steps}x{self.batch}x{self.features}x{self.hidden}"
+
+    @staticmethod
+    def parse(text: str) -> Size:
+        """From its text.
+
+        >>> Size.parse("100x32x128x128").batch
+        32
+        """
+        return Size(*map(int, text.split("x")))
+
+
+# From latency (one sequence) to throughput (a wide state).
+SIZES = tuple(
+    map(
+        Size.parse,
+        ("100x1x128x128", "100x32x128x128", "50x64x256x256", "35x20x650x650", "500x8x64x64", "100x32x512x512"),
+    )
+)
+# The grid of Caffe2's own lstm_benchmark script: its default, and the shapes around it.
+CAFFE2_SIZES = tuple(map(Size.parse, ("20x128x64x40", "20x128x512x512", "100x128x64x40")))
+
+
+def flops(cell: str, size: Size, mode: str) -> int:
+    """Floating-point operations of the contractions: two a multiply-add, and training does each forward one thrice.
+
+    >>> flops("lstm", Size(1, 1, 2, 3), "forward")
+    120
+    """
+    gates = {"lstm": 4, "gru": 3, "mingru": 2}[cell]
+    reads = size.features if cell == "mingru" else size.features + size.hidden
+    forward = 2 * size.steps * size.batch * reads * gates * size.hidden
+    return forward * (3 if mode == "train" else 1)
