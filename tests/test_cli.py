@@ -1,0 +1,163 @@
+"""The command line: what it prints, its exit statuses, and that a mistake is one line without a traceback."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jrnn import registry
+from jrnn.cli import main
+
+NET = """
+name: "tiny"
+external_input: "x" external_input: "w" external_input: "b" external_output: "y"
+op { type: "FC" input: "x" input: "w" input: "b" output: "y" }
+op { type: "AveragedLoss" input: "y" output: "loss" }
+"""
+INIT = """
+name: "tiny_init"
+external_output: "w" external_output: "b"
+op { type: "XavierFill" output: "w" arg { name: "shape" ints: 4 ints: 3 } }
+op { type: "ConstantFill" output: "b" arg { name: "shape" ints: 4 } arg { name: "value" f: 0.5 } }
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.pbtxt").write_text(NET)
+    (tmp_path / "init.pbtxt").write_text(INIT)
+    np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
+    return tmp_path
+
+
+def fails(capsys, *argv):
+    """The one line that a mistake prints."""
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert err.startswith(f"jrnn {argv[0]}: error: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_run_prints_and_saves_what_is_fetched(files, capsys):
+    feeds = ["--feed", "x=x.npy", "--feed", "w=[[1, 2, 3], [0.5, 0, 0]]", "--feed", "b=[0, 10]"]
+    assert main(["run", "net.pbtxt", *feeds, "--save", "out"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("y float32[2,2]\n[[ 6.  10.5]")
+    np.testing.assert_array_equal(np.load(files / "out" / "y.npy"), [[6, 10.5], [6, 10.5]])
+    assert main(["run", "net.pbtxt", *feeds, "--fetch", "loss", "--fetch", "b"]) == 0
+    assert capsys.readouterr().out == "loss float32[]\n8.25\nb int32[2]\n[ 0 10]\n"
+
+
+def test_run_with_an_init_net_is_a_function_of_the_seed(files, capsys):
+    def run(seed):
+        assert main(["run", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=normal[2,3]", "--seed", seed]) == 0
+        return capsys.readouterr().out
+
+    assert run("1") == run("1") != run("2")
+
+
+def test_show_lists_operators_shapes_and_parameters(files, capsys):
+    assert main(["show", "net.pbtxt"]) == 0
+    out = capsys.readouterr().out
+    assert "#0 y = FC(x, w, b)" in out
+    assert "shapes are not known (op #0 FC -> 'y' in net 'tiny': reads blob 'x'" in out
+    assert main(["show", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=x.npy"]) == 0
+    out = capsys.readouterr().out
+    assert "#0 y [2, 4] float32 = FC(x, w, b)" in out
+    assert "  w  float32[4,3]" in out
+    assert "22 numbers in all" in out
+
+
+def test_check_compares_three_gradients(files, capsys):
+    assert main(["check", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=x.npy"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("the gradients agree\n")
+    assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["w", "b", "x"]
+
+
+def test_check_of_a_wrong_gradient_has_status_1(files, capsys, monkeypatch):
+    right = registry.lookup("AveragedLossGradient")
+    wrong = replace(right, forward=lambda *a, **k: right.forward(*a, **k) * 2)
+    monkeypatch.setitem(registry._OPS, "AveragedLossGradient", wrong)
+    assert main(["check", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=x.npy"]) == 1
+    out = capsys.readouterr().out
+    assert "DISAGREES" in out and out.endswith("the gradients DISAGREE\n")
+
+
+def test_ops_lists_operators(capsys):
+    assert main(["ops", "sigmoid"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Sigmoid(x)" in lines
+    assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["run", "nope.pb"], "nope.pb"),
+        (["run", "x.npy"], "x.npy"),
+        (["run", "net.pbtxt"], "op #0 FC -> 'y' in net 'tiny': reads blob 'x'"),
+        (["run", "net.pbtxt", "--feed", "x=nope.npy"], "--feed x=nope.npy: no such file"),
+        (["run", "net.pbtxt", "--feed", "x=net.npy"], "--feed x=net.npy: is not a .npy file of numbers"),
+        (["run", "net.pbtxt", "--feed", "x"], "--feed x: must be written BLOB=VALUE"),
+        (["run", "net.pbtxt", "--feed", 'x="text"'], "must be FILE.npy, a JSON number"),
+        (["run", "net.pbtxt", "--feed", "x=[[1], [1, 2]]"], "must be FILE.npy, a JSON number"),
+        (["run", "net.pbtxt", "--fetch", "los"], "--fetch los: net 'tiny' has no such blob; did you mean 'loss'?"),
+        (
+            ["run", "net.pbtxt", "--feed", "x=normal[2,3]", "--feed", "w=normal[4,5]", "--feed", "b=[0, 0, 0, 0]"],
+            "w must be",
+        ),
+        (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
+        (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
+        (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean 'Sigmoid'?"),
+        (["train", "nope.toml"], "nope.toml: no such file"),
+        (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),
+        (["train", "text.toml"], "missing.txt: no such file"),
+        (["train", "text.toml", "--set", "data.path=latin.txt"], "latin.txt: is not UTF-8: byte 3 is 0xe9"),
+        (["train", "text.toml", "--set", "data.path=short.txt"], "short.txt, training part: the text is too short"),
+        (["train", "text.toml", "--resume"], "is not a run directory"),
+        (["sample", "nope"], "nope: is not a run directory"),
+    ],
+)
+def test_a_mistake_is_one_line(files, capsys, argv, message):
+    (files / "net.npy").write_text("not numbers")
+    (files / "typo.toml").write_text("[model]\nhiden = 3\n")
+    (files / "text.toml").write_text('[data]\npath = "missing.txt"\n')
+    (files / "latin.txt").write_bytes(b"caf\xe9")
+    (files / "short.txt").write_text("short")
+    if "--resume" in argv:
+        (files / "missing.txt").write_text("x" * 100_000)
+    assert message in fails(capsys, *argv)
+
+
+def test_debug_shows_where_an_error_came_from(files):
+    with pytest.raises(Exception, match="no such file"):
+        main(["train", "nope.toml", "--debug"])
+
+
+@pytest.mark.parametrize("argv", [[], ["trian"], ["run"]])
+def test_usage_errors_have_status_2(argv, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(argv)
+    assert e.value.code == 2
+
+
+def test_train_writes_text_when_it_ends(files, capsys):
+    (files / "text.txt").write_text("the cat sat on the mat and the dog ran away\n" * 40)
+    (files / "c.toml").write_text(
+        '[data]\npath = "text.txt"\nbatch = 2\nchunk = 4\n[model]\nembedding = 2\nhidden = 4\n'
+        '[train]\nsteps = 3\n[sample]\nprompt = "the"\nlength = 5\n'
+    )
+    assert main(["train", "c.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "run directory: runs/c\n" in out
+    assert "3 steps, validation loss " in out
+    assert (files / "runs" / "c" / "checkpoints" / "3").is_dir()
+    assert main(["sample", "runs/c", "--prompt", "the cat", "--length", "2"]) == 0
+    assert len(capsys.readouterr().out) == len("the cat") + 2 + len("\n")
+    assert (
+        main(["train", "runs/c", "--resume", "--set", "train.steps=4", "--no-sample"]) == 0
+    )  # from the directory alone
+    assert "4 steps" in capsys.readouterr().out
