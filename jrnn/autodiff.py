@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from . import registry
 from .errors import GradientError, JrnnError, describe_op, near
 from .gradient_maker import Gradient, GradientMaker, GradientSlice, Token, Version, names_of, renamed
+from .graph.scope import Workspace, keeps_outputs, workspace_of
 from .ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
@@ -40,8 +41,9 @@ class BackwardPass:
 
 @dataclass
 class _Pass:
-    forward: tuple[Op, ...]
+    forward: list[Op]
     net_name: str
+    external: tuple[str, ...] = ()
     inputs: list[list[Version]] = field(default_factory=list)
     outputs: list[list[Version]] = field(default_factory=list)
     last: dict[str, int] = field(default_factory=dict)
@@ -56,8 +58,11 @@ class _Pass:
     ops: list[Op] = field(default_factory=list)
 
     def __post_init__(self):
+        self.last.update(dict.fromkeys(self.external, 0))
         for k, op in enumerate(self.forward):
-            self.inputs.append([Version(n, self.last.setdefault(n, 0)) for n in op.inputs])
+            # an output that a branch or loop may leave as it was is read too, after the inputs that the operator lists
+            kept = [n for n in op.outputs if n in self.last and n not in op.inputs] if keeps_outputs(op) else []
+            self.inputs.append([Version(n, self.last.setdefault(n, 0)) for n in (*op.inputs, *kept)])
             for v in self.inputs[-1]:
                 self.readers[v].append(k)
             versions = []
@@ -69,10 +74,10 @@ class _Pass:
         self.taken.update(self.last)
 
     def fresh(self, name: str) -> str:
-        """`name`, or `name_auto_k` where a forward blob or another gradient has that name."""
+        """`name`, or `name_k` where a forward blob or another gradient has that name."""
         k, found = 0, name
         while found in self.taken or self.holders.get(found):
-            found, k = f"{name}_auto_{k}", k + 1
+            found, k = f"{name}_{k}", k + 1
         self.taken.add(found)
         return found
 
@@ -129,6 +134,7 @@ class _Pass:
             maker(g)
             g.check_all_used()
             answers, emitted = g.answers, g.emitted
+            self.forward[index] = g.op
         for v in self.outputs[index]:
             self.release(v)
         self._register(index, *self._name(index, emitted, answers))
@@ -146,14 +152,7 @@ class _Pass:
             for token in names_of(answer):
                 if isinstance(token, Token):
                     names[token] = self._free_name(token, v, emitted, answers)
-        emitted = [
-            replace(
-                op,
-                inputs=tuple(names.get(n, n) for n in op.inputs),
-                outputs=tuple(names.get(n, n) for n in op.outputs),
-            )
-            for op in emitted
-        ]
+        emitted = [_with_names(op, names) for op in emitted]
         return emitted, {k: renamed(a, names) for k, a in answers.items()}
 
     def _free_name(self, token: str, v: Version, emitted: list[Op], answers: dict[int, Gradient]) -> str:
@@ -164,8 +163,9 @@ class _Pass:
         passed = passed or any(usual in names_of(a) for a in answers.values())
         writes = next(k for k, op in enumerate(emitted) if token in op.outputs)
         read_later = any(usual in op.inputs for op in emitted[writes + 1 :])
-        if usual in self.taken or passed or read_later or any(h != v for h in self.holders.get(usual, ())):
-            return self.fresh(usual)
+        held = any(h != v for h in self.holders.get(usual, ()))
+        if usual in self.taken or passed or read_later or held or any(_binds(op, usual, token) for op in emitted):
+            return self.fresh(usual + "_auto")
         return usual
 
     def _register(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> None:
@@ -218,7 +218,9 @@ class _Pass:
         old = op.outputs[j]
         name = self.fresh(f"_{old}_autosplit_{count}")
         self.taken.discard(name)  # compat: the same name serves every version of the blob; the sum reads it at once
-        self.ops[k] = replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :]))
+        self.ops[k] = _with_names(
+            replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])), {old: name}, top=False
+        )
         for after in range(k + 1, len(self.ops)):  # operators of the same maker may read what it wrote
             reader = self.ops[after]
             self.ops[after] = replace(reader, inputs=tuple(name if n == old else n for n in reader.inputs))
@@ -277,13 +279,35 @@ class _Pass:
         return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
 
 
-def backward_pass(ops: Iterable[Op], ys: Mapping[str, Gradient | None], net_name: str = "") -> BackwardPass:
+def _binds(op: Op, read: str, written: str) -> bool:
+    """Whether a net bound by name (that of a Do) reads one of the blobs and writes the other: their names must differ."""
+    kind = workspace_of(op)
+    if kind is Workspace.SHARED:
+        return any(_binds(o, read, written) for _, net in op.sub_nets() for o in net.ops)
+    return kind is Workspace.CLOSED and read in op.inputs and written in op.outputs
+
+
+def _with_names(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
+    """The operator with blobs renamed, its own (`top`) and those of sub-nets that run in the same workspace."""
+    if top:
+        op = replace(
+            op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs)
+        )
+    if workspace_of(op) is not Workspace.SHARED:
+        return op
+    return op.map_sub_nets(lambda net: replace(net, ops=tuple(_with_names(o, names) for o in net.ops)))
+
+
+def backward_pass(
+    ops: Iterable[Op], ys: Mapping[str, Gradient | None], net_name: str = "", *, external: Iterable[str] = ()
+) -> BackwardPass:
     """The gradient operators of `ops` for the gradients `ys` of their blobs.
 
     Args:
         ops: forward operators, in order.
         ys: blob -> the blob that holds its gradient, or None for a gradient of ones made by a ConstantFill.
         net_name: for error messages.
+        external: blobs that have a value before the first operator, although none may read it.
 
     Returns:
         A BackwardPass. Its `gradients` hold every blob that a gradient reached, also intermediate ones; of a blob that was
@@ -292,7 +316,7 @@ def backward_pass(ops: Iterable[Op], ys: Mapping[str, Gradient | None], net_name
     Raises:
         GradientError: where an operator on the path has no gradient.
     """
-    p = _Pass(tuple(ops), net_name)
+    p = _Pass(list(ops), net_name, tuple(external))
     p.seed(ys)
     for index in reversed(range(len(p.forward))):
         op = p.forward[index]
@@ -303,7 +327,8 @@ def backward_pass(ops: Iterable[Op], ys: Mapping[str, Gradient | None], net_name
             raise e.at(describe_op(index, op.type, op.outputs, net_name)) from e.__cause__
     found: dict[str, Gradient] = {}
     for v in sorted(p.gradients, key=lambda v: -v.number):
-        found[v.name] = p.gradients[v]
+        if v.number == 0 or Version(v.name, 0) in p.writer:  # else it is not the gradient of the value that was given
+            found[v.name] = p.gradients[v]
     return BackwardPass(p.forward_with_saves(), tuple(p.ops), found)
 
 
@@ -327,5 +352,5 @@ def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -
     ('x_grad', ['Mul', 'Sum', 'ConstantFill', 'MulGradient', 'Sum'])
     """
     seeds = dict(ys) if isinstance(ys, Mapping) else dict.fromkeys(ys)
-    result = backward_pass(net.ops, seeds, net.name)
+    result = backward_pass(net.ops, seeds, net.name, external=net.external_inputs)
     return replace(net, ops=result.forward + result.ops), dict(result.gradients)

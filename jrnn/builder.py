@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import registry
+from .control_blocks import ControlBlocks
 from .errors import JrnnError, NetError, describe_op, near
 from .ir import Net, Op
 
@@ -36,7 +37,7 @@ class Param:
     init: Op
 
 
-class NetBuilder:
+class NetBuilder(ControlBlocks):
     """Collects operators, external inputs and parameters of one net.
 
     Args:
@@ -52,8 +53,10 @@ class NetBuilder:
         self._ops: list[Op] = []
         self._inputs: dict[str, None] = {}
         self._written: dict[str, None] = {}
+        self._made: set[str] = set()  # every name ever written, also those that ended with their block
         self._params: dict[str, Param] = parent._params if parent else {}
         self._counts: dict[str, int] = {}
+        super().__init__()
 
     # names
 
@@ -74,7 +77,7 @@ class NetBuilder:
         """A name that is not used yet: `prefix`, `prefix_1`, ... within the open scopes."""
         base = self.scoped(prefix)
         found = base
-        while self.defines(found):
+        while self.defines(found) or found in self._made:
             self._counts[base] = self._counts.get(base, 0) + 1
             found = f"{base}_{self._counts[base]}"
         return found
@@ -121,6 +124,7 @@ class NetBuilder:
             self._inputs[name] = None
         self._ops.append(op)
         self._written.update(dict.fromkeys(op.outputs))
+        self._made.update(op.outputs)
         return op.outputs
 
     def op(self, type: str, inputs: str | Iterable[str], outputs: str | Iterable[str] | int | None = None, **args: Any):

@@ -67,6 +67,11 @@ class GradientMaker:
         """An argument of the forward operator."""
         return self.op.arg(name, default)
 
+    @property
+    def input_names(self) -> list[str]:
+        """The blobs read: the operator's inputs, then the outputs that it may leave as they were."""
+        return [v.name for v in self._inputs]
+
     def input(self, k: int) -> str:
         """The blob that holds the value which the forward operator read as input `k`."""
         return self._value(self._inputs[k])
@@ -108,7 +113,7 @@ class GradientMaker:
 
     def grad_input(self, k: int) -> str:
         """Declares that input `k` has a dense gradient, and gives the name to write it to."""
-        token = Token(f"{self.op.inputs[k]}_grad\0{k}")
+        token = Token(f"{self._inputs[k].name}_grad\0{k}")
         self.answers[k] = token
         return token
 
@@ -126,6 +131,11 @@ class GradientMaker:
     def temporary(self, name: str) -> str:
         """A fresh blob name for a value between two emitted operators."""
         return self._fresh(name)
+
+    def replace_op(self, op: Op) -> None:
+        """Puts another operator with the same inputs and outputs in the forward operator's place."""
+        assert (op.inputs, op.outputs) == (self.op.inputs, self.op.outputs)
+        self.op = op
 
     def emit(
         self, type: str, inputs: Iterable[str], outputs: Iterable[str], /, *, copy_args: bool = True, **args: Any

@@ -19,6 +19,8 @@ from jax import lax
 
 from . import registry
 from .errors import JrnnError, NetError, OpError, describe_op, near
+from .executor import CHECKPOINTED, Trips
+from .graph.scope import free_names
 from .graph.ssa import live_ops
 from .ir import Net, Op
 
@@ -32,7 +34,8 @@ class Context:
     key: the run's PRNG key, or None. eager: values are concrete, and Python may look at them.
     outer: blobs of the enclosing nets, which a step net may read undeclared. timestep: the step of the recurrent network
     that is running, which random operators fold into their keys. unread: outputs of the operator at hand that nobody asks
-    for.
+    for. trips: how loops whose number of trips depends on the data are differentiated. max_iterations: after how many trips
+    a loop that is run eagerly counts as endless. in_branch: whether a branch or a loop is being traced.
     """
 
     key: Any = None
@@ -40,6 +43,9 @@ class Context:
     outer: Mapping[str, Any] = field(default_factory=dict)
     timestep: Any = None
     unread: frozenset[str] = frozenset()
+    trips: Trips = CHECKPOINTED
+    max_iterations: int | None = None
+    in_branch: bool = False
 
     def step(self, timestep: Any, salt: str) -> Context:
         """The context of one step of a recurrent network that runs in this one; `salt` tells two such networks apart."""
@@ -89,9 +95,10 @@ class Plan:
     required: tuple[str, ...]
 
 
-def plan(net: Net, outputs: Iterable[str] | None = None) -> Plan:
+def plan(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Plan:
     """Checks a net and keeps the operators that `outputs` need (all, where None).
 
+    `read_outside` are blobs that somebody reads after the net; it decides which outputs count as unread.
     Raises NetError for an unknown operator, a wrong arity, a repeated output, a wrong argument, or an unknown output.
     """
     written = {o for op in net.ops for o in op.outputs}
@@ -101,7 +108,7 @@ def plan(net: Net, outputs: Iterable[str] | None = None) -> Plan:
         for name in outputs:
             if name not in known:
                 raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
-        keep = live_ops(net, outputs)
+        keep = live_ops(_with_updates(net), outputs)
     steps = []
     for index in keep:
         op = net.ops[index]
@@ -115,17 +122,27 @@ def plan(net: Net, outputs: Iterable[str] | None = None) -> Plan:
             steps.append(Step(index, op, definition, definition.decode(op), where))
         except JrnnError as e:
             raise e.at(where) from None
-    return Plan(net, _with_unread(steps, outputs), _required(steps))
+    return Plan(net, _with_unread(steps, (*(outputs or ()), *read_outside)), _required(steps))
 
 
-def _with_unread(steps: list[Step], outputs: Iterable[str] | None) -> tuple[Step, ...]:
-    """The steps, each with the outputs that no later step reads and nobody fetches by name."""
-    needed = set(outputs or ())
+def _with_updates(net: Net) -> Net:
+    """The net as liveness should see it: operators that change an input in place have it among their outputs."""
+
+    def seen(op: Op) -> Op:
+        updates = registry.lookup(op.type).updates if op.type in registry.names() else ()
+        return replace(op, outputs=(*op.outputs, *(op.inputs[k] for k in updates))) if updates else op
+
+    return replace(net, ops=tuple(seen(op) for op in net.ops))
+
+
+def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, ...]:
+    """The steps, each with the outputs that no later step reads and nobody asks for by name."""
+    needed = set(read_outside)
     found = []
     for step in reversed(steps):
         found.append(replace(step, unread=frozenset(step.op.outputs) - needed))
         needed -= set(step.op.outputs)
-        needed.update(step.op.inputs)
+        needed.update(step.op.inputs, free_names(step.op))
     return tuple(reversed(found))
 
 
@@ -250,7 +267,7 @@ def _as_numpy(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, jax.Array) else value
 
 
-def run_net(net: Net, blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
+def run_net(net: Net, blobs: Mapping[str, Any], *, key: Any = None, max_iterations: int | None = None) -> Blobs:
     """Runs a net operator by operator, like a Caffe2 workspace, with 64-bit integers and floats kept.
 
     Args:
@@ -258,6 +275,7 @@ def run_net(net: Net, blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         blobs: the blobs it reads, by name: numpy or JAX arrays.
         key: a `jax.random.key` for operators that draw random numbers; those with a `random_seed` in their device option
             work without.
+        max_iterations: a While loop that goes on after so many trips is an error.
 
     Returns:
         Every blob that the net wrote, by name, as numpy arrays.
@@ -274,18 +292,20 @@ def run_net(net: Net, blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
     p = plan(net)
     with jax.enable_x64(True):
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
-        env = execute(p, given, Context(key=key, eager=True))
+        env = execute(p, given, Context(key=key, eager=True, max_iterations=max_iterations))
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
         return {name: jax.tree.map(_as_numpy, env[name]) for name in written}
 
 
-def to_jax(net: Net, outputs: Iterable[str] | None = None) -> Callable[..., Blobs]:
+def to_jax(net: Net, outputs: Iterable[str] | None = None, *, trips: Trips = CHECKPOINTED) -> Callable[..., Blobs]:
     """The pure function of a net: `fn(blobs, *, key=None) -> dict`, to be jitted, differentiated, vmapped, sharded.
 
     Args:
         net: the net.
         outputs: the blobs to return; None means the net's external outputs, or every blob written where it declares
             none. Operators that no output needs are left out.
+        trips: how While loops are differentiated in reverse, see `Trips`. Where the condition depends on integer numpy
+            blobs alone, the trips are counted at once and the loop is a scan, whatever this says.
 
     Returns:
         A function of a dict of blobs. Integer blobs given as numpy arrays are static: operators may turn them into shapes.
@@ -305,7 +325,7 @@ def to_jax(net: Net, outputs: Iterable[str] | None = None) -> Callable[..., Blob
 
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
-        env = execute(p, given, Context(key=key))
+        env = execute(p, given, Context(key=key, trips=trips))
         return {name: env[name] for name in wanted}
 
     fn.__name__ = fn.__qualname__ = net.name or "net"

@@ -28,6 +28,9 @@ SEED = "ConstantFill"
 CONCATENATE = "Concat"
 SAVE = "Copy"
 
+# Operators that NetBuilder's blocks become.
+DO, IF, WHILE, SCOPE = "Do", "If", "While", "CreateScope"
+
 
 @dataclass(frozen=True)
 class ArgSpec:
@@ -49,7 +52,8 @@ class OpDef:
     `gradient` is "stops" where the gradient silently ends here, "forbidden" where asking for one is an error, None where a
     gradient maker answers. `outputs` is the least and the greatest number of outputs (None: any number).
     `inplace` maps an output to the input that it may overwrite. `copies` marks outputs equal to the input, `random` a use
-    of `key`, `dynamic` outputs whose shapes depend on the values of inputs.
+    of `key`, `dynamic` outputs whose shapes depend on the values of inputs. `updates` are inputs that the operator
+    changes in place.
     """
 
     type: str
@@ -65,6 +69,7 @@ class OpDef:
     copies: bool
     random: bool
     dynamic: bool
+    updates: tuple[int, ...]
     where: str
 
     def check_arity(self, op: Op) -> None:
@@ -154,6 +159,7 @@ def op(
     copies: bool = False,
     random: bool = False,
     dynamic: bool = False,
+    updates: tuple[int, ...] = (),
 ):
     """Registers a function as the operator `type`; see the module's docstring for what its signature means."""
     assert gradient in (None, "stops", "forbidden")
@@ -188,6 +194,7 @@ def op(
             copies=copies,
             random=random,
             dynamic=dynamic,
+            updates=updates,
             where=where,
         )
         return fn
@@ -220,6 +227,11 @@ def gradient_maker(type: str) -> Callable | None:
     """The registered gradient maker of an operator type, or None."""
     found = _GRADIENTS.get(type)
     return found and found[0]
+
+
+def names() -> Mapping[str, OpDef]:
+    """The operator types that are registered."""
+    return types.MappingProxyType(_OPS)
 
 
 def registered() -> Iterator[OpDef]:
