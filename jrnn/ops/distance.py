@@ -82,16 +82,19 @@ def dot_product_gradient(x, y, dy):
 differentiate("DotProduct", "x x1 dy", inputs=2)
 
 
+_SHORTEST = 1e-6  # the least length that is divided by
+
+
 @op("CosineSimilarity")
 def cosine_similarity(x, y):
     a, b = _pair(x, y)
-    return jnp.sum(a * b, 1) / (length_of(a, 1) * length_of(b, 1))[:, 0]
+    return jnp.sum(a * b, 1) / (length_of(a, 1, _SHORTEST) * length_of(b, 1, _SHORTEST))[:, 0]
 
 
 @op("CosineSimilarityGradient", outputs=2)
 def cosine_similarity_gradient(x, y, dy):
     a, b = _pair(x, y)
-    length_a, length_b = length_of(a, 1), length_of(b, 1)
+    length_a, length_b = length_of(a, 1, _SHORTEST), length_of(b, 1, _SHORTEST)
     each = _each(dy, a) / (length_a * length_b)
     dot = jnp.sum(a * b, 1, keepdims=True)
     da = each * (b - a / length_a * (dot / length_a))

@@ -47,10 +47,10 @@ def lp_norm_gradient(x, dy, *, p: int = 2, average: bool = False):
 differentiate("LpNorm", "x dy")
 
 
-def length_of(x: Any, axis: int) -> Any:
-    """The Euclidean length along an axis, which is kept; not below TINY, where its derivative is 0."""
+def length_of(x: Any, axis: int, least: float = TINY) -> Any:
+    """The Euclidean length along an axis, which is kept; not below `least`, where its derivative is 0."""
     squares = jnp.sum(jnp.square(x), axis, keepdims=True)
-    return jnp.sqrt(jnp.where(squares > TINY**2, squares, TINY**2))
+    return jnp.sqrt(jnp.where(squares > least**2, squares, least**2))
 
 
 @op("Normalize", inplace={0: 0})

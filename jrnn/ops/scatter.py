@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,17 +47,25 @@ def scatter_weighted_sum(x, w, indices, *pairs):
 
 @op("Scatter", gradient="forbidden", inplace={0: 0})
 def scatter(data, indices, updates, *, axis: int = 1):
-    """Writes `updates` to `data` at positions that are their own, but along `axis` are the `indices`."""
+    """Writes `updates` to `data` at positions that are their own, but along `axis` are the `indices`.
+
+    The dimensions before the axis count as one, and so do those after it.
+    """
     over = canonical_axis(axis, data.ndim)
     check_shape(updates, indices.shape, "updates")
     check_indices(indices, data.shape[over])
-    if indices.ndim != data.ndim or any(a > b for k, (a, b) in enumerate(zip(indices.shape, data.shape)) if k != over):
+
+    def around(x: Any) -> tuple[int, int, int]:
+        return math.prod(x.shape[:over]), x.shape[over], math.prod(x.shape[over + 1 :])
+
+    if indices.ndim != data.ndim or around(indices)[0] > around(data)[0] or around(indices)[2] > around(data)[2]:
         raise OpError(
-            f"indices are {describe(indices)} and data is {describe(data)}; they must fit in data, but for the axis"
+            f"indices are {describe(indices)}, data is {describe(data)}; they must fit in data, but for the axis"
         )
-    places = list(jnp.indices(indices.shape, sparse=True))
-    places[over] = jnp.asarray(indices)
-    return jnp.asarray(data).at[tuple(places)].set(updates)
+    outer, _, inner = jnp.indices(around(indices), sparse=True)
+    along = jnp.reshape(indices, around(indices))
+    flat = jnp.reshape(data, around(data)).at[outer, along, inner].set(jnp.reshape(updates, along.shape))
+    return jnp.reshape(flat, data.shape)
 
 
 def _number(blob: Any, name: str) -> int:
