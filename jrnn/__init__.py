@@ -7,6 +7,7 @@ need flax or other libraries that take time to load, and are imported by name.
 from . import cells, graph, ops
 from .autodiff import GradientSlice, add_gradients
 from .builder import NetBuilder
+from .convert import Package, from_jax
 from .executor import scan
 from .gradcheck import check_gradients
 from .ir import Net, Op
@@ -19,9 +20,11 @@ __all__ = [
     "Net",
     "NetBuilder",
     "Op",
+    "Package",
     "add_gradients",
     "cells",
     "check_gradients",
+    "from_jax",
     "graph",
     "infer_shapes",
     "ops",

@@ -1,0 +1,173 @@
+"""Jaxprs as flat lists of nodes: calls are opened, variables are made unique, dead nodes are dropped.
+
+What comes after (rules, recognition of groups, verification) sees only these nodes. A node can be run by itself, so that a
+graph is evaluated node by node and every value looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.extend.core as jex
+import numpy as np
+from jax.extend import source_info_util
+
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "jaxpr",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Var:
+    """A value of a graph, equal to itself alone."""
+
+    shape: tuple[Any, ...]
+    dtype: Any
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+Atom = Any  # Var | np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One equation: `run` computes the outputs from values of the inputs. `source` is the user's line, for errors."""
+
+    name: str
+    params: Mapping[str, Any]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Var, ...]
+    source: str
+    run: Callable[..., Sequence[Any]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A flattened jaxpr. `consts` are the arrays that the function closes over."""
+
+    inputs: tuple[Var, ...]
+    consts: Mapping[Var, Any]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Atom, ...]
+
+    def users(self) -> dict[Var, list[Node]]:
+        """The nodes that read each variable; an output of the graph counts as a reader, None."""
+        found: dict[Var, list[Any]] = {}
+        for node in self.nodes:
+            for atom in node.inputs:
+                if isinstance(atom, Var):
+                    found.setdefault(atom, []).append(node)
+        for atom in self.outputs:
+            if isinstance(atom, Var):
+                found.setdefault(atom, []).append(None)
+        return found
+
+    def makers(self) -> dict[Var, Node]:
+        """The node that makes each variable."""
+        return {v: node for node in self.nodes for v in node.outputs}
+
+
+def flatten(closed: Any) -> Graph:
+    """The graph of a ClosedJaxpr, without the nodes that no output needs.
+
+    >>> import jax.numpy as jnp
+    >>> graph = flatten(jax.make_jaxpr(jax.jit(lambda x: (jnp.sin(x), jnp.cos(x))[1]))(1.0))
+    >>> [node.name for node in graph.nodes]
+    ['cos']
+    """
+    jaxpr = closed.jaxpr
+    env: dict[Any, Atom] = {v: _new(v) for v in (*jaxpr.constvars, *jaxpr.invars)}
+    consts = {env[v]: value for v, value in zip(jaxpr.constvars, closed.consts)}
+    inputs = tuple(env[v] for v in jaxpr.invars)
+    nodes: list[Node] = []
+    _walk(jaxpr.eqns, env, nodes, consts)
+    outputs = tuple(_atom(env, v) for v in jaxpr.outvars)
+    return Graph(inputs, consts, live(nodes, outputs), outputs)
+
+
+def live(nodes: Sequence[Node], outputs: Iterable[Atom]) -> tuple[Node, ...]:
+    """The nodes that `outputs` need."""
+    wanted = {v for v in outputs if isinstance(v, Var)}
+    kept = []
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            kept.append(node)
+            wanted.update(v for v in node.inputs if isinstance(v, Var))
+    return tuple(reversed(kept))
+
+
+def _new(v: Any) -> Var:
+    return Var(tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None))
+
+
+def _atom(env: dict, atom: Any) -> Atom:
+    if isinstance(atom, jex.Literal):
+        return np.asarray(atom.val, atom.aval.dtype)
+    return env[atom]
+
+
+def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict) -> None:
+    for eqn in eqns:
+        body = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+        if body is not None:
+            _open(body, eqn, env, nodes, consts)
+            continue
+        for v in eqn.outvars:
+            env[v] = _new(v)
+        nodes.append(
+            Node(
+                eqn.primitive.name,
+                eqn.params,
+                tuple(_atom(env, v) for v in eqn.invars),
+                tuple(env[v] for v in eqn.outvars),
+                source_of(eqn),
+                _runner(eqn.primitive, eqn.params),
+            )
+        )
+
+
+def _open(body: Any, eqn: Any, env: dict, nodes: list[Node], consts: dict) -> None:
+    jaxpr, values = (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
+    inner: dict[Any, Atom] = {}
+    for v, value in zip(jaxpr.constvars, values):
+        inner[v] = _new(v)
+        consts[inner[v]] = value
+    inner.update((v, _atom(env, outer)) for v, outer in zip(jaxpr.invars, eqn.invars))
+    _walk(jaxpr.eqns, inner, nodes, consts)
+    env.update((outer, _atom(inner, v)) for outer, v in zip(eqn.outvars, jaxpr.outvars))
+
+
+def _runner(primitive: Any, params: Mapping[str, Any]) -> Callable[..., Sequence[Any]]:
+    def run(*args: Any) -> Sequence[Any]:
+        found = primitive.bind(*args, **primitive.get_bind_params(params))
+        return found if primitive.multiple_results else [found]
+
+    return run
+
+
+def source_of(eqn: Any) -> str:
+    """`model.py:12 (forward)`: where the user wrote what became this equation."""
+    return re.sub(r"^.*/", "", source_info_util.summarize(eqn.source_info))
+
+
+def evaluate(graph: Graph, args: Sequence[Any]) -> dict[Var, Any]:
+    """The value of every variable of a graph."""
+    env: dict[Var, Any] = {**graph.consts, **dict(zip(graph.inputs, args))}
+    for node in graph.nodes:
+        env.update(zip(node.outputs, node.run(*(env[a] if isinstance(a, Var) else a for a in node.inputs))))
+    return env

@@ -1,0 +1,196 @@
+"""Rules for primitives that work element by element: arithmetic, functions, comparisons, logic, choosing, casts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...errors import ConversionError
+from ..emit import BOOL, FLOAT, Blob, Emitter, Value
+from ..flat import Node
+from .table import rule
+
+
+def binary(e: Emitter, type: str, a: Value, b: Value, dtype: Any = None) -> Blob:
+    """An operator that broadcasts, on operands that may still have to be spread."""
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    a, b = e.loose(a), e.loose(b)
+    made = e.op(type, [a, b], np.broadcast_shapes(a.held, b.held), a.dtype if dtype is None else dtype)
+    return replace(made, shape=shape)
+
+
+def unary(e: Emitter, type: str, x: Blob, dtype: Any = None, **args: Any) -> Blob:
+    made = e.op(type, [x], x.held, x.dtype if dtype is None else dtype, **args)
+    return replace(made, shape=x.shape)
+
+
+def need_float(x: Value, what: str) -> None:
+    if x.dtype != FLOAT:
+        raise ConversionError(f"{what} of {x.dtype}: Caffe2 has it for float32 alone; convert to float32 before")
+
+
+_UNARY = {
+    "neg": "Negative", "abs": "Abs", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "rsqrt": "Rsqrt", "cbrt": "Cbrt",
+    "tanh": "Tanh", "logistic": "Sigmoid", "sin": "Sin", "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos",
+    "atan": "Atan", "sinh": "Sinh", "cosh": "Cosh", "erf": "Erf", "floor": "Floor", "ceil": "Ceil", "sign": "Sign",
+    "square": "Sqr",
+}  # fmt: skip
+
+
+@rule(*_UNARY)
+def _(e: Emitter, node: Node, x):
+    if x.dtype != FLOAT and node.name == "neg":
+        return binary(e, "Sub", np.zeros((), x.dtype), x)
+    if x.dtype != FLOAT and node.name == "square":
+        return binary(e, "Mul", x, x)
+    need_float(x, node.name)
+    return unary(e, _UNARY[node.name], x)
+
+
+@rule("integer_pow")
+def _(e: Emitter, node: Node, x):
+    need_float(x, "a power")
+    y = node.params["y"]
+    if y in (2, 3, -1):
+        return unary(e, {2: "Sqr", 3: "Cube", -1: "Reciprocal"}[y], x)
+    odd, even = abs(y) % 2, unary(e, "Pow", unary(e, "Sqr", x), exponent=float(abs(y) // 2))
+    found = binary(e, "Mul", even, x) if odd else even
+    return unary(e, "Reciprocal", found) if y < 0 else found
+
+
+@rule("pow")
+def _(e: Emitter, node: Node, x, y):
+    need_float(x, "a power")
+    if isinstance(y, np.ndarray) and y.dtype.kind == "f" and isinstance(x, Blob) and np.ptp(y) == 0:
+        return unary(e, "Pow", x, exponent=float(y.flat[0]))
+    need_float(y, "an exponent")
+    # the logarithm is how Caffe2 itself sees a power; a negative base gives NaN there and here
+    return unary(e, "Exp", binary(e, "Mul", unary(e, "Log", e.loose(x)), y))
+
+
+@rule("log1p")
+def _(e: Emitter, node: Node, x):
+    return unary(e, "Log", binary(e, "Add", x, np.ones((), FLOAT)))
+
+
+@rule("expm1")
+def _(e: Emitter, node: Node, x):
+    return binary(e, "Sub", unary(e, "Exp", x), np.ones((), FLOAT))
+
+
+@rule("exp2")
+def _(e: Emitter, node: Node, x):
+    return unary(e, "Exp", binary(e, "Mul", x, np.float32(math.log(2.0)).reshape(())))
+
+
+@rule("is_finite")
+def _(e: Emitter, node: Node, x):
+    return binary(e, "LT", unary(e, "Abs", x), np.asarray(np.inf, FLOAT), BOOL)
+
+
+_BINARY = {"add": "Add", "add_any": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
+
+
+@rule(*_BINARY)
+def _(e: Emitter, node: Node, a, b):
+    if a.dtype == BOOL:
+        raise ConversionError(f"{node.name} of booleans: Caffe2 has And, Or, Xor; convert to int32 before")
+    return binary(e, _BINARY[node.name], a, b)
+
+
+@rule("rem")
+def _(e: Emitter, node: Node, a, b):
+    if a.dtype.kind != "i":
+        raise ConversionError(
+            "the remainder of floats: Caffe2 has none; write a - floor(a / b) * b where that is meant"
+        )
+    return binary(e, "Sub", a, binary(e, "Mul", binary(e, "Div", a, b), b))
+
+
+@rule("max", "min")
+def _(e: Emitter, node: Node, a, b):
+    if a.dtype == BOOL:
+        return binary(e, "Or" if node.name == "max" else "And", a, b)
+    if isinstance(a, np.ndarray):
+        a, b = b, a
+    neutral = -np.inf if node.name == "max" else np.inf
+    if isinstance(b, np.ndarray) and b.dtype == FLOAT and (b == neutral).all() and b.ndim <= len(a.shape):
+        return a
+    if node.name == "max" and isinstance(b, np.ndarray) and b.dtype == FLOAT and (b == 0).all():
+        return unary(e, "Relu", a)
+    return extreme(e, "Max" if node.name == "max" else "Min", a, b)
+
+
+def extreme(e: Emitter, type: str, a: Value, b: Value) -> Blob:
+    """Max and Min, which take operands of one shape."""
+    shape = np.broadcast_shapes(a.shape, b.shape)
+    a, b = (e.blob(spread_to(v, shape)) for v in (a, b))
+    return e.op(type, [a, b], shape, a.dtype)
+
+
+def spread_to(value: Value, shape: tuple[int, ...]) -> Value:
+    """The value with another shape that it broadcasts to."""
+    return replace(value, shape=shape) if isinstance(value, Blob) else np.broadcast_to(value, shape)
+
+
+@rule("clamp")
+def _(e: Emitter, node: Node, low, x, high):
+    known = all(isinstance(v, np.ndarray) and v.size and np.ptp(v) == 0 for v in (low, high))
+    if known and x.dtype == FLOAT:
+        return unary(e, "Clip", x, min=float(low.flat[0]), max=float(high.flat[0]))
+    return extreme(e, "Min", extreme(e, "Max", x, low), high)
+
+
+_COMPARISONS = {"eq": "EQ", "ne": "NE", "lt": "LT", "le": "LE", "gt": "GT", "ge": "GE"}
+
+
+@rule(*_COMPARISONS)
+def _(e: Emitter, node: Node, a, b):
+    if a.dtype == BOOL and node.name == "ne":
+        return binary(e, "Xor", a, b)
+    if a.dtype == BOOL and node.name != "eq":
+        raise ConversionError(f"{node.name} of booleans: Caffe2 has EQ alone; convert to int32 before")
+    return binary(e, _COMPARISONS[node.name], a, b, BOOL)
+
+
+@rule("and", "or", "xor")
+def _(e: Emitter, node: Node, a, b):
+    if a.dtype != BOOL:
+        raise ConversionError(f"bitwise {node.name} of {a.dtype}: only that of booleans converts")
+    return binary(e, node.name.capitalize(), a, b)
+
+
+@rule("not")
+def _(e: Emitter, node: Node, x):
+    if x.dtype != BOOL:
+        raise ConversionError(f"bitwise not of {x.dtype}: only that of booleans converts")
+    return unary(e, "Not", x)
+
+
+@rule("select_n")
+def _(e: Emitter, node: Node, which, *cases):
+    if len(cases) != 2 or which.dtype != BOOL:
+        raise ConversionError(f"a choice among {len(cases)} by {which.dtype}: Caffe2 chooses between 2, by booleans")
+    shape = np.broadcast_shapes(which.shape, cases[0].shape)
+    condition, no, yes = (e.blob(spread_to(v, shape)) for v in (which, *cases))
+    return e.op("Where", [condition, yes, no], shape, yes.dtype)
+
+
+@rule("convert_element_type")
+def _(e: Emitter, node: Node, x):
+    return e.cast(x, node.outputs[0].dtype)
+
+
+@rule("stop_gradient")
+def _(e: Emitter, node: Node, x):
+    return unary(e, "StopGradient", x)
+
+
+@rule(
+    "copy", "copy_p", "name", "optimization_barrier", "reduce_precision", "pvary", "device_put", "sharding_constraint"
+)
+def _(e: Emitter, node: Node, *xs):
+    return xs if len(xs) > 1 else xs[0]

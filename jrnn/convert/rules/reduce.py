@@ -1,0 +1,49 @@
+"""Rules for reductions and running sums."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...errors import ConversionError
+from ..emit import BOOL, FLOAT, INT32, Blob, Emitter, Value
+from ..flat import Node
+from .shapes import transpose
+from .table import rule
+
+_TYPES = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
+
+
+@rule(*_TYPES)
+def _(e: Emitter, node: Node, x):
+    return reduce(e, _TYPES[node.name], x, node.params["axes"])
+
+
+def reduce(e: Emitter, type: str, x: Value, axes: tuple[int, ...]) -> Blob:
+    x = e.blob(x)
+    shape = tuple(n for k, n in enumerate(x.shape) if k not in axes)
+    if not axes:
+        return x
+    return e.op(type, [x], shape, x.dtype, axes=tuple(axes), keepdims=0)
+
+
+@rule("reduce_or", "reduce_and")
+def _(e: Emitter, node: Node, x):
+    if x.dtype != BOOL:
+        raise ConversionError(f"{node.name} of {x.dtype}: only that of booleans converts")
+    type = "ReduceMax" if node.name == "reduce_or" else "ReduceMin"
+    return e.cast(reduce(e, type, e.cast(x, INT32), node.params["axes"]), BOOL)
+
+
+@rule("cumsum")
+def _(e: Emitter, node: Node, x):
+    if x.dtype != FLOAT:
+        raise ConversionError(f"a running sum of {x.dtype}: convert to float32 before")
+    axis, size, rank = node.params["axis"], x.shape[node.params["axis"]], len(x.shape)
+    order = [k for k in range(rank) if k != axis] + [axis]
+    moved = e.blob(transpose(e, x, order))
+    below = np.tril(np.ones((size, size), np.float32))
+    ones = below.T if node.params["reverse"] else below  # [out, in]
+    product = e.op(
+        "FC", [moved, e.constant(ones), e.constant(np.zeros(size, np.float32))], moved.shape, FLOAT, axis=rank - 1
+    )
+    return transpose(e, product, np.argsort(order))

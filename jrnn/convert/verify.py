@@ -1,0 +1,103 @@
+"""Is an export the function that it was made from? Both are run on the same numbers; where they differ, the first blob is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import ConversionError, describe_op
+from ..lowering import run_net
+from .emit import Blob
+from .flat import Graph, Node, Var, evaluate
+from .package import Package
+
+TOLERANCE = 1e-5
+SEED = 0
+
+
+def verify(
+    package: Package,
+    graph: Graph,
+    examples: Sequence[Any],
+    given: Iterable[str],
+    trail: Sequence[tuple[Node, Var, Blob]],
+    renamed: Mapping[str, str],
+) -> None:
+    """Raises ConversionError where package and graph differ, on the examples and on random numbers.
+
+    Args:
+        examples: a value, or a shape and type, for each input of the graph; params come first.
+        given: the names of the inputs of the predict net, in the order of the last examples.
+        trail: which blob stands for which variable of the graph.
+        renamed: later names of the blobs in the trail.
+    """
+    names = list(given)
+    first = len(examples) - len(names)
+    rng = np.random.default_rng(SEED)
+    expected = jax.jit(lambda args: _outputs(graph, args))
+    run = jax.jit(package.to_jax())
+    trials = [[_drawn(rng, x) if k >= first else x for k, x in enumerate(examples)]]
+    if not any(isinstance(x, jax.ShapeDtypeStruct) for x in examples):
+        trials.insert(0, list(examples))
+    for args in trials:
+        inputs = {n: jnp.asarray(x) for n, x in zip(names, args[first:])}
+        with jax.default_matmul_precision("highest"):
+            wanted = expected(args)
+            found = run(inputs)
+            bad = [n for n, want in zip(package.output_names, wanted) if not close(found[n], want)]
+            if bad:
+                raise ConversionError(_explain(package, graph, args, inputs, trail, renamed, bad))
+
+
+def _outputs(graph: Graph, args: Sequence[Any]) -> list[Any]:
+    env = evaluate(graph, args)
+    return [env[a] if isinstance(a, Var) else a for a in graph.outputs]
+
+
+def _drawn(rng: np.random.Generator, example: Any) -> Any:
+    """Random numbers near an example; integers and booleans stay, as they may be indices or lengths."""
+    shape, dtype = (
+        np.shape(example) if not hasattr(example, "shape") else example.shape,
+        jax.dtypes.result_type(example),
+    )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.zeros(shape, dtype) if isinstance(example, jax.ShapeDtypeStruct) else example
+    noise = rng.standard_normal(shape).astype(np.float32)
+    return noise if isinstance(example, jax.ShapeDtypeStruct) else np.asarray(example, np.float32) + 0.1 * noise
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Whether two arrays agree to TOLERANCE of the greater of 1 and the largest number; NaNs and infinities alike."""
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.shape != wanted.shape:
+        return False
+    if found.dtype.kind != "f":
+        return bool((found == wanted).all())
+    finite = wanted[np.isfinite(wanted)]
+    scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
+    return np.allclose(found, wanted, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True)
+
+
+def _explain(package: Package, graph: Graph, args, inputs, trail, renamed, bad) -> str:
+    """Says which blob is the first to differ."""
+    net = package.predict_net
+    head = f"the nets of {net.name!r} give other numbers than the function for {', '.join(map(repr, bad))}"
+    env = evaluate(graph, args)
+    blobs = run_net(net, {**package.weights(), **inputs})
+    for node, var, blob in trail:
+        name = renamed.get(blob.name, blob.name)
+        if name not in blobs or var not in env:
+            continue
+        held = np.broadcast_to(blobs[name], blob.shape) if blobs[name].shape == blob.held else blobs[name]
+        if not close(held, env[var]):
+            index = next(k for k, op in enumerate(net.ops) if name in op.outputs)
+            op = net.ops[index]
+            return (
+                f"{head}; the first blob that differs is {name!r}, made from {node.name} ({node.source}) by "
+                f"{describe_op(index, op.type, op.outputs, net.name)}"
+            )
+    return f"{head}; every blob before them agrees"
