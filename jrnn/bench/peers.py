@@ -6,6 +6,7 @@ squares of all outputs and its gradients with respect to the weights and the inp
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import subprocess
@@ -24,6 +25,7 @@ from flax import nnx
 
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
+from jrnn.errors import DataError
 from jrnn.executor import scan
 
 try:
@@ -137,17 +139,18 @@ def caffe2(python: str, cell: str, size: Size, mode: str) -> Program | None:
     to, back = worker.stdin, worker.stdout
 
     def run() -> float:
-        to.write("run\n")
-        to.flush()
+        with contextlib.suppress(BrokenPipeError):  # a dead process also answers nothing
+            to.write("run\n")
+            to.flush()
         line = back.readline()
         if not line:
-            raise RuntimeError(
-                f"the Caffe2 process ended with status {worker.wait()}; try: {python} {script} {' '.join(arguments)}"
-            )
-        return json.loads(line)
+            again = " ".join([python, str(script), *arguments])
+            raise DataError(f"the Caffe2 process ended with status {worker.wait()}; see what it says: {again}")
+        return float(json.loads(line))
 
     def close() -> None:
-        to.close()
+        with contextlib.suppress(BrokenPipeError):
+            to.close()
         worker.wait(timeout=30)
         back.close()
 

@@ -86,10 +86,11 @@ GRU = dict(wx=(D, 3 * H), wh=(H, 3 * H), b=(1, 3 * H), h0=(N, H), x=(T, N, D))
 
 def gru_step(p):
     def step(h, x):
+        width = h.shape[-1]
         zx, zh = x @ p["wx"] + p["b"], h @ p["wh"]
-        r = jax.nn.sigmoid(zx[:, :H] + zh[:, :H])
-        u = jax.nn.sigmoid(zx[:, H : 2 * H] + zh[:, H : 2 * H])
-        n = jnp.tanh(zx[:, 2 * H :] + r * zh[:, 2 * H :])
+        r = jax.nn.sigmoid(zx[:, :width] + zh[:, :width])
+        u = jax.nn.sigmoid(zx[:, width : 2 * width] + zh[:, width : 2 * width])
+        n = jnp.tanh(zx[:, 2 * width :] + r * zh[:, 2 * width :])
         h = (1 - u) * n + u * h
         return h, h
 

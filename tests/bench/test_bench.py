@@ -1,0 +1,112 @@
+"""The benchmark's plumbing on tiny sizes; no figure is judged."""
+
+from __future__ import annotations
+
+import io
+import json
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from jrnn.bench import measure, peers, report, steps
+from jrnn.bench.main import Options, run
+from jrnn.bench.peers import Program
+from jrnn.bench.sizes import CELLS, SIZES, Size, flops
+from jrnn.errors import ConfigError, DataError
+
+TINY = Size(3, 2, 3, 4)
+
+
+def quiet(**options):
+    text = io.StringIO()
+    found = Options(sizes=[TINY], turns=2, console=Console(file=text, width=200), **options)
+    return found, text
+
+
+def test_records_tables_json_plot_and_comparison(tmp_path):
+    options, text = quiet(
+        cells=["mingru"],
+        peers=["jrnn", "lax.scan", "associative"],
+        json=tmp_path / "new" / "a.json",
+        plot=tmp_path / "new" / "a.svg",
+    )
+    records = run(options)
+    assert [(r.mode, r.peer) for r in records] == [
+        (mode, peer) for mode in ("forward", "train") for peer in ("jrnn", "lax.scan", "associative")
+    ]
+    assert all(0 < r.low <= r.median <= r.high and r.turns == 2 and r.compile_seconds > 0 for r in records)
+    assert "time of jrnn over the peer's" in text.getvalue() and "3x2x3x4" in text.getvalue()
+    assert (tmp_path / "new" / "a.svg").stat().st_size > 1000
+
+    data = json.loads((tmp_path / "new" / "a.json").read_text())
+    assert data["conditions"]["versions"]["jax"] == jax.__version__
+    assert {"device", "cores", "flags", "gemm_flops_per_second", "matmul_precision"} <= set(data["conditions"])
+    assert report.load(tmp_path / "new" / "a.json")[1] == records
+
+    options, text = quiet(cells=["mingru"], modes=["train"], peers=["jrnn"], compare=tmp_path / "new" / "a.json")
+    run(options)
+    assert "new time over old" in text.getvalue()
+
+
+def test_mistakes_name_the_near_word(tmp_path):
+    for wrong in (dict(cells=["lstn"]), dict(modes=["trane"]), dict(peers=["lax.scam"])):
+        with pytest.raises(ConfigError, match="did you mean"):
+            run(quiet(**wrong)[0])
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(DataError, match="not a benchmark's JSON"):
+        run(quiet(compare=tmp_path / "x.json")[0])
+
+
+def test_the_same_step_gives_the_same_result_through_every_scan():
+    """What is compared computes the same: each peer that takes our weights is checked against lax.scan."""
+    for cell in CELLS:
+        weights, x = steps.inputs(cell, TINY)
+        step, carry = steps.STEPS[cell](weights), steps.initial(cell, TINY)
+        ours, theirs = (which(step, carry, x)[1] for which in (peers.scan, jax.lax.scan))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_programs_take_turns_and_nobody_always_goes_first():
+    order = []
+
+    def program(name):
+        return Program(lambda: order.append(name) or 1.0)
+
+    timings = measure.in_turns({"a": program("a"), "b": program("b")}, 2)
+    assert order == ["a", "b", "a", "b", "b", "a"]
+    assert timings["a"].median == 1.0
+
+
+def test_operations_are_counted():
+    assert flops("lstm", Size(10, 2, 3, 5), "train") == 3 * 2 * 10 * 2 * (3 + 5) * 20
+    assert len(SIZES) == 6 and Size.parse(str(TINY)) == TINY
+
+
+def test_a_worker_process_is_timed_and_told_to_stop(tmp_path):
+    """The protocol with Caffe2's process, played by a stand-in interpreter."""
+    log = tmp_path / "log"
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        textwrap.dedent(f"""\
+        #!/bin/sh
+        echo "$2 $3 $4 $5 $6" > {log}
+        while read line; do echo 0.25; done
+        echo stopped >> {log}
+        """)
+    )
+    stand_in.chmod(0o755)
+    program = peers.caffe2(str(stand_in), "lstm", TINY, "train")
+    assert program.run() == program.run() == 0.25
+    program.close()
+    assert log.read_text() == "3 2 3 4 train\nstopped\n"
+    assert peers.caffe2(str(stand_in), "gru", TINY, "train") is None
+
+
+def test_a_worker_that_dies_is_reported(tmp_path):
+    program = peers.caffe2("/bin/false", "lstm", TINY, "train")
+    with pytest.raises(DataError, match="ended with status 1"):
+        program.run()
+    program.close()

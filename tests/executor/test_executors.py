@@ -1,0 +1,146 @@
+"""Executors agree with the loop, and refuse what they cannot do."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import D, H, N, T, draw
+from jax.experimental import rnn
+
+from jrnn.errors import ScanError
+from jrnn.executor import LstmStep, cudnn, explain_scan, scan
+
+MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
+
+
+def mingru_step(p):
+    def step(h, x):
+        z = jax.nn.sigmoid(x @ p["wz"])
+        h = (1 - z) * h + z * (x @ p["wn"])
+        return h, jnp.tanh(h)
+
+    return step
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_associative_agrees_with_the_loop(reverse, x64):
+    p = jax.tree.map(jnp.asarray, draw(0, **MINGRU))
+
+    def loss(p, executor):
+        last, ys = scan(mingru_step(p), p["h0"], p["x"], reverse=reverse, executor=executor)
+        return jnp.sum(jnp.sin(ys)) + jnp.sum(last**3)
+
+    value = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    check = functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12)
+    jax.tree.map(check, value(p, "associative"), value(p, "scan"))
+
+    def squared(p, executor):
+        return sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(loss)(p, executor)))
+
+    second = jax.jit(jax.grad(squared), static_argnums=1)
+    jax.tree.map(check, second(p, "associative"), second(p, "scan"))
+
+
+def test_associative_with_lengths(x64):
+    p = jax.tree.map(jnp.asarray, draw(0, **MINGRU))
+    runs = [
+        scan(mingru_step(p), p["h0"], p["x"], lengths=jnp.array([3, 0]), executor=executor)
+        for executor in ("associative", "scan")
+    ]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), *runs)
+
+
+def test_associative_keeps_independent_states_apart(x64):
+    p = jax.tree.map(jnp.asarray, draw(1, **MINGRU))
+
+    def step(carry, x):
+        slow, spin = carry
+        kept = -(slow - x @ p["wn"]) / 3.0 + 0.25
+        turned = jnp.where(x[:, :1] > 0, spin * jnp.exp(0.3j), spin - 1j)
+        return (kept, turned), (slow * 2.0, jnp.abs(spin))
+
+    carry = (p["h0"], p["h0"] + 0.5j)
+    runs = [scan(step, carry, p["x"], executor=executor) for executor in ("associative", "scan")]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), *runs)
+
+
+@pytest.mark.parametrize(
+    "step, why",
+    [
+        (lambda h, x: (jnp.tanh(h) + x, h), "tanh of the carry is not affine"),
+        (lambda h, x: (h * h + x, h), "mul of the carry is not affine"),
+        (lambda h, x: (h @ jnp.ones((H, H)) + x, h), "dot_general"),
+        (lambda h, x: (jnp.where(h > 0, h, x), h), "not affine"),
+        (lambda h, x: (1 / h + x, h), "div of the carry"),
+        (lambda h, x: (h[:, ::-1] + x, h), "rev of the carry"),
+    ],
+)
+def test_associative_refuses(step, why):
+    with pytest.raises(ScanError, match=why):
+        scan(step, jnp.ones((N, H)), jnp.ones((T, N, H)), executor="associative")
+
+
+def test_associative_refuses_carries_that_mix_or_count():
+    ones = jnp.ones((N, H))
+    with pytest.raises(ScanError, match="two carries|another carry"):
+        scan(lambda c, x: ((c[0] * 0.5 + c[1], c[1] * x), x), (ones, ones), jnp.ones((T, N, H)), executor="associative")
+    with pytest.raises(ScanError, match="a carry is int32"):
+        scan(lambda c, x: ((c[0] * 2, c[1] * x), x), (jnp.int32(1), ones), jnp.ones((T, N, H)), executor="associative")
+
+
+def test_unknown_executor_and_the_choice():
+    with pytest.raises(ScanError, match="did you mean 'associative'"):
+        scan(lambda c, x: (c, x), 0.0, jnp.ones(3), executor="asociative")
+    told = explain_scan(lambda c, x: (c * x, c), jnp.float32(1), jnp.ones(3), executor="associative")
+    assert told.executor == "associative"
+
+
+# cuDNN ----------------------------------------------------------------------------------------------------------------
+
+
+def lstm_step(seed=0):
+    p = draw(seed, w_x=(4 * H, D), w_h=(4 * H, H), b=(4 * H,), h0=(N, H), c0=(N, H), x=(T, N, D))
+    p = {name: jnp.asarray(v, jnp.float32) for name, v in p.items()}
+    return LstmStep(p["w_x"], p["w_h"], p["b"]), (p["h0"], p["c0"]), p["x"]
+
+
+def test_cudnn_takes_what_it_can():
+    step, carry, xs = lstm_step()
+    assert cudnn.refusal(step, carry, xs, False, "gpu") is None
+    assert "no CUDA device" in cudnn.refusal(step, carry, xs, False, "cpu")
+    assert "backwards" in cudnn.refusal(step, carry, xs, True, "gpu")
+    assert "float32 only" in cudnn.refusal(step, carry, xs.astype(jnp.bfloat16), False, "gpu")
+    assert "not an LstmStep" in cudnn.refusal(lambda c, x: (c, x), carry, xs, False, "gpu")
+    assert "[T, N, D]" in cudnn.refusal(step, carry, xs[:, :, :, None], False, "gpu")
+
+
+def test_cudnn_is_refused_by_name_where_it_cannot_run():
+    if jax.default_backend() == "cpu":
+        with pytest.raises(ScanError, match="cudnn.*no CUDA device"):
+            scan(*lstm_step(), executor="cudnn")
+
+
+def test_packed_weights_mean_the_same_network():
+    """JAX's own unpacking and reference LSTM, fed with our packing, give what the loop gives."""
+    step, (h0, c0), xs = lstm_step()
+    parts = rnn.unpack_lstm_weights(cudnn.packed_weights(step), D, H, num_layers=1, bidirectional=False)
+    lengths = jnp.full((N,), T, jnp.int32)
+    y, h, c = rnn.lstm_ref(
+        jnp.swapaxes(xs, 0, 1),
+        h0[None],
+        c0[None],
+        *parts,
+        seq_lengths=lengths,
+        input_size=D,
+        hidden_size=H,
+        num_layers=1,
+        dropout=0.0,
+        bidirectional=False,
+    )
+    (last_h, last_c), hs = scan(step, (h0, c0), xs)
+    for theirs, ours in ((jnp.swapaxes(y, 0, 1), hs), (h[0], last_h), (c[0], last_c)):
+        np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
