@@ -6,13 +6,13 @@ projection before the loop, builds the step net, and appends the recurrent netwo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from ..builder import NetBuilder
 from ..errors import NetError
-from ..recurrent import RecurrentState, recurrent_net
+from ..recurrent import RecurrentState, recurrent_net, unrolled_net
 
 
 @dataclass(frozen=True)
@@ -24,55 +24,95 @@ class StateSpec:
     initial: str
     size: int
 
+    def within(self, scope: str) -> StateSpec:
+        """The same state of a cell that stands under a scope."""
+        return StateSpec(f"{scope}/{self.previous}", f"{scope}/{self.new}", f"{scope}/{self.initial}", self.size)
+
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Blobs that every step may read: the prepared input [1, N, ...], lengths int32 [N] or None, timestep int32 [1]."""
+    """Blobs that every step may read: the prepared input [1, N, ...], lengths int32 [N] or None, timestep int32 [1].
+
+    extra: blobs [1, N, E] with their sizes E that enter the recurrent products beside the hidden state. recurrent_mask:
+    [1, N, H], multiplies the hidden state where it enters those products, but not where it is held or mixed.
+    """
 
     input: str
     lengths: str | None
     timestep: str
+    extra: tuple[tuple[str, int], ...] = ()
+    recurrent_mask: str | None = None
 
     def with_input(self, input: str) -> StepInputs:
-        return StepInputs(input, self.lengths, self.timestep)
+        """The same for another input, as of the next layer."""
+        return replace(self, input=input)
 
 
-class Cell(Protocol):
+class Cell(ABC):
     """One step of a recurrent network. Names are relative to the builder's scope."""
 
     @property
+    @abstractmethod
     def states(self) -> tuple[StateSpec, ...]: ...
 
     @property
     def output_index(self) -> int:
         """Which state is the cell's output."""
-        ...
+        return 0
+
+    @property
+    def output_states(self) -> tuple[int, ...]:
+        """The states that the output over time is made of: by default, only these pass gradients on."""
+        return (self.output_index,)
 
     @property
     def recompute(self) -> tuple[str, ...]:
         """Blobs of the step that the backward pass computes again."""
-        ...
+        return ()
 
+    @abstractmethod
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         """What depends on the input alone, on the whole sequence or on one step: [T, N, D] -> [T, N, ...]."""
-        ...
 
+    def before_loop(self, b: NetBuilder, x: str) -> None:
+        """Appends to the outer net what the steps read and the input has no part in; x [T, N, D] tells N."""
+        return None
+
+    @abstractmethod
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         """Appends one step to a step net, from the blobs of the previous states to those of the new ones."""
-        ...
+
+    def output(self, b: NetBuilder, new: Sequence[str]) -> str:
+        """The output of one step, which a layer above reads."""
+        return new[self.output_index]
+
+    def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
+        """The output over time [T, N, H], made outside of the loop."""
+        return states[self.output_index].all
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a cell is run: see `recurrent_net`. mask_padding: put zeros into the input after the end of each sequence first.
+    """How a cell is run: see `recurrent_net`.
 
-    What padding holds never shows in the outputs, but without the mask a NaN there makes NaNs of the gradients of the input
-    projection (0 x NaN), as in Caffe2.
+    outputs_with_grads: by default the outputs over time of the cell's `output_states`. mask_padding: put zeros into the
+    input after the end of each sequence first. What padding holds never shows in the outputs, but without the mask a NaN
+    there makes NaNs of the gradients of the input projection (0 x NaN), as in Caffe2. unroll_steps: the number of steps T,
+    to append every step's operators instead of a recurrent network.
     """
 
     outputs_with_grads: tuple[int, ...] | None = None
     forward_only: bool = False
     mask_padding: bool = True
+    unroll_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """The output over time [T, N, H], and the states in the order of `cell.states`."""
+
+    output: str
+    states: tuple[RecurrentState, ...]
 
 
 def run_cell(
@@ -83,15 +123,15 @@ def run_cell(
     initial_states: Sequence[str] | None,
     *,
     scope: str,
-    options: RunOptions,
-) -> list[RecurrentState]:
-    """Runs a cell over the sequence `x` [T, N, D] and returns its states in the order of `cell.states`.
+    options: RunOptions = RunOptions(),
+) -> CellRun:
+    """Runs a cell over the sequence `x` [T, N, D].
 
     Args:
         initial_states: a blob for each state, [H], [N, H] or [1, N, H]; None for learned ones, parameters [H] that
             start at zero.
         scope: the name under which all blobs and parameters stand.
-        options: by default only the cell's own output, over all steps, passes gradients on.
+        options: see RunOptions.
 
     Raises:
         NetError: for another number of initial states than the cell has.
@@ -107,38 +147,61 @@ def run_cell(
                 f"{len(initial_states)} initial ones: {list(initial_states)}"
             )
         if lengths is not None and options.mask_padding:
-            x = _without_padding(b, x, lengths)
+            x = without_padding(b, x, lengths, "input")
+        cell.before_loop(b, x)
         prepared = cell.prepare_input(b, x)
         step = NetBuilder(scope, parent=b)
         at = StepInputs(step.input(input_t), lengths, step.input(timestep))
         previous = [step.input(step.scoped(s.previous)) for s in specs]
         new = cell.step(step, at, previous)
-        prefix = b.scoped("")[:-1]
-        states = recurrent_net(
-            b,
-            step.build(outputs=new),
-            [(input_t, prepared)],
-            list(zip(previous, initial_states)),
-            dict(zip(previous, new)),
-            timestep=timestep,
-            scope=prefix,
-            outputs_with_grads=options.outputs_with_grads or (2 * cell.output_index,),
-            recompute_blobs_on_backward=[] if options.forward_only else [step.scoped(n) for n in cell.recompute],
-            forward_only=options.forward_only,
-        )
-    return states
+        common = {
+            "step_net": step.build(outputs=new),
+            "inputs": [(input_t, prepared)],
+            "initial_states": list(zip(previous, initial_states)),
+            "links": dict(zip(previous, new)),
+            "timestep": timestep,
+            "outputs_with_grads": options.outputs_with_grads or tuple(2 * k for k in cell.output_states),
+        }
+        if options.unroll_steps is not None:
+            states = unrolled_net(b, **common, steps=options.unroll_steps)
+        else:
+            states = recurrent_net(
+                b,
+                **common,
+                scope=b.scoped("")[:-1],
+                recompute_blobs_on_backward=[] if options.forward_only else [step.scoped(n) for n in cell.recompute],
+                forward_only=options.forward_only,
+            )
+        return CellRun(cell.output_sequence(b, states), tuple(states))
 
 
-def _without_padding(b: NetBuilder, x: str, lengths: str) -> str:
+def without_padding(b: NetBuilder, x: str, lengths: str, name: str) -> str:
     """x [T, N, D] with zeros from step lengths[n] on."""
-    by_sequence = b.op("Transpose", [x], "input_by_sequence", axes=(1, 0, 2))
+    by_sequence = b.op("Transpose", [x], f"{name}_by_sequence", axes=(1, 0, 2))
     mask = {"mode": "sequence", "axis": 1, "repeat_from_axis": 2, "fill_val": 0.0}
-    masked = b.op("SequenceMask", [by_sequence, lengths], "input_by_sequence_masked", **mask)
-    return b.op("Transpose", [masked], "input_masked", axes=(1, 0, 2))
+    masked = b.op("SequenceMask", [by_sequence, lengths], f"{name}_by_sequence_masked", **mask)
+    return b.op("Transpose", [masked], f"{name}_masked", axes=(1, 0, 2))
 
 
-def fully_connected(b: NetBuilder, x: str, name: str, size_in: int, size_out: int) -> str:
+def fully_connected(b: NetBuilder, x: str, name: str, size_in: int, size_out: int, **args: int) -> str:
     """`name` = x W^T + b on the last of three axes, with parameters `name_w` [out, in] and `name_b` [out]."""
     w = b.param(name + "_w", [size_out, size_in], "XavierFill")
     bias = b.param(name + "_b", [size_out], "ConstantFill", value=0.0)
-    return b.op("FC", [x, w, bias], name, axis=2)
+    return b.op("FC", [x, w, bias], name, axis=2, **args)
+
+
+def dropped(b: NetBuilder, at: StepInputs, hidden: str) -> str:
+    """The hidden state as it enters the recurrent products: with its units dropped that the mask drops."""
+    if at.recurrent_mask is None:
+        return hidden
+    return b.op("Mul", [hidden, at.recurrent_mask], "hidden_t_prev_dropped")
+
+
+def joined(b: NetBuilder, at: StepInputs, hidden: str, size: int, name: str = "gates") -> tuple[str, int]:
+    """The hidden state with the extra blobs beside it, and the size of both together."""
+    if not at.extra:
+        return hidden, size
+    name += "_concatenated_input_t"
+    blobs = [hidden, *(blob for blob, _ in at.extra)]
+    found, _ = b.op("Concat", blobs, [name, f"_{name}_concat_dims"], axis=2)
+    return found, size + sum(e for _, e in at.extra)

@@ -1,4 +1,4 @@
-"""LSTM as a step net, with Caffe2's names, gate order and parameters.
+"""LSTM as a step net, with Caffe2's names, gate order and parameters; and its variants, which make the gates otherwise.
 
 Shapes: T time, N batch, D input, H hidden. Gates are i, f, o, g along the last axis; the parameters are `i2h_w` [4H, D],
 `i2h_b` [4H], `gates_t_w` [4H, H], `gates_t_b` [4H].
@@ -6,50 +6,41 @@ Shapes: T time, N batch, D input, H hidden. Gates are i, f, o, g along the last 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..builder import NetBuilder
-from .base import RunOptions, StateSpec, StepInputs, fully_connected, run_cell
-from .stack import StackedCell
+from .base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
+from .options import LSTMOptions
+
+EPSILON = 1e-4  # of layer normalization
 
 
 @dataclass(frozen=True)
-class LSTMOptions:
-    """What an LSTM may do differently.
-
-    forget_bias: added to the forget gate before its sigmoid. drop_states: the state of a finished sequence becomes zero
-    instead of being held. memory_optimization: recompute the gates in the backward pass instead of storing them.
-    forward_only: build no backward step net. outputs_with_grads: which of hidden_all, hidden_last, cell_all, cell_last
-    (0 to 3) of the top layer pass gradients on. mask_padding: see RunOptions.
-    """
-
-    forget_bias: float = 0.0
-    drop_states: bool = False
-    memory_optimization: bool = False
-    forward_only: bool = False
-    outputs_with_grads: tuple[int, ...] = (0,)
-    mask_padding: bool = True
-
-
-@dataclass(frozen=True)
-class LSTMCell:
-    """One LSTM step: gates = FC(h_prev) + input; c = f c_prev + i g; h = o tanh(c)."""
+class LSTMFamily(Cell):
+    """One step from gates [1, N, 4H]: c = f c_prev + i g; h = o tanh(c). What makes the gates is left open."""
 
     input_size: int
     hidden_size: int
     options: LSTMOptions = LSTMOptions()
 
     @property
-    def states(self) -> tuple[StateSpec, ...]:
-        return (
-            StateSpec("hidden_t_prev", "hidden_state", "initial_hidden_state", self.hidden_size),
-            StateSpec("cell_t_prev", "cell_state", "initial_cell_state", self.hidden_size),
-        )
+    @abstractmethod
+    def new_names(self) -> tuple[str, str]:
+        """Blobs of the new hidden and the new cell state."""
+
+    @abstractmethod
+    def gates(self, b: NetBuilder, at: StepInputs, hidden: str) -> str:
+        """The gates [1, N, 4H] from the previous hidden state and the prepared input."""
 
     @property
-    def output_index(self) -> int:
-        return 0
+    def states(self) -> tuple[StateSpec, ...]:
+        hidden, cell = self.new_names
+        return (
+            StateSpec("hidden_t_prev", hidden, "initial_hidden_state", self.hidden_size),
+            StateSpec("cell_t_prev", cell, "initial_cell_state", self.hidden_size),
+        )
 
     @property
     def recompute(self) -> tuple[str, ...]:
@@ -60,14 +51,13 @@ class LSTMCell:
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         hidden, cell = previous
-        gates = fully_connected(b, hidden, "gates_t", self.hidden_size, 4 * self.hidden_size)
-        gates = b.op("Sum", [gates, at.input], "gates_t")
+        gates = self.gates(b, at, hidden)
         lengths = [] if at.lengths is None else [at.lengths]
         return list(
             b.op(
                 "LSTMUnit",
                 [hidden, cell, gates, *lengths, at.timestep],
-                ["hidden_state", "cell_state"],
+                self.new_names,
                 forget_bias=self.options.forget_bias,
                 drop_states=int(self.options.drop_states),
                 sequence_lengths=len(lengths),
@@ -76,74 +66,86 @@ class LSTMCell:
 
 
 @dataclass(frozen=True)
-class LSTMLayer:
-    """Blobs of one layer: states after every step [T, N, H], and after the last one [1, N, H]. Iterates in this order."""
+class LSTMCell(LSTMFamily):
+    """gates = FC(h_prev) + input."""
 
-    hidden_all: str
-    hidden_last: str
-    cell_all: str
-    cell_last: str
+    new_names = ("hidden_state", "cell_state")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter((self.hidden_all, self.hidden_last, self.cell_all, self.cell_last))
+    def gates(self, b: NetBuilder, at: StepInputs, hidden: str) -> str:
+        return additive_gates(b, at, hidden, self.hidden_size)
 
 
 @dataclass(frozen=True)
-class LSTMOutputs(LSTMLayer):
-    """The blobs of the top layer, and those of all `layers`, the lowest first."""
+class LayerNormLSTMCell(LSTMFamily):
+    """gates = LayerNorm(FC(h_prev) + input), with parameters `gates_t_norm_scale` and `gates_t_norm_bias` [4H]."""
 
-    layers: tuple[LSTMLayer, ...]
+    new_names = ("hidden_t", "cell_t")
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return _NORMALIZED if self.options.memory_optimization else ()
+
+    def gates(self, b: NetBuilder, at: StepInputs, hidden: str) -> str:
+        return normalized(b, additive_gates(b, at, hidden, self.hidden_size), 4 * self.hidden_size)
 
 
-def LSTM(
-    b: NetBuilder,
-    x: str,
-    lengths: str | None,
-    initial_states: Sequence[str] | None,
-    dim_in: int,
-    dim_out: int | Sequence[int],
-    scope: str,
-    options: LSTMOptions = LSTMOptions(),
-) -> LSTMOutputs:
-    """An LSTM over the sequence `x`, of one layer or of several.
+@dataclass(frozen=True)
+class MILSTMCell(LSTMFamily):
+    """Multiplicative integration, with p = FC(h_prev): gates = alpha x p + beta1 p + beta2 x + b.
 
-    Args:
-        b: the net to append to.
-        x: float [T, N, dim_in].
-        lengths: int32 [N], how many steps of each sequence are valid; None where all are.
-        initial_states: blobs of the hidden and the cell state of each layer in turn, [H], [N, H] or [1, N, H]; None for
-            learned ones, which start at zero.
-        dim_in: features of the input.
-        dim_out: hidden size, or one for each layer.
-        scope: the name under which all blobs and parameters stand.
-        options: see LSTMOptions.
-
-    Returns:
-        The names of the outputs.
-
-    Raises:
-        NetError: for another number of initial states than layers need.
-
-    >>> import jrnn
-    >>> b = NetBuilder("net")
-    >>> out = LSTM(b, b.input("x"), b.input("lengths"), None, 3, [8, 4], "lstm")
-    >>> out.hidden_all, list(b.params)[:3]
-    ('lstm/layer_1/hidden_state_all', ['lstm/layer_0/initial_hidden_state', 'lstm/layer_0/initial_cell_state', \
-'lstm/layer_1/initial_hidden_state'])
+    The parameters are `prev_t_w` [4H, H], `prev_t_b`, `alpha`, `beta1`, `beta2` and `b` [4H].
+    Source: Wu et al., On Multiplicative Integration with Recurrent Neural Networks, 2016.
     """
-    sizes = [dim_out] if isinstance(dim_out, int) else list(dim_out)
-    cells = [LSTMCell(size_in, size, options) for size_in, size in zip([dim_in, *sizes], sizes)]
-    shift = 4 * (len(cells) - 1)
-    states = run_cell(
-        cells[0] if isinstance(dim_out, int) else StackedCell(tuple(cells)),
-        b,
-        x,
-        lengths,
-        initial_states,
-        scope=scope,
-        options=RunOptions(
-            tuple(shift + k for k in options.outputs_with_grads), options.forward_only, options.mask_padding
-        ),
-    )
-    layers = tuple(LSTMLayer(h.all, h.last, c.all, c.last) for h, c in zip(states[::2], states[1::2]))
-    return LSTMOutputs(*layers[-1], layers=layers)
+
+    new_names = ("hidden_t_intermediate", "cell_t")
+
+    def gates(self, b: NetBuilder, at: StepInputs, hidden: str) -> str:
+        return integrated_gates(b, at, hidden, self.hidden_size)
+
+
+@dataclass(frozen=True)
+class LayerNormMILSTMCell(LSTMFamily):
+    """The gates of MILSTMCell, normalized as in LayerNormLSTMCell."""
+
+    new_names = ("hidden_t_intermediate", "cell_t")
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return _NORMALIZED if self.options.memory_optimization else ()
+
+    def gates(self, b: NetBuilder, at: StepInputs, hidden: str) -> str:
+        return normalized(b, integrated_gates(b, at, hidden, self.hidden_size), 4 * self.hidden_size)
+
+
+_NORMALIZED = ("gates_t", "gates_t_norm", "gates_t_norm_mean", "gates_t_norm_std")
+
+
+def additive_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
+    """FC(h_prev) + input."""
+    gates = fully_connected(b, *_sized(b, at, hidden, "gates_t", size))
+    return b.op("Sum", [gates, at.input], "gates_t")
+
+
+def integrated_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
+    """(alpha x + beta1) p + beta2 x + b, where p = FC(h_prev)."""
+    product = fully_connected(b, *_sized(b, at, hidden, "prev_t", size))
+    ones = {"shape": [4 * size], "fill": "ConstantFill", "value": 1.0}
+    alpha, beta1, beta2 = (b.param(name, **ones) for name in ("alpha", "beta1", "beta2"))
+    bias = b.param("b", [4 * size], "ConstantFill", value=0.0)
+    scaled = b.op("ElementwiseLinear", [at.input, alpha, beta1], "alpha_by_input_t_plus_beta_h", axis=2)
+    both = b.op("Mul", [scaled, product], "alpha_by_input_t_plus_beta_h_by_prev_t")
+    alone = b.op("ElementwiseLinear", [at.input, beta2, bias], "beta_i_by_input_t_plus_b", axis=2)
+    return b.op("Sum", [both, alone], "gates_t")
+
+
+def normalized(b: NetBuilder, gates: str, size: int) -> str:
+    """Layer normalization of the gates over their last axis."""
+    scale = b.param("gates_t_norm_scale", [size], "ConstantFill", value=1.0)
+    bias = b.param("gates_t_norm_bias", [size], "ConstantFill", value=0.0)
+    names = ["gates_t_norm", "gates_t_norm_mean", "gates_t_norm_std"]
+    return b.op("LayerNorm", [gates, scale, bias], names, axis=-1, epsilon=EPSILON, elementwise_affine=1)[0]
+
+
+def _sized(b: NetBuilder, at: StepInputs, hidden: str, name: str, size: int) -> tuple[str, str, int, int]:
+    blob, size_in = joined(b, at, dropped(b, at, hidden), size)
+    return blob, name, size_in, 4 * size

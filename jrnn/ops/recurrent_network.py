@@ -2,6 +2,7 @@
 
 Shapes: T time, N batch, L length of an initial state (normally 1). The first input is [T, N, ...]; an initial state is
 [D], [N, D] or [L, N, D]; a state is [T+L, N, D]. Within the step net every linked blob has a leading dimension, its window.
+Beyond Caffe2, a state may have any data type and any rank: [L, ...] starts [T+L, ...], and a number starts a state [T+1].
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ class StepWorkspaces:
 def recurrent_network(*inputs, op, context):
     w = parse(op, op.inputs, op.outputs)
     keep = _names_to_keep(w, context)
-    states, kept = run_forward(w, dict(zip(op.inputs, inputs)), keep, context)
+    run = run_forward(w, dict(zip(op.inputs, inputs)), keep, context)
     results = []
     for k, name in enumerate(op.outputs):
         alias = next((a for a in w.aliases if a.dst == name), None)
-        value = kept if alias is None else states[alias.src][alias.offset :]
-        if w.outputs_with_grads is not None and k not in w.outputs_with_grads and alias is not None:
+        value = run.collected.get(name, run.workspaces) if alias is None else run.states[alias.src][alias.offset :]
+        if w.outputs_with_grads is not None and k not in w.outputs_with_grads and value is not run.workspaces:
             value = lax.stop_gradient(value)
         results.append(value)
     return tuple(results)
@@ -52,7 +53,8 @@ def recurrent_network(*inputs, op, context):
 
 def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
     """The local blobs of the step net that somebody will ask for: all when run eagerly, else what the backward net reads."""
-    if w.outputs[-1] in context.unread or any(a.dst == w.outputs[-1] for a in w.aliases):
+    last = w.outputs[-1]
+    if last in context.unread or last in w.collected or any(a.dst == last for a in w.aliases):
         return ()
     written = dict.fromkeys(o for step_op in w.step_net.ops for o in step_op.outputs)
     if context.eager:
@@ -64,16 +66,24 @@ def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
     return tuple(n for n in written if n in reads and n not in linked)
 
 
+def batch_size(sequence: Any) -> int:
+    """N of the first input [T, N, ...]; 1 where it is [T]."""
+    return sequence.shape[1] if sequence.ndim > 1 else 1
+
+
 def initial_state(w: Wiring, k: int, value: Any, batch: int) -> jax.Array:
-    """The first L slots of state `k`: [D] is tiled over the batch, [N, ...] is one slot, [L, N, D] is L slots."""
+    """The first L slots of state `k`.
+
+    [] is one slot of one number, [D] is tiled over the batch, [N, D] is one slot, [L, ...] is L slots.
+    """
     name = w.inputs[w.initial_ids[k]]
-    if not 1 <= value.ndim <= 3:
-        raise OpError(f"initial state {name!r} is of rank {value.ndim}; it must be [D], [N, D] or [L, N, D]")
+    if value.ndim == 0:
+        return jnp.asarray(value)[None]
     if value.ndim == 1:
         return jnp.broadcast_to(value, (1, batch, value.shape[0]))
-    if value.shape[-2] != batch:
+    if value.ndim <= 3 and value.shape[-2] != batch:
         raise OpError(f"initial state {name!r} is {list(value.shape)}, but the batch has {batch} sequences")
-    return value if value.ndim == 3 else value[None]
+    return jnp.asarray(value) if value.ndim >= 3 else jnp.asarray(value)[None]
 
 
 def slots(sequence: Any, link: Link, t: Any) -> Any:
@@ -122,28 +132,41 @@ class StateLinks:
         )
 
 
-def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context):
-    """Runs the step net over time: state -> its T+L slots, and the StepWorkspaces with the blobs `keep`."""
-    steps, batch = blobs[w.inputs[0]].shape[:2]
+@dataclass(frozen=True)
+class Forward:
+    """What a run over time gave: the T+L slots of each state, outputs that are no states, and blobs kept of every step."""
+
+    states: Mapping[str, Any]
+    collected: Mapping[str, Any]
+    workspaces: StepWorkspaces
+
+
+def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context) -> Forward:
+    """Runs the step net over time, and keeps the blobs `keep` of every step."""
+    steps, batch = blobs[w.inputs[0]].shape[0], batch_size(blobs[w.inputs[0]])
     first = {s: initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], batch) for k, s in enumerate(w.states)}
     for link in w.links:
         if link.external in blobs and link.external not in first:
             _check_reach(link, blobs[link.external].shape[0], steps)
     shape = StateLinks(w, {s: v.shape[0] for s, v in first.items()})
     shape.check()
-    wanted = dict.fromkeys([*(link.internal for s in w.states for link in shape.writes(s)), *keep])
-    p = plan(w.step_net, wanted)
-    constant: dict[
-        str, np.ndarray
-    ] = {}  # blobs that do not depend on the data, such as shapes: filled as the step is traced
+    results = [link.internal for s in w.states for link in shape.writes(s)]
+    p = plan(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
+    constant: dict[str, np.ndarray] = {}  # blobs that do not depend on the data, such as shapes: filled during tracing
 
-    def kept(env: Mapping[str, Any]) -> dict[str, Any]:
+    def gather(env: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         constant.update((n, env[n]) for n in keep if isinstance(env[n], np.ndarray))
-        return {n: env[n] for n in keep if n not in constant}
+        return {n: env[n] for n in keep if n not in constant}, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
 
     run = _run_slot_by_slot if shape.slot_by_slot else _run_on_buffers
-    states, stacked = run(shape, p, first, blobs, steps, kept, context)
-    return states, StepWorkspaces(stacked, constant)
+    states, (stacked, collected) = run(shape, p, first, blobs, steps, gather, context)
+    return Forward(states, collected, StepWorkspaces(stacked, constant))
+
+
+def _one_slot(name: str, value: Any) -> Any:
+    if value.ndim == 0 or value.shape[0] != 1:
+        raise OpError(f"output {name!r} collects a blob {list(value.shape)} of every step; it must be [1, ...]")
+    return jnp.asarray(value)[0]
 
 
 def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
@@ -165,7 +188,7 @@ def step_env(w: Wiring, env: dict[str, Any], t: Any) -> dict[str, Any]:
     return {**env, w.timestep: t[None]}
 
 
-def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, kept, context: Context):
+def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, gather, context: Context):
     w = shape.w
     sequences, views = sequence_views(w, blobs, steps)
 
@@ -176,15 +199,16 @@ def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, kept
             env.update((r.internal, carry[s][r.offset : r.offset + r.window]) for r in shape.reads(s))
         env = execute(p, step_env(w, env, t), context.step(t, w.outputs[-1]))
         new = {s: _new_slot(shape.writes(s)[0], env, carry[s]) for s in w.states}
+        new = {s: v if s in w.smooth_states else lax.stop_gradient(v) for s, v in new.items()}
         after = {s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s] for s in w.states}
-        return after, ({s: v[0] for s, v in new.items()}, kept(env))
+        return after, ({s: v[0] for s, v in new.items()}, gather(env))
 
-    _, (states, stacked) = scan(step, first, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
-    return {s: _States(first[s], states[s]) for s in w.states}, stacked
+    _, (states, gathered) = scan(step, first, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
+    return {s: _States(first[s], states[s]) for s in w.states}, gathered
 
 
 def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
-    new = env[link.internal]
+    new = jnp.asarray(env[link.internal])
     if new.shape != (1, *before.shape[1:]) or new.dtype != before.dtype:
         raise OpError(
             f"state {link.external!r} is {before.dtype}[1,{','.join(map(str, before.shape[1:]))}], but the step net writes "
@@ -207,7 +231,7 @@ class _States:
         return jnp.concatenate([self.first[start:], self.rest])
 
 
-def _run_on_buffers(shape: StateLinks, p: Plan, first, blobs, steps: int, kept, context: Context):
+def _run_on_buffers(shape: StateLinks, p: Plan, first, blobs, steps: int, gather, context: Context):
     """The general case: links are windows on the whole states, as in Caffe2, and a write shows in every view at once."""
     w = shape.w
     sequences, views = sequence_views(w, blobs, steps)
@@ -230,7 +254,6 @@ def _run_on_buffers(shape: StateLinks, p: Plan, first, blobs, steps: int, kept, 
                         carry[link.external], new, t + link.offset, axis=0
                     )
                     env.update((o.internal, slots(carry[link.external], o, t)) for o in w.state_links(link.external))
-        return carry, kept(env)
+        return carry, gather(env)
 
-    states, stacked = scan(step, buffers, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
-    return states, stacked
+    return scan(step, buffers, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)

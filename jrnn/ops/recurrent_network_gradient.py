@@ -17,7 +17,7 @@ from ..errors import GradientError
 from ..executor import scan
 from ..lowering import Context, Plan, execute, plan
 from ..registry import ACCUMULATE, gradient, op
-from .recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
+from .recurrent_network import StepWorkspaces, batch_size, initial_state, run_forward, sequence_views, slots, step_env
 from .recurrent_wiring import Link, Wiring, parse
 
 
@@ -38,13 +38,14 @@ def _(g):
     w = parse(g.op, g.op.inputs, g.op.outputs)
     if w.backward_step_net is None and not w.backward_links:
         raise GradientError("was built forward_only, without a backward step net; build it with forward_only=False")
-    aliases = {a.dst for a in w.aliases}
-    arriving = [k for k, name in enumerate(w.outputs) if name in aliases and g.has_grad_output(k)]
+    results = {a.dst for a in w.aliases} | set(w.collected)
+    arriving = [k for k, name in enumerate(w.outputs) if name in results and g.has_grad_output(k)]
     if w.outputs_with_grads is not None:
         arriving = [k for k in arriving if k in w.outputs_with_grads]  # a gradient of any other output stops here
     if not arriving:
         return
-    targets = [w.inputs.index(n) for n in w.sequences] + [*w.params, *w.initial_ids]
+    initial = [k for s, k in zip(w.states, w.initial_ids) if s in w.smooth_states]
+    targets = [w.inputs.index(n) for n in w.smooth_sequences] + [*w.params, *initial]
     names = []
     parts: dict[int, list[str]] = {}  # of a blob in two roles, such as the first value of two states
     for k in targets:
@@ -82,11 +83,11 @@ class _Backward:
 
     @classmethod
     def of(cls, w: Wiring, inputs: Mapping[str, Any], outputs: Mapping[str, Any], context: Context) -> _Backward:
-        batch = inputs[w.inputs[0]].shape[1]
+        batch = batch_size(inputs[w.inputs[0]])
         first = {s: initial_state(w, k, inputs[w.inputs[w.initial_ids[k]]], batch) for k, s in enumerate(w.states)}
         states = {s: _restored(w, s, first[s], outputs) for s in w.states}
         if any(v is None for v in states.values()):
-            again, _ = run_forward(w, inputs, (), context)
+            again = run_forward(w, inputs, (), context).states
             states = {s: again[s][0:] for s in w.states}
         workspaces = outputs.get(w.outputs[-1]) if w.outputs else None
         if not isinstance(workspaces, StepWorkspaces):
@@ -103,7 +104,7 @@ class _Backward:
             local = {o for step_op in w.step_net.ops for o in step_op.outputs}
             linked = {k.internal for k in w.links}
             at_hand = {*workspaces.stacked, *workspaces.constant, *linked}
-            given = {k.internal for k in reads}
+            given = {k.internal for k in reads} | {name + "_grad" for name in w.collected.values()}
             unprovided = tuple(
                 n
                 for n in backward.required
@@ -121,13 +122,19 @@ class _Backward:
         sequences, views = sequence_views(w, self.inputs, steps)
         start, every_step = self._arriving(arriving, steps)
         of_sequences = {
-            k.external.removesuffix("_grad"): k.internal for k in w.backward_links if k not in self.on_states
+            n: [k.internal for k in w.backward_links if k.external == n + "_grad"] for n in w.smooth_sequences
         }
-        of_sequences = {n: of_sequences[n] for n in w.sequences if n in of_sequences}
+        of_outputs = {
+            k.internal: arriving[n]
+            for n in w.collected
+            if n in arriving
+            for k in w.backward_links
+            if k.external == n + "_grad"
+        }
 
         def step(carry, xs):
             gradients, totals = carry
-            t, now, kept, from_outside = xs
+            t, now, kept, from_outside, of_output = xs
             env = step_env(w, {**self.workspaces.constant, **kept, **views(now, t)}, t)
             env.update((k.internal, slots(self.states[k.external], k, t)) for k in w.links if k.external in self.states)
             here = context.step(t, w.outputs[-1])
@@ -138,17 +145,22 @@ class _Backward:
                 g = gradients[k.external.removesuffix("_grad")]
                 env[k.internal] = g[k.offset - 1 : k.offset - 1 + k.window]
             env.update((n, jnp.zeros_like(env[n.removesuffix("_grad")])) for n in self.unprovided)
+            env.update((n, g[None]) for n, g in of_output.items())
             if self.backward is not None:
                 env = execute(self.backward, env, here)
             totals = [a + env[n] if n in env else a for a, n in zip(totals, self.param_grads)]
-            out = {n: env[i].reshape(self.inputs[n].shape[1:]) for n, i in of_sequences.items() if i in env}
+            out = {
+                n: sum(env[i].reshape(self.inputs[n].shape[1:]) for i in inner if i in env)
+                for n, inner in of_sequences.items()
+                if any(i in env for i in inner)
+            }
             return ({s: self._earlier(s, g, env) for s, g in gradients.items()}, totals), out
 
-        xs = (jnp.arange(steps, dtype=jnp.int32), sequences, dict(self.workspaces.stacked), every_step)
+        xs = (jnp.arange(steps, dtype=jnp.int32), sequences, dict(self.workspaces.stacked), every_step, of_outputs)
         totals = [jnp.zeros_like(self.inputs[w.inputs[k]]) for k in w.params]
         (gradients, totals), out = scan(step, (start, totals), xs, length=steps, reverse=True)
-        first = [self._of_initial(k, gradients[s]) for k, s in enumerate(w.states)]
-        return (*(out.get(n, jnp.zeros_like(self.inputs[n])) for n in w.sequences), *totals, *first)
+        first = [self._of_initial(k, gradients[s]) for k, s in enumerate(w.states) if s in w.smooth_states]
+        return (*(out.get(n, jnp.zeros_like(self.inputs[n])) for n in w.smooth_sequences), *totals, *first)
 
     @property
     def on_states(self) -> tuple[Link, ...]:
@@ -157,7 +169,7 @@ class _Backward:
     def _arriving(self, arriving: Mapping[str, Any], steps: int):
         """Gradients that come from outside: of the slots after the last step, and of slot t+1 for every step t."""
         start = {}
-        for s in self.w.states:
+        for s in self.w.smooth_states:
             reach = max([1, *(k.offset + k.window - 1 for k in self.reads if k.external == s + "_grad")])
             length = self.first[s].shape[0]
             if reach != length:
@@ -171,6 +183,8 @@ class _Backward:
             if alias.dst not in arriving:
                 continue
             g, s = arriving[alias.dst], alias.src
+            if s not in start:
+                continue
             if alias.offset == -1:
                 start[s] = start[s].at[-1].add(g[0])
             elif alias.offset == 1:

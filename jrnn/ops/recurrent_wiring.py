@@ -2,7 +2,8 @@
 
 A *link* binds a blob of the step net to a slice of a sequence: at step t, `internal` is `external[t+offset : t+offset+
 window]`. `external` is a sequence input, or the blob of a *state*: T+L slots of which the first L are the initial state. An
-*alias* makes an output from a state: `dst = states[offset:]`.
+*alias* makes an output from a state: `dst = states[offset:]`. Beyond Caffe2, `external` may be an output of the operator,
+which then collects a blob that is no state.
 """
 
 from __future__ import annotations
@@ -52,6 +53,23 @@ class Wiring:
         """The inputs that are read step by step."""
         external = {link.external for link in self.links}
         return tuple(n for n in dict.fromkeys(self.inputs) if n in external)
+
+    @property
+    def collected(self) -> dict[str, str]:
+        """Outputs that are no aliases of states -> the blobs of the step net that they collect over time."""
+        ends = set(self.outputs) - set(self.inputs) - set(self.states)
+        return {link.external: link.internal for link in self.links if link.external in ends}
+
+    @property
+    def smooth_sequences(self) -> tuple[str, ...]:
+        """The sequences that get a gradient."""
+        return tuple(n for n in self.sequences if any(k.external == n + "_grad" for k in self.backward_links))
+
+    @property
+    def smooth_states(self) -> tuple[str, ...]:
+        """The states that gradients pass through: all where there is no backward pass."""
+        linked = {k.external for k in self.backward_links}
+        return tuple(s for s in self.states if not linked or s + "_grad" in linked)
 
     def state_links(self, state: str) -> list[Link]:
         return [link for link in self.links if link.external == state]
@@ -126,10 +144,17 @@ def _check(w: Wiring) -> None:
         for k in ids:
             if not 0 <= k < count:
                 raise OpError(f"argument {what!r} holds {k}, but there are {count} to choose from")
-    known = {*w.states, *w.inputs}
+    known = {*w.states, *w.inputs, *w.outputs}
     for link in w.links:
         if link.external not in known:
-            raise OpError(f"link of {link.internal!r} goes to {link.external!r}, which is neither an input nor a state")
+            raise OpError(
+                f"link of {link.internal!r} goes to {link.external!r}, which is no input, no state and no output"
+            )
+        if link.external in w.collected and (link.offset, link.window) != (0, 1):
+            raise OpError(
+                f"link of {link.internal!r} to output {link.external!r} has offset {link.offset} and window "
+                f"{link.window}; an output is collected slot by slot, with offset 0 and window 1"
+            )
         if link.window < 1:
             raise OpError(f"link of {link.internal!r} has link_window {link.window}; a window holds at least one step")
     for alias in w.aliases:

@@ -1,0 +1,210 @@
+"""Attention over the outputs of an encoder, around a decoder cell.
+
+Shapes: T decoder steps, S encoder steps, N batch, E encoder features, H decoder's hidden size. The decoder's gates see the
+hidden state and the context of the step before, side by side; its new hidden state h asks for the next context:
+
+    scores[s, n] = v . tanh(W_e enc[s, n] + W_h h[n])                       regular (additive)
+                 = v . tanh(W_e enc[s, n] + W_c context_prev[n] + W_h h[n]) recurrent
+                 = enc[s, n] . (W_h h[n])                                   dot; W_h only where H is not E
+                 = v . tanh(W_e enc[s, n] + W_h h[n] + coverage_prev[n, s] W_v enc[s, n])   coverage
+    weights = softmax of scores over s;  context[n] = sum_s weights[s, n] enc[s, n];  coverage = all weights so far
+
+Sources: Bahdanau et al. 2015 (additive), Luong et al. 2015 (dot), Tu et al. 2016 (coverage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..builder import NetBuilder
+from ..errors import NetError, near
+from ..recurrent import RecurrentState
+from .base import Cell, StateSpec, StepInputs, fully_connected, without_padding
+
+KINDS = ("regular", "recurrent", "dot", "coverage")
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What is attended to: `outputs` [S, N, E] with their size E, and int32 `lengths` [N] or None.
+
+    weighted: W_e outputs [S, N, E], where they are at hand already. mask_padding: see RunOptions.
+    """
+
+    outputs: str
+    size: int
+    lengths: str | None = None
+    weighted: str | None = None
+    mask_padding: bool = True
+
+    @property
+    def is_masked(self) -> bool:
+        return self.mask_padding and self.lengths is not None
+
+
+@dataclass(frozen=True)
+class AttentionCell(Cell):
+    """A decoder cell, under the scope `decoder`, that attends.
+
+    Its states are the decoder's, of which the output one is called `hidden_t_external`, then the context, then, for
+    coverage, the coverage [1, N, S]. Its output is the hidden state with the context beside it [T, N, H + E].
+    memory_optimization: compute the sums under the tanh again in the backward pass.
+    """
+
+    decoder: Cell
+    encoder: Encoder
+    kind: str = "regular"
+    memory_optimization: bool = False
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise NetError(f"attention must be one of {', '.join(KINDS)}, is {self.kind!r}{near(self.kind, KINDS)}")
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        of_decoder = [s.within("decoder") for s in self.decoder.states]
+        k = self.output_index
+        of_decoder[k] = replace(of_decoder[k], previous="hidden_t_external_prev", new="hidden_t_external")
+        context = "attention_weighted_encoder_context"
+        found = [*of_decoder, StateSpec(context + "_t_prev", context, "initial_" + context, self.encoder.size)]
+        if self.kind == "coverage":
+            found.append(StateSpec("coverage_t_prev", "coverage_t", "initial_coverage", 0))
+        return tuple(found)
+
+    @property
+    def output_index(self) -> int:
+        return self.decoder.output_index
+
+    @property
+    def _context_index(self) -> int:
+        return len(self.decoder.states)
+
+    @property
+    def output_states(self) -> tuple[int, ...]:
+        return (*self.decoder.output_states, self._context_index)
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        mine = ("decoder_hidden_encoder_outputs_sum",) if self.memory_optimization and self.kind != "dot" else ()
+        return (*mine, *(f"decoder/{name}" for name in self.decoder.recompute))
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        with b.scope("decoder"):
+            return self.decoder.prepare_input(b, x)
+
+    def before_loop(self, b: NetBuilder, x: str) -> None:
+        enc, size = self.encoder, self.encoder.size
+        outputs = enc.outputs
+        if enc.is_masked:
+            outputs = without_padding(b, outputs, enc.lengths, "encoder_outputs")
+            if enc.weighted is not None:
+                without_padding(b, enc.weighted, enc.lengths, "weighted_encoder_outputs")
+        if self.kind == "coverage":
+            fully_connected(b, outputs, "coverage_weights", size, size)
+        b.op("Transpose", [outputs], "encoder_outputs_transposed", axes=(1, 2, 0))
+        if self.kind != "dot" and enc.weighted is None:
+            fully_connected(b, outputs, "weighted_encoder_outputs", size, size)
+        with b.scope("decoder"):
+            self.decoder.before_loop(b, x)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        k = self._context_index
+        context = previous[k]
+        with b.scope("decoder"):
+            new = self.decoder.step(b, replace(at, extra=((context, self.encoder.size),)), previous[:k])
+            hidden = self.decoder.output(b, new)
+        scores = {
+            "regular": self._regular,
+            "recurrent": self._recurrent,
+            "dot": self._dot,
+            "coverage": self._coverage,
+        }[self.kind](b, hidden, previous)
+        more = self._attend(b, scores, previous)
+        new[self.output_index] = b.op("Copy", [new[self.output_index]], "hidden_t_external")
+        return [*new, *more]
+
+    def output(self, b: NetBuilder, new: Sequence[str]) -> str:
+        return self._with_context(b, new[self.output_index], new[self._context_index], "state_and_context")
+
+    def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
+        with b.scope("decoder"):
+            hidden = self.decoder.output_sequence(b, states[: self._context_index])
+        return self._with_context(b, hidden, states[self._context_index].all, "states_and_context")
+
+    def _with_context(self, b: NetBuilder, hidden: str, context: str, name: str) -> str:
+        names = [f"{name}_combination", f"_{name}_combination_concat_dims"]
+        return b.op("Concat", [hidden, context], names, axis=2)[0]
+
+    def _attend(self, b: NetBuilder, scores: str, previous: Sequence[str]) -> list[str]:
+        """From scores [N, S, 1] to the context [1, N, E], and the coverage [1, N, S]."""
+        if self.encoder.lengths is not None:
+            scores = b.op("SequenceMask", [scores, self.encoder.lengths], "masked_attention_logits", mode="sequence")
+        weights = b.op("Softmax", [scores], "attention_weights_3d", axis=1)
+        names = ["attention_weighted_encoder_context", "attention_weighted_encoder_context_old_shape"]
+        context = b.op("BatchMatMul", [b.scoped("encoder_outputs_transposed"), weights], names[0])  # [N, E, 1]
+        context, _ = b.op("Reshape", [context], names, shape=(1, -1, self.encoder.size))
+        if self.kind != "coverage":
+            return [context]
+        flat = b.op("Squeeze", [weights], "attention_weights_2d", dims=[2])  # [N, S]
+        return [context, b.op("Add", [previous[-1], flat], "coverage_t", broadcast=1)]
+
+    def _weighted(self, b: NetBuilder) -> str:
+        """W_e outputs [S, N, E], made before the loop."""
+        if self.encoder.weighted is None:
+            return b.scoped("weighted_encoder_outputs")
+        return b.scoped("weighted_encoder_outputs_masked") if self.encoder.is_masked else self.encoder.weighted
+
+    def _query(self, b: NetBuilder, blob: str, name: str, size: int) -> str:
+        """W blob, [N, E]."""
+        found = fully_connected(b, blob, name, size, self.encoder.size)
+        return b.op("Squeeze", [found], name, dims=[0])
+
+    def _hidden_query(self, b: NetBuilder, hidden: str) -> str:
+        return self._query(b, hidden, "weighted_decoder_hidden_state", self._hidden_size)
+
+    @property
+    def _hidden_size(self) -> int:
+        return self.decoder.states[self.output_index].size
+
+    def _regular(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
+        query = self._hidden_query(b, hidden)
+        blobs = [self._weighted(b), query]
+        return self._scores(b, b.op("Add", blobs, "decoder_hidden_encoder_outputs_sum", broadcast=1))
+
+    def _recurrent(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
+        name = "weighted_prev_attention_context"
+        of_context = self._query(b, previous[self._context_index], name, self.encoder.size)
+        query = self._hidden_query(b, hidden)
+        both = b.op("Add", [of_context, query], "decoder_hidden_encoder_outputs_sum_tmp")
+        blobs = [self._weighted(b), both]
+        return self._scores(b, b.op("Add", blobs, "decoder_hidden_encoder_outputs_sum", broadcast=1))
+
+    def _coverage(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
+        query = self._hidden_query(b, hidden)
+        blobs = [self._weighted(b), query]
+        both = b.op("Add", blobs, "decoder_hidden_encoder_outputs_sum_tmp", broadcast=1)
+        coverage = b.op("Squeeze", [previous[-1]], "coverage_t_prev_2d", dims=[0])
+        coverage = b.op("Transpose", [coverage], "coverage_t_prev_transposed")  # [S, N]
+        scaled = b.op("Mul", [b.scoped("coverage_weights"), coverage], "scaled_coverage_weights", broadcast=1, axis=0)
+        return self._scores(b, b.op("Add", [both, scaled], "decoder_hidden_encoder_outputs_sum"))
+
+    def _scores(self, b: NetBuilder, sums: str) -> str:
+        """v . tanh(sums): [S, N, E] -> [N, S, 1]."""
+        activated = b.op("Tanh", [sums], "decoder_hidden_encoder_outputs_sum")
+        scores = fully_connected(b, activated, "attention_logits", self.encoder.size, 1, freeze_bias=1)
+        return b.op("Transpose", [scores], "attention_logits_transposed", axes=(1, 0, 2))
+
+    def _dot(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
+        if self._hidden_size != self.encoder.size:
+            name = "weighted_decoder_hidden_state"
+            hidden = fully_connected(b, hidden, name, self._hidden_size, self.encoder.size)
+        query = b.op("Squeeze", [hidden], "squeezed_weighted_decoder_hidden_state", dims=[0])
+        query = b.op("ExpandDims", [query], "squeezed_weighted_decoder_hidden_state", dims=[2])  # [N, E, 1]
+        return b.op("BatchMatMul", [b.scoped("encoder_outputs_transposed"), query], "attention_logits", trans_a=1)
+
+    def initial_coverage(self, b: NetBuilder) -> str:
+        """A coverage of zeros [S]."""
+        shape = b.op("Shape", [self.encoder.outputs], "encoder_outputs_shape")
+        steps = b.op("Slice", [shape], "encoder_steps", starts=[0], ends=[1])
+        return b.op("ConstantFill", [steps], "initial_coverage", value=0.0, input_as_shape=1)

@@ -1,0 +1,62 @@
+"""The basic recurrent network as a step net: h = activation(W x + R h_prev + b).
+
+Shapes: N batch, D input, H hidden. The parameters are `i2h_w` [H, D], `i2h_b` [H], `gates_t_w` [H, H], `gates_t_b` [H].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..builder import NetBuilder
+from ..errors import NetError, near
+from .base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
+from .options import BasicRNNOptions
+
+ACTIVATIONS = {"tanh": "Tanh", "relu": "Relu"}
+
+
+@dataclass(frozen=True)
+class BasicRNNCell(Cell):
+    """One step. With lengths, the state of a finished sequence is held or dropped by masks."""
+
+    input_size: int
+    hidden_size: int
+    options: BasicRNNOptions = BasicRNNOptions()
+
+    def __post_init__(self):
+        if self.options.activation not in ACTIVATIONS:
+            known = ", ".join(map(repr, ACTIVATIONS))
+            raise NetError(
+                f"activation must be one of {known}, is {self.options.activation!r}"
+                f"{near(self.options.activation, ACTIVATIONS)}"
+            )
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        return fully_connected(b, x, "i2h", self.input_size, self.hidden_size)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        (before,) = previous
+        product, size = joined(b, at, dropped(b, at, before), self.hidden_size)
+        gates = fully_connected(b, product, "gates_t", size, self.hidden_size)
+        gates = b.op("Sum", [gates, at.input], "gates_t")
+        activation = ACTIVATIONS[self.options.activation]
+        if at.lengths is None:
+            return [b.op(activation, [gates], "hidden_t")]
+        hidden = b.op(activation, [gates], "hidden_t_candidate")  # not overwritten: its gradient reads it
+        valid = self._mask(b, "GT", at, "valid")
+        if self.options.drop_states:
+            return [b.op("Mul", [hidden, valid], "hidden_t", broadcast=1, axis=1)]
+        invalid = self._mask(b, "LE", at, "invalid")
+        new = b.op("Mul", [hidden, valid], "hidden_valid", broadcast=1, axis=1)
+        held = b.op("Mul", [before, invalid], "hidden_invalid", broadcast=1, axis=1)
+        return [b.op("Add", [new, held], "hidden_t")]
+
+    def _mask(self, b: NetBuilder, comparison: str, at: StepInputs, name: str) -> str:
+        """1.0 where `lengths` compares so with the timestep, else 0.0: float [N]."""
+        found = b.op(comparison, [at.lengths, at.timestep], name + "_b", broadcast=1)
+        return b.op("Cast", [found], name, to="float", from_type="bool")

@@ -1,0 +1,143 @@
+"""Noise around a cell, as cells: dropout of its output, of its recurrent products, and zoneout of its states.
+
+Shapes: T time, N batch, H hidden. With is_test there is none; the states have their expected values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..builder import NetBuilder
+from ..errors import NetError
+from ..ir import Op
+from ..recurrent import RecurrentState
+from .base import Cell, StateSpec, StepInputs
+
+
+@dataclass(frozen=True)
+class WrappedCell(Cell):
+    """A cell that leaves everything to another one, `cell`, but for what it changes."""
+
+    cell: Cell
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return self.cell.states
+
+    @property
+    def output_index(self) -> int:
+        return self.cell.output_index
+
+    @property
+    def output_states(self) -> tuple[int, ...]:
+        return self.cell.output_states
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return self.cell.recompute
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        return self.cell.prepare_input(b, x)
+
+    def before_loop(self, b: NetBuilder, x: str) -> None:
+        self.cell.before_loop(b, x)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        return self.cell.step(b, at, previous)
+
+    def output(self, b: NetBuilder, new: Sequence[str]) -> str:
+        return self.cell.output(b, new)
+
+    def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
+        return self.cell.output_sequence(b, states)
+
+
+@dataclass(frozen=True)
+class DropoutCell(WrappedCell):
+    """Drops elements of the output, each with probability `ratio`, anew at every step; the states keep theirs.
+
+    A layer above sees the dropout of the step, the output over time has one of its own outside of the loop, as in Caffe2.
+    """
+
+    ratio: float
+    is_test: bool = False
+
+    def output(self, b: NetBuilder, new: Sequence[str]) -> str:
+        return self._dropout(b, self.cell.output(b, new))
+
+    def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
+        return self._dropout(b, self.cell.output_sequence(b, states))
+
+    def _dropout(self, b: NetBuilder, blob: str) -> str:
+        names = [blob + "_dropped", blob + "_dropped_mask"]
+        return b.add(Op.of("Dropout", [blob], names, ratio=self.ratio, is_test=int(self.is_test)))[0]
+
+
+@dataclass(frozen=True)
+class RecurrentDropoutCell(WrappedCell):
+    """Drops units of the hidden state where it enters the recurrent products: the same ones at every step.
+
+    Source: Gal and Ghahramani, A Theoretically Grounded Application of Dropout in Recurrent Neural Networks, 2016.
+    """
+
+    ratio: float
+    is_test: bool = False
+
+    def before_loop(self, b: NetBuilder, x: str) -> None:
+        super().before_loop(b, x)
+        if self.is_test:
+            return
+        size = self.states[self.output_index].size
+        batch = b.op("Slice", [b.op("Shape", [x], "input_shape")], "batch_size", starts=[1], ends=[2])
+        one, hidden = (
+            b.op("GivenTensorInt64Fill", [], name, shape=[1], values=[n])
+            for name, n in (("one_step", 1), ("hidden_size", size))
+        )
+        shape, _ = b.op("Concat", [one, batch, hidden], ["recurrent_mask_shape", "recurrent_mask_parts"], axis=0)
+        ones = b.op("ConstantFill", [shape], "recurrent_ones", value=1.0, input_as_shape=1)
+        b.op("Dropout", [ones], ["recurrent_mask", "recurrent_kept"], ratio=self.ratio, is_test=0)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        if not self.is_test:
+            mask = b.op("StopGradient", [b.scoped("recurrent_mask")], "recurrent_mask_t")
+            at = replace(at, recurrent_mask=mask)
+        return self.cell.step(b, at, previous)
+
+
+@dataclass(frozen=True)
+class ZoneoutCell(WrappedCell):
+    """Keeps units of each state as they were, with the probability in `ratios` for that state, anew at every step.
+
+    Source: Krueger et al., Zoneout: Regularizing RNNs by Randomly Preserving Hidden Activations, 2017.
+    """
+
+    ratios: tuple[float, ...]
+    is_test: bool = False
+
+    def __post_init__(self):
+        if len(self.ratios) != len(self.cell.states):
+            names = ", ".join(s.new for s in self.cell.states)
+            raise NetError(f"zoneout needs one ratio for each state ({names}), was given {list(self.ratios)}")
+        if getattr(getattr(self.cell, "options", None), "drop_states", False):
+            raise NetError("zoneout keeps what drop_states drops; build the cell within it with drop_states=False")
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return tuple(replace(s, new=s.new + "_zoneout") if r else s for s, r in zip(self.cell.states, self.ratios))
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        new = self.cell.step(b, at, previous)
+        return [self._zoneout(b, *each) if each[-1] else each[1] for each in zip(previous, new, self.ratios)]
+
+    def _zoneout(self, b: NetBuilder, before: str, new: str, ratio: float) -> str:
+        """before + m (new - before), where m is 0 with probability `ratio`, else 1; with is_test, its expectation."""
+
+        def named(suffix: str) -> str:
+            return f"{new}_zoneout{suffix}"
+
+        b.add(Op.of("Sub", [new, before], [named("_change")]))
+        names = [named("_change_scaled"), named("_mask")]
+        b.add(Op.of("Dropout", [named("_change")], names, ratio=ratio, is_test=int(self.is_test)))
+        b.add(Op.of("Scale", [names[0]], [named("_step")], scale=1 - ratio))
+        return b.add(Op.of("Add", [before, named("_step")], [named("")]))[0]

@@ -1,0 +1,63 @@
+"""GRU as a step net, with Caffe2's names, gate order and parameters.
+
+Shapes: N batch, D input, H hidden. Gates are reset, update, output along the last axis; the parameters are `i2h_w` [3H, D],
+`i2h_b` [3H], and `reset_gate_t_*`, `update_gate_t_*`, `output_gate_t_*`, each [H, H] and [H].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..builder import NetBuilder
+from .base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
+from .options import GRUOptions
+
+
+@dataclass(frozen=True)
+class GRUCell(Cell):
+    """r, u = FC(h_prev) + x; o = FC(sigmoid(r) h_prev) + x; h = u h_prev + (1 - u) tanh(o), with u through a sigmoid.
+
+    With linear_before_reset, o = sigmoid(r) FC(h_prev) + x.
+    """
+
+    input_size: int
+    hidden_size: int
+    options: GRUOptions = GRUOptions()
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        return fully_connected(b, x, "i2h", self.input_size, 3 * self.hidden_size)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        (before,) = previous
+        gates = ("reset", "update", "output")
+        of_input = dict(zip(gates, b.op("Split", [at.input], [f"input_t_{gate}" for gate in gates], axis=2)))
+        kept = dropped(b, at, before)
+        hidden, size = joined(b, at, kept, self.hidden_size)
+        reset = fully_connected(b, hidden, "reset_gate_t", size, self.hidden_size)
+        update = fully_connected(b, hidden, "update_gate_t", size, self.hidden_size)
+        reset = b.op("Sum", [reset, of_input["reset"]], "reset_gate_t")
+        opened = b.op("Sigmoid", [reset], "reset_gate_t_sigmoid")
+        if self.options.linear_before_reset:
+            output = fully_connected(b, hidden, "output_gate_t", size, self.hidden_size)
+            output = b.op("Mul", [opened, output], "output_gate_t_mul")
+        else:
+            modified = b.op("Mul", [opened, kept], "modified_hidden_t_prev")
+            hidden, _ = joined(b, at, modified, self.hidden_size, "modified")
+            output = fully_connected(b, hidden, "output_gate_t", size, self.hidden_size)
+        update = b.op("Sum", [update, of_input["update"]], "update_gate_t")
+        output = b.op("Sum", [output, of_input["output"]], "output_gate_t_summed")
+        gates_t, _ = b.op("Concat", [reset, update, output], ["gates_t", "_gates_t_concat_dims"], axis=2)
+        lengths = [] if at.lengths is None else [at.lengths]
+        new = b.op(
+            "GRUUnit",
+            [before, gates_t, *lengths, at.timestep],
+            "hidden_t",
+            drop_states=int(self.options.drop_states),
+            sequence_lengths=len(lengths),
+        )
+        return [new]
