@@ -19,16 +19,17 @@ from .conv import add_bias, bias_gradient, dimension_numbers, make_conv_gradient
 from .window import CAFFE, NOTSET, Window, takes_window
 
 
-def _extra(adj: int | None, adj_h: int | None, adj_w: int | None, adjs: tuple[int, ...], rank: int) -> tuple[int, ...]:
+def _extra(adj: int | None, adj_h: int | None, adj_w: int | None, adjs: tuple[int, ...], w: Window) -> tuple[int, ...]:
     """How many elements each dimension of the result gets beyond what the windows reach."""
+    rank = len(w.kernel)
     if adj is not None:
         found = (adj,) * rank
     elif adj_h is not None and adj_w is not None:
         found = (adj_h, adj_w)
     else:
         found = adjs or (0,) * rank
-    if len(found) != rank or min(found) < 0:
-        raise OpError(f"adjs {list(found)} must be {rank} numbers that are not negative, one a spatial dimension")
+    if len(found) != rank or any(not 0 <= e <= s for e, s in zip(found, w.stride)):
+        raise OpError(f"adjs {list(found)} must be {rank} numbers from 0 to strides {list(w.stride)}, one a dimension")
     return found
 
 
@@ -89,7 +90,7 @@ def conv_transpose(
     adjs: tuple[int, ...] = (),
 ):
     w = _checked(x, filter, window, group)
-    y = _transpose(x, filter, w, group, _extra(adj, adj_h, adj_w, adjs, len(w.kernel)))
+    y = _transpose(x, filter, w, group, _extra(adj, adj_h, adj_w, adjs, w))
     return y if bias is None else add_bias(y, bias, w.channels_last)
 
 
@@ -110,7 +111,7 @@ def conv_transpose_gradient(
 ):
     """The gradients of filter, bias (but for no_bias) and x."""
     w = _checked(x, filter, window, group)
-    extra = _extra(adj, adj_h, adj_w, adjs, len(w.kernel))
+    extra = _extra(adj, adj_h, adj_w, adjs, w)
     (dfilter,) = jax.linear_transpose(lambda f: _transpose(x, f, w, group, extra), filter)(dy)
     (dx,) = jax.linear_transpose(lambda v: _transpose(v, filter, w, group, extra), x)(dy)
     return (dfilter, dx) if no_bias else (dfilter, bias_gradient(dy, w.channels_last), dx)

@@ -79,6 +79,11 @@ def max_pool(x, *, window):
 def max_pool_gradient(x, y, dy, *, window):
     w = _for_pooling(window, x)
     check_shape(dy, y.shape, "dy")
+    return _to_greatest(x, y, dy, w)
+
+
+@functools.partial(jax.jit, static_argnums=3)  # one program, where operators run one by one
+def _to_greatest(x: Any, y: Any, dy: Any, w: Window) -> Any:
     if w.whole:
         return jnp.where(x == y, dy, 0)
     return w.spread((jnp.where(part == y, dy, 0) for part in w.slices(x, -np.inf)), x.shape)

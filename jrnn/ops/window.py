@@ -105,6 +105,11 @@ class Window:
             more = -(-room // stride) - room // stride  # one window that is only partly inside, or none
             if head > 0 and (room // stride + more) * stride >= size + head:
                 more -= 1
+            if more < 0:
+                raise OpError(
+                    f"legacy_pad 3 with pad {head}, stride {stride} and a kernel of {span} leaves out a window that fits in "
+                    f"an image of {size}; give a smaller pad or stride"
+                )
             return head, head + more * stride
         return head, tail
 
