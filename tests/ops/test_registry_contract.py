@@ -31,8 +31,18 @@ NOT_RECORDED = {
     "AtomicIter": "reads a mutex, which cannot be recorded; runs in tests/ops/test_training_net.py",
     "CopyCPUToGPU": "Caffe2 runs it on GPUs only",
     "CopyGPUToCPU": "Caffe2 runs it on GPUs only",
-    "RecurrentNetwork": "recorded as whole nets, replayed in tests/test_recurrent.py",
-    "RecurrentNetworkGradient": "recorded as whole nets, replayed in tests/test_recurrent.py",
+    "CountDown": "changes its input in place; runs in tests/ops/test_control.py",
+    "CountUp": "changes its input in place; runs in tests/ops/test_control.py",
+    "CreateCounter": "writes a counter, which cannot be recorded; runs in tests/ops/test_control.py",
+    "CreateScope": "writes a workspace, which cannot be recorded; runs in tests/ops/test_control.py",
+    "Do": "recorded in whole nets, replayed in tests/ops/test_control.py",
+    "HasScope": "reads a workspace, which cannot be recorded; runs in tests/ops/test_control.py",
+    "If": "recorded in whole nets, replayed in tests/ops/test_control.py",
+    "RecurrentNetwork": "recorded as whole nets, replayed in tests/ops/test_recurrent_network.py",
+    "RecurrentNetworkGradient": "recorded as whole nets, replayed in tests/ops/test_recurrent_network.py",
+    "ResetCounter": "changes its input in place; runs in tests/ops/test_control.py",
+    "RetrieveCount": "reads a counter, which cannot be recorded; runs in tests/ops/test_control.py",
+    "While": "recorded in whole nets, replayed in tests/ops/test_control.py",
 }
 
 # Operators whose gradient is not compared with the derivative in float64.
@@ -260,8 +270,9 @@ def gradients_of(case):
     params = {n: inputs[n] for n in wanted}
     fixed = {n: jnp.asarray(v) if v.dtype.kind == "f" else v for n, v in inputs.items() if n not in wanted}
     forward = jrnn.to_jax(case.forward, list(seeds))
-    blobs = [str(b) for g in wanted.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
-    backward = jrnn.to_jax(full, blobs)
+    written = {o for op in full.ops[1:] for o in op.outputs}  # a gradient may also be passed through
+    blobs = {str(b) for g in wanted.values() for b in (g if isinstance(g, GradientSlice) else (g,))}
+    backward = jrnn.to_jax(full, sorted(blobs & written))
 
     def loss(params):
         outputs = forward({**fixed, **params}, key=KEY)
@@ -269,7 +280,7 @@ def gradients_of(case):
         return sum(jnp.sum(p) for p in parts)
 
     def run(params):
-        found = backward({**fixed, **params}, key=KEY)
+        found = {**fixed, **params, **backward({**fixed, **params}, key=KEY)}
         value, by_jax = jax.value_and_grad(loss)(params)
         by_net = {}
         for n, g in wanted.items():
