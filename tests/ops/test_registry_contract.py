@@ -50,7 +50,7 @@ NOT_THE_DERIVATIVE = {
     "Cast": "rounds to the type that it names, which float64 does not survive",
     "FloatToHalf": "takes float32 alone",
     "HalfToFloat": "takes float16 alone",
-    "NegateGradient": "its gradient is the negative of the derivative, which is what it is for; see test_copies.py",
+    "NegateGradient": "its gradient is the negative of the derivative, which is what it is for; see test_families.py",
 }
 
 # Operators whose recorded gradient operators jrnn's are not to equal.
