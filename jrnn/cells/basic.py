@@ -59,4 +59,4 @@ class BasicRNNCell(Cell):
     def _mask(self, b: NetBuilder, comparison: str, at: StepInputs, name: str) -> str:
         """1.0 where `lengths` compares so with the timestep, else 0.0: float [N]."""
         found = b.op(comparison, [at.lengths, at.timestep], name + "_b", broadcast=1)
-        return b.op("Cast", [found], name, to="float", from_type="bool")
+        return b.op("StopGradient", [b.op("Cast", [found], name, to="float")], name)

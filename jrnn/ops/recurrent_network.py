@@ -44,7 +44,12 @@ def recurrent_network(*inputs, op, context):
     results = []
     for k, name in enumerate(op.outputs):
         alias = next((a for a in w.aliases if a.dst == name), None)
-        value = run.collected.get(name, run.workspaces) if alias is None else run.states[alias.src][alias.offset :]
+        if alias is None and name in w.states:
+            value = run.states[name][0:]  # compat: an output that goes by a state's name is all its slots
+        elif alias is None:
+            value = run.collected.get(name, run.workspaces)
+        else:
+            value = run.states[alias.src][alias.offset :]
         if w.outputs_with_grads is not None and k not in w.outputs_with_grads and value is not run.workspaces:
             value = lax.stop_gradient(value)
         results.append(value)
@@ -66,24 +71,23 @@ def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
     return tuple(n for n in written if n in reads and n not in linked)
 
 
-def batch_size(sequence: Any) -> int:
-    """N of the first input [T, N, ...]; 1 where it is [T]."""
-    return sequence.shape[1] if sequence.ndim > 1 else 1
+def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
+    """The first L slots of state `k`, for a first input [T, N, ...].
 
-
-def initial_state(w: Wiring, k: int, value: Any, batch: int) -> jax.Array:
-    """The first L slots of state `k`.
-
-    [] is one slot of one number, [D] is tiled over the batch, [N, D] is one slot, [L, ...] is L slots.
+    [] is one slot of one number, [D] is tiled over the batch, [N, D] is one slot, [L, ...] is L slots. A floating point
+    state is at least as wide as a floating point sequence, so that constants serve in float64 too.
     """
-    name = w.inputs[w.initial_ids[k]]
+    name, batch = w.inputs[w.initial_ids[k]], sequence.shape[1] if sequence.ndim > 1 else 1
+    value = jnp.asarray(value)
+    if all(jnp.issubdtype(v.dtype, jnp.floating) for v in (value, sequence)):
+        value = value.astype(jnp.promote_types(value.dtype, sequence.dtype))
     if value.ndim == 0:
-        return jnp.asarray(value)[None]
+        return value[None]
     if value.ndim == 1:
         return jnp.broadcast_to(value, (1, batch, value.shape[0]))
     if value.ndim <= 3 and value.shape[-2] != batch:
         raise OpError(f"initial state {name!r} is {list(value.shape)}, but the batch has {batch} sequences")
-    return jnp.asarray(value) if value.ndim >= 3 else jnp.asarray(value)[None]
+    return value if value.ndim >= 3 else value[None]
 
 
 def slots(sequence: Any, link: Link, t: Any) -> Any:
@@ -143,8 +147,9 @@ class Forward:
 
 def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context) -> Forward:
     """Runs the step net over time, and keeps the blobs `keep` of every step."""
-    steps, batch = blobs[w.inputs[0]].shape[0], batch_size(blobs[w.inputs[0]])
-    first = {s: initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], batch) for k, s in enumerate(w.states)}
+    sequence = blobs[w.inputs[0]]
+    steps = sequence.shape[0]
+    first = {s: initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], sequence) for k, s in enumerate(w.states)}
     for link in w.links:
         if link.external in blobs and link.external not in first:
             _check_reach(link, blobs[link.external].shape[0], steps)
@@ -209,7 +214,10 @@ def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, gath
 
 def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
     new = jnp.asarray(env[link.internal])
-    if new.shape != (1, *before.shape[1:]) or new.dtype != before.dtype:
+    slot = (1, *before.shape[1:])
+    if [d for d in new.shape if d != 1] == [d for d in slot if d != 1]:
+        new = new.reshape(slot)  # compat: a slot is a view of memory, and dimensions of 1 do not matter to it
+    if new.shape != slot or new.dtype != before.dtype:
         raise OpError(
             f"state {link.external!r} is {before.dtype}[1,{','.join(map(str, before.shape[1:]))}], but the step net writes "
             f"{link.internal!r} as {new.dtype}{list(new.shape)}"

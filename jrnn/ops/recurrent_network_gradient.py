@@ -17,7 +17,7 @@ from ..errors import GradientError
 from ..executor import scan
 from ..lowering import Context, Plan, execute, plan
 from ..registry import ACCUMULATE, gradient, op
-from .recurrent_network import StepWorkspaces, batch_size, initial_state, run_forward, sequence_views, slots, step_env
+from .recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
 from .recurrent_wiring import Link, Wiring, parse
 
 
@@ -83,8 +83,8 @@ class _Backward:
 
     @classmethod
     def of(cls, w: Wiring, inputs: Mapping[str, Any], outputs: Mapping[str, Any], context: Context) -> _Backward:
-        batch = batch_size(inputs[w.inputs[0]])
-        first = {s: initial_state(w, k, inputs[w.inputs[w.initial_ids[k]]], batch) for k, s in enumerate(w.states)}
+        sequence = inputs[w.inputs[0]]
+        first = {s: initial_state(w, k, inputs[w.inputs[w.initial_ids[k]]], sequence) for k, s in enumerate(w.states)}
         states = {s: _restored(w, s, first[s], outputs) for s in w.states}
         if any(v is None for v in states.values()):
             again = run_forward(w, inputs, (), context).states
