@@ -67,6 +67,8 @@ class Emitter:
         self.given: list[str] = []
         self.prelude: list[Op] = []
         self.problems: list[str] = []
+        self.read: tuple[bool, ...] = ()  # which outputs of the node at hand are read
+        self._casts: dict[str, Blob] = {}
         self._closed_over = closed_over
         self.trail: list[tuple[Node, Var, Blob]] = []
         self._rules = rules
@@ -170,7 +172,13 @@ class Emitter:
             return blob
         codes = {"to": TYPE_CODES[dtype], "from_type": TYPE_CODES[blob.dtype]}
         made = self.op("Cast", [blob], blob.held, dtype, **codes)
+        self._casts[made.name] = blob
         return replace(made, shape=blob.shape)
+
+    def was_bool(self, blob: Blob) -> Blob | None:
+        """The boolean that a blob is a Cast of, or None."""
+        source = self._casts.get(blob.name)
+        return source if source is not None and source.dtype == BOOL else None
 
     def copy(self, blob: Blob, name: str | None = None) -> Blob:
         """A copy of a full blob, into the blob `name` where that is given."""
@@ -207,7 +215,10 @@ class Emitter:
         for var, value in graph.consts.items():
             self._note_type(var, "a constant of the function")
             env[var] = self._captured(value) if var.dtype == FLOAT else np.asarray(value)
-        for node in self._recognise(graph).nodes:
+        graph = self._recognise(graph)
+        users = graph.users()
+        for node in graph.nodes:
+            self.read = tuple(v in users for v in node.outputs)
             for var, value in zip(node.outputs, self._node(node, [self._value(env, a) for a in node.inputs])):
                 env[var] = value
                 if isinstance(value, Blob) and self.b is self.root:
@@ -235,7 +246,7 @@ class Emitter:
         if rule is None:
             self.problems.append(f"{node.name} has no rule ({node.source})")
             return placeholders
-        if not all([self._note_type(v, f"{node.name} ({node.source})") for v in node.outputs]) or any(
+        if not all(self._note_type(v, f"{node.name} ({node.source})") for v in node.outputs) or any(
             isinstance(v, Blob) and v.name == "(unknown)" for v in values
         ):
             return placeholders
