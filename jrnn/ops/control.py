@@ -165,7 +165,7 @@ def _without_constants(name: str, value: Any, constant: dict) -> Any:
 
 def _common(name: str, one: Any, two: Any) -> Any:
     """The shape of a blob after an If, from its shapes after the two branches."""
-    if isinstance(one or two, WorkspaceStack):
+    if isinstance(one if one is not None else two, WorkspaceStack):
         frames = [v.frames if v is not None else () for v in (one, two)]
         return WorkspaceStack(max(frames, key=len))
     if one is None or two is None:
