@@ -8,7 +8,7 @@ from . import cells, graph, ops
 from .autodiff import GradientSlice, add_gradients
 from .builder import NetBuilder
 from .convert import Package, from_jax
-from .executor import scan
+from .executor import explain_scan, scan
 from .gradcheck import check_gradients
 from .ir import Net, Op
 from .lowering import infer_shapes, run_net, to_jax
@@ -24,6 +24,7 @@ __all__ = [
     "add_gradients",
     "cells",
     "check_gradients",
+    "explain_scan",
     "from_jax",
     "graph",
     "infer_shapes",
