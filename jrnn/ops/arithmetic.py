@@ -69,19 +69,15 @@ def mul_gradient(dc, a, b, *, broadcast: bool = False, axis: int = -1, axis_str:
     return collect(da, m.a, a.shape), collect(db, m.b, b.shape)
 
 
-def _divide(a, b):
-    return lax.div(a, b)  # integers are truncated towards zero, as in C
-
-
 @op("Div", inplace={0: 0})
 def div(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-    return _binary(_divide, *_promoted(a, b), broadcast, axis, axis_str, order)
+    return _binary(_divide, a, b, broadcast, axis, axis_str, order)
 
 
-def _promoted(a, b):
-    check_kinds(a, b, "iuf", "numbers")
+def _divide(a, b):
+    """Integers are truncated towards zero, as in C."""
     dtype = jnp.result_type(a, b)
-    return jnp.asarray(a, dtype), jnp.asarray(b, dtype)
+    return lax.div(a.astype(dtype), b.astype(dtype))
 
 
 @op("DivGradient", outputs=2, inplace={0: 0})

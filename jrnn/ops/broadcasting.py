@@ -32,9 +32,9 @@ def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str)
     """
     if not broadcast:
         rank = max(np.ndim(a), np.ndim(b))
-        pair = [(1,) * (rank - np.ndim(x)) + x.shape for x in (a, b)]
+        a_shape, b_shape = ((1,) * (rank - np.ndim(x)) + x.shape for x in (a, b))
         try:
-            return Matched(*pair, np.broadcast_shapes(*pair))
+            return Matched(a_shape, b_shape, np.broadcast_shapes(a_shape, b_shape))
         except ValueError:
             raise OpError(
                 f"a is {describe(a)} and b is {describe(b)}; their shapes must be equal or broadcast as numpy's do "

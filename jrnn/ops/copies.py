@@ -143,7 +143,7 @@ _TYPE_NAMES |= {"FLOAT16": 12, "DOUBLE": 13}
 
 def _type_number(value: int | str, argument: str) -> int:
     number = _TYPE_NAMES.get(value.upper()) if isinstance(value, str) else value
-    if number not in _TYPE_NAMES.values():
+    if number is None or number not in _TYPE_NAMES.values():
         hint = near(value.upper(), _TYPE_NAMES) if isinstance(value, str) else ""
         choices = ", ".join(f"{n} {name}" for name, n in _TYPE_NAMES.items())
         raise OpError(f"argument {argument!r} is {value!r}{hint}; it must be one of {choices}")

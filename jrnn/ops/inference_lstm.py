@@ -57,9 +57,10 @@ def inference_lstm(
     for name, state in (("hidden", hidden), ("cell", cell)):
         if state.ndim != 3 or state.shape[:2] != (num_layers * directions, x.shape[1]):
             raise OpError(f"{name} is {describe(state)}; it must be [{num_layers * directions}, {x.shape[1]}, H]")
-    last_hidden, last_cell = [], []
+    last_hidden: list = []
+    last_cell: list = []
     for layer in range(num_layers):
-        outputs = []
+        outputs: list = []
         for direction in range(directions):
             k = layer * directions + direction
             found = _run(x, hidden[k], cell[k], weights[each * k : each * (k + 1)], reverse=direction == 1)

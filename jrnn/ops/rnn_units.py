@@ -67,8 +67,8 @@ def lstm_unit_gradient(
     hidden, cell, gates, *rest, forget_bias: float = 0.0, drop_states: bool = False, sequence_lengths: bool = True
 ):  # fmt: skip
     """Reads LSTMUnit's inputs, its two outputs and their gradients; writes those of hidden, cell and gates."""
-    *rest, _, c, dh, dc = rest
-    valid = _valid(rest, sequence_lengths, cell.shape[1])
+    *times, _, c, dh, dc = rest
+    valid = _valid(times, sequence_lengths, cell.shape[1])
     i, f, o, g = _lstm_gates(gates, forget_bias)
     tanh_c = jnp.tanh(c)
     through = dc + dh * o * (1 - tanh_c * tanh_c)
@@ -106,8 +106,8 @@ def gru_unit(
 @op("GRUUnitGradient", outputs=2)
 def gru_unit_gradient(hidden, gates, *rest, drop_states: bool = False, sequence_lengths: bool = True):
     """Reads GRUUnit's inputs, its output and that one's gradient; writes those of hidden and gates."""
-    *rest, _, dh = rest
-    valid = _valid(rest, sequence_lengths, hidden.shape[1])
+    *times, _, dh = rest
+    valid = _valid(times, sequence_lengths, hidden.shape[1])
     reset, update, output = jnp.split(gates, 3, axis=-1)
     u, o = sigmoid(update), jnp.tanh(output)
     dgates = (jnp.zeros_like(reset), dh * (hidden - o) * u * (1 - u), dh * (1 - u) * (1 - o * o))

@@ -18,17 +18,16 @@ def reshape(x, new_shape=None, *, shape: tuple[int, ...] | None = None):
     """x with another shape, in which 0 keeps a dimension and one -1 is worked out; and the shape that x had."""
     if (new_shape is None) == (shape is None):
         raise OpError("takes the new shape either as input 1 or as argument 'shape'; give one of them")
-    if new_shape is not None:
-        shape = tuple(int(d) for d in np.asarray(new_shape).reshape(-1))
+    wanted = shape or () if new_shape is None else tuple(int(d) for d in np.asarray(new_shape).reshape(-1))
     size = math.prod(x.shape)
     # in an empty array 0 is a size like others, so that a gradient can be given its old shape back
-    made = [x.shape[k] if d == 0 and size and k < x.ndim else d for k, d in enumerate(shape)]
+    made = [x.shape[k] if d == 0 and size and k < x.ndim else d for k, d in enumerate(wanted)]
     if made.count(-1) == 1:
         rest = math.prod(d for d in made if d != -1)
         made[made.index(-1)] = size // rest if rest > 0 else 0
     if min(made, default=0) < 0 or math.prod(made) != size:
         raise OpError(
-            f"x is {describe(x)}, {size} elements, which do not take shape {list(shape)}; its product must be {size}, and "
+            f"x is {describe(x)}, {size} elements, which do not take shape {list(wanted)}; its product must be {size}, and "
             "one dimension may be -1"
         )
     old = np.array(x.shape, np.int32 if new_shape is not None and new_shape.dtype == np.int32 else np.int64)
