@@ -7,12 +7,12 @@ To bring the document up to date:
 
 from __future__ import annotations
 
-import inspect
 import sys
 import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from .. import registry
 from ..registry import ArgSpec, OpDef
@@ -87,13 +87,14 @@ def _shown(value: object) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(int(value)) if isinstance(value, bool) else repr(value)
 
 
-def _kind(annotation: object) -> str:
+def _kind(annotation: Any) -> str:
     """An annotation as a reader of nets would say it: `ints` for a tuple of them."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return " or ".join(_kind(k) for k in typing.get_args(annotation) if k is not type(None))
     if typing.get_origin(annotation) is tuple:
         return _kind(typing.get_args(annotation)[0]) + "s"
-    return {"str": "string", "ndarray": "numbers"}.get(annotation.__name__, annotation.__name__.lower())
+    name = str(annotation.__name__)
+    return {"str": "string", "ndarray": "numbers"}.get(name, name.lower())
 
 
 def _gradient(definition: OpDef) -> str:
@@ -113,7 +114,7 @@ def render() -> str:
         families.setdefault(_family(definition), []).append(definition)
     parts = [INTRODUCTION]
     for module in sorted(families):
-        summary = inspect.getdoc(sys.modules[module]).splitlines()[0]
+        summary = (sys.modules[module].__doc__ or "").splitlines()[0]
         parts.append(f"## {module.rpartition('.')[2]}\n\n{summary}\n")
         parts.append(_table(entry(d) for d in families[module]))
     total = sum(map(len, families.values()))

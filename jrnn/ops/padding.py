@@ -103,7 +103,7 @@ def pad_empty_samples(lengths, *features):
     padded = np.maximum(counts, 1)
     starts = np.cumsum(padded) - padded
     places = np.concatenate([s + np.arange(n) for s, n in zip(starts, counts)] or [np.zeros(0)]).astype(np.int64)
-    made = []
+    made: list = []
     for k, feature in enumerate(features):
         if feature.shape[:1] != (counts.sum(),):
             raise OpError(
@@ -111,9 +111,8 @@ def pad_empty_samples(lengths, *features):
             )
         shape = (int(padded.sum()), *feature.shape[1:])
         if feature.dtype.kind in "OS":
-            rows = np.full(shape, b"", feature.dtype)
-            rows[places] = feature
+            made.append(np.full(shape, b"", feature.dtype))
+            made[-1][places] = feature
         else:
-            rows = jnp.zeros(shape, feature.dtype).at[places].set(feature)
-        made.append(rows)
+            made.append(jnp.zeros(shape, feature.dtype).at[places].set(feature))
     return padded.astype(np.int32), *made
