@@ -13,7 +13,7 @@ import jax
 from rich.console import Console
 
 from jrnn.bench import measure, peers, report
-from jrnn.bench.sizes import CELLS, MODES, SIZES, Size, flops
+from jrnn.bench.sizes import CAFFE2_SIZES, CELLS, MODES, SIZES, Size, flops
 from jrnn.errors import ConfigError, near
 
 
@@ -32,7 +32,7 @@ class Options:
 
     cells: Sequence[str] = ("lstm", "gru")
     modes: Sequence[str] = MODES
-    sizes: Sequence[Size] = SIZES
+    sizes: Sequence[Size] = (*SIZES, *CAFFE2_SIZES)
     peers: Sequence[str] | None = None
     turns: int = 15
     caffe2_python: str | None = None
