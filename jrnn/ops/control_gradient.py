@@ -116,6 +116,19 @@ def _branch_gradient(net: Net, arriving: Mapping[str, str], external: Iterable[s
     return result, written
 
 
+def _apart(g: GradientMaker, ops: Iterable[Op], keep: set[str]) -> list[Op]:
+    """The operators of a branch or body, with names of their own for what only they read: the workspace is the outer one."""
+    names: dict[str, str] = {}
+    found = []
+    for op in ops:
+        inputs = tuple(names.get(n, n) for n in op.inputs)  # before the first writing a name still means the outer blob
+        for o in op.outputs:
+            if o not in keep and o not in names:
+                names[o] = g.temporary(o + "_inside")
+        found.append(replace(op, inputs=inputs, outputs=tuple(names.get(n, n) for n in op.outputs)))
+    return found
+
+
 @gradient("If")
 def _(g):
     arriving = gradient_outputs(g)
@@ -156,6 +169,7 @@ def _(g):
                 nets[which].append(Op.of(SAVE, [part], [target]))
     if not targets:
         return
+    nets = [_apart(g, ops, keep={*targets, *g.op.outputs}) for ops in nets]
     values = _outer_values(g, [*nets[0], *nets[1]])
     nets = [[_renamed(op, values) for op in ops] for ops in nets]
     workspaces = [n for n in dict.fromkeys(o for ops in nets for op in ops for o in op.outputs) if n in g.op.outputs]
@@ -208,6 +222,7 @@ def _(g):
     body += [Op.of(ACCUMULATE, [total[n], _dense(result.gradients[n], n)], [total[n]]) for n in invariant]
     body += [Op.of(SAVE, [after[n]], [total[n]]) for n in loop_carried]
 
+    body = _apart(g, body, keep={*total.values(), *g.op.outputs})
     g.emit("HasScope", [workspace], [goes_on], copy_args=False)
     for n in loop_carried:
         if n in arriving:
