@@ -9,7 +9,6 @@ from typing import Any
 from jrnn.executor import jaxprs, rewrite
 from jrnn.executor import recompute as recomputation
 from jrnn.executor.executors import choose
-from jrnn.executor.fission import computation, split
 from jrnn.executor.residuals import Perturbed, gradient, is_smooth
 from jrnn.executor.scan import request_of
 
@@ -112,7 +111,7 @@ def explain_scan(
     core = rewrite.together(fission.core)
     perturbed = Perturbed.of(core, [is_smooth(v) for v in core.inputs])
     grad = gradient(core, perturbed, recomputation.forbidden(recompute, traced.loop.eqns))
-    back = split(rewrite.folded(grad.backward), computation)
+    back = grad.fission
     made = jaxprs.producers([*fission.loop.eqns, *grad.forward.eqns, *grad.again, *back.loop.eqns])
 
     def items(values: Iterable[Any], times: int) -> tuple[Item, ...]:

@@ -34,15 +34,12 @@ class Linear:
     transpose: Callable[[Flat, Flat], Flat]
 
 
-def differentiable(
-    loop: Loop, forbidden: Any = None, bulk: bool = True
-) -> Callable[[Flat, Flat, Flat], tuple[Flat, Flat]]:
+def differentiable(loop: Loop, forbidden: Any = None) -> Callable[[Flat, Flat, Flat], tuple[Flat, Flat]]:
     """`loop.run` with a fast reverse mode.
 
     Args:
         loop: the loop.
         forbidden: as in `residuals.gradient`.
-        bulk: compute the reverse loop's coefficients before it.
     """
     n_consts, n_carry = len(loop.consts), len(loop.carry)
     n_in = len(loop.inputs)
@@ -71,7 +68,7 @@ def differentiable(
         def transpose(known: Flat, cts: Flat) -> Flat:
             consts, init = known[:n_consts], known[n_consts : n_consts + n_carry]
             xs, ys = known[n_consts + n_carry : n_in], known[n_in:]
-            ct_consts, ct_carry, ct_xs = grad.reverse(consts, init, xs, ys, cts, bulk)
+            ct_consts, ct_carry, ct_xs = grad.reverse(consts, init, xs, ys, cts)
             of_carry = iter(ct_carry)
             ct_init = [ct for p, ct in ((p, next(of_carry) if p else None) for p in perturbed.carry)]
             return [*ct_consts, *(ct for ct, p in zip(ct_init, perturbed.init) if p), *ct_xs]

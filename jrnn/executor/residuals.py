@@ -8,6 +8,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.executor import jaxprs, rewrite
-from jrnn.executor.fission import computation, shifted, split
+from jrnn.executor.fission import Fission, computation, shifted, split
 from jrnn.executor.jaxprs import Atom, Var
 from jrnn.executor.loop import Loop
 from jrnn.executor.mincut import INFINITE, min_cut
@@ -84,6 +85,16 @@ class Gradient:
     stacks: tuple[Var, ...]
     again: tuple[Any, ...]
 
+    @functools.cached_property
+    def fission(self) -> Fission:
+        """The reverse loop taken apart: its coefficients are computed before it, for all steps at once.
+
+        They stay in the loop where that would activate slices again: XLA:CPU does not vectorize that in bulk.
+        """
+        if rewrite.activates_slices(self.again):
+            return split(self.backward)
+        return split(rewrite.folded(self.backward), computation)
+
     def reverse(
         self,
         consts: Sequence[Any],
@@ -91,7 +102,6 @@ class Gradient:
         xs: Sequence[Any],
         ys: Sequence[Any],
         cts: Sequence[Any],
-        bulk: bool,
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Runs the reverse loop: the cotangents of the perturbed consts, carries and xs.
 
@@ -99,7 +109,6 @@ class Gradient:
             consts, init, xs: what the loop was given.
             ys: what the forward loop put out.
             cts: cotangents of the perturbed carries and ys.
-            bulk: compute the coefficients of the reverse loop before it, for all steps at once.
         """
         n_carry = sum(self.perturbed.carry)
         stacked = {v: y for v, y in zip(self.forward.ys, ys) if not jaxprs.is_literal(v)}
@@ -108,8 +117,7 @@ class Gradient:
             if v in self.stacks and v not in stacked:
                 stacked[v] = shifted(stacked[out], first, self.loop.reverse)
         sums = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in self.backward.carry[n_carry:]]
-        apart = split(rewrite.folded(self.backward), computation) if bulk else split(self.backward)
-        carry, ct_xs = apart.run(
+        carry, ct_xs = self.fission.run(
             consts, [*cts[:n_carry], *sums], [*xs, *(stacked[v] for v in self.stacks), *cts[n_carry:]]
         )
         return carry[n_carry:], carry[:n_carry], ct_xs

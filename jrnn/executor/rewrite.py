@@ -157,6 +157,12 @@ def runs_meet(loop: Loop) -> bool:
     return any(len(found) == 1 for found in ends.values())
 
 
+def activates_slices(eqns: Sequence[Any]) -> bool:
+    """Whether an activation among `eqns` reads a slice, or what is computed from one."""
+    sliced = jaxprs.depends(eqns, _cuts(eqns))
+    return any(e.primitive.name in _ACTIVATIONS and any(v in sliced for v in jaxprs.inputs(e)) for e in eqns)
+
+
 def _first_results(v: Var, eqns: Sequence[Any], results: Collection[Var]) -> set[Var]:
     """The results of the step that are computed from `v` with no other result in between."""
     reached, found = {v}, set()
