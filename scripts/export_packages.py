@@ -17,7 +17,7 @@ from jrnn.errors import JrnnError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "convert"))
 
-from zoo import MODELS  # noqa: E402
+from zoo import MODELS
 
 
 def export(name: str, folder: Path) -> None:

@@ -68,7 +68,8 @@ class Emitter:
         self.prelude: list[Op] = []
         self.problems: list[str] = []
         self.read: tuple[bool, ...] = ()  # which outputs of the node at hand are read
-        self._casts: dict[str, Blob] = {}
+        self._casts: dict[str, Blob] = {}  # what a blob is a Cast of
+        self._reshapes: dict[str, Blob] = {}  # what a blob is a Reshape of
         self._closed_over = closed_over
         self.trail: list[tuple[Node, Var, Blob]] = []
         self._rules = rules
@@ -161,9 +162,14 @@ class Emitter:
         """A full blob with another shape of the same size."""
         if blob.shape == tuple(shape):
             return blob
+        blob = self._reshapes.get(blob.name, blob)
+        if blob.shape == tuple(shape):
+            return blob
         if 0 in shape:
             raise ConversionError(f"an array of shape {list(shape)} has no elements; Caffe2 cannot reshape to it")
-        return self.op("Reshape", [blob], shape, blob.dtype, shape=list(shape) or (), extra=1)
+        made = self.op("Reshape", [blob], shape, blob.dtype, shape=list(shape), extra=1)
+        self._reshapes[made.name] = blob
+        return made
 
     def cast(self, value: Value, dtype: Any) -> Blob:
         blob = value if isinstance(value, Blob) else self.constant(value)

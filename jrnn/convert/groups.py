@@ -1,9 +1,253 @@
-"""Groups of nodes that are one operator of Caffe2."""
+"""Groups of nodes that are one operator of Caffe2: FC, Softmax, LayerNorm, Gelu, LSTMUnit, GRUUnit.
+
+Each group is a reference function, traced for the shapes at hand and looked for in the graph, and a rule for the node
+that then stands in its place.
+"""
 
 from __future__ import annotations
 
-from .flat import Graph
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .emit import FLOAT, Blob, Emitter, Value
+from .flat import Graph, Node, Var
+from .match import ANY, find, ordered, pattern
+from .rules import rule
+from .rules.matmul import fully_connected
+from .rules.shapes import join
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A group to look for: the rule's name, the reference, and the shapes of its arguments."""
+
+    name: str
+    reference: Callable
+    shapes: tuple[Shape, ...]
 
 
 def recognise(graph: Graph) -> Graph:
-    return graph
+    """The graph with groups made single nodes; what else reads a value inside of a group keeps the nodes it needs."""
+    makers = graph.makers()
+    replaced: dict[Node, Node] = {}
+    for node in reversed(graph.nodes):
+        for c in _candidates(node, makers):
+            reference = pattern(c.reference, c.shapes)
+            found = find(reference, node.outputs[-1], makers)
+            if found is None or not all(v in found.values for v in (*reference.inputs, *reference.outputs)):
+                continue
+            inputs = tuple(found.values[v] for v in reference.inputs)
+            outputs = (*(found.values[v] for v in reference.outputs[:-1]), node.outputs[-1])
+            if any(made in replaced for made in (makers[v] for v in outputs)):
+                continue
+            if c.name == "group_lstm_unit" and (source := _split_of(inputs[1:], makers)) is not None:
+                inputs = (inputs[0], source)
+            run = _runner(c.reference)
+            group = Node(c.name, {"number": found.number}, inputs, outputs, node.source, run)
+            replaced.update((makers[v], group) for v in outputs)
+            break
+    if not replaced:
+        return graph
+    nodes = dict.fromkeys(replaced.get(node, node) for node in graph.nodes)
+    return replace(graph, nodes=ordered(list(nodes), graph.outputs))
+
+
+def _runner(reference: Callable) -> Callable:
+    def run(*args):
+        found = reference(*args)
+        return found if isinstance(found, tuple) else [found]
+
+    return run
+
+
+def _candidates(node: Node, makers) -> Iterator[Candidate]:
+    shape = node.outputs[0].shape
+    if not shape or node.outputs[0].dtype != FLOAT:
+        return
+    if node.name == "div":
+        yield Candidate("group_softmax", _softmax, (shape,))
+        yield Candidate("group_softmax", _plain_softmax, (shape,))
+    if node.name == "add":
+        yield from _products(node, makers)
+        if len(shape) > 1:
+            yield from (Candidate("group_layer_norm", fn, (shape, shape[-1:], shape[-1:])) for fn in _NORMS)
+        yield from (Candidate("group_gru_unit", fn, (shape,) * 3) for fn in (_gru, _gru_difference))
+    if node.name == "mul":
+        yield Candidate("group_fast_gelu", _fast_gelu, (shape,))
+        yield from (Candidate("group_gelu", fn, (shape,)) for fn in (_gelu, _erfc_gelu))
+        yield Candidate("group_lstm_unit", _lstm, (shape,) * 5)
+
+
+# Softmax and Gelu ------------------------------------------------------------------------------------------------------
+
+
+def _softmax(x):
+    return jax.nn.softmax(x, axis=-1)
+
+
+def _plain_softmax(x):
+    e = jnp.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@rule("group_softmax")
+def _(e: Emitter, node: Node, x):
+    x = e.blob(x)
+    axis = len(x.shape) - 1
+    if axis == 0:
+        row = e.op("Softmax", [e.reshaped(x, (1, *x.shape))], (1, *x.shape), FLOAT)
+        return e.reshaped(row, x.shape)
+    return e.op("Softmax", [x], x.shape, FLOAT, **({} if axis == 1 else {"axis": axis}))
+
+
+def _fast_gelu(x):
+    return jax.nn.gelu(x, approximate=True)
+
+
+def _gelu(x):
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _erfc_gelu(x):
+    return 0.5 * x * (1 + lax.erf(x / math.sqrt(2)))
+
+
+@rule("group_fast_gelu", "group_gelu")
+def _(e: Emitter, node: Node, x):
+    x = e.blob(x)
+    return e.op("Gelu", [x], x.shape, FLOAT, fast_gelu=1 if node.name == "group_fast_gelu" else None)
+
+
+# FC --------------------------------------------------------------------------------------------------------------------
+
+
+def _contract(axis_of_w: int, transposed: bool) -> Callable:
+    def product(x, w, b):
+        numbers = (((x.ndim - 1,), (axis_of_w,)), ((), ()))
+        y = lax.dot_general(x, w.T if transposed else w, numbers)
+        return y + b.reshape((1,) * (y.ndim - 1) + b.shape)
+
+    return product
+
+
+_FC, _FC_TRANSPOSE, _FC_TRANSPOSED = _contract(1, False), _contract(0, True), _contract(0, False)
+
+
+def _products(node: Node, makers) -> Iterator[Candidate]:
+    for atom in node.inputs:
+        maker = makers.get(atom) if isinstance(atom, Var) else None
+        if maker is None or maker.name != "dot_general" or len(maker.inputs[1].shape) != 2:
+            continue
+        x, w = (tuple(v.shape) for v in maker.inputs)
+        bias = (node.outputs[0].shape[-1],)
+        (over_x, over_w), (batch, _) = maker.params["dimension_numbers"]
+        if batch or tuple(over_x) != (len(x) - 1,) or len(over_w) != 1:
+            continue
+        if tuple(over_w) == (1,):
+            yield Candidate("group_fc", _FC, (x, w, bias))
+        else:
+            yield Candidate("group_fc", _FC_TRANSPOSE, (x, w[::-1], bias))
+            yield Candidate("group_fc_transposed", _FC_TRANSPOSED, (x, w, bias))
+
+
+@rule("group_fc", "group_fc_transposed")
+def _(e: Emitter, node: Node, x, w, b):
+    return fully_connected(e, x, w, b, out_first=node.name == "group_fc")
+
+
+# LayerNorm -------------------------------------------------------------------------------------------------------------
+
+
+def _last(x, v):
+    return v.reshape((1,) * (x.ndim - 1) + v.shape)
+
+
+def _norm_of_squares(x, gamma, beta):
+    mean = x.mean(-1)
+    var = jnp.maximum(0.0, jnp.square(x).mean(-1) - jnp.square(mean))
+    scale = lax.rsqrt(jnp.expand_dims(var, -1) + ANY) * _last(x, gamma)
+    return (x - jnp.expand_dims(mean, -1)) * scale + _last(x, beta)
+
+
+def _norm_by_division(x, gamma, beta):
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / jnp.sqrt(var + ANY) * _last(x, gamma) + _last(x, beta)
+
+
+def _norm_by_rsqrt(x, gamma, beta):
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(var + ANY) * _last(x, gamma) + _last(x, beta)
+
+
+_NORMS = (_norm_of_squares, _norm_by_division, _norm_by_rsqrt)
+
+
+@rule("group_layer_norm")
+def _(e: Emitter, node: Node, x, gamma, beta):
+    x, gamma, beta = e.blob(x), e.blob(gamma), e.blob(beta)
+    args = {"axis": len(x.shape) - 1, "epsilon": node.params["number"], "elementwise_affine": 1}
+    return e.op("LayerNorm", [x, gamma, beta], x.shape, FLOAT, extra=2, **args)
+
+
+# The units -------------------------------------------------------------------------------------------------------------
+
+
+def _lstm(c, *gates):
+    i, f, o, g = gates if len(gates) > 1 else jnp.split(gates[0], 4, axis=-1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return c, jax.nn.sigmoid(o) * jnp.tanh(c)
+
+
+def _gru(h, u, o):
+    u = jax.nn.sigmoid(u)
+    return (1.0 - u) * jnp.tanh(o) + u * h
+
+
+def _gru_difference(h, u, o):
+    u, o = jax.nn.sigmoid(u), jnp.tanh(o)
+    return o + u * (h - o)
+
+
+def _split_of(gates, makers) -> Var | None:
+    """What the gates are the parts of, in their order, along the last axis."""
+    nodes = {makers.get(v) if isinstance(v, Var) else None for v in gates}
+    node = nodes.pop() if len(nodes) == 1 else None
+    if node is None or node.name != "split" or node.outputs != tuple(gates):
+        return None
+    return node.inputs[0] if node.params["axis"] == len(node.inputs[0].shape) - 1 else None
+
+
+def _rows(e: Emitter, x: Value) -> Blob:
+    """[..., D] as [1, N, D]."""
+    x = e.blob(x)
+    return e.reshaped(x, (1, math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+@rule("group_lstm_unit")
+def _(e: Emitter, node: Node, c, *gates):
+    cell = _rows(e, c)
+    joined = join(e, [_rows(e, x) for x in gates], 2) if len(gates) > 1 else _rows(e, gates[0])
+    inputs = [cell.name, cell.name, joined.name, e.constant(np.zeros(1, np.int32)).name]
+    # the unit reads the hidden state only where sequences end, so any blob of that shape does
+    names = [e.claim("LSTMUnit_h"), e.claim("LSTMUnit_c")]
+    e.b.op("LSTMUnit", inputs, names, sequence_lengths=0)
+    h, new = (e.reshaped(Blob.of(name, cell.shape, FLOAT), c.shape) for name in names)
+    return new, h
+
+
+@rule("group_gru_unit")
+def _(e: Emitter, node: Node, h, u, o):
+    hidden = _rows(e, h)
+    gates = join(
+        e, [_rows(e, x) for x in (u, u, o)], 2
+    )  # the unit does not read the first of its gates, the reset gate
+    made = e.op("GRUUnit", [hidden, gates, e.constant(np.zeros(1, np.int32))], hidden.shape, FLOAT, sequence_lengths=0)
+    return e.reshaped(made, h.shape)

@@ -1,4 +1,4 @@
-"""Is an export the function that it was made from? Both are run on the same numbers; where they differ, the first blob is found."""
+"""Is an export the function that it was made from? Both are run on the same numbers, to the first blob that differs."""
 
 from __future__ import annotations
 

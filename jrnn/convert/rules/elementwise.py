@@ -46,7 +46,10 @@ def _(e: Emitter, node: Node, x):
         return binary(e, "Sub", np.zeros((), x.dtype), x)
     if x.dtype != FLOAT and node.name == "square":
         return binary(e, "Mul", x, x)
-    need_float(x, node.name)
+    if node.name == "abs" and x.dtype != FLOAT:
+        return binary(e, "Mul", x, unary(e, "Sign", x))
+    if node.name != "sign":
+        need_float(x, node.name)
     return unary(e, _UNARY[node.name], x)
 
 
@@ -98,6 +101,16 @@ _BINARY = {"add": "Add", "add_any": "Add", "sub": "Sub", "mul": "Mul", "div": "D
 def _(e: Emitter, node: Node, a, b):
     if a.dtype == BOOL:
         raise ConversionError(f"{node.name} of booleans: Caffe2 has And, Or, Xor; convert to int32 before")
+    neutral = 0 if node.name in ("add", "add_any", "sub") else 1
+    if isinstance(b, np.ndarray) and a.shape == node.outputs[0].shape and (b == neutral).all():
+        return a
+    if (
+        isinstance(a, np.ndarray)
+        and node.name in ("add", "mul")
+        and b.shape == node.outputs[0].shape
+        and (a == neutral).all()
+    ):
+        return b
     return binary(e, _BINARY[node.name], a, b)
 
 
@@ -125,8 +138,11 @@ def _(e: Emitter, node: Node, a, b):
 
 
 def extreme(e: Emitter, type: str, a: Value, b: Value) -> Blob:
-    """Max and Min, which take operands of one shape."""
+    """Max and Min, which take floats of one shape."""
     shape = np.broadcast_shapes(a.shape, b.shape)
+    if a.dtype != FLOAT:
+        first = binary(e, "GE" if type == "Max" else "LE", a, b, BOOL)
+        return e.op("Where", [e.blob(spread_to(v, shape)) for v in (first, a, b)], shape, a.dtype)
     a, b = (e.blob(spread_to(v, shape)) for v in (a, b))
     return e.op(type, [a, b], shape, a.dtype)
 

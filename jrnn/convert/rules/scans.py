@@ -1,8 +1,8 @@
 """The rule for `scan`: it becomes a RecurrentNetwork.
 
-Shapes: T time, N batch, D features. Caffe2 runs a step net over one sequence [T, N, ...] of float32, with states [1, N, D]. So
-sequences of floats are joined along their features, carries and outputs of any shape are folded to [1, N, D], booleans and
-int32 are carried as floats that hold them exactly, and other sequences are looked up by the timestep. A carry that only
+Shapes: T time, N batch, D features. Caffe2 runs a step net over one sequence [T, N, ...] of float32, with states [1, N, D].
+So sequences of floats are joined along their features, carries and outputs of any shape are folded to [1, N, D], booleans
+and int32 are carried as floats that hold them exactly, and other sequences are looked up by the timestep. A carry that only
 counts is computed from the timestep, and one that never changes is read from outside.
 """
 
@@ -126,7 +126,7 @@ def _(e: Emitter, node: Node, *values):
     found = _append(e, step, (input_t, sequence), previous, starts, made, timestep, prefix, indices, states)
 
     results_out: list[Value] = []
-    for k, v in enumerate(carried):
+    for k in range(len(carried)):
         if k in counters:
             results_out.append(_plus(e, values[first + k], counters[k] * steps))
         elif k not in held:

@@ -68,8 +68,6 @@ def cut(e: Emitter, x: Value, axis: int, start: int, end: int) -> Value:
         return x[(slice(None),) * axis + (slice(start, end),)]
     x = e.blob(x)
     shape = (*x.shape[:axis], end - start, *x.shape[axis + 1 :])
-    if x.dtype == BOOL:
-        return e.cast(cut(e, e.cast(x, INT32), axis, start, end), BOOL)
     starts = [start if k == axis else 0 for k in range(len(x.shape))]
     ends = [end if k == axis else -1 for k in range(len(x.shape))]
     return e.op("Slice", [x], shape, x.dtype, starts=starts, ends=ends)
@@ -103,8 +101,6 @@ def pick(e: Emitter, x: Value, axis: int, indices: Value) -> Value:
     """Slices of x along an axis, at a vector of indices."""
     x, indices = e.blob(x), e.blob(np.asarray(indices, np.int32) if isinstance(indices, np.ndarray) else indices)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
-    if x.dtype == BOOL:
-        return e.cast(pick(e, e.cast(x, INT32), axis, indices), BOOL)
     args = {"axis": axis} if axis else {"dense_gradient": 1}
     return e.op("Gather", [x, indices], shape, x.dtype, **args)
 
@@ -114,6 +110,14 @@ def _(e: Emitter, node: Node, x):
     for axis in node.params["dimensions"]:
         x = pick(e, x, axis, np.arange(x.shape[axis])[::-1])
     return x
+
+
+@rule("stack")
+def _(e: Emitter, node: Node, *xs):
+    axis = node.params["axis"]
+    shape = node.outputs[0].shape
+    one = (*shape[:axis], 1, *shape[axis + 1 :])
+    return join(e, [x.reshape(one) if isinstance(x, np.ndarray) else e.reshaped(e.blob(x), one) for x in xs], axis)
 
 
 @rule("concatenate")
@@ -126,8 +130,6 @@ def join(e: Emitter, xs: Any, axis: int) -> Blob:
     blobs = [e.blob(x) for x in xs]
     shape = list(blobs[0].shape)
     shape[axis] = sum(b.shape[axis] for b in blobs)
-    if blobs[0].dtype == BOOL:
-        return e.cast(join(e, [e.cast(b, INT32) for b in blobs], axis), BOOL)
     return e.op("Concat", blobs, shape, blobs[0].dtype, axis=axis, extra=1)
 
 
@@ -216,33 +218,59 @@ def _along(e: Emitter, x: Value, axis: int, shape: tuple[int, ...]) -> Value:
 
 @rule("gather")
 def _(e: Emitter, node: Node, x, indices):
+    """Slices of size 1 along the indexed axes, whole along the others: one Gather, of what the indices count to."""
     p = node.params
-    d = p["dimension_numbers"]
-    rank = len(x.shape)
-    if len(d.start_index_map) != 1 or d.operand_batching_dims:
-        raise ConversionError("indexing by several arrays at once; index one axis at a time")
-    (axis,) = d.start_index_map
-    whole = all(n == x.shape[k] for k, n in enumerate(p["slice_sizes"]) if k != axis)
-    if not whole or d.collapsed_slice_dims not in ((axis,), ()) or p["slice_sizes"][axis] != 1:
+    d, sizes = p["dimension_numbers"], p["slice_sizes"]
+    axes = [*d.operand_batching_dims, *d.start_index_map]
+    if any(sizes[k] != (1 if k in axes else n) for k, n in enumerate(x.shape)):
         raise ConversionError("indexing that takes more than one element for an index; slice with constant bounds")
-    batch = len(indices.shape) - 1
-    collapsed = d.collapsed_slice_dims == (axis,)
-    if isinstance(indices, np.ndarray):
-        flat: Value = indices.reshape(-1)
+    outer = indices.shape[:-1]
+    parts: dict[int, Value] = {}
+    for operand, at in zip(d.operand_batching_dims, d.start_indices_batching_dims):
+        along = [n if k == at else 1 for k, n in enumerate(outer)]
+        parts[operand] = np.broadcast_to(np.arange(x.shape[operand], dtype=indices.dtype).reshape(along), outer)
+    for k, axis in enumerate(d.start_index_map):
+        last = len(indices.shape) - 1
+        part = cut(e, indices, last, k, k + 1)
+        part = part.reshape(outer) if isinstance(part, np.ndarray) else e.reshaped(e.blob(part), outer)
+        clip = p["mode"] == lax.GatherScatterMode.CLIP
+        parts[axis] = _start(e, part, 1, x.shape[axis]) if clip else part
+    axes = sorted(parts)
+    rest = [k for k in range(len(x.shape)) if k not in axes]
+    if len(axes) == 1:  # where it stands
+        front, moved, axis = rest[: axes[0]], x, axes[0]
     else:
-        flat = e.reshaped(e.blob(indices), (math.prod(indices.shape[:-1]),))
-    if p["mode"] == lax.GatherScatterMode.CLIP:
-        flat = _start(e, flat, 1, x.shape[axis])
-    found = pick(e, x, axis, flat)
-    # [before..., indices, after...] with the dimensions of the indices opened again
-    opened = (*x.shape[:axis], *indices.shape[:-1], *((1,) if not collapsed else ()), *x.shape[axis + 1 :])
-    found = e.reshaped(e.blob(found), opened)
-    offsets = list(d.offset_dims)  # where the dimensions of a slice stand in the result
-    from_slice = [*range(axis), *range(axis + batch, rank + batch - collapsed)]
-    from_index = iter(range(axis, axis + batch))
-    out_rank = len(node.outputs[0].shape)
-    slices = iter(from_slice)
-    return transpose(e, found, [next(slices) if k in offsets else next(from_index) for k in range(out_rank)])
+        front, axis = [], 0
+        moved = transpose(e, x, [*axes, *rest])
+        count = math.prod(x.shape[k] for k in axes)
+        moved = e.reshaped(e.blob(moved), (count, *(x.shape[k] for k in rest)))
+    flat = parts[axes[0]]
+    for k in axes[1:]:
+        size = np.asarray(x.shape[k], indices.dtype)
+        flat = _counted(e, flat, size, parts[k])
+    amount = math.prod(outer)
+    flat = flat.reshape(amount) if isinstance(flat, np.ndarray) else e.reshaped(e.blob(flat), (amount,))
+    found = pick(e, moved, axis, flat)
+    # [front..., indices..., back...], then the dimensions where the result has them, and 1s that were not collapsed
+    found = e.reshaped(found, (*(x.shape[k] for k in front), *outer, *(x.shape[k] for k in rest if k not in front)))
+    whole = [k for k in range(len(x.shape)) if k not in (*d.collapsed_slice_dims, *d.operand_batching_dims)]
+    offsets = [at for at, k in zip(d.offset_dims, whole) if k in rest]
+    ones = [at for at, k in zip(d.offset_dims, whole) if k not in rest]
+    places = [k for k in range(len(node.outputs[0].shape)) if k not in ones]
+    from_outer = iter(range(len(front), len(front) + len(outer)))
+    from_rest = iter([*range(len(front)), *range(len(front) + len(outer), len(found.shape))])
+    order = [next(from_rest) if k in offsets else next(from_outer) for k in places]
+    return e.reshaped(e.blob(transpose(e, found, order)), node.outputs[0].shape)
+
+
+def _counted(e: Emitter, high: Value, size: np.ndarray, low: Value) -> Value:
+    """high * size + low: the place of an element in an array of two dimensions read as one."""
+    if isinstance(high, np.ndarray):
+        high = high * size
+    else:
+        high = binary(e, "Mul", high, size)
+    both = isinstance(high, np.ndarray) and isinstance(low, np.ndarray)
+    return high + low if both else binary(e, "Add", high, low)
 
 
 @rule("argmax", "argmin")

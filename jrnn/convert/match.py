@@ -1,0 +1,139 @@
+"""Finding a function within a graph: the trace of a reference function is the pattern.
+
+So a pattern is written as the JAX code that it stands for, and follows whatever primitives the installed JAX traces it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from .emit import shrink
+from .flat import Atom, Graph, Node, Var, flatten
+
+ANY = 0.1234567  # in a pattern: any number, the same at all places
+_COMMUTATIVE = ("add", "mul", "max", "min")
+_VIEWS = ("reshape", "broadcast_in_dim", "expand_dims", "squeeze")
+_IGNORED = ("sharding", "out_sharding", "weak_type", "preferred_element_type", "precision", "accuracy")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the variables of a pattern are in the graph, and the number that ANY stands for."""
+
+    values: Mapping[Var, Atom]
+    number: float | None = None
+
+
+@cache
+def pattern(fn: Callable, shapes: tuple[tuple[int, ...], ...]) -> Graph:
+    """The graph of a reference function of float32 arrays of the given shapes."""
+    return flatten(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes)))
+
+
+def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Found | None:
+    """The match of a pattern whose last output is `target`, or None."""
+    pattern_makers = reference.makers()
+
+    def unify(a: Atom, b: Atom, found: Found) -> Found | None:
+        a, b = _through(a, pattern_makers), _through(b, makers)
+        if not isinstance(a, Var):
+            return _same_number(a, b, found)
+        if a in found.values:
+            return found if found.values[a] is b else None
+        if a.shape != tuple(b.shape):
+            return None
+        if a in pattern_makers:
+            if not isinstance(b, Var) or b not in makers:
+                return None
+            after = same(pattern_makers[a], makers[b], a, b, found)
+            return after and Found({**after.values, a: b}, after.number)
+        return Found({**found.values, a: b}, found.number)
+
+    def same(p: Node, t: Node, a: Var, b: Var, found: Found) -> Found | None:
+        if not _alike(p, t) or p.outputs.index(a) != t.outputs.index(b) or len(p.inputs) != len(t.inputs):
+            return None
+        orders = [t.inputs, t.inputs[::-1]] if p.name in _COMMUTATIVE else [t.inputs]
+        for inputs in orders:
+            now: Found | None = found
+            for x, y in zip(p.inputs, inputs):
+                now = now and unify(x, y, now)
+            if now:
+                return now
+        return None
+
+    return unify(reference.outputs[-1], target, Found({}))
+
+
+def _through(atom: Atom, makers: Mapping[Var, Node]) -> Atom:
+    """What an atom is a mere copy of."""
+    while isinstance(atom, Var) and (node := makers.get(atom)) is not None:
+        if node.name in ("stop_gradient", "copy", "copy_p") or (node.name in _VIEWS and _is_copy(node)):
+            atom = node.inputs[0]
+        elif node.name == "max" and (other := _beside_minus_infinity(node)) is not None:
+            atom = other
+        else:
+            break
+    return atom
+
+
+def _is_copy(node: Node) -> bool:
+    return tuple(node.inputs[0].shape) == node.outputs[0].shape
+
+
+def _beside_minus_infinity(node: Node) -> Atom | None:
+    a, b = node.inputs
+    for x, y in ((a, b), (b, a)):
+        if not isinstance(x, Var) and x.size and np.all(x == -np.inf):
+            return y
+    return None
+
+
+def _same_number(a: np.ndarray, b: Atom, found: Found) -> Found | None:
+    if isinstance(b, Var):
+        return None
+    a, b = shrink(np.asarray(a)), shrink(np.asarray(b))
+    if a.ndim == 0 and a.dtype == np.float32 and a == np.float32(ANY):
+        same = b.ndim == 0 and found.number in (None, float(b))
+        return Found(found.values, float(b)) if same else None
+    return found if a.shape == b.shape and np.array_equal(a, b) else None
+
+
+def _alike(p: Node, t: Node) -> bool:
+    if p.name in _VIEWS and t.name in _VIEWS:  # a view that spreads nothing is a reshape, whatever its name
+        sizes = [int(np.prod(v.shape)) for v in (*p.inputs[:1], *p.outputs, *t.inputs[:1], *t.outputs)]
+        if len(set(sizes)) == 1:
+            return True
+    if p.name != t.name:
+        return False
+    keys = {*p.params, *t.params}.difference(_IGNORED)
+    return all(_equal(p.params.get(k), t.params.get(k)) for k in keys)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except ValueError:
+        return False
+
+
+def ordered(nodes: Sequence[Node], outputs: Sequence[Atom]) -> tuple[Node, ...]:
+    """The nodes that outputs need, each after those that it reads."""
+    makers = {v: node for node in nodes for v in node.outputs}
+    done: dict[Node, None] = {}
+    stack = [(makers[v], False) for v in reversed(outputs) if isinstance(v, Var) and v in makers]
+    while stack:
+        node, ready = stack.pop()
+        if node in done:
+            continue
+        if ready:
+            done[node] = None
+            continue
+        stack.append((node, True))
+        stack += [(makers[v], False) for v in reversed(node.inputs) if isinstance(v, Var) and v in makers]
+    return tuple(done)
