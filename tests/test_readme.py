@@ -20,14 +20,6 @@ def commands(block):
     return [words for line in block.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    """A directory with the repository's configs, where the blocks leave their files for the ones after them."""
-    folder = tmp_path_factory.mktemp("readme")
-    (folder / "configs").symlink_to(ROOT / "configs")
-    return folder
-
-
 def test_it_opens_with_the_two_commands():
     language, first = BLOCKS[0]
     assert language == "sh"
@@ -41,19 +33,20 @@ def test_scripts_are_executable_and_valid(script):
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
-@pytest.mark.parametrize("number", [n for n, (language, _) in enumerate(BLOCKS) if language == "python"])
-def test_python_blocks_run(number, workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
-    exec(compile(BLOCKS[number][1], f"README.md, block {number}", "exec"), {"__name__": "readme"})
-
-
-def test_commands_run(workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
-    run = [words for language, block in BLOCKS[1:] if language == "sh" for words in commands(block)]
-    assert {words[1] for words in run} >= {"train", "sample", "show", "run", "check", "ops"}
-    for words in run:
-        assert words[0] == "jrnn"
-        assert main(words[1:]) == 0, words
+def test_the_blocks_run(tmp_path, monkeypatch):
+    """In the README's order, in one directory: blocks use what the ones before them left there."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    ran = set()
+    for number, (language, block) in enumerate(BLOCKS[1:], 2):
+        if language == "python":
+            exec(compile(block, f"README.md, block {number}", "exec"), {"__name__": "readme"})
+            continue
+        for words in commands(block):
+            assert words[0] == "jrnn"
+            assert main(words[1:]) == 0, words
+            ran.add(words[1])
+    assert ran >= {"train", "sample", "show", "run", "check", "ops"}
 
 
 def test_links_lead_somewhere():

@@ -1,7 +1,13 @@
-"""Checkpoints by orbax: written aside and renamed when complete, so that one is whole or is not there."""
+"""Checkpoints by orbax: written aside and renamed when complete, so that one is whole or is not there.
+
+A seal, the checksums of a checkpoint's files, is put beside them when it is complete: a file that is damaged later is found
+out before anything is read from it. One that lacks its seal (the process was killed just then) is read all the same.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +17,11 @@ import orbax.checkpoint as ocp
 
 from ..errors import CheckpointError
 
+SEAL = "sha256.json"
+
 
 class Checkpoints:
-    """The checkpoints of a run, by step.
-
-    Writing happens in the background, after the arrays have been copied; `close` waits for it.
-    """
+    """The checkpoints of a run, by step."""
 
     def __init__(self, folder: Path, keep: int = 2):
         self.folder = folder.absolute()
@@ -24,7 +29,9 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise CheckpointError(f"{self.folder}: cannot be written: {e.strerror}") from None
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=False
+        )
         self._manager = ocp.CheckpointManager(
             self.folder, item_handlers=ocp.StandardCheckpointHandler(), options=options
         )
@@ -43,6 +50,7 @@ class Checkpoints:
             return
         try:
             self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
+            _seal(self.folder / str(step))
         except (OSError, ValueError, RuntimeError) as e:
             raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {_first_line(e)}") from e
 
@@ -61,6 +69,9 @@ class Checkpoints:
         damaged: list[str] = []
         for number in reversed(steps):
             where = self.folder / str(number)
+            if (changed := _broken_seal(where)) is not None:
+                damaged.append(f"{where}: is damaged ({changed})")
+                continue
             try:
                 self._check_match(number, like)
                 abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _as_dict(like))
@@ -90,12 +101,31 @@ class Checkpoints:
         self.close()
 
     def close(self) -> None:
-        """Waits until everything is written."""
-        try:
-            self._manager.wait_until_finished()
-            self._manager.close()
-        except (OSError, ValueError, RuntimeError) as e:
-            raise CheckpointError(f"{self.folder}: cannot be written: {_first_line(e)}") from e
+        """Ends orbax's threads."""
+        self._manager.close()
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(SEAL))
+    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def _seal(folder: Path) -> None:
+    aside = folder / (SEAL + ".tmp")
+    aside.write_text(json.dumps(_digests(folder), indent=1))
+    aside.replace(folder / SEAL)
+
+
+def _broken_seal(folder: Path) -> str | None:
+    """What is wrong with the files of a checkpoint; None where nothing is, or there is no seal."""
+    try:
+        sealed = json.loads((folder / SEAL).read_text())
+        found = _digests(folder)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as e:
+        return f"{SEAL}: {_first_line(e)}"
+    return next((f"{name} is not what was written" for name in sealed if found.get(name) != sealed[name]), None)
 
 
 def _as_dict(state: Any) -> dict[str, Any]:
