@@ -17,10 +17,10 @@ from rich.console import Console
 from . import registry
 from .errors import JrnnError, UsageError, near
 from .gradcheck import check_gradients
-from .graph import show
+from .graph import show, upgrade
 from .ir import Net
 from .lowering import describe_value, infer_shapes, run_net
-from .proto import read_net
+from .proto import read_net, write_net
 from .train import load_config, sample_run, train
 from .train.run_dir import first_free
 
@@ -78,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
 
     p = command(_show, "show", "list a net: operators, shapes, parameters, sub-nets")
     _add_net(p)
+
+    p = command(_convert, "convert", "write a net as the current version of the wire format does")
+    p.add_argument("old", help="a NetDef file, binary or text")
+    p.add_argument("new", help="where to write it: text where the name ends in .pbtxt, else binary")
 
     p = command(_check, "check", "compute gradients in three ways, in float64, and compare them")
     _add_net(p)
@@ -193,6 +197,12 @@ def _check(args: argparse.Namespace) -> int:
     print(report)
     print("the gradients agree" if report.agrees else "the gradients DISAGREE")
     return 0 if report.agrees else 1
+
+
+def _convert(args: argparse.Namespace) -> int:
+    write_net(upgrade(read_net(Path(args.old))), Path(args.new))
+    print(f"wrote {args.new}")
+    return 0
 
 
 def _ops(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jrnn import registry
+from jrnn import read_net, registry
 from jrnn.cli import main
 
 NET = """
@@ -84,6 +84,18 @@ def test_check_of_a_wrong_gradient_has_status_1(files, capsys, monkeypatch):
     assert main(["check", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=x.npy"]) == 1
     out = capsys.readouterr().out
     assert "DISAGREES" in out and out.endswith("the gradients DISAGREE\n")
+
+
+def test_convert_writes_the_current_version(files, capsys):
+    (files / "old.pbtxt").write_text(
+        'op { type: "RecurrentNetwork" input: "x" input: "h0" output: "all" '
+        'arg { name: "alias_dst" strings: "all" } arg { name: "recurrent_inputs" strings: "h0" } '
+        """arg { name: "step_net" s: 'name: "step" type: "rnn" op { type: "Copy" input: "x_t" output: "h" }' } }"""
+    )
+    assert main(["convert", "old.pbtxt", "new.pb"]) == 0
+    assert "wrote new.pb" in capsys.readouterr().out
+    op = read_net(files / "new.pb").ops[0]
+    assert (op.arg("step_net").type, tuple(op.arg("initial_recurrent_state_ids"))) == ("simple", (1,))
 
 
 def test_ops_lists_operators(capsys):

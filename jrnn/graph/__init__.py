@@ -1,6 +1,7 @@
 """Utilities over nets: each takes a Net and returns a new Net, or facts about it. None runs an operator."""
 
 from .devices import assign_device_option, fuse_copy_between_cpu_and_gpu, infer_device_type, infer_output_devices
+from .history import upgrade
 from .infer import infer_status
 from .memory import MemoryReport, optimize_memory
 from .params import get_params_from_init_net

@@ -59,7 +59,8 @@ def _(g):
         *(g.input(k) for k in range(len(w.inputs))),
         *(g.output(k) for k in range(len(w.outputs))),
     ]
-    changed = {} if tuple(arriving) == w.outputs_with_grads else {"outputs_with_grads": arriving}
+    written = tuple(g.op.arg("outputs_with_grads", ()))
+    changed = {} if tuple(arriving) == written else {"outputs_with_grads": arriving}
     g.emit("RecurrentNetworkGradient", inputs, names, **changed)
     for k, names in parts.items():
         g.emit(ACCUMULATE, names, [g.grad_input(k)], copy_args=False)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import OpError
+from ..errors import NetError, OpError
+from ..graph.history import upgrade_arguments
 from ..ir import Net, Op
 
 
@@ -88,8 +89,6 @@ def _net(op: Op, name: str) -> Net | None:
     value = op.arg(name)
     if value is None or isinstance(value, Net):
         return value
-    if value == b"":
-        return None  # compat: old nets write an empty text for "no backward step net"
     raise OpError(f"argument {name!r} must be a net, is {value!r:.80}")
 
 
@@ -105,7 +104,12 @@ def _links(op: Op, prefix: str) -> tuple[Link, ...]:
 
 
 def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
-    """The wiring of a RecurrentNetwork or of its gradient, whose forward inputs and outputs are given apart."""
+    """The wiring of a RecurrentNetwork of any version or of its gradient; forward inputs and outputs are given apart."""
+    inputs = tuple(inputs)
+    try:
+        op = upgrade_arguments(op, inputs)
+    except NetError as e:
+        raise OpError(str(e)) from None
     step_net = _net(op, "step_net")
     if step_net is None:
         raise OpError("argument 'step_net' (Net) is required")
@@ -114,7 +118,7 @@ def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
     with_grads = op.arg("outputs_with_grads")
     wiring = Wiring(
         step_net=step_net,
-        inputs=tuple(inputs),
+        inputs=inputs,
         outputs=tuple(outputs),
         timestep=timestep.decode(),
         links=_links(op, ""),
