@@ -13,7 +13,8 @@ from .gradcheck import check_gradients
 from .ir import Net, Op
 from .lowering import infer_shapes, run_net, to_jax
 from .proto import read_net, serialize_net, write_net
-from .recurrent import recurrent_net
+from .recurrent import recurrent_net, unrolled_net
+from .step_blobs import retrieve_step_blobs
 
 __all__ = [
     "GradientSlice",
@@ -31,9 +32,11 @@ __all__ = [
     "ops",
     "read_net",
     "recurrent_net",
+    "retrieve_step_blobs",
     "run_net",
     "scan",
     "serialize_net",
     "to_jax",
+    "unrolled_net",
     "write_net",
 ]

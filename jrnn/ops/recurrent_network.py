@@ -7,7 +7,7 @@ Beyond Caffe2, a state may have any data type and any rank: [L, ...] starts [T+L
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,19 @@ class StepWorkspaces:
 
     stacked: Mapping[str, Any] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
+
+    def steps(self) -> Iterator[tuple[str, Any]]:
+        """Each blob of each step, named after both: `gates0`, `gates1`, ..."""
+        count = max((len(v) for v in self.stacked.values()), default=0)
+        for t in range(count):
+            yield from ((f"{name}{t}", value[t]) for name, value in self.stacked.items())
+            yield from ((f"{name}{t}", value) for name, value in self.constant.items())
+
+
+@op("RecurrentNetworkBlobFetcher", gradient="stops")
+def recurrent_network_blob_fetcher(workspaces, *, prefix: str = "rnn"):
+    """The names that the blobs of every step go by outside, `<prefix>_<blob><step>`; `retrieve_step_blobs` gives them."""
+    return np.array([f"{prefix}_{name}".encode() for name, _ in workspaces.steps()], dtype=object)
 
 
 @op("RecurrentNetwork", outputs=(1, None))
