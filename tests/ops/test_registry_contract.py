@@ -38,6 +38,7 @@ NOT_RECORDED = {
     "Do": "recorded in whole nets, replayed in tests/ops/test_control.py",
     "HasScope": "reads a workspace, which cannot be recorded; runs in tests/ops/test_control.py",
     "If": "recorded in whole nets, replayed in tests/ops/test_control.py",
+    "RecurrentNetworkBlobFetcher": "its input is no tensor; tested in tests/test_recurrent.py",
     "RecurrentNetwork": "recorded as whole nets, replayed in tests/ops/test_recurrent_network.py",
     "RecurrentNetworkGradient": "recorded as whole nets, replayed in tests/ops/test_recurrent_network.py",
     "ResetCounter": "changes its input in place; runs in tests/ops/test_control.py",
