@@ -16,6 +16,7 @@ import numpy as np
 
 from ...builder import NetBuilder
 from ...errors import ConversionError, GradientError
+from ...graph import live_ops
 from ...recurrent import RecurrentState, recurrent_net
 from ..emit import BOOL, FLOAT, INT32, Blob, Emitter, Value
 from ..flat import Graph, Node, Var, flatten, live
@@ -245,6 +246,7 @@ def _start(e: Emitter, value: Value, state: _State, batch: int, taken: set[str])
 def _append(e, step, input, previous, starts, made, timestep, prefix, indices, states) -> list[RecurrentState]:
     """Appends the operator, with the backward step net where all operators of the step have gradients."""
     net = step.build(outputs=[b.name for b in made])
+    net = replace(net, ops=tuple(net.ops[k] for k in live_ops(net, net.external_outputs)))
     with_grads = [k for k in indices if states[k // 2].dtype == FLOAT]
 
     def build(forward_only: bool) -> list[RecurrentState]:
