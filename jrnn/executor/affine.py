@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from jrnn.executor import jaxprs
 from jrnn.executor.fission import shifted
-from jrnn.executor.gradient import Linear, tangent_p
 from jrnn.executor.jaxprs import Atom, Env, Var
+from jrnn.executor.linear import Linear, tangent_p
 from jrnn.executor.loop import Loop
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.executor import jaxprs, sums
+from jrnn.executor import jaxprs, project, sums
 from jrnn.executor.jaxprs import Atom, Env, Var
 from jrnn.executor.loop import Loop
 
@@ -86,17 +86,34 @@ def shifted(stack: Any, first: Any, reverse: bool) -> Any:
 
 def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env) -> None:
     """Evaluates equations for all steps at once: `env` holds what is constant, `stacked` [T, ...] what is not."""
-    read = jaxprs.free_variables(eqns)
-    moving = [v for v in read if v in stacked]
-    if not moving:
-        return
-    fixed = {v: env[v] for v in read if v not in stacked}
+    env = dict(env)
+    stacked_here = dict(stacked)
+    for eqn in eqns:
+        moving = [not jaxprs.is_literal(a) and a in stacked_here for a in eqn.invars]
+        if not any(moving):
+            jaxprs.evaluate([eqn], env)
+            continue
+        values = [stacked_here[a] if m else jaxprs.read(env, a) for a, m in zip(eqn.invars, moving)]
+        if project.fits(eqn, moving):
+            with jaxprs.in_scope(eqn):
+                results = [project.project(eqn, *values)]
+        else:
+            results = _mapped(eqn, values, moving)
+        stacked_here.update(zip(eqn.outvars, results))
+    stacked.update({v: stacked_here[v] for v in outs if v in stacked_here})
 
-    def at_one_step(values: list[Any]) -> list[Any]:
-        local = jaxprs.evaluate(eqns, {**fixed, **dict(zip(moving, values))})
-        return [local[v] for v in outs]
 
-    stacked.update(zip(outs, jax.vmap(at_one_step)([stacked[v] for v in moving])))
+def _mapped(eqn: Any, values: Sequence[Any], moving: Sequence[bool]) -> list[Any]:
+    """One equation under `vmap` over time."""
+
+    def at_one_step(*given: Any) -> list[Any]:
+        rest = iter(given)
+        args = [next(rest) if m else v for v, m in zip(values, moving)]
+        out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+        return out if eqn.primitive.multiple_results else [out]
+
+    with jaxprs.in_scope(eqn):
+        return jax.vmap(at_one_step)(*(v for v, m in zip(values, moving) if m))
 
 
 def nothing(eqn: Any) -> bool:
