@@ -10,10 +10,13 @@ import sys
 import time
 
 import numpy as np
-from caffe2.python import core, model_helper, rnn_cell, workspace
 
 
 def build(steps, batch, features, hidden, train):
+    """Makes the net in Caffe2's workspace, and returns a function that runs it."""
+    from caffe2.python import core, model_helper, rnn_cell, workspace
+
+    core.GlobalInit(["caffe2", "--caffe2_log_level=2"])
     model = model_helper.ModelHelper(name="lstm")
     lengths, h0, c0, x = model.net.AddExternalInputs("seq_lengths", "h0", "c0", "x")
     hidden_all, _, _, _ = rnn_cell.LSTM(
@@ -30,16 +33,16 @@ def build(steps, batch, features, hidden, train):
         workspace.FeedBlob(name, np.zeros((1, batch, hidden), np.float32))
     workspace.RunNetOnce(model.param_init_net)
     workspace.CreateNet(model.net)
-    return model.net.Proto().name
+    name = model.net.Proto().name
+    return lambda: workspace.RunNet(name)
 
 
 def main():
     steps, batch, features, hidden = map(int, sys.argv[1:5])
-    core.GlobalInit(["caffe2", "--caffe2_log_level=2"])
-    net = build(steps, batch, features, hidden, sys.argv[5] == "train")
+    run = build(steps, batch, features, hidden, sys.argv[5] == "train")
     for _ in sys.stdin:
         start = time.time()
-        workspace.RunNet(net)
+        run()
         print(json.dumps(time.time() - start))
         sys.stdout.flush()
 

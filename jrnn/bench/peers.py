@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.metadata
+import importlib.util
 import json
 import subprocess
 import sys
@@ -28,10 +30,7 @@ from jrnn.bench.sizes import Size
 from jrnn.errors import DataError
 from jrnn.executor import scan
 
-try:
-    import torch
-except ImportError:
-    torch = None
+_HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,8 @@ def flax_rnn(cell: str, size: Size, mode: str) -> Program | None:
 
 def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
     """`torch.nn.LSTM` or `GRU`, on CUDA (cuDNN) where there is one."""
+    import torch
+
     cells = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
     if cell not in cells:
         return None
@@ -160,7 +161,7 @@ def caffe2(python: str, cell: str, size: Size, mode: str) -> Program | None:
 def available(caffe2_python: str | None) -> dict[str, Peer]:
     """The peers that can run here, by name; jrnn comes first."""
     found: dict[str, Peer] = {"jrnn": _scanned(scan), "lax.scan": _scanned(jax.lax.scan), "flax": flax_rnn}
-    if torch is not None:
+    if _HAS_TORCH:
         found["torch"] = torch_rnn
     if caffe2_python:
         found["caffe2"] = functools.partial(caffe2, caffe2_python)
@@ -182,6 +183,6 @@ def versions() -> dict[str, str]:
         "flax": flax.__version__,
         "numpy": np.__version__,
     }
-    if torch is not None:
-        found["torch"] = torch.__version__
+    if _HAS_TORCH:
+        found["torch"] = importlib.metadata.version("torch")
     return found
