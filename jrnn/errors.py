@@ -30,6 +30,10 @@ class OpError(JrnnError, ValueError):
     """An operator given inputs or arguments that it cannot take."""
 
 
+class PlanError(JrnnError, ValueError):
+    """A plan that cannot be run, or that does not end."""
+
+
 class GradientError(JrnnError, ValueError):
     """A gradient that does not exist or cannot be formed."""
 

@@ -12,6 +12,7 @@ ROOT = Path(jrnn.__file__).parent
 LEVELS = {
     "errors": 0,
     "ir": 0,
+    "execution_step": 0,
     "proto": 1,
     "registry": 1,
     "executor": 1,
@@ -25,6 +26,7 @@ LEVELS = {
     "gradcheck": 5,
     "recurrent": 5,
     "convert": 5,
+    "plans": 5,
     "cells": 6,
     "nn": 6,
     "interop": 7,

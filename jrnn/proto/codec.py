@@ -16,7 +16,7 @@ from .encode import to_message
 from .text import format_message
 from .wire import DEFAULT_LIMITS, Limits, check_size, parse_binary
 
-_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+LOOKS_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 
 def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> Net:
@@ -35,7 +35,7 @@ def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT
     if isinstance(source, str) and not os.path.exists(source) and (not source or re.search(r"[\n{:]", source)):
         return Reader(limits).text(source, 1)
     try:
-        return _read_bytes(_file_bytes(Path(source), limits), limits)
+        return _read_bytes(file_bytes(Path(source), limits), limits)
     except FormatError as e:
         raise e.at(str(source)[:200]) from None
 
@@ -72,7 +72,11 @@ def write_net(net: Net, path: str | os.PathLike[str]) -> None:
         data = format_net(net).encode()
     else:
         raise FormatError(f"{target}: the name of a net's file must end in .pb (binary) or .pbtxt (text)")
-    # Written under another name first, so that a failure on the way leaves an older file as it was.
+    write_whole(target, data)
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """Writes a file whole or not at all: under another name first, so that a failure leaves an older file as it was."""
     half = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with open(half, "xb") as f:
@@ -84,7 +88,8 @@ def write_net(net: Net, path: str | os.PathLike[str]) -> None:
         half.unlink(missing_ok=True)
 
 
-def _file_bytes(path: Path, limits: Limits) -> bytes:
+def file_bytes(path: Path, limits: Limits) -> bytes:
+    """All of a file, once its size has been compared with the limit."""
     if not path.is_file():
         raise FormatError("is not a file" if path.exists() else "no such file")
     try:
@@ -98,7 +103,7 @@ def _file_bytes(path: Path, limits: Limits) -> bytes:
 def _read_bytes(data: bytes, limits: Limits) -> Net:
     check_size(len(data), limits.bytes, "message")
     reader = Reader(limits)
-    if not data or _BINARY.search(data):
+    if not data or LOOKS_BINARY.search(data):
         return reader.net(parse_binary(data, "NetDef", limits), 1)
     # All bytes are printable: almost surely text, but a message of one long name may look like it, even like a comment.
     net, failure = Net(), None

@@ -1,0 +1,20 @@
+"""Plans: nets run in loops and branches by the host, as Caffe2's execution steps are."""
+
+from ..execution_step import ExecutionStep, Plan
+from .build import (
+    Do,
+    DoParallel,
+    DoUntil,
+    DoWhile,
+    For,
+    If,
+    IfNot,
+    Part,
+    Switch,
+    SwitchNot,
+    Until,
+    While,
+    execution_step,
+    make_plan,
+)
+from .run import run_plan
