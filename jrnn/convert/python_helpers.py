@@ -1,0 +1,106 @@
+"""Functions that a written Python file takes along where it calls them; each stands by itself on jax, jnp and lax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def fully_connected(x, w, b, axis=1):
+    """x [..., in] times w [out, in] transposed, plus b; the dimensions of x from `axis` on are one."""
+    return x.reshape(*x.shape[:axis], -1) @ w.reshape(w.shape[0], -1).T + b.reshape((1,) * axis + (-1,))
+
+
+def matrix_product(a, b, axis_a=1, axis_b=1, trans_a=False, trans_b=False):
+    """a and b as matrices, cut at their axes, each transposed first where asked."""
+    a = a.reshape(-1, a[(0,) * axis_a].size)
+    b = b.reshape(-1, b[(0,) * axis_b].size)
+    return (a.T if trans_a else a) @ (b.T if trans_b else b)
+
+
+def along(a, b, axis):
+    """b with dimensions of size 1, so that its own stand beside those of a from `axis` on."""
+    axis = a.ndim - b.ndim if axis < 0 else axis
+    return b.reshape((1,) * axis + b.shape + (1,) * (a.ndim - axis - b.ndim))
+
+
+def softmax(x, axis=1):
+    """Softmax over all dimensions from `axis` on together."""
+    return jax.nn.softmax(x.reshape(*x.shape[:axis], -1), axis=-1).reshape(x.shape)
+
+
+def layer_norm(x, gamma=None, beta=None, axis=1, epsilon=1e-5):
+    """x with mean 0 and variance 1 over the dimensions from `axis` on; and the mean and the standard deviation."""
+    axes = tuple(range(axis, x.ndim))
+    mean = x.mean(axes, keepdims=True)
+    std = jnp.sqrt(jnp.square(x - mean).mean(axes, keepdims=True) + epsilon)
+    y = (x - mean) / std
+    if gamma is not None:
+        lead = (1,) * axis
+        y = y * gamma.reshape(lead + x.shape[axis:]) + beta.reshape(lead + x.shape[axis:])
+    keep = (*x.shape[:axis], 1)
+    return y, mean.reshape(keep), std.reshape(keep)
+
+
+def lstm_unit(hidden, cell, gates, lengths=None, timestep=None, forget_bias=0.0, drop_states=False):
+    """One LSTM step from gates i, f, o, g; sequences that have ended keep their state, or drop it."""
+    i, f, o, g = jnp.split(gates, 4, axis=-1)
+    new = jax.nn.sigmoid(f + forget_bias) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+    out = jax.nn.sigmoid(o) * jnp.tanh(new)
+    if lengths is not None:
+        going = (lengths > timestep)[None, :, None]
+        out = jnp.where(going, out, 0.0 if drop_states else hidden)
+        new = jnp.where(going, new, 0.0 if drop_states else cell)
+    return out, new
+
+
+def gru_unit(hidden, gates, lengths=None, timestep=None, drop_states=False):
+    """One GRU step from gates reset (used before), update, output."""
+    _, update, output = jnp.split(gates, 3, axis=-1)
+    u = jax.nn.sigmoid(update)
+    new = u * hidden + (1 - u) * jnp.tanh(output)
+    if lengths is not None:
+        new = jnp.where((lengths > timestep)[None, :, None], new, 0.0 if drop_states else hidden)
+    return new
+
+
+def cut(x, starts, ends):
+    """x[start:end] along every dimension; an end of -1 is the end, -k leaves k - 1 elements out."""
+    limits = [end if end >= 0 else size + 1 + end for end, size in zip(ends, x.shape)]
+    return x[tuple(slice(start, end) for start, end in zip(starts, limits))]
+
+
+def mask_sequences(x, lengths, fill):
+    """x [N, T, ...] with `fill` from step lengths[n] on."""
+    valid = jnp.arange(x.shape[1])[None, :] < lengths[:, None]
+    return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, fill)
+
+
+def convolution(x, w, b=None, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1):
+    """Convolution of x [N, C, H, W] with w [out, C / group, h, w]."""
+    half = len(pads) // 2
+    pairs = list(zip(pads[:half], pads[half:]))
+    y = lax.conv_general_dilated(x, w, strides, pairs, rhs_dilation=dilations, feature_group_count=group)
+    return y if b is None else y + b.reshape(1, -1, 1, 1)
+
+
+def max_pool(x, kernels, strides=(1, 1), pads=(0, 0, 0, 0)):
+    """The largest element of each window of x [N, C, H, W]."""
+    pairs = ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, *kernels), (1, 1, *strides), pairs)
+
+
+def average_pool(x, kernels, strides=(1, 1), pads=(0, 0, 0, 0), count_include_pad=False):
+    """The mean of each window of x [N, C, H, W], of what lies in x unless padding counts too."""
+    pairs = ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))
+    window, steps = (1, 1, *kernels), (1, 1, *strides)
+    total = lax.reduce_window(x, 0.0, lax.add, window, steps, pairs)
+    if count_include_pad:
+        return total / (kernels[0] * kernels[1])
+    return total / lax.reduce_window(jnp.ones_like(x), 0.0, lax.add, window, steps, pairs)
+
+
+def initial_state(x, batch):
+    """A first state [D], [N, D] or [1, N, D] as [1, N, D]."""
+    return jnp.broadcast_to(x, (1, batch, x.shape[-1])) if x.ndim == 1 else x.reshape(1, *x.shape[-2:])

@@ -1,0 +1,71 @@
+"""What a command line names: `MODULE:FACTORY` is a function of no arguments that returns what is to be converted."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConversionError, near
+from ..ir import Net
+from ..proto import read_net
+from .from_jax import from_jax
+from .package import INIT, PREDICT, Package
+
+
+def from_factory(target: str) -> Package:
+    """The package of what `MODULE:FACTORY` returns: `(fn, args)` or `(fn, args, params)`, the arguments of `from_jax`.
+
+    MODULE is a module's dotted name or the path of a Python file. Running it runs its code.
+
+    Raises:
+        ConversionError: for a module or factory that is not there, a factory that returns something else, and as
+            `from_jax` does.
+    """
+    factory = _factory(target)
+    found = factory()
+    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[1], (tuple, list)):
+        raise ConversionError(
+            f"{target} returns a {type(found).__name__}; it must return (fn, args) or (fn, args, params), where args is a "
+            "tuple of example arrays"
+        )
+    fn, args, params = (*found, None)[:3]
+    return from_jax(fn, *args, params=params)
+
+
+def _factory(target: str) -> Callable[[], Any]:
+    module_name, colon, name = target.rpartition(":")
+    if not colon or not module_name or not name:
+        raise ConversionError(f"{target!r} must be MODULE:FACTORY, as in my_models:make or my_models.py:make")
+    path = Path(module_name)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise ConversionError(f"{path}: no such file")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)  # dataclasses and flax look their module up
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as e:
+            raise ConversionError(f"{target}: {e}; give the path of a .py file, or install the module") from None
+    if not callable(getattr(module, name, None)):
+        raise ConversionError(f"{module_name} has no function {name!r}{near(name, vars(module))}")
+    return getattr(module, name)
+
+
+def read_nets(path: str | Path, init: str | Path | None = None) -> Package:
+    """The package in a folder, or the net in a file, with the net that makes its weights."""
+    path = Path(path)
+    if path.is_dir():
+        if init is not None:
+            raise ConversionError(
+                f"{path} is a folder, whose {INIT} makes the weights; give {path / PREDICT} with another"
+            )
+        return Package.load(path)
+    return Package(read_net(Path(init)) if init is not None else Net("init"), read_net(path))
