@@ -15,6 +15,8 @@ import numpy as np
 from rich.console import Console
 
 from . import registry
+from .bench import main as bench
+from .bench.sizes import CELLS, MODES, SIZES, Size
 from .errors import JrnnError, UsageError, near
 from .gradcheck import check_gradients
 from .graph import show, upgrade
@@ -89,7 +91,22 @@ def _parser() -> argparse.ArgumentParser:
 
     p = command(_ops, "ops", "list the operators")
     p.add_argument("pattern", nargs="?", default="", help="only those whose name contains this")
+
+    p = command(_bench, "bench", "measure cells beside their peers, in one process and in turns")
+    p.add_argument("--cells", type=_names, default=CELLS, metavar="A,B", help=f"of {', '.join(CELLS)}")
+    p.add_argument("--modes", type=_names, default=MODES, metavar="A,B", help=f"of {', '.join(MODES)}")
+    p.add_argument("--sizes", type=_names, metavar="TxNxDxH,...", help="steps, sequences, features, hidden units")
+    p.add_argument("--peers", type=_names, metavar="A,B", help="by default all that can run here")
+    p.add_argument("--turns", type=int, default=15, help="measured runs of each program")
+    p.add_argument("--caffe2-python", metavar="PYTHON", help="a Python that has Caffe2, to measure it too")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their conditions")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures (needs the extra `plot`)")
+    p.add_argument("--compare", type=Path, metavar="FILE", help="a JSON file of an earlier run to compare with")
     return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
 
 
 def _add_net(p: argparse.ArgumentParser) -> None:
@@ -213,6 +230,29 @@ def _ops(args: argparse.Namespace) -> int:
     for d in found:
         arguments = ", ".join(f"{a.name}" if a.required else f"{a.name}={a.default!r}" for a in d.args)
         print(f"{d.type}({', '.join(d.inputs)}){' ' + arguments if arguments else ''}")
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    try:
+        sizes = SIZES if args.sizes is None else tuple(Size.parse(text) for text in args.sizes)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"--sizes {','.join(args.sizes)}: each must be written TxNxDxH, as in 100x32x128x128"
+        ) from None
+    options = bench.Options(
+        cells=args.cells,
+        modes=args.modes,
+        sizes=sizes,
+        peers=args.peers,
+        turns=args.turns,
+        caffe2_python=args.caffe2_python,
+        json=args.json,
+        plot=args.plot,
+        compare=args.compare,
+        console=Console(width=None if sys.stdout.isatty() else 140),  # tables stay whole in a file
+    )
+    bench.run(options)
     return 0
 
 

@@ -124,6 +124,8 @@ def test_ops_lists_operators(capsys):
         (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
         (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
+        (["bench", "--sizes", "3x4"], "--sizes 3x4: each must be written TxNxDxH"),
+        (["bench", "--cells", "lsmt"], "there is no cell 'lsmt' here"),
         (["train", "nope.toml"], "nope.toml: no such file"),
         (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),
         (["train", "text.toml"], "missing.txt: no such file"),
@@ -142,6 +144,13 @@ def test_a_mistake_is_one_line(files, capsys, argv, message):
     if "--resume" in argv:
         (files / "missing.txt").write_text("x" * 100_000)
     assert message in fails(capsys, *argv)
+
+
+def test_bench_measures_and_writes(files, capsys):
+    chosen = ["--cells", "mingru", "--modes", "forward", "--sizes", "2x1x3x4", "--peers", "lax.scan", "--turns", "2"]
+    assert main(["bench", *chosen, "--json", "figures.json"]) == 0
+    assert "2x1x3x4" in capsys.readouterr().out
+    assert "lax.scan" in (files / "figures.json").read_text()
 
 
 def test_debug_shows_where_an_error_came_from(files):

@@ -75,7 +75,7 @@ def decode(cls: type[T], tables: Mapping[str, Any], where: str) -> T:
     return _decode(cls, tables, where, "")
 
 
-def _decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str) -> T:
+def _decode(cls: Any, tables: Mapping[str, Any], where: str, prefix: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     annotations = typing.get_type_hints(cls)
     values = {}

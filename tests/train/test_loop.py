@@ -148,7 +148,7 @@ def test_nothing_to_resume(make_config, quiet, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):
-    config = make_config(optimizer={"name": "sgd", "learning_rate": 1e30, "clip": 0.0, "schedule": "constant"})
+    config = make_config(optimizer={"name": "sgd", "learning_rate": float("inf"), "clip": 0.0, "schedule": "constant"})
     with pytest.raises(TrainError, match=r"step \d+: the loss is (nan|inf); continue from the last checkpoint"):
         train(config, tmp_path / "run", console=quiet)
 
