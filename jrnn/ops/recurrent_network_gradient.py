@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ..errors import GradientError
 from ..executor import scan
@@ -138,6 +140,10 @@ class _Backward:
             t, now, kept, from_outside, of_output = xs
             env = step_env(w, {**self.workspaces.constant, **kept, **views(now, t)}, t)
             env.update((k.internal, slots(self.states[k.external], k, t)) for k in w.links if k.external in self.states)
+            if w.recompute:  # else what is computed again would be computed for all steps before the loop, and stored
+                arrays = {n: v for n, v in env.items() if isinstance(v, jax.Array)}
+                arrays, gradients = lax.optimization_barrier((arrays, gradients))
+                env |= arrays
             here = context.step(t, w.outputs[-1])
             if self.forward is not None:
                 env = execute(self.forward, env, here)

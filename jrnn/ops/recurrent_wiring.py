@@ -48,6 +48,7 @@ class Wiring:
     params: tuple[int, ...]
     param_grads: tuple[str, ...]
     outputs_with_grads: tuple[int, ...] | None
+    recompute: tuple[str, ...]
 
     @property
     def sequences(self) -> tuple[str, ...]:
@@ -130,6 +131,7 @@ def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
         params=_ints(op, "param"),
         param_grads=_strings(op, "param_grads"),
         outputs_with_grads=None if with_grads is None or not len(with_grads) else tuple(with_grads),
+        recompute=_strings(op, "recompute_blobs_on_backward"),
     )
     _check(wiring)
     return wiring
