@@ -42,7 +42,7 @@ def recognise(graph: Graph) -> Graph:
         for c in _candidates(node, makers):
             reference = pattern(c.reference, c.shapes)
             found = find(reference, node.outputs[-1], makers)
-            if found is None or not all(v in found.values for v in (*reference.inputs, *reference.outputs)):
+            if found is None or not all(v in found.values for v in (*reference.inputs, *reference.outputs[:-1])):
                 continue
             inputs = tuple(found.values[v] for v in reference.inputs)
             outputs = (*(found.values[v] for v in reference.outputs[:-1]), node.outputs[-1])

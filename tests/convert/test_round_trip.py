@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.tree_util import keystr, tree_flatten_with_path
+from zoo import MODELS
 
 import jrnn
 from jrnn.convert import write_python
-
-from zoo import MODELS
 
 TOLERANCE = 1e-5
 NOT_DIFFERENTIABLE = {"integers", "swap", "switch", "fori", "cond_and_while"}  # loops of unknown length, or no floats

@@ -79,6 +79,11 @@ def _(e: Emitter, node: Node, x):
     return unary(e, "Log", binary(e, "Add", x, np.ones((), FLOAT)))
 
 
+@rule("erfc")
+def _(e: Emitter, node: Node, x):
+    return binary(e, "Sub", np.ones((), FLOAT), unary(e, "Erf", x))
+
+
 @rule("expm1")
 def _(e: Emitter, node: Node, x):
     return binary(e, "Sub", unary(e, "Exp", x), np.ones((), FLOAT))
