@@ -1,8 +1,21 @@
 """JAX functions become nets, and nets become Python files."""
 
+from .export import export_package, load_package, write_predictor
 from .from_jax import from_jax
 from .package import Package
+from .predictor import Predictor
 from .target import from_factory, read_nets
 from .to_python import to_python, write_python
 
-__all__ = ["Package", "from_factory", "from_jax", "read_nets", "to_python", "write_python"]
+__all__ = [
+    "Package",
+    "Predictor",
+    "export_package",
+    "from_factory",
+    "from_jax",
+    "load_package",
+    "read_nets",
+    "to_python",
+    "write_predictor",
+    "write_python",
+]

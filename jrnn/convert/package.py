@@ -8,24 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConversionError
-from ..ir import Net
+from ..ir import Net, Op
 from ..lowering import run_net, to_jax
 from ..proto import read_net, write_net
 
 INIT, PREDICT = "init_net.pb", "predict_net.pb"
 
 
+def placeholder(name: str) -> Op:
+    """What stands for an input in the init nets of Caffe2's mobile exporter: a zero of shape [1, 1]."""
+    return Op.of("GivenTensorFill", [], [name], shape=[1, 1], values=[0.0])
+
+
 @dataclass(frozen=True)
 class Package:
-    """`init_net` fills the weights, `predict_net` reads them and the inputs and gives the outputs."""
+    """`init_net` fills the weights, `predict_net` reads them and the inputs and gives the outputs.
+
+    An init net may end in placeholders for the first external inputs of the predict net, in their order, as those of
+    Caffe2's mobile exporter do; they count as inputs, not as weights.
+    """
 
     init_net: Net
     predict_net: Net
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        """The blobs that the init net makes."""
-        return tuple(dict.fromkeys(o for op in self.init_net.ops for o in op.outputs))
+        """The blobs that the init net makes, without the placeholders of inputs."""
+        made = dict.fromkeys(o for op in self.init_net.ops for o in op.outputs)
+        return tuple(n for n in made if n not in self._placeholders())
+
+    def _placeholders(self) -> tuple[str, ...]:
+        """The longest start of the predict net's inputs that the init net's last operators are placeholders of."""
+        ops, inputs = self.init_net.ops, self.predict_net.external_inputs
+        last = 0
+        while last < len(ops) and _is_placeholder(ops[-1 - last]):
+            last += 1
+        ends = (k for k in range(last, 0, -1) if tuple(op.outputs[0] for op in ops[-k:]) == inputs[:k])
+        return inputs[: next(ends, 0)]
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -39,7 +58,8 @@ class Package:
 
     def weights(self) -> dict[str, Any]:
         """The weights as numpy arrays, by name."""
-        return run_net(self.init_net, {})
+        made = run_net(self.init_net, {})
+        return {n: made[n] for n in self.weight_names}
 
     def to_jax(self) -> Callable[..., dict[str, Any]]:
         """The function `fn(inputs, weights=None) -> outputs` of dicts of arrays; by default the init net's weights.
@@ -73,3 +93,11 @@ class Package:
             if not (folder / name).is_file():
                 raise ConversionError(f"{folder}: has no {name}; a package is a folder with {INIT} and {PREDICT}")
         return cls(read_net(folder / INIT), read_net(folder / PREDICT))
+
+
+def _is_placeholder(op: Op) -> bool:
+    return len(op.outputs) == 1 and (op.type, op.inputs, op.args) == (
+        (wanted := placeholder(op.outputs[0])).type,
+        wanted.inputs,
+        wanted.args,
+    )

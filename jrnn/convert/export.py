@@ -1,0 +1,125 @@
+"""Trained nets as packages: the two nets of Caffe2's mobile exporter, and the one file of its predictor exporter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConversionError, near
+from ..graph import extract_sub_net
+from ..ir import Net, Op
+from ..lowering import infer_shapes
+from ..proto.predictor_file import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
+from .package import Package, placeholder
+
+_FILLS = {
+    np.dtype(np.float32): "GivenTensorFill",
+    np.dtype(np.int32): "GivenTensorIntFill",
+    np.dtype(np.int64): "GivenTensorInt64Fill",
+    np.dtype(np.int16): "GivenTensorInt16Fill",
+    np.dtype(np.bool_): "GivenTensorBoolFill",
+}
+_LOAD = "Load"
+
+
+def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], outputs: Iterable[str]) -> Package:
+    """The package that computes `outputs` from `inputs`, as Caffe2's mobile exporter writes it.
+
+    The predict net is the part of `net` that the outputs need, its external inputs `inputs` first. The init net fills
+    each parameter that this part reads, and then each input with a placeholder, a zero of shape [1, 1].
+
+    Args:
+        net: the net; training operators that the outputs do not need are left out.
+        params: the values of the parameters, by name: float32, int32, int64, int16, bool, uint8, or strings.
+        inputs: the blobs that a caller will give.
+        outputs: the blobs that a caller wants.
+
+    Raises:
+        ConversionError: a blob that is read and is neither a parameter nor an input, one that is both, a type without fill.
+        NetError: a name that is no blob of the net.
+
+    >>> net = Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]), Op.of("AveragedLoss", ["y"], ["loss"])), ("x", "w", "b"))
+    >>> params = {"w": np.ones([1, 2], np.float32), "b": np.zeros(1, np.float32)}
+    >>> package = export_package(net, params, ["x"], ["y"])
+    >>> [op.type for op in package.predict_net.ops], package.input_names, package.weight_names
+    (['FC'], ('x',), ('w', 'b'))
+    """
+    inputs, outputs = tuple(inputs), tuple(outputs)
+    for name in inputs:
+        if name in params:
+            raise ConversionError(f"blob {name!r} is given both as an input and as a parameter; choose one")
+    predict = extract_sub_net(net, inputs, outputs)
+    read = [n for n in predict.external_inputs if n not in inputs]
+    for name in read:
+        if name not in params:
+            raise ConversionError(
+                f"net {net.name!r} reads blob {name!r} to compute {', '.join(map(repr, outputs))}; give its value in "
+                f"params, or name it among the inputs{near(name, params)}"
+            )
+    fills = tuple(_fill(name, params[name]) for name in params if name in read)
+    return Package(Net(net.name + "_init", (*fills, *map(placeholder, inputs))), predict)
+
+
+def _fill(name: str, value: Any) -> Op:
+    value = np.asarray(value)
+    shape = list(value.shape)
+    if value.dtype == np.uint8:
+        return Op.of("GivenTensorByteStringToUInt8Fill", [], [name], shape=shape, values=[value.tobytes()])
+    if value.dtype.kind in "OSU":
+        return Op.of("GivenTensorStringFill", [], [name], shape=shape, values=value.reshape(-1).tolist())
+    if value.dtype not in _FILLS:
+        known = ", ".join(map(str, _FILLS))
+        raise ConversionError(f"parameter {name!r} is {value.dtype}, for which there is no fill; convert it to {known}")
+    return Op.of(_FILLS[value.dtype], [], [name], shape=shape, values=value.reshape(-1))
+
+
+def write_predictor(package: Package, path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> None:
+    """Writes a package as one minidb file, as Caffe2's predictor exporter does.
+
+    Args:
+        package: the package.
+        path: the file.
+        inputs: arrays, or shapes with dtypes, of the inputs. Caffe2 wants to know how large inputs and outputs are.
+    """
+    missing = [n for n in package.input_names if n not in inputs]
+    if missing:
+        raise ConversionError(f"inputs must tell the shape of {missing[0]!r} too; it has {', '.join(inputs) or 'none'}")
+    weights = package.weights()
+    shapes = infer_shapes(package.predict_net, {**weights, **inputs})
+    ends = {n: tuple(np.shape(inputs[n])) for n in package.input_names}
+    ends |= {n: tuple(shapes[n].shape) for n in package.output_names if n in shapes}  # strings have none
+    zeros = tuple(Op.of("ConstantFill", [], [n], shape=list(shape), value=0.0) for n, shape in ends.items())
+    load = Op.of(_LOAD, [DB_READER], list(weights))
+    model = PredictorFile(
+        predict_net=replace(package.predict_net, external_inputs=(*package.input_names, *weights)),
+        predict_init_net=Net("predict-init", zeros, tuple(ends)),
+        global_init_net=Net("global-init", (load,) if weights else (), (DB_READER,), tuple(weights)),
+        inputs=package.input_names,
+        outputs=package.output_names,
+        parameters=weights,
+    )
+    write_predictor_file(model, path)
+
+
+def load_package(path: str | os.PathLike[str]) -> Package:
+    """Reads a package: a folder with `init_net.pb` and `predict_net.pb`, or a file of Caffe2's predictor exporter.
+
+    Raises:
+        ConversionError: a folder without those files. FormatError: a file that is neither.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return Package.load(path)
+    model = read_predictor_file(path)
+    ends = {*model.inputs, *model.outputs}
+    more = [op for op in model.global_init_net.ops if op.type != _LOAD]
+    more += [op for op in model.predict_init_net.ops if not ends.issuperset(op.outputs)]
+    fills = tuple(_fill(name, value) for name, value in model.parameters.items())
+    init = Net(model.predict_net.name + "_init", (*fills, *more, *map(placeholder, model.inputs)))
+    reads = dict.fromkeys((*model.inputs, *model.predict_net.external_inputs))
+    return Package(init, replace(model.predict_net, external_inputs=tuple(reads), external_outputs=model.outputs))

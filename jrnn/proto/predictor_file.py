@@ -1,0 +1,146 @@
+"""The files that Caffe2's predictor exporter writes: a minidb with a MetaNetDef first, then the parameters as blobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError
+from ..ir import Net
+from .codec import file_bytes, write_whole
+from .decode import Reader
+from .encode import to_message
+from .minidb import format_minidb, parse_minidb
+from .schema import message_class
+from .tensors import blob_to_numpy, tensor_from_numpy
+from .wire import DEFAULT_LIMITS, Limits, parse_binary
+
+DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
+_META = b"!!META_NET_DEF"
+_CHUNK = 1_000_000  # elements of a tensor in one record
+_CHUNK_MARK = b"#%"
+
+
+@dataclass(frozen=True)
+class PredictorFile:
+    """A model: `global_init_net` loads the parameters, `predict_init_net` fills inputs and outputs, once each."""
+
+    predict_net: Net
+    predict_init_net: Net
+    global_init_net: Net
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: Mapping[str, np.ndarray]
+
+
+def read_predictor_file(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> PredictorFile:
+    """Reads a predictor file, or its bytes.
+
+    Raises:
+      FormatError: no such file, bytes that are no minidb, one without a MetaNetDef or a predict net, missing parameters.
+    """
+    if isinstance(source, bytes):
+        return _parse(source, limits)
+    try:
+        return _parse(file_bytes(Path(source), limits), limits)
+    except FormatError as e:
+        raise e.at(str(source)[:200]) from None
+
+
+def write_predictor_file(model: PredictorFile, path: str | os.PathLike[str]) -> None:
+    """Writes a predictor file, whole or not at all. Caffe2 loads it with db_type "minidb"."""
+    write_whole(Path(path), format_minidb(_records(model)))
+
+
+def _parse(data: bytes, limits: Limits) -> PredictorFile:
+    records: dict[bytes, list[bytes]] = {}
+    for key, value in parse_minidb(data, limits):
+        records.setdefault(key.partition(_CHUNK_MARK)[0], []).append(value)
+    if _META not in records:
+        raise FormatError(f"minidb: has no record {_META.decode()}, with which a predictor file begins")
+    holder: Any = parse_binary(records[_META][0], "BlobProto", limits)
+    meta: Any = parse_binary(_content(holder), "MetaNetDef", limits)
+    reader = Reader(limits)
+    nets = {_text(n.key): n.value for n in meta.nets}
+    blobs = {_text(b.key): tuple(_text(v) for v in b.value) for b in meta.blobs}
+    parameters = {}
+    for name in _of_kind(blobs, "PARAMETERS_BLOB_TYPE", ()):
+        if name.encode() not in records:
+            raise FormatError(f"minidb: has no record for the parameter {name!r}")
+        parameters[name] = blob_to_numpy(*records[name.encode()], limits=limits)[1]
+    predict, init, load = (
+        _of_kind(nets, f"{kind}_NET_TYPE", message_class("NetDef")())
+        for kind in ("PREDICT", "PREDICT_INIT", "GLOBAL_INIT")
+    )
+    if not predict.op:
+        raise FormatError("its MetaNetDef has no PREDICT_NET_TYPE, or an empty one")
+    return PredictorFile(
+        predict_net=reader.net(predict, 1),
+        predict_init_net=reader.net(init, 1),
+        global_init_net=reader.net(load, 1),
+        inputs=_of_kind(blobs, "INPUTS_BLOB_TYPE", ()),
+        outputs=_of_kind(blobs, "OUTPUTS_BLOB_TYPE", ()),
+        parameters=parameters,
+    )
+
+
+def _content(holder: Any) -> bytes:
+    """The string that a blob holds: as content, or as a tensor of one string where Python fed it so."""
+    if holder.HasField("tensor") and len(holder.tensor.string_data) == 1:
+        return holder.tensor.string_data[0]
+    return holder.content
+
+
+def _of_kind(found: Mapping[str, Any], kind: str, default: Any) -> Any:
+    """The entry under `kind`, or under `kind_NAME` where the model has a name."""
+    keys = [k for k in found if k == kind or k.startswith(kind + "_")]
+    if len(keys) > 1:
+        raise FormatError(f"its MetaNetDef holds several models: {', '.join(keys[:8])}; a file must hold one")
+    return found[keys[0]] if keys else default
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):  # protobuf gives the bytes of a string that is not UTF-8
+        raise FormatError(f"its MetaNetDef has a name that is not UTF-8: {value[:40]!r}")
+    return value
+
+
+def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
+    meta: Any = message_class("MetaNetDef")()
+    lists = {
+        "PARAMETERS_BLOB_TYPE": tuple(model.parameters),
+        "INPUTS_BLOB_TYPE": model.inputs,
+        "OUTPUTS_BLOB_TYPE": model.outputs,
+    }
+    nets = {
+        "PREDICT_INIT_NET_TYPE": model.predict_init_net,
+        "GLOBAL_INIT_NET_TYPE": model.global_init_net,
+        "PREDICT_NET_TYPE": model.predict_net,
+    }
+    for kind, names in lists.items():
+        meta.blobs.add(key=kind).value.extend(names)
+    for kind, net in nets.items():
+        meta.nets.add(key=kind).value.CopyFrom(to_message(net))
+    content = meta.SerializeToString(deterministic=True)
+    holder: Any = message_class("BlobProto")(name=_META.decode(), type="std::string", content=content)
+    yield _META, holder.SerializeToString(deterministic=True)
+    for name, array in model.parameters.items():
+        for number, chunk in enumerate(_chunks(name, np.asarray(array))):
+            yield name.encode() + _CHUNK_MARK + str(number).encode(), chunk
+
+
+def _chunks(name: str, array: np.ndarray) -> Iterator[bytes]:
+    flat = array.reshape(-1)
+    for begin in range(0, max(flat.size, 1), _CHUNK):
+        part = flat[begin : begin + _CHUNK]
+        blob: Any = message_class("BlobProto")(name=name, type="Tensor")
+        blob.tensor.MergeFromString(tensor_from_numpy(part, name).data)
+        blob.tensor.ClearField("dims")
+        blob.tensor.dims.extend(array.shape)
+        blob.tensor.segment.begin, blob.tensor.segment.end = begin, begin + part.size
+        yield blob.SerializeToString(deterministic=True)
