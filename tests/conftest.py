@@ -1,9 +1,32 @@
 """Strict settings for every test: rank promotion raises, and 64-bit types are asked for, never assumed."""
 
+import os
+
+# Values matter here, and most of the time goes into compiling: LLVM's optimizations are left out, XLA's own are not.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
+
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="every case of the large grids, not every fifth")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of tests marked `grid`, keeps every fifth case."""
+    if config.getoption("--exhaustive"):
+        return
+    counts, dropped, kept = {}, [], []
+    for item in items:
+        count = counts[item.function] = counts.get(item.function, -1) + 1
+        (dropped if item.get_closest_marker("grid") and count % 5 else kept).append(item)
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = kept
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Outputs, final states and all gradients equal those that torch recorded, over the whole grid of structures."""
 
 import itertools
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +17,6 @@ FUNCTIONS = {
     "gru": nn.functional.gru,
 }
 GRID = ["-".join(map(str, case)) for case in itertools.product(FUNCTIONS, (1, 3), ("uni", "bi"), ("bias", "nobias"))]
-
-# Only values matter here, and there are 80 large programs: they are compiled without LLVM's optimizations.
-compiled = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def case_inputs(recording, case):
@@ -70,7 +66,7 @@ def test_float64_full_and_packed(case, recording, x64):
         output, last = function(params, nn.pack_padded_sequence(x, lengths, enforce_sorted=False), hx)
         return nn.pad_packed_sequence(output)[0], last
 
-    @compiled
+    @jax.jit
     def all_runs(params, x, states, lengths):
         sequence = nn.pack_padded_sequence(x, lengths, enforce_sorted=False)
         return {
@@ -88,13 +84,14 @@ def test_float64_full_and_packed(case, recording, x64):
     assert not found["rows"][len(rows) :].any()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", GRID)
 def test_float32_full_and_ragged_batch_first(case, recording):
     file, params, x, states, seeds = case_inputs(recording, case)
     seeds = (np.swapaxes(seeds[0], 0, 1), *seeds[1:])
     function = FUNCTIONS[case.split("-")[0]]
 
-    @compiled
+    @jax.jit
     def all_runs(params, x, states, lengths):
         def run(params, x, hx, lengths=None):
             return function(params, x, hx, lengths=lengths, batch_first=True)
