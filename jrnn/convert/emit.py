@@ -256,12 +256,15 @@ class Emitter:
             isinstance(v, Blob) and v.name == "(unknown)" for v in values
         ):
             return placeholders
+        known = len(self.problems)
         try:
             found = rule(self, node, *values)
         except ConversionError as e:
             self.problems.append(f"{e} ({node.source})" if node.source not in str(e) else str(e))
             return placeholders
         except JrnnError as e:
+            if len(self.problems) > known:  # something within it was refused, and it could not be completed
+                return placeholders
             raise e.at(f"{node.name} ({node.source})") from None
         return found if isinstance(found, (tuple, list)) else (found,)
 

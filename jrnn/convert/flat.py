@@ -121,11 +121,12 @@ def _atom(env: dict, atom: Any) -> Atom:
     return env[atom]
 
 
-def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict) -> None:
+def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict, caller: str = "") -> None:
     for eqn in eqns:
+        source = source_of(eqn) or caller  # inside of JAX's own functions, the line that calls them
         body = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
         if body is not None:
-            _open(body, eqn, env, nodes, consts)
+            _open(body, eqn, env, nodes, consts, source)
             continue
         for v in eqn.outvars:
             env[v] = _new(v)
@@ -135,20 +136,20 @@ def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict) -> No
                 eqn.params,
                 tuple(_atom(env, v) for v in eqn.invars),
                 tuple(env[v] for v in eqn.outvars),
-                source_of(eqn),
+                source,
                 _runner(eqn.primitive, eqn.params),
             )
         )
 
 
-def _open(body: Any, eqn: Any, env: dict, nodes: list[Node], consts: dict) -> None:
+def _open(body: Any, eqn: Any, env: dict, nodes: list[Node], consts: dict, source: str) -> None:
     jaxpr, values = (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
     inner: dict[Any, Atom] = {}
     for v, value in zip(jaxpr.constvars, values):
         inner[v] = _new(v)
         consts[inner[v]] = value
     inner.update((v, _atom(env, outer)) for v, outer in zip(jaxpr.invars, eqn.invars))
-    _walk(jaxpr.eqns, inner, nodes, consts)
+    _walk(jaxpr.eqns, inner, nodes, consts, source)
     env.update((outer, _atom(inner, v)) for outer, v in zip(eqn.outvars, jaxpr.outvars))
 
 

@@ -21,6 +21,12 @@ from .package import Package
 from .rules import RULES
 from .verify import verify
 
+_NOT_KNOWN = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _RANDOM = ("random_", "threefry", "rng_")
 
 
@@ -186,7 +192,7 @@ def _trace(call: Callable, leaves: Sequence[Leaf], name: str) -> tuple[Graph, li
     specs = [leaf.spec if not _is_key(leaf.value) else leaf.value for leaf in leaves]
     try:
         closed, out = jax.make_jaxpr(call, return_shape=True)(specs)
-    except jax.errors.ConcretizationTypeError as e:
+    except _NOT_KNOWN as e:
         raise ConversionError(
             f"{name}: depends on values that are known only when it runs: {str(e).splitlines()[0]}"
         ) from e

@@ -278,8 +278,28 @@ def _cell(build: Callable) -> Model:
     )
 
 
-def cell_lstm() -> Model:
-    return _cell(lambda b, x, n: list(jrnn.cells.LSTM(b, x, n, None, 3, [4, 4], "lstm"))[:4])
+def _layer(layer: Callable, **options: Any) -> Callable[[], Model]:
+    return lambda: _cell(lambda b, x, n: list(layer(b, x, n, None, 3, 4, "rnn", **options)))
+
+
+def _attention() -> Model:
+    def build(b, x, n):
+        encoded = jrnn.cells.LSTM(b, x, n, None, 3, 4, "encoder").hidden_all
+        encoder = jrnn.cells.Encoder(encoded, 4, n)
+        out = jrnn.cells.LSTMWithAttention(b, b.Copy(x, "y"), n, None, encoder, 3, 4, 4, "decoder")
+        return list(out)
+
+    return _cell(build)
+
+
+CELLS = {
+    "cell_lstm_stacked": lambda: _cell(lambda b, x, n: list(jrnn.cells.LSTM(b, x, n, None, 3, [4, 4], "rnn"))),
+    "cell_layer_norm_lstm": _layer(jrnn.cells.LayerNormLSTM),
+    "cell_milstm": _layer(jrnn.cells.MILSTM),
+    "cell_layer_norm_milstm": _layer(jrnn.cells.LayerNormMILSTM),
+    "cell_gru": _layer(jrnn.cells.GRU),
+    "cell_basic_rnn": _layer(jrnn.cells.BasicRNN),
+}
 
 
 MODELS: dict[str, Callable[[], Model]] = {
@@ -287,6 +307,6 @@ MODELS: dict[str, Callable[[], Model]] = {
     for f in (
         mlp, arithmetic, functions, shapes, products, embedding, integers, cond_and_while, switch, fori, swap, scan_of_many,
         scan_reversed, scan_of_steps, jrnn_scan, nnx_lstm_cell, nnx_gru_cell, nnx_rnn_lstm, nnx_rnn_optimized_lstm,
-        nnx_rnn_gru, nnx_rnn_lengths, nnx_bidirectional, nnx_convolutional, nnx_transformer_block, linen_dense, cell_lstm,
+        nnx_rnn_gru, nnx_rnn_lengths, nnx_bidirectional, nnx_convolutional, nnx_transformer_block, linen_dense,
     )
-}  # fmt: skip
+} | CELLS  # fmt: skip

@@ -1,0 +1,178 @@
+"""What cannot become a net is refused with what, where and the mend; a wrong export is found out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from zoo import normal
+
+import jrnn
+from jrnn.convert import from_factory, read_nets, to_python
+from jrnn.convert.rules import RULES
+from jrnn.errors import ConversionError
+
+X = normal(3, 3)
+
+
+def refused(fn, *args, **kwargs) -> str:
+    with pytest.raises(ConversionError) as e:
+        jrnn.from_jax(fn, *args, **kwargs)
+    return str(e.value)
+
+
+def test_every_primitive_without_a_rule_is_listed_with_its_line():
+    def fn(x):
+        return jnp.sort(x) + lax.bessel_i0e(x)
+
+    text = refused(fn, X)
+    assert "2 reasons" in text
+    assert "sort has no rule (test_refusals.py:" in text
+    assert "bessel_i0e has no rule (test_refusals.py:" in text
+
+
+def test_reasons_within_a_step_are_listed():
+    text = refused(lambda x: lax.scan(lambda c, row: (c + jnp.sort(row), lax.lgamma(row)), x[0], x), X)
+    assert "sort has no rule" in text
+    assert "lgamma has no rule" in text
+
+
+def test_effects():
+    def fn(x):
+        jax.debug.print("{}", x)
+        return x
+
+    assert "has effects" in refused(fn, X)
+
+
+def test_random_numbers():
+    text = refused(lambda x: x + jax.random.normal(jax.random.key(0), x.shape), X)
+    assert "draws random numbers (test_refusals.py:" in text
+
+
+def test_unused_randomness_is_no_matter():
+    def fn(x):
+        jax.random.normal(jax.random.key(0), x.shape)
+        return x * 2
+
+    assert [op.type for op in jrnn.from_jax(fn, X).predict_net.ops][-1] == "Mul"
+
+
+def test_shapes_that_are_not_numbers():
+    (n,) = jax.export.symbolic_shape("n")
+    assert "has a dimension n" in refused(lambda x: x * 2, jax.ShapeDtypeStruct((n, 3), jnp.float32))
+
+
+def test_shapes_that_depend_on_values():
+    assert "known only when it runs" in refused(lambda x: x[x > 0], X)
+
+
+@pytest.mark.parametrize("given", ["mode", None, object()])
+def test_arguments_that_are_no_arrays(given):
+    if given is None:
+        assert jrnn.from_jax(lambda x, y: x * 2, X, None).input_names == ("x",)  # an empty pytree
+    else:
+        assert "argument 'y' is a " in refused(lambda x, y: x, X, given)
+
+
+def test_types():
+    assert "float16" in refused(lambda x: x * 2, X.astype(jnp.float16))
+    text = refused(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), X)
+    assert "makes bfloat16" in text
+    assert "complex64" in refused(lambda x: jnp.fft.fft(x).real, X)
+
+
+def test_no_output():
+    assert "returns no array" in refused(lambda x: None, X)
+
+
+def test_what_is_no_function():
+    assert "takes a function" in refused(3, X)
+
+
+def test_products_of_integers():
+    assert "product of int32" in refused(lambda i: i @ i, jnp.ones((2, 2), jnp.int32))
+
+
+def test_a_wrong_export_is_found_out(monkeypatch):
+    def wrong(e, node, x):
+        return e.op("Cos", [e.blob(x)], x.shape, x.dtype)
+
+    monkeypatch.setitem(RULES, "sin", wrong)
+    text = refused(lambda x: jnp.exp(jnp.sin(x * 2)) + 1, X)
+    assert "gives other numbers" in text or "give other numbers" in text
+    assert "the first blob that differs is 'Cos', made from sin (test_refusals.py:" in text
+    assert "Cos -> 'Cos'" in text
+
+
+def test_packages_that_are_not_there(tmp_path):
+    with pytest.raises(ConversionError, match=r"has no init_net\.pb"):
+        jrnn.Package.load(tmp_path)
+    with pytest.raises(ConversionError, match=r"MODULE:FACTORY"):
+        from_factory("nothing")
+    with pytest.raises(ConversionError, match=r"install the module"):
+        from_factory("no_such_module_here:make")
+
+
+def test_factories(tmp_path):
+    path = tmp_path / "models_to_convert.py"
+    path.write_text(
+        "import jax.numpy as jnp\n"
+        "def make():\n    return lambda p, x: x @ p['w'], (jnp.ones((2, 3)),), {'w': jnp.ones((3, 4))}\n"
+        "def wrong():\n    return 3\n"
+    )
+    package = from_factory(f"{path}:make")
+    assert package.weight_names == ("w",)
+    package.save(tmp_path / "out")
+    assert read_nets(tmp_path / "out") == package
+    with pytest.raises(ConversionError, match=r"returns a int; it must return \(fn, args\)"):
+        from_factory(f"{path}:wrong")
+    with pytest.raises(ConversionError, match=r"did you mean 'make'"):
+        from_factory(f"{path}:mak")
+
+
+def test_operators_without_a_python_form_are_listed():
+    ops = (
+        jrnn.Op.of("TopK", ["x"], ["v", "i"], k=1),
+        jrnn.Op.of("Tanh", ["v"], ["y"]),
+        jrnn.Op.of("Unique", ["i"], ["u"]),
+    )
+    with pytest.raises(ConversionError, match="for 2 operators") as e:
+        to_python(jrnn.Net("n", ops, ("x",), ("y", "u")))
+    assert "op #0 TopK -> 'v', 'i' in net 'n' has no Python form" in str(e.value)
+
+
+def test_names():
+    w = normal(3, 4)
+    package = jrnn.from_jax(lambda p, x, carry: (x @ w + p["layer"][0], carry["h"] * 2), X, {"h": X},
+                            params={"layer": [normal(4)]})  # fmt: skip
+    assert package.input_names == ("x", "carry/h")
+    assert set(package.weight_names) == {"w", "layer/0"}
+    assert package.output_names == ("output/0", "output/1")
+
+
+def test_weights_can_be_replaced():
+    package = jrnn.from_jax(lambda p, x: x * p["scale"], X, params={"scale": jnp.float32(2)})
+    run = package.to_jax()
+    np.testing.assert_array_equal(run({"x": X})["output"], X * 2)
+    np.testing.assert_array_equal(run({"x": X}, {"scale": jnp.float32(3)})["output"], X * 3)
+
+
+def test_generated_backward_net_of_an_export():
+    params = {"w": normal(4, 3), "u": normal(4, 4) * 0.3, "b": normal(4)}
+
+    def fn(params, x):
+        def step(h, x):
+            h = jnp.tanh(x @ params["w"].T + h @ params["u"].T + params["b"])
+            return h, h
+
+        return jnp.mean(jnp.square(lax.scan(step, jnp.zeros((2, 4)), x)[1]))
+
+    x = normal(5, 2, 3)
+    package = jrnn.from_jax(fn, x, params=params)
+    net, gradients = jrnn.add_gradients(package.predict_net, ["output"])
+    blobs = jrnn.run_net(net, {**package.weights(), "x": x})
+    for name, want in jax.grad(fn)(params, x).items():
+        np.testing.assert_allclose(blobs[gradients[name]], want, rtol=1e-4, atol=1e-6)
