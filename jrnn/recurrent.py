@@ -238,9 +238,11 @@ class _Wires:
 
 def _backward_args(step: Net, result: BackwardPass, wires: _Wires, references, op_inputs, recompute: set[str]) -> dict:
     """The arguments that describe the backward step."""
-    gradients = result.gradients
-    for name in references:
-        if isinstance(gradients.get(name), GradientSlice):
+    gradients: dict[str, str] = {}
+    for name, gradient in result.gradients.items():
+        if not isinstance(gradient, GradientSlice):
+            gradients[name] = gradient
+        elif name in {*references, *wires.previous, *dict(wires.inputs)}:
             raise NetError(
                 f"the gradient of {name!r} in step net {step.name!r} is sparse, which does not add up over time; give the "
                 "operator that reads it dense_gradient=1, or read it outside of the recurrent network"

@@ -38,10 +38,6 @@ class Encoder:
     weighted: str | None = None
     mask_padding: bool = True
 
-    @property
-    def is_masked(self) -> bool:
-        return self.mask_padding and self.lengths is not None
-
 
 @dataclass(frozen=True)
 class AttentionCell(Cell):
@@ -96,7 +92,7 @@ class AttentionCell(Cell):
     def before_loop(self, b: NetBuilder, x: str) -> None:
         enc, size = self.encoder, self.encoder.size
         outputs = enc.outputs
-        if enc.is_masked:
+        if enc.lengths is not None and enc.mask_padding:
             outputs = without_padding(b, outputs, enc.lengths, "encoder_outputs")
             if enc.weighted is not None:
                 without_padding(b, enc.weighted, enc.lengths, "weighted_encoder_outputs")
@@ -153,7 +149,8 @@ class AttentionCell(Cell):
         """W_e outputs [S, N, E], made before the loop."""
         if self.encoder.weighted is None:
             return b.scoped("weighted_encoder_outputs")
-        return b.scoped("weighted_encoder_outputs_masked") if self.encoder.is_masked else self.encoder.weighted
+        is_masked = self.encoder.lengths is not None and self.encoder.mask_padding
+        return b.scoped("weighted_encoder_outputs_masked") if is_masked else self.encoder.weighted
 
     def _query(self, b: NetBuilder, blob: str, name: str, size: int) -> str:
         """W blob, [N, E]."""

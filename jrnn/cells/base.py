@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..builder import NetBuilder
 from ..errors import NetError
@@ -154,7 +155,7 @@ def run_cell(
         at = StepInputs(step.input(input_t), lengths, step.input(timestep))
         previous = [step.input(step.scoped(s.previous)) for s in specs]
         new = cell.step(step, at, previous)
-        common = {
+        common: dict[str, Any] = {
             "step_net": step.build(outputs=new),
             "inputs": [(input_t, prepared)],
             "initial_states": list(zip(previous, initial_states)),

@@ -48,15 +48,16 @@ class BasicRNNCell(Cell):
         if at.lengths is None:
             return [b.op(activation, [gates], "hidden_t")]
         hidden = b.op(activation, [gates], "hidden_t_candidate")  # not overwritten: its gradient reads it
-        valid = self._mask(b, "GT", at, "valid")
+        valid = _mask(b, "GT", at.lengths, at.timestep, "valid")
         if self.options.drop_states:
             return [b.op("Mul", [hidden, valid], "hidden_t", broadcast=1, axis=1)]
-        invalid = self._mask(b, "LE", at, "invalid")
+        invalid = _mask(b, "LE", at.lengths, at.timestep, "invalid")
         new = b.op("Mul", [hidden, valid], "hidden_valid", broadcast=1, axis=1)
         held = b.op("Mul", [before, invalid], "hidden_invalid", broadcast=1, axis=1)
         return [b.op("Add", [new, held], "hidden_t")]
 
-    def _mask(self, b: NetBuilder, comparison: str, at: StepInputs, name: str) -> str:
-        """1.0 where `lengths` compares so with the timestep, else 0.0: float [N]."""
-        found = b.op(comparison, [at.lengths, at.timestep], name + "_b", broadcast=1)
-        return b.op("StopGradient", [b.op("Cast", [found], name, to="float")], name)
+
+def _mask(b: NetBuilder, comparison: str, lengths: str, timestep: str, name: str) -> str:
+    """1.0 where `lengths` compares so with the timestep, else 0.0: float [N]."""
+    found = b.op(comparison, [lengths, timestep], name + "_b", broadcast=1)
+    return b.op("StopGradient", [b.op("Cast", [found], name, to="float")], name)

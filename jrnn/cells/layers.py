@@ -6,7 +6,7 @@ Shapes: T time, N batch, D input, H hidden, S encoder steps, E encoder features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from ..builder import NetBuilder
 from ..errors import NetError
@@ -20,6 +20,7 @@ from .options import BasicRNNOptions, GRUOptions, LayerOptions, LSTMOptions
 from .stack import StackedCell
 
 
+@dataclass(frozen=True)
 class _Named:
     """Iterates over its blobs in the order of its fields, which is Caffe2's."""
 
@@ -119,7 +120,7 @@ def _blobs(states: Sequence[RecurrentState]) -> list[str]:
 def _lstm(cell: type[LSTMFamily], b, x, lengths, initial_states, dim_in, dim_out, scope, options) -> LSTMOutputs:
     made = run_layers(lambda d, h: cell(d, h, options), b, x, lengths, initial_states, dim_in, dim_out, scope, options)
     layers = tuple(LSTMLayer(*blobs) for blobs in made)
-    return LSTMOutputs(*layers[-1], layers=layers)
+    return LSTMOutputs(**asdict(layers[-1]), layers=layers)
 
 
 def LSTM(
@@ -205,7 +206,7 @@ def LayerNormMILSTM(
 
 def _hidden(made: list[list[str]]) -> HiddenOutputs:
     layers = tuple(HiddenLayer(*blobs) for blobs in made)
-    return HiddenOutputs(*layers[-1], layers=layers)
+    return HiddenOutputs(**asdict(layers[-1]), layers=layers)
 
 
 def GRU(
@@ -290,7 +291,7 @@ def layered_LSTM(
         )
         layers.append(LSTMLayer(*made[0]))
         x = layers[-1].hidden_all
-    return LSTMOutputs(*layers[-1], layers=tuple(layers))
+    return LSTMOutputs(**asdict(layers[-1]), layers=tuple(layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +326,8 @@ def _with_attention(
     states = [*initial_states, *coverage]
     run = run_cell(attention, b, x, lengths, states, scope=scope, options=options.run_options(0))
     blobs = _blobs(run.states)
-    return AttentionOutputs(*blobs, *[None] * (8 - len(blobs)), combined=run.output)
+    coverage_all, coverage_last = blobs[6:] or (None, None)
+    return AttentionOutputs(*blobs[:6], coverage_all, coverage_last, run.output)
 
 
 def LSTMWithAttention(

@@ -129,8 +129,7 @@ def additive_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str
 def integrated_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
     """(alpha x + beta1) p + beta2 x + b, where p = FC(h_prev)."""
     product = fully_connected(b, *_sized(b, at, hidden, "prev_t", size))
-    ones = {"shape": [4 * size], "fill": "ConstantFill", "value": 1.0}
-    alpha, beta1, beta2 = (b.param(name, **ones) for name in ("alpha", "beta1", "beta2"))
+    alpha, beta1, beta2 = (b.param(name, [4 * size], "ConstantFill", value=1.0) for name in ("alpha", "beta1", "beta2"))
     bias = b.param("b", [4 * size], "ConstantFill", value=0.0)
     scaled = b.op("ElementwiseLinear", [at.input, alpha, beta1], "alpha_by_input_t_plus_beta_h", axis=2)
     both = b.op("Mul", [scaled, product], "alpha_by_input_t_plus_beta_h_by_prev_t")

@@ -66,10 +66,10 @@ class StackedCell(Cell):
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         new: list[str] = []
-        below = None
+        below = ""  # the output of the layer below, which the first one lacks
         for i, cell in enumerate(self.cells):
             with b.scope(f"layer_{i}"):
-                if below is not None:
+                if below:
                     at = replace(at, input=cell.prepare_input(b, below), extra=())
                 made = cell.step(b, at, previous[len(new) : len(new) + len(cell.states)])
                 if i < len(self.cells) - 1:
