@@ -284,10 +284,9 @@ def _layer(layer: Callable, **options: Any) -> Callable[[], Model]:
 
 def _attention() -> Model:
     def build(b, x, n):
-        encoded = jrnn.cells.LSTM(b, x, n, None, 3, 4, "encoder").hidden_all
-        encoder = jrnn.cells.Encoder(encoded, 4, n)
-        out = jrnn.cells.LSTMWithAttention(b, b.Copy(x, "y"), n, None, encoder, 3, 4, 4, "decoder")
-        return list(out)
+        encoder = jrnn.cells.Encoder(jrnn.cells.LSTM(b, x, n, None, 3, 4, "encoder").hidden_all, 4, n)
+        out = jrnn.cells.LSTMWithAttention(b, x, n, None, 3, 4, encoder, "decoder")
+        return list(dict.fromkeys(v for v in vars(out).values() if isinstance(v, str)))
 
     return _cell(build)
 
@@ -299,6 +298,7 @@ CELLS = {
     "cell_layer_norm_milstm": _layer(jrnn.cells.LayerNormMILSTM),
     "cell_gru": _layer(jrnn.cells.GRU),
     "cell_basic_rnn": _layer(jrnn.cells.BasicRNN),
+    "cell_lstm_with_attention": _attention,
 }
 
 
