@@ -56,6 +56,18 @@ def test_one_and_two_layers_with_and_without_lengths(family):
     assert report.agrees, str(report)
 
 
+def test_gradients_that_arrive_at_a_lower_layer_too():
+    def build(b, x, lengths):
+        stack = cells.StackedCell((cells.BasicRNNCell(D, H), cells.BasicRNNCell(H, 3)))
+        options = cells.RunOptions(outputs_with_grads=(0, 1, 2))
+        run = cells.run_cell(stack, b, x, lengths, None, scope="stack", options=options)
+        return [run.states[0].all, run.states[0].last, run.output]
+
+    report, unreached = _report(build)
+    assert report.agrees, str(report)
+    assert not unreached
+
+
 ATTENTION = {
     "regular": (cells.LSTMWithAttention, {"attention_memory_optimization": True, "memory_optimization": True}),
     "recurrent": (cells.MILSTMWithAttention, {}),
