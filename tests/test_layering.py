@@ -25,6 +25,7 @@ LEVELS = {
     "ops": 4,
     "gradcheck": 5,
     "recurrent": 5,
+    "step_blobs": 5,
     "convert": 5,
     "plans": 5,
     "cells": 6,
