@@ -1,5 +1,7 @@
 """Every cell's gradient three ways in float64: JAX's, the generated net's, central differences."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -54,6 +56,28 @@ def test_one_and_two_layers_with_and_without_lengths(family):
 
     report, _ = _report(build)
     assert report.agrees, str(report)
+
+
+LAYERS = {name: (layers, record) for name, (layers, record, _) in FAMILIES.items()} | {
+    "lstm": (cells.LSTM, cells.LSTMOptions),
+}
+ENDS = {"none": (False, False), "hold": (True, False), "drop": (True, True)}
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize(("family", "sizes", "ends"), list(itertools.product(LAYERS, [H, [H, 3]], ENDS)))
+def test_every_family_and_number_of_layers_and_kind_of_end(family, sizes, ends):
+    layers, record = LAYERS[family]
+    with_lengths, drop = ENDS[ends]
+    grads = tuple(range(4 if record is cells.LSTMOptions else 2))
+
+    def build(b, x, lengths):
+        options = record(outputs_with_grads=grads, drop_states=drop)
+        return list(layers(b, x, lengths if with_lengths else None, None, D, sizes, "cell", options))
+
+    report, unreached = _report(build)
+    assert report.agrees, str(report)
+    assert not unreached
 
 
 def test_gradients_that_arrive_at_a_lower_layer_too():
