@@ -214,8 +214,8 @@ def _loop_in_python(condition: str, cond_net: Net, loop_net: Net, carried, conte
         env.update(_run_shared(cond_net, env, carried, context))
         if not context.eager and not isinstance(env[condition], np.ndarray):
             raise OpError(
-                "a gradient net takes back the trips of this loop, and their number is traced; give the blobs that decide it "
-                "as integer numpy arrays from outside the jitted function, use jax.grad, or run the net with run_net"
+                "a gradient net takes back the trips of this loop, and their number is traced; give the blobs that decide "
+                "it as integer numpy arrays from outside the jitted function, use jax.grad, or run the net with run_net"
             )
         if not _truth(env[condition]):
             return env

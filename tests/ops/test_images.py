@@ -97,7 +97,13 @@ REFUSED = [
     ("MomentumSGD", (f(2), f(2), f(2)), 2, {}, "lr is float32.2.; it must have 1 element"),
     ("Ftrl", (f(2), f(2, 2), f(2), ONE), 2, {"alpha": 0.1}, "both as input and as argument"),
     ("ClipTensorByScaling", (f(2), ONE), 1, {"threshold": -1.0}, "threshold must be positive"),
-    ("SparseAdagrad", (f(3, 2), f(3, 2), i64(3), f(1, 2), ONE), 2, {}, r"indices holds 3, which is out of range; it must be in \[0, 3\)"),
+    (
+        "SparseAdagrad",
+        (f(3, 2), f(3, 2), i64(3), f(1, 2), ONE),
+        2,
+        {},
+        r"indices holds 3, which is out of range; it must be in \[0, 3\)",
+    ),
     ("SparseAdam", (f(3, 2),) * 3 + (i64(1, 2), f(1, 2), ONE, i64(0)), 3, {}, "it must have 2 of its rows"),
     ("RowWiseSparseAdagrad", (f(3, 2), f(3, 2), i64(1), f(1, 2), ONE), 2, {}, "it must have 1 a row of it"),
     (
