@@ -129,7 +129,7 @@ class Emitter:
     ) -> Blob:
         """Appends an operator with one output that matters and returns it. `extra` outputs get names of their own."""
         outputs = [self.claim(type)] + [self.claim(type + "_unused") for _ in range(extra)]
-        self.b.add(Op.of(type, [getattr(i, "name", i) for i in inputs], outputs, **args))
+        self.b.add(Op.of(type, [i.name if isinstance(i, Blob) else i for i in inputs], outputs, **args))
         return Blob.of(outputs[0], shape, dtype)
 
     def blob(self, value: Value) -> Blob:

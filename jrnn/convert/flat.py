@@ -117,7 +117,7 @@ def _new(v: Any) -> Var:
 
 def _atom(env: dict, atom: Any) -> Atom:
     if isinstance(atom, jex.Literal):
-        return np.asarray(atom.val, atom.aval.dtype)
+        return np.asarray(atom.val, getattr(atom.aval, "dtype", None))
     return env[atom]
 
 

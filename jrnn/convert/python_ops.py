@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,14 @@ _PLAIN = {
     "StopGradient": "lax.stop_gradient({0})", "Copy": "{0}", "Alias": "{0}", "EnsureDense": "{0}",
     "AveragedLoss": "{0}.mean()",
 }  # fmt: skip
+
+
+def _formatted(template: str, c: Call) -> str:
+    return template.format(*c.x)
+
+
 for _type, _template in _PLAIN.items():
-    EXPRESSIONS[_type] = lambda c, t=_template: t.format(*c.x)
+    EXPRESSIONS[_type] = partial(_formatted, _template)
 
 _OPERATORS = {
     "Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=",

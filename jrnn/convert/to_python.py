@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -141,7 +142,8 @@ if __name__ == "__main__":
         print(f"  {{name}} {{value.dtype}}{{list(value.shape)}}")
 """
     path.write_text(source + main)
-    np.savez(path.with_suffix(".npz"), **{n: np.asarray(v) for n, v in weights.items()})
+    arrays: dict[str, Any] = {n: np.asarray(v) for n, v in weights.items()}
+    np.savez(path.with_suffix(".npz"), **arrays)
 
 
 def _check(net: Net) -> None:

@@ -81,7 +81,8 @@ CASES = {
         (normal(2, 7, 3), normal(3, 3, 5)),
     ),
     "random-free nn": (
-        lambda x: (jax.nn.elu(x), jax.nn.leaky_relu(x), jax.nn.hard_tanh(x), jax.nn.logsumexp(x, 1), jax.nn.one_hot(x[0].astype(jnp.int32), 3),
+        lambda x: (jax.nn.elu(x), jax.nn.leaky_relu(x), jax.nn.hard_tanh(x), jax.nn.logsumexp(x, 1),
+                   jax.nn.one_hot(x[0].astype(jnp.int32), 3),
                    jax.nn.relu6(x), jax.nn.glu(x), jax.nn.mish(x), jax.nn.standardize(x), jax.nn.soft_sign(x)),
         (X,),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ def _(e: Emitter, node: Node, x):
     out = tuple(node.outputs[0].shape[k] for k in order)
     pads = _two([p["padding"][k] for k in axes], (0, 0))
     kernels = _two([window[k] for k in axes], 1)
-    args = {"strides": _two([p["window_strides"][k] for k in axes], 1), "kernels": kernels}
+    args: dict[str, Any] = {"strides": _two([p["window_strides"][k] for k in axes], 1), "kernels": kernels}
     args["pads"] = [pads[0][0], pads[1][0], pads[0][1], pads[1][1]]
     shape = (1, lead, *_two(out[len(rest) :], 1))
     made: Value

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from ...errors import ConversionError
 from ..emit import FLOAT, Blob, Emitter, Value
 from ..flat import Node
@@ -55,7 +53,3 @@ def fully_connected(e: Emitter, x: Blob, w: Blob, bias: Blob, *, out_first: bool
         return e.reshaped(e.op(type, [row, e.blob(w), e.blob(bias)], (1, size), FLOAT), (size,))
     args = {} if axis == 1 else {"axis": axis}
     return e.op(type, [x, e.blob(w), e.blob(bias)], (*x.shape[:-1], size), FLOAT, **args)
-
-
-def is_matrix(x: Value) -> bool:
-    return len(x.shape) == 2 and x.dtype == np.float32

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from ..emit import Emitter, Value
-from ..flat import Node
+from ..emit import Value
 
 Rule = Callable[..., "Value | tuple[Value, ...]"]
 
@@ -25,8 +23,4 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def shape_of(value: Any) -> tuple[int, ...]:
-    return tuple(value.shape)
-
-
-__all__ = ["RULES", "Emitter", "Node", "Rule", "rule", "shape_of"]
+__all__ = ["RULES", "Rule", "rule"]
