@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.console import Console
 from . import registry
 from .bench import main as bench
 from .bench.sizes import CELLS, MODES, SIZES, Size
+from .convert import from_factory, read_nets, write_python
 from .errors import JrnnError, UsageError, near
 from .gradcheck import check_gradients
 from .graph import show, upgrade
@@ -81,9 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     p = command(_show, "show", "list a net: operators, shapes, parameters, sub-nets")
     _add_net(p)
 
-    p = command(_convert, "convert", "write a net as the current version of the wire format does")
-    p.add_argument("old", help="a NetDef file, binary or text")
-    p.add_argument("new", help="where to write it: text where the name ends in .pbtxt, else binary")
+    p = command(_convert, "convert", "turn JAX functions into nets, nets into Python, old nets into current ones")
+    p.add_argument(
+        "source", help="a NetDef file, binary or text; a folder with init_net.pb and predict_net.pb; or MODULE:FACTORY"
+    )
+    p.add_argument(
+        "out", help="a net's file (text where the name ends in .pbtxt), the folder of a MODULE:FACTORY, or a .py file"
+    )
+    p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")
+    p.add_argument("--init", metavar="NET", help="with --to py, the net that makes the weights of a NetDef file")
 
     p = command(_check, "check", "compute gradients in three ways, in float64, and compare them")
     _add_net(p)
@@ -217,9 +225,22 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _convert(args: argparse.Namespace) -> int:
-    write_net(upgrade(read_net(Path(args.old))), Path(args.new))
-    print(f"wrote {args.new}")
+    source, out = Path(args.source), Path(args.out)
+    if args.to == "py":
+        package = from_factory(args.source) if _is_factory(source) else read_nets(source, args.init)
+        write_python(replace(package, predict_net=upgrade(package.predict_net)), out)
+    elif args.init is not None:
+        raise UsageError(f"--init {args.init}: the weights are written with --to py alone")
+    elif _is_factory(source):
+        from_factory(args.source).save(out)
+    else:
+        write_net(upgrade(read_net(source)), out)
+    print(f"wrote {args.out}")
     return 0
+
+
+def _is_factory(source: Path) -> bool:
+    return ":" in source.name and not source.exists()
 
 
 def _ops(args: argparse.Namespace) -> int:
