@@ -4,10 +4,10 @@ The names here are the public ones; see the README for a first run. `jrnn.nn`, `
 need flax or other libraries that take time to load, and are imported by name.
 """
 
-from . import cells, graph, ops
+from . import cells, graph, ops, plans
 from .autodiff import GradientSlice, add_gradients
 from .builder import NetBuilder
-from .convert import Package, from_jax
+from .convert import Package, Predictor, export_package, from_jax, load_package
 from .executor import explain_scan, scan
 from .gradcheck import check_gradients
 from .ir import Net, Op
@@ -22,14 +22,18 @@ __all__ = [
     "NetBuilder",
     "Op",
     "Package",
+    "Predictor",
     "add_gradients",
     "cells",
     "check_gradients",
     "explain_scan",
+    "export_package",
     "from_jax",
     "graph",
     "infer_shapes",
+    "load_package",
     "ops",
+    "plans",
     "read_net",
     "recurrent_net",
     "retrieve_step_blobs",

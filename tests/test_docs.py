@@ -3,9 +3,12 @@
 import doctest
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_recurrent_network():
-    failed, attempted = doctest.testfile(str(DOCS / "recurrent_network.md"), module_relative=False)
-    assert failed == 0 and attempted > 15
+@pytest.mark.parametrize("page, examples", [("recurrent_network.md", 15), ("plans.md", 12)])
+def test_page(page, examples):
+    failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False)
+    assert failed == 0 and attempted > examples

@@ -1,4 +1,7 @@
-"""Utilities over nets: each takes a Net and returns a new Net, or facts about it. None runs an operator."""
+"""Utilities over nets: each takes a Net and returns a new Net, or facts about it. None runs an operator.
+
+Shapes and types of blobs need operators: `jrnn.infer_shapes`, which traces the net, derives them.
+"""
 
 from .devices import assign_device_option, fuse_copy_between_cpu_and_gpu, infer_device_type, infer_output_devices
 from .history import upgrade
