@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,11 +22,13 @@ from .bench import main as bench
 from .bench.sizes import CELLS, MODES, SIZES, Size
 from .convert import from_factory, read_nets, write_python
 from .errors import JrnnError, UsageError, near
+from .execution_step import Plan
 from .gradcheck import check_gradients
-from .graph import show, upgrade
+from .graph import show, to_dot, upgrade
 from .ir import Net
 from .lowering import describe_value, infer_shapes, run_net
-from .proto import read_net, write_net
+from .plans import run_plan
+from .proto import read_net, read_net_or_plan, write_net
 from .train import load_config, sample_run, train
 from .train.run_dir import first_free
 
@@ -73,15 +77,24 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--temperature", type=float, help="below 1 safer, above 1 wilder, 0 always the likeliest")
     p.add_argument("--seed", type=int, default=0)
 
-    p = command(_run, "run", "run a net, operator by operator")
+    p = command(_run, "run", "run a net, operator by operator, or a plan, net by net")
     _add_net(p)
     p.add_argument(
         "--fetch", action="append", metavar="BLOB", help="a blob to show; by default the net's external outputs"
     )
     p.add_argument("--save", metavar="DIR", help="write what is fetched to DIR/BLOB.npy")
+    p.add_argument(
+        "--max-iterations",
+        type=int,
+        default=1_000_000,
+        metavar="N",
+        help="a loop that goes on after so many rounds counts as endless (default: %(default)s)",
+    )
 
     p = command(_show, "show", "list a net: operators, shapes, parameters, sub-nets")
     _add_net(p)
+    p.add_argument("--dot", type=Path, metavar="FILE", help="write it as a graph in the DOT language instead")
+    p.add_argument("--svg", type=Path, metavar="FILE", help="draw it instead (needs Graphviz's program dot)")
 
     p = command(_convert, "convert", "turn JAX functions into nets, nets into Python, old nets into current ones")
     p.add_argument(
@@ -167,13 +180,23 @@ def _sample(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    net, blobs = _load_net(args)
-    written = dict.fromkeys(o for op in net.ops for o in op.outputs)
-    wanted = args.fetch or list(net.external_outputs) or list(written)
-    for name in wanted:
+    model, blobs = read_net_or_plan(args.net), _load_blobs(args)
+    nets = model.networks if isinstance(model, Plan) else (model,)
+    written = dict.fromkeys(o for net in nets for op in net.ops for o in op.outputs)
+    for name in args.fetch or ():
         if name not in written and name not in blobs:
-            raise UsageError(f"--fetch {name}: net {net.name!r} has no such blob{near(name, [*written, *blobs])}")
-    found = {**blobs, **run_net(net, blobs, key=jax.random.key(args.seed))}
+            kind = "plan" if isinstance(model, Plan) else "net"
+            raise UsageError(f"--fetch {name}: {kind} {model.name!r} has no such blob{near(name, [*written, *blobs])}")
+    options = {"key": jax.random.key(args.seed), "max_iterations": args.max_iterations}
+    if isinstance(model, Plan):
+        found = run_plan(model, blobs, **options)
+        wanted = args.fetch or [n for n in written if isinstance(found.get(n), np.ndarray)]
+    else:
+        found = {**blobs, **run_net(model, blobs, **options)}
+        wanted = args.fetch or list(model.external_outputs) or list(written)
+    for name in wanted:
+        if name not in found:
+            raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
     for name in wanted:
         print(f"{name} {describe_value(found[name])}\n{found[name]}")
         if args.save:
@@ -192,6 +215,8 @@ def _save(folder: Path, name: str, value: Any) -> None:
 
 def _show(args: argparse.Namespace) -> int:
     net, blobs = _load_net(args)
+    if args.dot or args.svg:
+        return _draw(net, args.dot, args.svg)
     try:
         shapes = infer_shapes(net, blobs, key=jax.random.key(args.seed))
     except JrnnError as e:
@@ -202,6 +227,27 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     print(show(net, shapes))
     _print_parameters(net, blobs)
+    return 0
+
+
+def _draw(net: Net, dot: Path | None, svg: Path | None) -> int:
+    graph = to_dot(net)
+    program = shutil.which("dot")
+    if svg and program is None:
+        raise UsageError("--svg: needs the program dot, which is not installed: install Graphviz, or use --dot FILE")
+    for path in (dot, svg):
+        if path is None:
+            continue
+        text = graph
+        if path is svg:
+            drawn = subprocess.run([program or "", "-Tsvg"], input=graph, capture_output=True, encoding="utf-8")
+            if drawn.returncode:
+                raise UsageError(f"--svg: dot failed: {(drawn.stderr.strip() or 'no message').splitlines()[0]}")
+            text = drawn.stdout
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as e:
+            raise UsageError(f"{path}: {e.strerror}") from None
     return 0
 
 
@@ -278,8 +324,12 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _load_net(args: argparse.Namespace) -> tuple[Net, dict[str, Any]]:
-    """The net, and the blobs that --init makes and --feed gives."""
-    net = read_net(Path(args.net))
+    """The net, and its blobs."""
+    return read_net(Path(args.net)), _load_blobs(args)
+
+
+def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:
+    """The blobs that --init makes and --feed gives."""
     blobs: dict[str, Any] = {}
     if args.init:
         blobs.update(run_net(read_net(Path(args.init)), {}, key=jax.random.key(args.seed)))
@@ -289,7 +339,7 @@ def _load_net(args: argparse.Namespace) -> tuple[Net, dict[str, Any]]:
         if not name or not equals:
             raise UsageError(f"--feed {feed}: must be written BLOB=VALUE, as in --feed x=x.npy")
         blobs[name] = _value(feed, text, rng)
-    return net, blobs
+    return blobs
 
 
 def _value(feed: str, text: str, rng: np.random.Generator) -> np.ndarray:

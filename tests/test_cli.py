@@ -1,12 +1,14 @@
 """The command line: what it prints, its exit statuses, and that a mistake is one line without a traceback."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from jrnn import read_net, registry
+from jrnn import Net, Op, read_net, registry, write_net
 from jrnn.cli import main
+from jrnn.proto import read_plan, write_plan
 
 NET = """
 name: "tiny"
@@ -48,6 +50,63 @@ def test_run_prints_and_saves_what_is_fetched(files, capsys):
     np.testing.assert_array_equal(np.load(files / "out" / "y.npy"), [[6, 10.5], [6, 10.5]])
     assert main(["run", "net.pbtxt", *feeds, "--fetch", "loss", "--fetch", "b"]) == 0
     assert capsys.readouterr().out == "loss float32[]\n8.25\nb int32[2]\n[ 0 10]\n"
+
+
+PLAN = """
+name: "counting"
+network { name: "start"
+  op { type: "ConstantFill" output: "i" arg { name: "shape" } arg { name: "value" i: 0 } }
+  op { type: "ConstantFill" output: "one" arg { name: "shape" } arg { name: "value" i: 1 } }
+  op { type: "ConstantFill" output: "five" arg { name: "shape" } arg { name: "value" i: 5 } } }
+network { name: "count"
+  op { type: "Add" input: "i" input: "one" output: "i" }
+  op { type: "GE" input: "i" input: "five" output: "done" } }
+execution_step { name: "first" network: "start" }
+execution_step { name: "loop" network: "count" should_stop_blob: "done" }
+"""
+
+
+def test_run_of_a_plan(files, capsys):
+    write_plan(read_plan(PLAN.encode()), files / "plan.pb")
+    assert main(["run", "plan.pb", "--fetch", "i", "--save", "out"]) == 0
+    assert capsys.readouterr().out == "i int64[]\n5\n"
+    assert np.load(files / "out" / "i.npy") == 5
+    assert main(["run", "plan.pb"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[::2]] == ["i", "one", "five", "done"]
+    (files / "plan.pbtxt").write_text(PLAN)
+    err = fails(capsys, "run", "plan.pbtxt", "--max-iterations", "3")
+    assert "step 'loop': goes on after 3 rounds; its stop blob 'done' is still False; raise max_iterations" in err
+    assert "plan 'counting' has no such blob; did you mean 'five'" in fails(capsys, "run", "plan.pb", "--fetch", "fiv")
+    unread = PLAN.replace('should_stop_blob: "done"', "num_iter: 0")
+    (files / "plan.pbtxt").write_text(unread)
+    assert "--fetch done: no step of plan 'counting' that ran wrote it" in fails(
+        capsys, "run", "plan.pbtxt", "--fetch", "done"
+    )
+
+
+def test_run_of_a_net_with_an_endless_loop(files, capsys):
+    body = Net("body", (Op.of("Copy", ["go"], ["go"]),), ("go",))
+    write_net(Net("n", (Op.of("While", ["go"], ["go"], loop_net=body),), ("go",)), files / "loop.pb")
+    assert "the loop goes on after 7 trips" in fails(
+        capsys, "run", "loop.pb", "--feed", "go=true", "--max-iterations", "7"
+    )
+
+
+def test_show_draws(files, capsys, monkeypatch):
+    assert main(["show", "net.pbtxt", "--dot", "net.dot"]) == 0
+    assert capsys.readouterr().out == ""
+    graph = (files / "net.dot").read_text()
+    assert graph.startswith('digraph "tiny" {') and '[label="FC"' in graph
+    monkeypatch.setenv("PATH", str(files))
+    assert "install Graphviz, or use --dot" in fails(capsys, "show", "net.pbtxt", "--svg", "net.svg")
+    program = files / "dot"
+    program.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:], sys.stdin.read().count('FC'))\n")
+    program.chmod(0o755)
+    assert main(["show", "net.pbtxt", "--svg", "net.svg"]) == 0
+    assert (files / "net.svg").read_text() == "['-Tsvg'] 1\n"
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('syntax error')\n")
+    assert "--svg: dot failed: syntax error" in fails(capsys, "show", "net.pbtxt", "--svg", "net.svg")
+    assert "No such file" in fails(capsys, "show", "net.pbtxt", "--dot", "none/net.dot")
 
 
 def test_run_with_an_init_net_is_a_function_of_the_seed(files, capsys):
