@@ -17,7 +17,8 @@ def parse_minidb(data: bytes, limits: Limits = DEFAULT_LIMITS) -> list[tuple[byt
     >>> parse_minidb(format_minidb([(b"k", b"value")]))
     [(b'k', b'value')]
     """
-    found, pos = [], 0
+    found: list[tuple[bytes, bytes]] = []
+    pos = 0
     while pos < len(data):
         if len(found) >= limits.messages:
             raise FormatError(f"minidb: more than the limit of {limits.messages} records")
