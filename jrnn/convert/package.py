@@ -56,9 +56,9 @@ class Package:
     def output_names(self) -> tuple[str, ...]:
         return self.predict_net.external_outputs
 
-    def weights(self) -> dict[str, Any]:
-        """The weights as numpy arrays, by name."""
-        made = run_net(self.init_net, {})
+    def weights(self, *, key: Any = None) -> dict[str, Any]:
+        """The weights as numpy arrays, by name; `key` is for init nets that draw random numbers."""
+        made = run_net(self.init_net, {}, key=key)
         return {n: made[n] for n in self.weight_names}
 
     def to_jax(self) -> Callable[..., dict[str, Any]]:

@@ -19,7 +19,6 @@ import numpy as np
 
 from ..errors import ConversionError, JrnnError, describe_op
 from ..ir import Net, Op
-from ..lowering import run_net
 from ..ops.control import bindings
 from ..ops.recurrent_wiring import Link, parse
 from ..registry import DO, IF, SCOPE, WHILE, lookup
@@ -125,7 +124,7 @@ def write_python(package: Package, path: str | Path, *, seed: int = 0) -> None:
     """
     path = Path(path)
     net = package.predict_net
-    weights = run_net(package.init_net, {}, key=jax.random.key(seed))
+    weights = package.weights(key=jax.random.key(seed))
     source = to_python(net, weights)
     main = f"""
 

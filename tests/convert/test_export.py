@@ -1,6 +1,7 @@
 """Packages as Caffe2's exporters write them: recorded nets and files, round trips, hostile bytes, serving."""
 
 import pathlib
+import runpy
 import struct
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 
 import jrnn
 from jrnn import Net, Op
-from jrnn.convert import Package, Predictor, export_package, load_package, predictor, write_predictor
+from jrnn.convert import Package, Predictor, export_package, load_package, predictor, write_predictor, write_python
 from jrnn.errors import ConversionError, FormatError, NetError, OpError
 from jrnn.proto import Limits, message_class
 from jrnn.proto.minidb import format_minidb, parse_minidb
@@ -64,6 +65,15 @@ def test_caffe2s_mobile_package_is_read(tmp_path):
     assert package.input_names == ("x",) and package.weight_names == tuple(PARAMS)
     same_weights(package)
     np.testing.assert_allclose(package.to_jax()({"x": X})["y"], Y, rtol=1e-6)
+
+
+def test_a_mobile_package_is_written_as_python(tmp_path):
+    package = export_package(NET, PARAMS, ["x"], ["y"])
+    write_python(package, tmp_path / "model.py")
+    module = runpy.run_path(str(tmp_path / "model.py"))
+    weights = module["load_weights"]()
+    assert sorted(weights) == ["b", "w"]
+    np.testing.assert_allclose(module["predict"](weights, {"x": X})["y"], Y, rtol=1e-6)
 
 
 def test_a_folder_round_trip(tmp_path):
