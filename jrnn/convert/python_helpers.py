@@ -77,12 +77,15 @@ def mask_sequences(x, lengths, fill):
     return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, fill)
 
 
-def convolution(x, w, b=None, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1):
-    """Convolution of x [N, C, H, W] with w [out, C / group, h, w]."""
+def convolution(x, w, b=None, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1, last=False):
+    """Convolution of x [N, C, H, W] with w [out, C / group, h, w]; with `last`, channels are the last dimension of both."""
     half = len(pads) // 2
     pairs = list(zip(pads[:half], pads[half:]))
-    y = lax.conv_general_dilated(x, w, strides, pairs, rhs_dilation=dilations, feature_group_count=group)
-    return y if b is None else y + b.reshape(1, -1, 1, 1)
+    layout = ("NHWC", "OHWI", "NHWC") if last else ("NCHW", "OIHW", "NCHW")
+    y = lax.conv_general_dilated(
+        x, w, strides, pairs, rhs_dilation=dilations, dimension_numbers=layout, feature_group_count=group
+    )
+    return y if b is None else y + b.reshape((1, 1, 1, -1) if last else (1, -1, 1, 1))
 
 
 def max_pool(x, kernels, strides=(1, 1), pads=(0, 0, 0, 0)):

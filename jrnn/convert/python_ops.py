@@ -265,13 +265,16 @@ def _(c: Call):
 @expression("Conv", "MaxPool", "AveragePool")
 def _(c: Call):
     a = c.op.arg
-    if a("order", b"NCHW") != b"NCHW" or a("kernels") is None or len(a("kernels")) != 2:
-        raise OpError("is written as Python with order NCHW and arguments kernels, strides, pads for two dimensions")
+    last = a("order", b"NCHW") == b"NHWC"
+    if (last and c.op.type != "Conv") or a("kernels") is None or len(a("kernels")) != 2:
+        raise OpError(
+            "is written as Python with arguments kernels, strides, pads for two dimensions, and pooling with order NCHW"
+        )
     settings = {k: tuple(a(k)) for k in ("strides", "pads") if a(k) is not None}
     if c.op.type == "Conv":
         if a("dilations") is not None:
             settings["dilations"] = tuple(a("dilations"))
-        return c.use("convolution", *c.x, **settings, group=a("group"))
+        return c.use("convolution", *c.x, **settings, group=a("group"), last=last or None)
     if c.op.type == "MaxPool":
         return c.use("max_pool", c.x[0], kernels=tuple(a("kernels")), **settings)
     include = bool(a("count_include_pad", 0)) or None

@@ -26,27 +26,31 @@ def _(e: Emitter, node: Node, x, w):
             "a convolution with a dilated input or with groups of the batch: Caffe2's Conv has neither"
         )
     numbers = p["dimension_numbers"]
-    x = e.blob(transpose(e, x, numbers.lhs_spec))  # [N, C, ...]
-    w = e.blob(transpose(e, w, numbers.rhs_spec))  # [out, in / groups, ...]
-    out = tuple(node.outputs[0].shape[k] for k in numbers.out_spec)
+    last = spatial == 2 and p["feature_group_count"] == 1 and numbers.lhs_spec == numbers.out_spec == (0, 3, 1, 2)
+    order = (0, 2, 3, 1) if last else tuple(range(spatial + 2))  # of [N, C, ...], as the operator takes it
+    x = e.blob(transpose(e, x, [numbers.lhs_spec[k] for k in order]))
+    w = e.blob(transpose(e, w, [numbers.rhs_spec[k] for k in order]))
+    out = tuple(node.outputs[0].shape[numbers.out_spec[k]] for k in order)
+    kernels = [w.shape[k] for k, at in enumerate(order) if at > 1]
     pads, strides, dilations = _two(p["padding"], (0, 0)), _two(p["window_strides"], 1), _two(p["rhs_dilation"], 1)
     if any(n < 0 for pair in pads for n in pair):
         raise ConversionError("a convolution with negative padding; slice the input before it")
     if spatial == 1:
         x, w = e.reshaped(x, (*x.shape[:2], 1, x.shape[2])), e.reshaped(w, (*w.shape[:2], 1, w.shape[2]))
-    shape = (*out[:2], *_two(out[2:], 1))
+    shape = out if spatial == 2 else (*out[:2], 1, out[2])
     made = e.op(
         "Conv",
         [x, w],
         shape,
         FLOAT,
-        kernels=w.shape[2:],
+        kernels=_two(kernels, 1),
         strides=strides,
         dilations=dilations,
         pads=[pads[0][0], pads[1][0], pads[0][1], pads[1][1]],
         group=p["feature_group_count"],
+        order="NHWC" if last else None,
     )
-    return transpose(e, e.reshaped(made, out), np.argsort(numbers.out_spec))
+    return transpose(e, e.reshaped(made, out), np.argsort([numbers.out_spec[k] for k in order]))
 
 
 def _two(values, missing) -> tuple:
