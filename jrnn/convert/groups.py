@@ -48,7 +48,11 @@ def recognise(graph: Graph) -> Graph:
             outputs = (*(found.values[v] for v in reference.outputs[:-1]), node.outputs[-1])
             if any(made in replaced for made in (makers[v] for v in outputs)):
                 continue
-            if c.name == "group_lstm_unit" and (source := _split_of(inputs[1:], makers)) is not None:
+            if c.name == "group_lstm_unit" and (source := _whole(inputs[1:], makers)) is not None:
+                inputs = (inputs[0], source)
+            if c.name == "group_gru_unit":  # gates that would have to be put together first are no faster
+                if (source := _whole(inputs[1:], makers, before=1)) is None:
+                    continue
                 inputs = (inputs[0], source)
             run = _runner(c.reference)
             group = Node(c.name, {"number": found.number}, inputs, outputs, node.source, run)
@@ -216,13 +220,28 @@ def _gru_difference(h, u, o):
     return o + u * (h - o)
 
 
-def _split_of(gates, makers) -> Var | None:
-    """What the gates are the parts of, in their order, along the last axis."""
-    nodes = {makers.get(v) if isinstance(v, Var) else None for v in gates}
-    node = nodes.pop() if len(nodes) == 1 else None
-    if node is None or node.name != "split" or node.outputs != tuple(gates):
+def _whole(gates, makers, before: int = 0) -> Var | None:
+    """What the gates are parts of, side by side along the last axis, with `before` parts of their size in front of them."""
+    size = gates[0].shape[-1]
+    sources = [_part(v, makers) for v in gates]
+    wanted = [(before + k) * size for k in range(len(gates))]
+    if any(s is None or s[0] is not sources[0][0] or s[1] != start for s, start in zip(sources, wanted)):
         return None
-    return node.inputs[0] if node.params["axis"] == len(node.inputs[0].shape) - 1 else None
+    source = sources[0][0]
+    return source if source.shape[-1] == (before + len(gates)) * size else None
+
+
+def _part(v, makers) -> tuple[Var, int] | None:
+    """The variable that `v` is cut from along the last axis alone, and where it begins."""
+    node = makers.get(v) if isinstance(v, Var) else None
+    if node is None or not isinstance(node.inputs[0], Var):
+        return None
+    source, p = node.inputs[0], node.params
+    if node.name == "split" and p["axis"] == len(source.shape) - 1:
+        return source, sum(p["sizes"][: node.outputs.index(v)])
+    if node.name == "slice" and set(p["strides"] or (1,)) == {1} and v.shape[:-1] == source.shape[:-1]:
+        return source, p["start_indices"][-1]
+    return None
 
 
 def _rows(e: Emitter, x: Value) -> Blob:
@@ -244,10 +263,7 @@ def _(e: Emitter, node: Node, c, *gates):
 
 
 @rule("group_gru_unit")
-def _(e: Emitter, node: Node, h, u, o):
-    hidden = _rows(e, h)
-    gates = join(
-        e, [_rows(e, x) for x in (u, u, o)], 2
-    )  # the unit does not read the first of its gates, the reset gate
+def _(e: Emitter, node: Node, h, gates):
+    hidden, gates = _rows(e, h), _rows(e, gates)
     made = e.op("GRUUnit", [hidden, gates, e.constant(np.zeros(1, np.int32))], hidden.shape, FLOAT, sequence_lengths=0)
     return e.reshaped(made, h.shape)

@@ -75,7 +75,7 @@ def _through(atom: Atom, makers: Mapping[Var, Node]) -> Atom:
     while isinstance(atom, Var) and (node := makers.get(atom)) is not None:
         if node.name in ("stop_gradient", "copy", "copy_p") or (node.name in _VIEWS and _is_copy(node)):
             atom = node.inputs[0]
-        elif node.name == "max" and (other := _beside_minus_infinity(node)) is not None:
+        elif (other := _beside_neutral(node)) is not None:
             atom = other
         else:
             break
@@ -86,10 +86,16 @@ def _is_copy(node: Node) -> bool:
     return tuple(node.inputs[0].shape) == node.outputs[0].shape
 
 
-def _beside_minus_infinity(node: Node) -> Atom | None:
+_NEUTRAL = {"max": -np.inf, "add": 0.0}
+
+
+def _beside_neutral(node: Node) -> Atom | None:
+    """The operand that a node gives back as it is, because the other one changes nothing."""
+    if node.name not in _NEUTRAL:
+        return None
     a, b = node.inputs
     for x, y in ((a, b), (b, a)):
-        if not isinstance(x, Var) and x.size and np.all(x == -np.inf):
+        if not isinstance(x, Var) and x.size and np.all(x == _NEUTRAL[node.name]) and y.shape == node.outputs[0].shape:
             return y
     return None
 

@@ -67,7 +67,7 @@ def _(e: Emitter, node: Node, *values):
     if steps == 0:
         raise ConversionError("a scan of no steps; leave it out")
     body = flatten(p["jaxpr"])
-    first, after = p["num_consts"], p["num_consts"] + p["num_carry"]
+    first, after = _bounds(body, node)
     carried, sequences = body.inputs[first:after], body.inputs[after:]
     new, outs = body.outputs[: len(carried)], body.outputs[len(carried) :]
     constants = {k for k, v in enumerate(carried) if new[k] is v}
@@ -146,6 +146,17 @@ def _(e: Emitter, node: Node, *values):
         y = _unfold(e, Blob.of(found[place[k]].all, (steps, batch, s.width(batch)), FLOAT), s, (steps,))
         results_out.append(_reversed(e, y) if p["reverse"] else y)
     return tuple(results_out)
+
+
+def _bounds(body: Graph, node: Node) -> tuple[int, int]:
+    """Where the carries begin and end among the inputs: what is stacked over time has one dimension more outside.
+
+    The parameter that says so has another form in every few versions of JAX.
+    """
+    carries = sum(len(v.shape) == len(inner.shape) for v, inner in zip(node.outputs, body.outputs))
+    sequences = sum(len(v.shape) != len(inner.shape) for v, inner in zip(node.inputs, body.inputs))
+    after = len(body.inputs) - sequences
+    return after - carries, after
 
 
 def _count(body: Graph, before: Var, after: Var | np.ndarray) -> int | None:
