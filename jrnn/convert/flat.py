@@ -85,7 +85,7 @@ class Graph:
 def flatten(closed: Any) -> Graph:
     """The graph of a ClosedJaxpr, without the nodes that no output needs.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> graph = flatten(jax.make_jaxpr(jax.jit(lambda x: (jnp.sin(x), jnp.cos(x))[1]))(1.0))
     >>> [node.name for node in graph.nodes]
     ['cos']

@@ -67,7 +67,7 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
     >>> import jrnn
     >>> weights = {"dense": {"w": jnp.ones((4, 3)), "b": jnp.zeros(4)}}
     >>> def layer(weights, x):
-    ...     return jnp.tanh(x @ weights["dense"]["w"].T + weights["dense"]["b"])
+    ...     return jnp.tanh(x @ weights["dense"]["w"].T + weights["dense"]["b"].reshape(1, -1))
     >>> package = from_jax(layer, jnp.ones((2, 3)), params=weights)
     >>> package.weight_names, [op.type for op in package.predict_net.ops]
     (('dense/b', 'dense/w'), ['FC', 'Tanh'])
