@@ -14,20 +14,21 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--exhaustive", action="store_true", help="every case of the large grids, not every fifth")
+    parser.addoption("--exhaustive", action="store_true", help="every case of the large grids, not a sample")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of tests marked `grid`, keeps every fifth case."""
+    """Of tests marked `grid(every=K)`, keeps every K-th case."""
     if config.getoption("--exhaustive"):
         return
     counts, dropped, kept = {}, [], []
     for item in items:
-        if not item.get_closest_marker("grid"):  # as of a doctest, which has no function either
+        mark = item.get_closest_marker("grid")
+        if mark is None:
             kept.append(item)
             continue
         count = counts[item.function] = counts.get(item.function, -1) + 1
-        (dropped if count % 5 else kept).append(item)
+        (dropped if count % mark.kwargs["every"] else kept).append(item)
     config.hook.pytest_deselected(items=dropped)
     items[:] = kept
 

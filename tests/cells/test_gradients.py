@@ -64,7 +64,7 @@ LAYERS = {name: (layers, record) for name, (layers, record, _) in FAMILIES.items
 ENDS = {"none": (False, False), "hold": (True, False), "drop": (True, True)}
 
 
-@pytest.mark.grid
+@pytest.mark.grid(every=5)
 @pytest.mark.parametrize(("family", "sizes", "ends"), list(itertools.product(LAYERS, [H, [H, 3]], ENDS)))
 def test_every_family_and_number_of_layers_and_kind_of_end(family, sizes, ends):
     layers, record = LAYERS[family]

@@ -29,8 +29,8 @@ def test_every_primitive_without_a_rule_is_listed_with_its_line():
 
     text = refused(fn, X)
     assert "2 reasons" in text
-    assert "sort has no rule (test_refusals.py:" in text
-    assert "bessel_i0e has no rule (test_refusals.py:" in text
+    assert "sort has no rule (test_conversion_refusals.py:" in text
+    assert "bessel_i0e has no rule (test_conversion_refusals.py:" in text
 
 
 def test_reasons_within_a_step_are_listed():
@@ -49,7 +49,7 @@ def test_effects():
 
 def test_random_numbers():
     text = refused(lambda x: x + jax.random.normal(jax.random.key(0), x.shape), X)
-    assert "draws random numbers (test_refusals.py:" in text
+    assert "draws random numbers (test_conversion_refusals.py:" in text
 
 
 def test_unused_randomness_is_no_matter():
@@ -103,7 +103,7 @@ def test_a_wrong_export_is_found_out(monkeypatch):
     monkeypatch.setitem(RULES, "sin", wrong)
     text = refused(lambda x: jnp.exp(jnp.sin(x * 2)) + 1, X)
     assert "gives other numbers" in text or "give other numbers" in text
-    assert "the first blob that differs is 'Cos', made from sin (test_refusals.py:" in text
+    assert "the first blob that differs is 'Cos', made from sin (test_conversion_refusals.py:" in text
     assert "Cos -> 'Cos'" in text
 
 
