@@ -19,7 +19,7 @@ from ..errors import JrnnError
 
 SLOTS = 32  # of each of the two levels of checkpoints; up to SLOTS**2 trips no step is computed more than four times
 
-POLICIES = ("checkpointed", "bounded")
+POLICIES = ("checkpointed", "bounded", "host")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Trips:
     a reverse pass costs up to four forward passes where n <= 1024, and n^2 / 1024 steps beyond.
     "bounded": at most `bound` trips, as a scan of that length in which the trips after the last do nothing; derivatives of
     every order, and memory for `bound` states. A loop that goes on after `bound` trips is an error at run time.
+    "host": whoever runs the loop first counts its trips with concrete values and then runs a scan of that length;
+    derivatives of every order, but not under jit.
     """
 
     policy: str = "checkpointed"
@@ -64,6 +66,8 @@ def while_loop(cond: Callable, body: Callable, constants: Any, state: Any, trips
     (192.0, 64.0)
     """
     constants, state = jax.tree.map(jnp.asarray, (constants, state))
+    if trips.policy == "host":
+        raise ValueError("policy 'host' is for who can count the trips before the loop, and then needs no while_loop")
     if trips.policy == "bounded":
         return _bounded(cond, body, constants, state, trips.bound)
     return _checkpointed(cond, body, constants, state)

@@ -242,6 +242,8 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
 
     state = {n: outer[n] for n in carried if n in outer}
     trips = _count_trips(condition, cond_net, loop_net, outer, context)
+    if trips is None and context.trips.policy == "host":
+        trips = _count_on_host(condition, (cond_net, loop_net), outer, context)
     state = run(cond_net, constants, state)  # the condition is asked once more than the body runs
     missing = [n for n in carried if n not in state]
     if missing:
@@ -281,16 +283,30 @@ def _count_trips(
     static = all(isinstance(v, (np.ndarray, WorkspaceStack)) for v in start.values())
     if not static:
         return None
-    eager = replace(context, eager=True, outer=start, max_iterations=MOST_COUNTED_TRIPS, unread=frozenset())
-    trips = 0
     with jax.ensure_compile_time_eval():
-        env = dict(start)
-        while trips <= MOST_COUNTED_TRIPS:
-            env.update(_run_shared(sliced[0], env, (), eager))
-            if not _truth(env[condition]):
-                return trips
-            env.update(_run_shared(sliced[1], env, (), eager))
-            trips += 1
+        return _trips_of(condition, sliced, start, context, MOST_COUNTED_TRIPS)
+
+
+def _count_on_host(condition: str, nets: tuple[Net, Net], outer: Mapping[str, Any], context: Context) -> int:
+    """The number of trips, counted by running the loop once with concrete values."""
+    concrete = {n: lax.stop_gradient(v) if isinstance(v, jax.Array) else v for n, v in outer.items()}
+    most = 2**63 if context.max_iterations is None else context.max_iterations
+    trips = _trips_of(condition, nets, concrete, context, most)
+    if trips is None:
+        raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is meant")
+    return trips
+
+
+def _trips_of(condition: str, nets, start: Mapping[str, Any], context: Context, most: int) -> int | None:
+    """How often the second of the nets runs until the first one clears the condition; None where that is above `most`."""
+    eager = replace(context, eager=True, outer=start, unread=frozenset())
+    env, trips = dict(start), 0
+    while trips <= most:
+        env.update(_run_shared(nets[0], env, (), eager))
+        if not _truth(env[condition]):
+            return trips
+        env.update(_run_shared(nets[1], env, (), eager))
+        trips += 1
     return None
 
 

@@ -88,6 +88,12 @@ def test_gradient_of_a_loop_whose_trips_depend_on_the_data():
         got = jax.jit(jax.grad(lambda p, fn=fn: fn(p)["loss"]))(blobs)
         for name in ("x", "w"):
             np.testing.assert_allclose(got[name], by_net[gradients[name]], rtol=1e-5)
+    on_host = jrnn.to_jax(net, ["loss"], trips=Trips("host"))
+    got = jax.grad(lambda p: on_host(p)["loss"])(blobs)
+    for name in ("x", "w"):
+        np.testing.assert_allclose(got[name], by_net[gradients[name]], rtol=1e-5)
+    with pytest.raises(OpError, match="needs the values of its inputs"):
+        jax.jit(on_host)(blobs)
 
 
 def test_loop_over_its_bound_says_so_at_run_time():
