@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from . import registry
 from .bench import main as bench
 from .bench.sizes import CELLS, MODES, SIZES, Size
 from .convert import from_factory, read_nets, write_python
@@ -27,6 +26,7 @@ from .gradcheck import check_gradients
 from .graph import show, to_dot, upgrade
 from .ir import Net
 from .lowering import describe_value, infer_shapes, run_net
+from .ops import catalog
 from .plans import run_plan
 from .proto import read_net, read_net_or_plan, write_net
 from .train import load_config, sample_run, train
@@ -290,13 +290,13 @@ def _is_factory(source: Path) -> bool:
 
 
 def _ops(args: argparse.Namespace) -> int:
-    found = [d for d in registry.registered() if args.pattern.lower() in d.type.lower()]
+    known = catalog.entries()
+    found = [e for e in known if args.pattern.lower() in e.type.lower()]
     if not found:
-        known = [d.type for d in registry.registered()]
-        raise UsageError(f"no operator's name contains {args.pattern!r}{near(args.pattern, known)}")
-    for d in found:
-        arguments = ", ".join(f"{a.name}" if a.required else f"{a.name}={a.default!r}" for a in d.args)
-        print(f"{d.type}({', '.join(d.inputs)}){' ' + arguments if arguments else ''}")
+        raise UsageError(f"no operator's name contains {args.pattern!r}{near(args.pattern, [e.type for e in known])}")
+    for e in found:
+        arguments = f"  {e.arguments}" if e.arguments else ""
+        print(f"{e.type}({e.inputs}) -> {e.outputs}{arguments}  gradient: {e.gradient}")
     return 0
 
 

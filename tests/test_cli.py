@@ -160,7 +160,7 @@ def test_convert_writes_the_current_version(files, capsys):
 def test_ops_lists_operators(capsys):
     assert main(["ops", "sigmoid"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "Sigmoid(x)" in lines
+    assert "Sigmoid(x) -> 1  gradient: yes" in lines
     assert lines == sorted(lines)
 
 
