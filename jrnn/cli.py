@@ -162,11 +162,10 @@ def _train(args: argparse.Namespace) -> int:
     if result.interrupted:
         print(f"stopped at step {result.step}; continue with: jrnn train {out} --resume", file=sys.stderr)
         return INTERRUPTED
-    if not args.no_sample:
-        print(f"--- {config.sample.length} characters of its own:\n{sample_run(out)}\n---")
-    print(
-        f"{result.step} steps, validation loss {result.validation_loss:.4f} nats a character; more: jrnn sample {out}"
-    )
+    writes = config.kind.write is not None
+    if writes and not args.no_sample:
+        print(f"--- what it writes:\n{sample_run(out)}\n---")
+    print(f"{result}; more: jrnn sample {out}" if writes else result)
     return 0
 
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
 
 from ..errors import GradientError
-from .model import NetModel, Params
-from .text import Chunk
+from .models.model import Params
+from .models.net import NetModel
 
 TOLERANCE = 1e-9  # of the greatest element; float64 leaves about 1e-14
 
 
-def compare_gradients(model: NetModel, params: Params, chunk: Chunk) -> dict[str, tuple[float, float]]:
+def compare_gradients(model: NetModel, params: Params, batch: Any, examples: int) -> dict[str, tuple[float, float]]:
     """For each parameter, the greatest element of JAX's gradient, and the greatest difference to the net's."""
     with jax.enable_x64(True):
         wide = {name: jax.numpy.asarray(np.asarray(value), np.float64) for name, value in params.items()}
-        carry = model.initial_carry(chunk.tokens.shape[1])
+        carry = model.initial_carry(examples)
         found = []
         for source in ("jax", "net"):
             gradients = jax.jit(replace(model, gradient=source).gradients)
-            found.append(jax.device_get(gradients(wide, carry, chunk, None).gradients))
+            found.append(jax.device_get(gradients(wide, carry, batch, None).gradients))
     by_jax, by_net = found
     return {
         name: (float(np.max(np.abs(by_jax[name]))), float(np.max(np.abs(by_jax[name] - by_net[name]))))
@@ -30,9 +31,9 @@ def compare_gradients(model: NetModel, params: Params, chunk: Chunk) -> dict[str
     }
 
 
-def check_gradients_agree(model: NetModel, params: Params, chunk: Chunk) -> None:
+def check_gradients_agree(model: NetModel, params: Params, batch: Any, examples: int) -> None:
     """Raises GradientError with a table where the two gradients of any parameter differ."""
-    compared = compare_gradients(model, params, chunk)
+    compared = compare_gradients(model, params, batch, examples)
     wrong = {name for name, (size, difference) in compared.items() if not difference <= TOLERANCE * max(size, 1e-30)}
     if wrong:
         width = max(map(len, compared))

@@ -1,53 +1,19 @@
-"""What a training run can be told: one frozen dataclass a table of the TOML file, every default visible here."""
+"""What a training run can be told: one frozen dataclass a table of the TOML file, every default visible.
+
+The tables that all tasks share are here. The tables [data] and [sample] are the task's own, and [model] is the model's: they
+stand beside what reads them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ConfigError
-from .settings import decode, override, read_toml
-
-
-def _require(true: bool, rule: str, value: Any) -> None:
-    if not true:
-        raise ConfigError(f"{rule}, is {value!r}")
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """The text: the documentation inside Python itself, or a UTF-8 file."""
-
-    source: Literal["python-docs", "file"] = "python-docs"
-    path: str | None = None  # the file's path, from the working directory; giving one means source = "file"
-    validation: float = 0.1  # the share of the text, at its end, that is never trained on
-    batch: int = 32  # streams read side by side
-    chunk: int = 64  # characters between truncations of backpropagation; the state is carried on
-
-    def __post_init__(self):
-        _require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
-        _require(self.batch >= 1, "data.batch must be at least 1", self.batch)
-        _require(self.chunk >= 1, "data.chunk must be at least 1", self.chunk)
-        if self.path is not None:
-            object.__setattr__(self, "source", "file")
-        elif self.source == "file":
-            raise ConfigError('data.source = "file" needs data.path, the path of a UTF-8 text')
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Embedding -> LSTM layers -> logits, all of them operators of one net."""
-
-    embedding: int = 64
-    hidden: int = 256
-    layers: int = 1
-    forget_bias: float = 1.0
-
-    def __post_init__(self):
-        for name in ("embedding", "hidden", "layers"):
-            _require(getattr(self, name) >= 1, f"model.{name} must be at least 1", getattr(self, name))
+from ..errors import ConfigError, near
+from .settings import decode, override, read_toml, require
+from .tasks import KINDS, TaskKind
 
 
 @dataclass(frozen=True)
@@ -65,10 +31,10 @@ class OptimizerConfig:
     options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
 
     def __post_init__(self):
-        _require(self.learning_rate > 0, "optimizer.learning_rate must be positive", self.learning_rate)
-        _require(self.final_rate >= 0, "optimizer.final_rate must not be negative", self.final_rate)
-        _require(self.warmup >= 0, "optimizer.warmup must not be negative", self.warmup)
-        _require(self.clip >= 0, "optimizer.clip must not be negative", self.clip)
+        require(self.learning_rate > 0, "optimizer.learning_rate must be positive", self.learning_rate)
+        require(self.final_rate >= 0, "optimizer.final_rate must not be negative", self.final_rate)
+        require(self.warmup >= 0, "optimizer.warmup must not be negative", self.warmup)
+        require(self.clip >= 0, "optimizer.clip must not be negative", self.clip)
 
 
 @dataclass(frozen=True)
@@ -81,6 +47,8 @@ class GradientConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """How long to train, and what happens on the way."""
+
     steps: int = 1500
     steps_per_call: int = 10  # steps in one call of the compiled function
     validate_every: int = 250
@@ -89,32 +57,58 @@ class TrainConfig:
 
     def __post_init__(self):
         for name in ("steps", "steps_per_call", "validate_every", "checkpoint_every", "keep"):
-            _require(getattr(self, name) >= 1, f"train.{name} must be at least 1", getattr(self, name))
-
-
-@dataclass(frozen=True)
-class SampleConfig:
-    """The text that is written when training ends."""
-
-    length: int = 400
-    temperature: float = 0.7
-    prompt: str = "The "
-
-    def __post_init__(self):
-        _require(self.length >= 1, "sample.length must be at least 1", self.length)
-        _require(self.temperature >= 0, "sample.temperature must not be negative (0: the likeliest)", self.temperature)
-        _require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
+            require(getattr(self, name) >= 1, f"train.{name} must be at least 1", getattr(self, name))
 
 
 @dataclass(frozen=True)
 class Config:
+    """A whole configuration: `task` chooses the tables `data` and `sample`, and `model.kind` the table `model`.
+
+    `sample` is None where the task's models write nothing.
+    """
+
+    task: str = "characters"
     seed: int = 0
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    data: Any = None
+    model: Any = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     gradient: GradientConfig = field(default_factory=GradientConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    sample: SampleConfig = field(default_factory=SampleConfig)
+    sample: Any = None
+
+    def __post_init__(self):
+        for name, table in self.choose({"task": self.task}).items():
+            if getattr(self, name) is None and table is not None:
+                object.__setattr__(self, name, table())
+
+    @property
+    def kind(self) -> TaskKind:
+        return _kind(self.task)
+
+    @staticmethod
+    def choose(given: Mapping[str, Any]) -> dict[str, type | None]:
+        """The dataclasses of the tables that depend on the task, from what a file says; None for a table it lacks."""
+        kind = _kind(given.get("task", Config.task))
+        return {"data": kind.data, "model": _model_table(kind, given.get("model", {})), "sample": kind.sample}
+
+
+def _kind(task: Any) -> TaskKind:
+    if task not in KINDS:
+        raise ConfigError(f"there is no task {task!r}{_hint(task, KINDS)}")
+    return KINDS[task]
+
+
+def _model_table(kind: TaskKind, given: Any) -> type:
+    named = given.get("kind") if isinstance(given, Mapping) else None
+    if named is None:
+        return next(iter(kind.models.values()))
+    if named not in kind.models:
+        raise ConfigError(f"model.kind: task {kind.name!r} has no models of kind {named!r}{_hint(named, kind.models)}")
+    return kind.models[named]
+
+
+def _hint(name: Any, known: Mapping[str, Any]) -> str:
+    return (near(name, known) if isinstance(name, str) else "") or f"; known are {', '.join(known)}"
 
 
 def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:

@@ -19,22 +19,29 @@ from ..errors import ConfigError, TrainError
 from .check import check_gradients_agree
 from .checkpoint import Checkpoints
 from .config import Config
-from .metrics import MetricsFile, Report
-from .model import Model, char_lstm
+from .metrics import MetricsFile, Report, describe
 from .optimizers import make_optimizer
 from .run_dir import RunDir
-from .step import Measured, State, initial_state, make_train_call, make_validation, stack_chunks
-from .text import TextData
+from .step import Measured, State, initial_state, make_train_call, make_validation, stack_batches
+from .tasks import Task
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: the steps done, the last validation loss in nats a character, and whether it was interrupted."""
+    """How a run ended: the steps done, the last validation loss, and whether it was interrupted.
+
+    unit: what the loss is measured in. metrics: the task's own metrics at the last validation.
+    """
 
     run: Path
     step: int
     validation_loss: float
     interrupted: bool
+    unit: str
+    metrics: dict[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.step} steps, {describe(self.validation_loss, self.unit, self.metrics)}"
 
 
 def train(config: Config, out: str | Path, *, resume: bool = False, console: Console | None = None) -> Result:
@@ -57,23 +64,22 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
     with RunDir(out) as run:
         if run.has_checkpoint() and not resume:
             raise ConfigError(f"{run.path}: holds a run already; continue it with --resume, or give another with --out")
-        text = TextData.load(config.data, config.seed)
+        task = config.kind.load(config)
         if resume:
-            run.check_continues(config, text)
-        model = char_lstm(config.model, len(text.vocabulary), config.gradient.source)
+            run.check_continues(config, task)
         optimizer = make_optimizer(config.optimizer, config.train.steps)
-        state = initial_state(model, optimizer, config.data.batch, config.seed)
+        state = initial_state(task.model, optimizer, config.data.batch, config.seed)
         with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
             if resume:
                 state, damaged = checkpoints.restore(state)
                 for warning in damaged:
                     console.print(f"warning: {warning}; going on from the one before", markup=False, soft_wrap=True)
-            run.write(config, text)
+            run.write(config, task)
             if config.gradient.check:
-                check_gradients_agree(model, state.params, text.train.chunk_at(0))
+                check_gradients_agree(task.model, state.params, task.train.at(0), config.data.batch)
                 console.print("gradients: JAX's and the generated net's agree on the first batch", markup=False)
             done = int(state.step)
-            loop = _Loop(config, model, optimizer, text, run)
+            loop = _Loop(config, task, optimizer, run)
             with (
                 MetricsFile(run.metrics, done if resume else None) as metrics,
                 Report(console, config.train.steps, done) as report,
@@ -85,23 +91,24 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
 class _Loop:
     """One run under way."""
 
-    def __init__(self, config: Config, model: Model, optimizer: Any, text: TextData, run: RunDir):
+    def __init__(self, config: Config, task: Task, optimizer: Any, run: RunDir):
         self.config = config
+        self.task = task
         self.run = run
-        self.text = text
-        self.call = make_train_call(model, optimizer, config.data.batch, config.seed)
-        self.validate = make_validation(model, list(text.validation.one_pass()))
+        self.call = make_train_call(task.model, optimizer, config.data.batch, config.seed)
+        self.validate = make_validation(task)
         self.validation_loss = math.nan
+        self.metrics: dict[str, float] = {}
 
     def go(self, state: State, checkpoints: Checkpoints, metrics: MetricsFile, report: Report, stop: _Stop) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
         train = self.config.train
         step = int(state.step)
-        recorder = _Recorder(metrics, report, self.config.data.batch * self.config.data.chunk)
+        recorder = _Recorder(metrics, report, self.task)
         while step < train.steps and not stop.asked:
             n = self._steps_to_boundary(step)
-            chunks = stack_chunks([self.text.train.chunk_at(step + k) for k in range(n)], train.steps_per_call)
-            state, measured = self.call(state, chunks, n)
+            batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
+            state, measured = self.call(state, batches, n)
             recorder.record(step, n, measured)
             step += n
             if step % train.validate_every == 0 or step == train.steps:
@@ -115,7 +122,8 @@ class _Loop:
         checkpoints.save(step, state)
         if step == train.steps and math.isnan(self.validation_loss):  # resumed when there was nothing left to do
             self._validate(step, state, metrics, report)
-        return Result(self.run.path, step, self.validation_loss, step < train.steps)
+        interrupted = step < train.steps
+        return Result(self.run.path, step, self.validation_loss, interrupted, self.task.unit, self.metrics)
 
     def _steps_to_boundary(self, step: int) -> int:
         """Steps of the next call: as many as one does, but none beyond a validation, a checkpoint or the end."""
@@ -124,18 +132,19 @@ class _Loop:
         return min(train.steps_per_call, train.steps - step, *to_next)
 
     def _validate(self, step: int, state: State, metrics: MetricsFile, report: Report) -> None:
-        self.validation_loss = float(self.validate(state.params))
-        metrics.write(step, validation_loss=self.validation_loss)
-        report.say(f"step {step}: validation loss {self.validation_loss:.4f} nats a character")
+        self.validation_loss = self.validate(state.params)
+        self.metrics = self.task.evaluate(state.params, self.validation_loss)
+        metrics.write(step, validation_loss=self.validation_loss, **self.metrics)
+        report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
 
 
 class _Recorder:
     """Writes down what calls measured, each while the next one runs: fetching a result would wait for it."""
 
-    def __init__(self, metrics: MetricsFile, report: Report, tokens: int):
+    def __init__(self, metrics: MetricsFile, report: Report, task: Task):
         self._metrics = metrics
         self._report = report
-        self._tokens = tokens
+        self._task = task
         self._pending: tuple[int, int, Measured] | None = None
         self.restart_clock()
 
@@ -154,16 +163,16 @@ class _Recorder:
         (step, n, measured), self._pending = self._pending, None
         losses, norms = (np.asarray(values)[:n] for values in measured)  # waits for the call
         now = time.perf_counter()
-        speed, self._since = n * self._tokens / (now - self._since), now
+        speed, self._since = n * self._task.items / (now - self._since), now
         for k in range(n):
-            timing = {"tokens_per_second": round(speed)} if k == n - 1 else {}
+            timing = {"items_per_second": round(speed)} if k == n - 1 else {}
             self._metrics.write(step + k + 1, loss=float(losses[k]), gradient_norm=float(norms[k]), **timing)
             if not np.isfinite(losses[k]):
                 raise TrainError(
                     f"step {step + k + 1}: the loss is {losses[k]}; continue from the last checkpoint with --resume and a "
                     "smaller optimizer.learning_rate or optimizer.clip"
                 )
-        self._report.update(step + n, float(np.mean(losses)), speed)
+        self._report.update(step + n, float(np.mean(losses)), f"{speed:,.0f} {self._task.item}/s")
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,6 +47,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step(line) < math.inf]
 
 
+def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:
+    """A validation in words.
+
+    >>> describe(0.25, "nats", {"accuracy": 0.9})
+    'validation loss 0.2500 nats, accuracy 0.9'
+    """
+    others = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in metrics.items())
+    return f"validation loss {loss:.4f} {unit}{others}"
+
+
 class Report:
     """The progress line, and the lines that stay above it."""
 
@@ -64,7 +75,7 @@ class Report:
             refresh_per_second=4,
             disable=not console.is_terminal,  # in a log file, only the lines that stay
         )
-        self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="- tokens/s")
+        self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="-")
 
     def __enter__(self) -> Report:
         self._progress.start()
@@ -73,8 +84,8 @@ class Report:
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def update(self, step: int, loss: float, speed: float) -> None:
-        self._progress.update(self._task, completed=step, loss=f"{loss:.3f}", speed=f"{speed:,.0f} tokens/s")
+    def update(self, step: int, loss: float, speed: str) -> None:
+        self._progress.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

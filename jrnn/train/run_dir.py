@@ -1,10 +1,10 @@
 """A run's directory: its resolved config, where it came from, its metrics and checkpoints, and the lock that guards them.
 
-config.toml      the resolved configuration, from which the run can be done again
-run.json         versions, machine, git state, and when it was started
-vocabulary.json  the characters that the model knows, and the text's checksum
-metrics.jsonl    one JSON object a line
-checkpoints/     one folder a step
+config.toml    the resolved configuration, from which the run can be done again
+run.json       versions, machine, git state, and when it was started
+data.json      what the task keeps of its data: a vocabulary, a scaling, a checksum
+metrics.jsonl  one JSON object a line
+checkpoints/   one folder a step
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import jax
 from ..errors import CheckpointError, ConfigError, DataError
 from .config import Config, load_config
 from .settings import encode
-from .text import TextData, Vocabulary
+from .tasks import Task
 
 
 class RunDir:
@@ -77,38 +77,39 @@ class RunDir:
             raise CheckpointError(f"{self.path}: is not a run directory: it has no config.toml")
         return load_config(path)
 
-    def check_continues(self, config: Config, text: TextData) -> None:
-        """Raises where the run was of another model or text than the one that is to be continued."""
+    def check_continues(self, config: Config, task: Task) -> None:
+        """Raises where the run was of another model or of other data than the one that is to be continued."""
         before = self.load_config()
+        for name in ("task", "seed"):
+            self._check_same(name, getattr(before, name), getattr(config, name))
         for table in ("model", "data"):
             old, new = vars(getattr(before, table)), vars(getattr(config, table))
-            for key in old:
-                if old[key] != new[key] and key not in ("source", "path"):  # a text may move: its checksum tells
-                    raise CheckpointError(
-                        f"{self.path}: is another run: {table}.{key} is {old[key]!r} there, and {new[key]!r} here"
-                    )
-        if before.seed != config.seed:
-            raise CheckpointError(f"{self.path}: seed is {before.seed} there, and {config.seed} here")
-        if self._vocabulary()["sha256"] != text.sha256:
-            raise DataError(f"{self.path}: the text has changed since this run began; start a new one")
+            for key in dict.fromkeys([*old, *new]):
+                if key not in ("source", "path"):  # a file may move: the fingerprint tells
+                    self._check_same(f"{table}.{key}", old.get(key), new.get(key))
+        if self.load_fingerprint() != _as_json(task.fingerprint()):
+            raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
 
-    def load_vocabulary(self) -> Vocabulary:
-        return Vocabulary(self._vocabulary()["characters"])
+    def _check_same(self, name: str, old: Any, new: Any) -> None:
+        if old != new:
+            raise CheckpointError(f"{self.path}: is another run: {name} is {old!r} there, and {new!r} here")
 
-    def _vocabulary(self) -> dict[str, str]:
-        path = self.path / "vocabulary.json"
+    def load_fingerprint(self) -> dict[str, Any]:
+        """What the task kept of its data: see `Task.fingerprint`."""
+        path = self.path / "data.json"
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            return {"characters": str(found["characters"]), "sha256": str(found["sha256"])}
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file; the run directory is not complete") from None
-        except (ValueError, KeyError, TypeError):
-            raise CheckpointError(f"{path}: is damaged; it must hold 'characters' and 'sha256'") from None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise CheckpointError(f"{path}: is damaged; it must hold a JSON object")
+        return found
 
-    def write(self, config: Config, text: TextData) -> None:
+    def write(self, config: Config, task: Task) -> None:
         """Writes what is known before the first step."""
-        vocabulary = {"characters": text.vocabulary.characters, "sha256": text.sha256}
-        self._write_text("vocabulary.json", json.dumps(vocabulary, ensure_ascii=False) + "\n")
+        self._write_text("data.json", json.dumps(task.fingerprint(), ensure_ascii=False) + "\n")
         self._write_text("run.json", json.dumps(provenance(), indent=2) + "\n")
         self._write_text("config.toml", encode(config))
 
@@ -119,6 +120,11 @@ class RunDir:
             aside.replace(self.path / name)  # atomic: a reader finds the old file or the new one
         except OSError as e:
             raise ConfigError(f"{self.path / name}: cannot be written: {e.strerror}") from None
+
+
+def _as_json(value: Any) -> Any:
+    """A value as it is after being written and read."""
+    return json.loads(json.dumps(value))
 
 
 def provenance() -> dict[str, Any]:

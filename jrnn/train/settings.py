@@ -1,6 +1,7 @@
 """TOML into frozen dataclasses, and back: unknown keys are errors, values are checked against the annotations.
 
-The dataclasses say what there is: a nested dataclass is a table, a `Literal` a choice, `dict` a free table.
+The dataclasses say what there is: a nested dataclass is a table, a `Literal` a choice, `dict` a free table. A dataclass may
+choose the dataclasses of some of its tables by what is given: its `choose(given)` returns them by field.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from typing import Any, TypeVar
 from ..errors import ConfigError, near
 
 T = TypeVar("T")
+
+
+def require(true: bool, rule: str, value: Any) -> None:
+    """Raises ConfigError unless `true`: the rule, and the value that breaks it."""
+    if not true:
+        raise ConfigError(f"{rule}, is {value!r}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -79,6 +86,12 @@ def _decode(cls: Any, tables: Mapping[str, Any], where: str, prefix: str) -> Any
     fields = {f.name: f for f in dataclasses.fields(cls)}
     annotations = typing.get_type_hints(cls)
     values = {}
+    if hasattr(cls, "choose"):
+        try:
+            annotations |= (chosen := cls.choose(tables))
+        except ConfigError as e:
+            raise e.at(where) from None
+        fields = {name: f for name, f in fields.items() if chosen.get(name, f) is not None}
     for key, value in tables.items():
         full = prefix + key
         if key not in fields:

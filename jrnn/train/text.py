@@ -10,15 +10,35 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
-from .config import DataConfig
+from ..errors import ConfigError, DataError
+from .settings import require
 
 
-def read_text(data: DataConfig) -> str:
+@dataclass(frozen=True)
+class TextConfig:
+    """The text: the documentation inside Python itself, or a UTF-8 file."""
+
+    source: Literal["python-docs", "file"] = "python-docs"
+    path: str | None = None  # the file's path, from the working directory; giving one means source = "file"
+    validation: float = 0.1  # the share of the text, at its end, that is never trained on
+    batch: int = 32  # streams read side by side
+    chunk: int = 64  # characters between truncations of backpropagation; the state is carried on
+
+    def __post_init__(self):
+        require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
+        require(self.batch >= 1, "data.batch must be at least 1", self.batch)
+        require(self.chunk >= 1, "data.chunk must be at least 1", self.chunk)
+        if self.path is not None:
+            object.__setattr__(self, "source", "file")
+        elif self.source == "file":
+            raise ConfigError('data.source = "file" needs data.path, the path of a UTF-8 text')
+
+
+def read_text(data: TextConfig) -> str:
     """The text that a configuration asks for.
 
     Raises:
@@ -123,7 +143,7 @@ class Streams:
         """Chunks in one pass over the text: as many as fit after any offset."""
         return max((self.streams.shape[1] - self.chunk) // self.chunk, 1)
 
-    def chunk_at(self, step: int) -> Chunk:
+    def at(self, step: int) -> Chunk:
         """The data of step `step`, counted from 0 through all passes."""
         number, index = divmod(step, self.per_pass)
         offset = 0
@@ -152,7 +172,7 @@ class TextData:
     sha256: str
 
     @classmethod
-    def load(cls, data: DataConfig, seed: int) -> TextData:
+    def load(cls, data: TextConfig, seed: int) -> TextData:
         """Raises DataError where the text cannot be read, or either part is too short."""
         text = read_text(data)
         if not text:
@@ -169,3 +189,6 @@ class TextData:
         except DataError as e:
             raise e.at(f"{data.path or data.source}, validation part (data.validation = {data.validation})") from None
         return cls(vocabulary, train, validation, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"characters": self.vocabulary.characters, "sha256": self.sha256}

@@ -41,7 +41,7 @@ def test_a_run_learns_and_says_where_it_comes_from(whole):
     validation = [m for m in read_metrics(whole / "metrics.jsonl") if "validation_loss" in m]
     assert [m["step"] for m in validation] == [12, 24]
     assert validation[1]["validation_loss"] < validation[0]["validation_loss"]
-    timed = [m["step"] for m in read_metrics(whole / "metrics.jsonl") if m.get("tokens_per_second", 0) > 0]
+    timed = [m["step"] for m in read_metrics(whole / "metrics.jsonl") if m.get("items_per_second", 0) > 0]
     assert timed == [4, 8, 12, 16, 20, 24]
     provenance = json.loads((whole / "run.json").read_text())
     assert provenance["versions"]["jax"] == jax.__version__
@@ -136,7 +136,7 @@ def test_a_run_of_something_else_is_not_continued(whole, make_config, quiet, cha
 
 def test_a_changed_text_is_not_continued(whole, make_config, quiet, text_file):
     text_file.write_text(text_file.read_text() + "more\n")
-    with pytest.raises(DataError, match="the text has changed since this run began"):
+    with pytest.raises(DataError, match="the data have changed since this run began"):
         train(make_config(), whole, resume=True, console=quiet)
 
 
@@ -166,12 +166,12 @@ def test_a_run_directory_that_cannot_be(tmp_path):
         RunDir(tmp_path / "file").__enter__()
 
 
-def test_a_damaged_vocabulary(tmp_path):
-    with pytest.raises(CheckpointError, match=r"vocabulary\.json: no such file"):
-        RunDir(tmp_path).load_vocabulary()
-    (tmp_path / "vocabulary.json").write_text('{"characters": "ab"')
-    with pytest.raises(CheckpointError, match=r"vocabulary\.json: is damaged"):
-        RunDir(tmp_path).load_vocabulary()
+def test_a_damaged_fingerprint(tmp_path):
+    with pytest.raises(CheckpointError, match=r"data\.json: no such file"):
+        RunDir(tmp_path).load_fingerprint()
+    (tmp_path / "data.json").write_text('{"characters": "ab"')
+    with pytest.raises(CheckpointError, match=r"data\.json: is damaged"):
+        RunDir(tmp_path).load_fingerprint()
 
 
 def test_metrics_after_a_kill_lose_what_will_be_measured_again(tmp_path):

@@ -1,14 +1,16 @@
 """The compiled call: how many steps one call does is of no consequence, to the bit."""
 
+from typing import ClassVar
+
 import jax
 import numpy as np
 import pytest
 
-from jrnn.train.config import ModelConfig, OptimizerConfig
-from jrnn.train.model import char_lstm
+from jrnn.train.config import OptimizerConfig
+from jrnn.train.models.cells import CellsConfig, language_model
 from jrnn.train.optimizers import make_optimizer
-from jrnn.train.step import initial_state, make_train_call, make_validation, restart, stack_chunks
-from jrnn.train.text import Streams
+from jrnn.train.step import initial_state, make_train_call, make_validation, restart, stack_batches
+from jrnn.train.text import Chunk, Streams
 
 STREAMS, PER_CALL = 3, 4
 
@@ -20,7 +22,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def model():
-    return char_lstm(ModelConfig(embedding=3, hidden=4), 6)
+    return language_model(CellsConfig(embedding=3, hidden=4), 6)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def call(model, optimizer):
 def run(model, optimizer, call, data, sizes):
     state, losses, step = initial_state(model, optimizer, STREAMS, 3), [], 0
     for n in sizes:
-        state, measured = call(state, stack_chunks([data.chunk_at(step + k) for k in range(n)], PER_CALL), n)
+        state, measured = call(state, stack_batches([data.at(step + k) for k in range(n)], PER_CALL), n)
         losses.extend(np.asarray(measured.loss)[:n].tolist())
         step += n
     return jax.device_get(state), losses
@@ -54,9 +56,9 @@ def test_calls_of_any_size_give_the_same_bits(model, optimizer, call, data):
 
 def test_measured_norm_is_that_of_the_gradient(model, optimizer, call, data):
     state = initial_state(model, optimizer, STREAMS, 3)
-    outcome = model.gradients(state.params, state.carry, data.chunk_at(0), None)
+    outcome = model.gradients(state.params, state.carry, data.at(0), None)
     expected = np.sqrt(sum(float((g**2).sum()) for g in outcome.gradients.values()))
-    _, measured = call(state, stack_chunks([data.chunk_at(0)], PER_CALL), 1)
+    _, measured = call(state, stack_batches([data.at(0)], PER_CALL), 1)
     np.testing.assert_allclose(measured.gradient_norm[0], expected, rtol=1e-5)
     np.testing.assert_allclose(measured.loss[0], outcome.loss, rtol=1e-6)
 
@@ -67,6 +69,16 @@ def test_a_fresh_chunk_starts_from_the_initial_state():
     assert restart(np.asarray(False), first, going)["h"].sum() == 6
 
 
+class Task:
+    axes: ClassVar = {"tokens": 1, "targets": 1}
+
+    def __init__(self, model, batches):
+        self.model, self.batches = model, batches
+
+    def validation(self):
+        return self.batches
+
+
 def test_validation_reads_the_text_as_one(model, optimizer, data):
     params = initial_state(model, optimizer, STREAMS, 3).params
     chunks = list(data.one_pass())
@@ -74,4 +86,14 @@ def test_validation_reads_the_text_as_one(model, optimizer, data):
     for chunk in chunks:
         loss, carry = model.loss(params, carry, chunk, None)
         losses.append(float(loss))
-    np.testing.assert_allclose(make_validation(model, chunks)(params), np.mean(losses), rtol=1e-6)
+    np.testing.assert_allclose(make_validation(Task(model, chunks))(params), np.mean(losses), rtol=1e-6)
+
+
+def test_a_smaller_last_batch_has_less_weight(model, optimizer, data):
+    """Independent examples: the mean over batches of 3, 3 and 2 is that over all 8."""
+    params = initial_state(model, optimizer, STREAMS, 3).params
+    batches = [Chunk(*data.at(step)[:2], np.asarray(True)) for step in range(3)]
+    batches[-1] = Chunk(batches[-1].tokens[:, :2], batches[-1].targets[:, :2], batches[-1].fresh)
+    whole = Chunk(*(np.concatenate(parts, axis=1) for parts in zip(*(b[:2] for b in batches))), np.asarray(True))
+    expected, _ = model.loss(params, model.initial_carry(8), whole, None)
+    np.testing.assert_allclose(make_validation(Task(model, batches))(params), expected, rtol=1e-6)

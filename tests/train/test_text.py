@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jrnn.errors import DataError
-from jrnn.train.config import DataConfig
-from jrnn.train.text import Streams, TextData, Vocabulary, read_text
+from jrnn.train.text import Streams, TextConfig, TextData, Vocabulary, read_text
 
 
 @given(st.text(min_size=1))
@@ -36,7 +35,7 @@ def test_chunks_follow_each_other(length, batch, chunk, seed):
     streams = Streams.of(tokens, batch, chunk, seed)
     end = None
     for step in range(3 * streams.per_pass):
-        tokens_in, targets, fresh = streams.chunk_at(step)
+        tokens_in, targets, fresh = streams.at(step)
         assert tokens_in.shape == targets.shape == (chunk, batch)
         np.testing.assert_array_equal(targets, tokens_in + 1)  # the next character of the same stream
         assert fresh == (step % streams.per_pass == 0)
@@ -51,7 +50,7 @@ def test_passes_cut_at_different_places_and_are_functions_of_the_seed():
 
     def starts(seed):
         streams = Streams.of(tokens, 2, 50, seed)
-        return [int(streams.chunk_at(k * streams.per_pass).tokens[0, 0]) for k in range(20)]
+        return [int(streams.at(k * streams.per_pass).tokens[0, 0]) for k in range(20)]
 
     assert starts(1) == starts(1) != starts(2)
     assert len(set(starts(1))) > 10
@@ -68,7 +67,7 @@ def test_one_pass_reads_every_whole_chunk_once():
 
 
 def test_python_brings_its_own_text():
-    text = read_text(DataConfig())
+    text = read_text(TextConfig())
     assert len(text) > 300_000
     assert "generator function" in text
 
@@ -76,7 +75,7 @@ def test_python_brings_its_own_text():
 def test_validation_is_the_end_of_the_text(tmp_path):
     path = tmp_path / "t.txt"
     path.write_text("a" * 100 + "b" * 100)
-    data = TextData.load(DataConfig(path=str(path), batch=2, chunk=5, validation=0.5), 0)
+    data = TextData.load(TextConfig(path=str(path), batch=2, chunk=5, validation=0.5), 0)
     assert set(data.vocabulary.decode(data.train.streams.ravel())) == {"a"}
     assert set(data.vocabulary.decode(data.validation.streams.ravel())) == {"b"}
     assert data.vocabulary.characters == "ab"
@@ -97,12 +96,12 @@ def test_text_that_cannot_be_used(tmp_path, raw, message):
     if raw is not None:
         path.write_bytes(raw)
     with pytest.raises(DataError, match=message):
-        TextData.load(DataConfig(path=str(path)), 0)
+        TextData.load(TextConfig(path=str(path)), 0)
 
 
 def test_line_ends_are_one_character(tmp_path):
     path = tmp_path / "t.txt"
     path.write_bytes(b"a\r\nb\n")
-    assert read_text(DataConfig(path=str(path))) == "a\nb\n"
+    assert read_text(TextConfig(path=str(path))) == "a\nb\n"
     with pytest.raises(DataError, match="cannot be read"):
-        read_text(DataConfig(path=str(tmp_path)))
+        read_text(TextConfig(path=str(tmp_path)))

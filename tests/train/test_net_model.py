@@ -10,8 +10,7 @@ import pytest
 from jrnn import registry
 from jrnn.errors import GradientError
 from jrnn.train.check import check_gradients_agree, compare_gradients
-from jrnn.train.config import ModelConfig
-from jrnn.train.model import char_lstm
+from jrnn.train.models.cells import CellsConfig, language_model
 from jrnn.train.text import Chunk
 
 CHARACTERS = 7
@@ -19,7 +18,7 @@ CHARACTERS = 7
 
 @pytest.fixture(scope="module")
 def model():
-    return char_lstm(ModelConfig(embedding=3, hidden=5, layers=2), CHARACTERS)
+    return language_model(CellsConfig(embedding=3, hidden=5, layers=2), CHARACTERS)
 
 
 def chunk(steps, streams, seed=0):
@@ -29,9 +28,9 @@ def chunk(steps, streams, seed=0):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_both_gradients_agree_in_float64(layers):
-    model = char_lstm(ModelConfig(embedding=3, hidden=5, layers=layers), CHARACTERS)
+    model = language_model(CellsConfig(embedding=3, hidden=5, layers=layers), CHARACTERS)
     params = model.init(jax.random.key(0))
-    compared = compare_gradients(model, params, chunk(6, 3))
+    compared = compare_gradients(model, params, chunk(6, 3), 3)
     assert set(compared) == set(params)
     for name, (size, difference) in compared.items():
         assert size > 1e-4, name
@@ -55,7 +54,7 @@ def test_a_wrong_gradient_operator_is_caught(model, monkeypatch):
 
     monkeypatch.setitem(registry._OPS, "LSTMUnitGradient", replace(right, forward=wrong))
     with pytest.raises(GradientError) as e:
-        check_gradients_agree(model, model.init(jax.random.key(0)), chunk(6, 3))
+        check_gradients_agree(model, model.init(jax.random.key(0)), chunk(6, 3), 3)
     marked = [line.split()[0] for line in str(e.value).splitlines() if line.endswith("<-")]
     assert "embedding" in marked
     assert "output_w" not in marked  # its gradient does not pass through the LSTM
@@ -77,7 +76,7 @@ def test_carried_state_makes_two_chunks_one(model):
 def test_predictions_explain_the_loss(model):
     params = model.init(jax.random.key(1))
     data = chunk(5, 2)
-    logits, carry = model.predict(params, model.initial_carry(2), data.tokens)
+    logits, carry = model.predict(params, model.initial_carry(2), Chunk(data.tokens, None, data.fresh))
     assert logits.shape == (5, 2, CHARACTERS)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), data.targets[..., None], axis=-1)
     loss, carry_again = model.loss(params, model.initial_carry(2), data, None)
