@@ -1,7 +1,7 @@
-"""What training asks of a task, which ties data, a model and metrics together; and what there is to know about a kind of task.
+"""What training asks of a task, which ties data, a model and metrics together; and the record of a kind of task.
 
-A batch is a NamedTuple of arrays, of the same shapes at every step. One member is `fresh`, bool []: whether the state that is
-carried from batch to batch starts anew. Tasks whose examples are independent have an empty state, and `fresh` is true.
+A batch is a NamedTuple of arrays, of the same shapes at every step. One member is `fresh`, bool []: whether the state that
+is carried from batch to batch starts anew. Tasks of independent examples have an empty state, and `fresh` is true.
 """
 
 from __future__ import annotations
