@@ -13,6 +13,8 @@ from typing import Any, Union
 
 import numpy as np
 
+from .errors import NetError
+
 
 class Numbers(Sequence):
     """An immutable list of int64 or float32 numbers, compact enough for the weights of a model.
@@ -103,6 +105,18 @@ class Arg:
         kind, encoded = _encode(name, value)
         return cls(name, encoded, kind)
 
+    def names(self) -> tuple[str, ...]:
+        """The strings that it holds, as names of blobs; none where it holds something else, as Caffe2 reads it.
+
+        Raises:
+            NetError: for one that is not UTF-8, as every blob's name is.
+        """
+        values = self.value if isinstance(self.value, tuple) else (self.value,)
+        try:
+            return tuple(v.decode() for v in values if isinstance(v, bytes))
+        except UnicodeDecodeError as e:
+            raise NetError(f"argument {self.name!r} names a blob that is not UTF-8: {e.object[:40]!r}") from None
+
 
 def _encode(name: str, value: Any) -> tuple[str, ArgValue]:
     if isinstance(value, np.generic):
@@ -174,6 +188,16 @@ class Op:
         """The value of an argument, or `default` where there is none. Strings are bytes, as on the wire."""
         found = _find(self.args, name)
         return default if found is None else found.value
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """The blobs that an argument names: see `Arg.names`."""
+        found = _find(self.args, name)
+        return () if found is None else found.names()
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """The integers that an argument lists; none where it holds something else, as Caffe2 reads it."""
+        found = _find(self.args, name)
+        return tuple(found.value) if found is not None and found.kind == "ints" else ()
 
     def with_args(self, changes: Mapping[str, Any]) -> Op:
         """The same operator with arguments replaced in place, appended, or (where the new value is None) removed."""

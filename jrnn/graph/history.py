@@ -52,7 +52,7 @@ def _upgrade_op(net: Net, index: int, op: Op) -> Op:
     try:
         if op.type == "RecurrentNetwork":
             op = upgrade_arguments(op, op.inputs)
-            if not op.outputs or op.outputs[-1].encode() in op.arg("alias_dst", ()):
+            if not op.outputs or op.outputs[-1] in op.names("alias_dst"):
                 first = op.outputs[0] if op.outputs else "recurrent"
                 op = replace(op, outputs=(*op.outputs, f"{first}_step_workspaces"))
             op = op if op.arg("enable_rnn_executor") is not None else op.with_args({"enable_rnn_executor": 1})
@@ -61,7 +61,7 @@ def _upgrade_op(net: Net, index: int, op: Op) -> Op:
                 raise NetError(
                     "is of a version before 2017-03; remove it and make the gradients anew with add_gradients"
                 )
-            op = upgrade_arguments(op, op.inputs[len(op.arg("outputs_with_grads", ())) :])
+            op = upgrade_arguments(op, op.inputs[len(op.integers("outputs_with_grads")) :])
     except NetError as e:
         raise e.at(where) from None
     return op
@@ -80,19 +80,17 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
         elif isinstance(value, Net) and (value.type == "rnn" or next(a for a in op.args if a.name == name).kind == "s"):
             changes[name] = replace(value, type="simple" if value.type == "rnn" else value.type)
     old = [name for name in FORGOTTEN if op.arg(name) is not None]
-    params = op.arg("param", ())
-    if params and isinstance(params[0], bytes):
-        changes["param"] = _positions("param", params, inputs)
+    params: Sequence[int] = op.integers("param")
+    if named := op.names("param"):
+        changes["param"] = params = _positions("param", named, inputs)
         old.append("param")
     if op.arg("initial_recurrent_state_ids") is None and old:
-        ids = op.arg("recurrent_input_ids")
-        if ids is None:
-            ids = _positions("recurrent_inputs", op.arg("recurrent_inputs", ()), inputs)
-        changes["initial_recurrent_state_ids"] = tuple(ids)
+        ids = op.integers("recurrent_input_ids") or _positions("recurrent_inputs", op.names("recurrent_inputs"), inputs)
+        changes["initial_recurrent_state_ids"] = ids
     if params and op.arg("param_grads") is None:
         gradients = op.arg("param_gradient")
         if gradients is None:  # the backward step net brings them to these names
-            gradients = [inputs[k] + "_grad" for k in changes.get("param", params)]
+            gradients = [_input("param", k, inputs) + "_grad" for k in params]
         changes["param_grads"] = gradients
     if old:
         changes |= _without_scratch(op, inputs)
@@ -102,22 +100,26 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
     return op.with_args(changes) if changes else op
 
 
-def _positions(argument: str, names: Sequence[bytes], inputs: Sequence[str]) -> tuple[int, ...]:
+def _positions(argument: str, names: Sequence[str], inputs: Sequence[str]) -> tuple[int, ...]:
     for name in names:
-        if name.decode() not in inputs:
-            raise NetError(
-                f"argument {argument!r} names {name.decode()!r}, which is no input{near(name.decode(), inputs)}"
-            )
-    return tuple(inputs.index(name.decode()) for name in names)
+        if name not in inputs:
+            raise NetError(f"argument {argument!r} names {name!r}, which is no input{near(name, inputs)}")
+    return tuple(inputs.index(name) for name in names)
+
+
+def _input(argument: str, k: int, inputs: Sequence[str]) -> str:
+    if not 0 <= k < len(inputs):
+        raise NetError(f"argument {argument!r} holds {k}, but there are {len(inputs)} inputs")
+    return inputs[k]
 
 
 def _without_scratch(op: Op, inputs: Sequence[str]) -> dict[str, Any]:
     """The lists of links without those that only gave local blobs of a step a place to be stored in."""
-    sequences = {*inputs, *(v.decode() for v in op.arg("recurrent_states", ()))}
+    sequences = {*inputs, *op.names("recurrent_states")}
     changes: dict[str, Any] = {}
     for prefix, kept in (("", sequences), ("backward_", {s + "_grad" for s in sequences})):
         names = [f"{prefix}link_{part}" for part in ("internal", "external", "offset")]
-        lists = [tuple(op.arg(name, ())) for name in names]
-        rows = [row for row in zip(*lists) if row[1].decode() in kept]
+        lists = (op.names(names[0]), op.names(names[1]), op.integers(names[2]))
+        rows = [row for row in zip(*lists) if row[1] in kept]
         changes |= {name: list(values) for name, values in zip(names, zip(*rows))}
     return changes

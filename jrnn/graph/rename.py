@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from ..errors import NetError, describe_op
-from ..ir import Arg, Net, Numbers, Op
+from ..ir import Arg, ArgValue, Net, Op
 from .scope import (
     GRADIENT_NAMES,
     GRADIENT_SUFFIX,
@@ -32,12 +32,12 @@ from .ssa import Access, Versioned, get_accesses
 Names = Mapping[str, str]
 
 
-def _map_strings(value, names: Names):
-    if isinstance(value, bytes):
-        return names.get(value.decode(), value.decode()).encode()
-    if isinstance(value, tuple):
-        return tuple(_map_strings(v, names) if isinstance(v, bytes) else v for v in value)
-    return value
+def _map_names(arg: Arg, names: Names) -> ArgValue:
+    """The value of an argument with its strings, where it holds such, exchanged for others."""
+    if arg.kind not in ("s", "strings") or isinstance(arg.value, Net):
+        return arg.value
+    changed = tuple(names.get(name, name).encode() for name in arg.names())
+    return changed if arg.kind == "strings" else changed[0]
 
 
 def _merged(first: Names, second: Names) -> Names:
@@ -53,16 +53,16 @@ def _gradient_name(name: str, blobs: Names) -> str:
 
 def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
     if arg.name in READ_NAMES:
-        return replace(arg, value=_map_strings(arg.value, _merged(read, written)))
+        return replace(arg, value=_map_names(arg, _merged(read, written)))
     if arg.name in WRITTEN_NAMES:
-        return replace(arg, value=_map_strings(arg.value, _merged(written, read)))
-    if arg.name in GRADIENT_NAMES and isinstance(arg.value, tuple):
-        return replace(arg, value=tuple(_gradient_name(v.decode(), read).encode() for v in arg.value))
+        return replace(arg, value=_map_names(arg, _merged(written, read)))
+    if arg.name in GRADIENT_NAMES and arg.kind == "strings":
+        return replace(arg, value=tuple(_gradient_name(name, read).encode() for name in arg.names()))
     if arg.name in INNER_NAMES and inner:
-        return replace(arg, value=_map_strings(arg.value, inner))
+        return replace(arg, value=_map_names(arg, inner))
     if arg.name.endswith(RENAME_SUFFIX):
         name = _gradient_name(arg.name.removesuffix(RENAME_SUFFIX), read) + RENAME_SUFFIX
-        return replace(arg, name=name, value=_map_strings(arg.value, _merged(written, read)))
+        return replace(arg, name=name, value=_map_names(arg, _merged(written, read)))
     return arg
 
 
@@ -86,18 +86,20 @@ def _name_gradients(op: Op, renamed: Op) -> Op:
                     f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name"
                 )
         renamed = renamed.map_sub_nets(lambda net: rename_blobs(net, inner))
-        args = (replace(a, value=_map_strings(a.value, inner)) if a.name in INNER_NAMES else a for a in renamed.args)
+        args = (replace(a, value=_map_names(a, inner)) if a.name in INNER_NAMES else a for a in renamed.args)
         renamed = replace(renamed, args=tuple(args))
     return renamed.with_args({old + RENAME_SUFFIX: new for old, new in moved.items()})
 
 
 def _with_param_grads(op: Op) -> Op:
     """`op` with the names of its parameters' gradients in the step nets, which old nets leave to follow from the inputs'."""
-    params = op.arg("param")
-    if not isinstance(params, Numbers) or len(op.arg("param_grads", ())):
+    params = op.integers("param")
+    if not params or op.names("param_grads"):
         return op
-    is_gradient = set(op.outputs).isdisjoint(v.decode() for v in op.arg("alias_dst", ()))
-    first = len(op.arg("outputs_with_grads", ())) if is_gradient else 0
+    is_gradient = set(op.outputs).isdisjoint(op.names("alias_dst"))
+    first = len(op.integers("outputs_with_grads")) if is_gradient else 0
+    if not all(0 <= k < len(op.inputs) - first for k in params):
+        raise NetError(f"argument 'param' holds {list(params)}, but there are {len(op.inputs) - first} inputs to name")
     return op.with_args({"param_grads": [op.inputs[first + k] + GRADIENT_SUFFIX for k in params]})
 
 

@@ -61,22 +61,17 @@ def keeps_outputs(op: Op) -> bool:
     return has_sub_nets(op) and workspace_of(op) is not Workspace.STEP
 
 
-def _strings(value) -> list[str]:
-    values = value if isinstance(value, tuple) else (value,)
-    return [v.decode() for v in values if isinstance(v, bytes)]
-
-
 def bound_names(op: Op) -> list[str]:
     """The names that `op` fills in its sub-nets' workspace before they run."""
-    bound = [name for arg in (*LINKS, BINDINGS) for name in _strings(op.arg(arg, ()))]
+    bound = [name for arg in (*LINKS, BINDINGS) for name in op.names(arg)]
     if workspace_of(op) is Workspace.STEP:
-        bound += _strings(op.arg(TIMESTEP, TIMESTEP.encode()))
+        bound += op.names(TIMESTEP) or (TIMESTEP,)
     return bound
 
 
 def workspace_outputs(op: Op) -> list[str]:
     """The outputs of an operator with step nets that are no results: through them others see inside its workspaces."""
-    results = set(_strings(op.arg("alias_dst", ())))
+    results = set(op.names("alias_dst"))
     return [name for name in op.outputs if name not in results]
 
 
@@ -84,10 +79,10 @@ def outer_names(op: Op) -> Iterator[str]:
     """The outer blobs that arguments of `op` name."""
     for a in op.args:
         if a.name in (*READ_NAMES, *WRITTEN_NAMES, *GRADIENT_NAMES):
-            yield from _strings(a.value)
+            yield from a.names()
         elif a.name.endswith(RENAME_SUFFIX):
             yield a.name.removesuffix(RENAME_SUFFIX)
-            yield from _strings(a.value)
+            yield from a.names()
 
 
 def step_reads(op: Op) -> list[str]:

@@ -29,8 +29,8 @@ MOST_COUNTED_TRIPS = 10_000  # a loop that is known to be longer is not counted 
 def bindings(op: Op) -> dict[str, str]:
     """inner -> outer blob of a Do operator, checked."""
     names = (*op.inputs[:-1], *op.outputs[:-1])
-    inner = [v.decode() for v in op.arg("inner_blobs", ())]
-    outer = list(op.arg("outer_blobs_idx", ()))
+    inner = op.names("inner_blobs")
+    outer = op.integers("outer_blobs_idx")
     if len(inner) != len(outer):
         raise OpError(f"binds {len(inner)} inner_blobs to {len(outer)} outer_blobs_idx; there must be one for each")
     for k in outer:

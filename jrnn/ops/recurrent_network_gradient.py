@@ -25,8 +25,8 @@ from .recurrent_wiring import Link, Wiring, parse
 
 @op("RecurrentNetworkGradient", outputs=(1, None))
 def recurrent_network_gradient(*blobs, op, context):
-    count = len(op.arg("outputs_with_grads", ()))
-    ends = {v.decode() for v in op.arg("alias_dst", ())}
+    count = len(op.integers("outputs_with_grads"))
+    ends = set(op.names("alias_dst"))
     split = next((k for k in range(count, len(op.inputs)) if op.inputs[k] in ends), len(op.inputs))
     w = parse(op, op.inputs[count:split], op.inputs[split:])
     inputs = dict(zip(w.inputs, blobs[count:split]))

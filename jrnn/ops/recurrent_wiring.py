@@ -77,15 +77,6 @@ class Wiring:
         return [link for link in self.links if link.external == state]
 
 
-def _strings(op: Op, name: str) -> tuple[str, ...]:
-    value = op.arg(name, ())
-    return tuple(v.decode() for v in value)
-
-
-def _ints(op: Op, name: str) -> tuple[int, ...]:
-    return tuple(op.arg(name, ()))
-
-
 def _net(op: Op, name: str) -> Net | None:
     value = op.arg(name)
     if value is None or isinstance(value, Net):
@@ -94,9 +85,9 @@ def _net(op: Op, name: str) -> Net | None:
 
 
 def _links(op: Op, prefix: str) -> tuple[Link, ...]:
-    internal, external = _strings(op, prefix + "link_internal"), _strings(op, prefix + "link_external")
-    offset = _ints(op, prefix + "link_offset")
-    window = _ints(op, prefix + "link_window") or (1,) * len(internal)
+    internal, external = op.names(prefix + "link_internal"), op.names(prefix + "link_external")
+    offset = op.integers(prefix + "link_offset")
+    window = op.integers(prefix + "link_window") or (1,) * len(internal)
     lists = {"internal": internal, "external": external, "offset": offset, "window": window}
     if len({len(v) for v in lists.values()}) > 1:
         sizes = ", ".join(f"{prefix}link_{k} {len(v)}" for k, v in lists.items())
@@ -114,24 +105,22 @@ def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
     step_net = _net(op, "step_net")
     if step_net is None:
         raise OpError("argument 'step_net' (Net) is required")
-    aliases = zip(_strings(op, "alias_src"), _strings(op, "alias_dst"), _ints(op, "alias_offset"))
-    timestep = op.arg("timestep", b"timestep")
-    with_grads = op.arg("outputs_with_grads")
+    aliases = zip(op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
     wiring = Wiring(
         step_net=step_net,
         inputs=inputs,
         outputs=tuple(outputs),
-        timestep=timestep.decode(),
+        timestep=next(iter(op.names("timestep")), "timestep"),
         links=_links(op, ""),
         aliases=tuple(Alias(*fields) for fields in aliases),
-        states=_strings(op, "recurrent_states"),
-        initial_ids=_ints(op, "initial_recurrent_state_ids"),
+        states=op.names("recurrent_states"),
+        initial_ids=op.integers("initial_recurrent_state_ids"),
         backward_step_net=_net(op, "backward_step_net"),
         backward_links=_links(op, "backward_"),
-        params=_ints(op, "param"),
-        param_grads=_strings(op, "param_grads"),
-        outputs_with_grads=None if with_grads is None or not len(with_grads) else tuple(with_grads),
-        recompute=_strings(op, "recompute_blobs_on_backward"),
+        params=op.integers("param"),
+        param_grads=op.names("param_grads"),
+        outputs_with_grads=op.integers("outputs_with_grads") or None,
+        recompute=op.names("recompute_blobs_on_backward"),
     )
     _check(wiring)
     return wiring

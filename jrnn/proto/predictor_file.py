@@ -126,9 +126,9 @@ def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
         meta.blobs.add(key=kind).value.extend(names)
     for kind, net in nets.items():
         meta.nets.add(key=kind).value.CopyFrom(to_message(net))
-    content = meta.SerializeToString(deterministic=True)
+    content = meta.SerializePartialToString(deterministic=True)
     holder: Any = message_class("BlobProto")(name=_META.decode(), type="std::string", content=content)
-    yield _META, holder.SerializeToString(deterministic=True)
+    yield _META, holder.SerializePartialToString(deterministic=True)
     for name, array in model.parameters.items():
         for number, chunk in enumerate(_chunks(name, np.asarray(array))):
             yield name.encode() + _CHUNK_MARK + str(number).encode(), chunk

@@ -1,0 +1,245 @@
+"""Feeds mutated files to jrnn's readers: each must end in a value or in a jrnn error, soon and within bounded memory.
+
+python scripts/fuzz.py [--cases N | --minutes M] [--seed S] [--reader NAME]
+
+A case is a function of the seed and its number. Cases run in a process of their own, under a limit on memory and on time;
+one that ends otherwise is written to tests/proto/corpus/READER/, where a test feeds it to the reader ever after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jrnn.errors import JrnnError
+from jrnn.graph import show, to_dot, upgrade
+from jrnn.proto import (
+    blob_to_numpy,
+    format_net,
+    message_class,
+    read_net,
+    read_net_or_plan,
+    read_plan,
+    serialize_net,
+    serialize_plan,
+    tensor_to_numpy,
+)
+from jrnn.proto.minidb import parse_minidb
+from jrnn.proto.predictor_file import read_predictor_file
+from jrnn.proto.text import format_message
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fuzz_mutate import mutate_bytes, mutate_message, mutate_minidb, mutate_text
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+CORPUS = TESTS / "proto" / "corpus"
+SCRIPT = __file__
+MEMORY = 512 << 20  # bytes beyond what the process has at its start
+SECONDS = 5  # of a processor, for one case
+
+
+# ---- The readers, each with what is done to what it has read ----
+
+
+def net(data: bytes) -> None:
+    _check_net(read_net(data))
+
+
+def net_of_text(data: bytes) -> None:
+    _check_net(read_net(data.decode("utf-8", "surrogateescape")))
+
+
+def _check_net(found) -> None:
+    text = format_net(found)
+    if " nan" not in text:  # which equals nothing, and of which text knows but one
+        for again in (read_net(serialize_net(found)), read_net(text.encode())):
+            if again != found:
+                raise AssertionError("a net is not what it was once it has been written and read")
+    show(found)
+    to_dot(found)
+    upgrade(found)
+
+
+def net_or_plan(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        path.write_bytes(data)
+        read_net_or_plan(path)
+
+
+def plan(data: bytes) -> None:
+    found = read_plan(data)
+    if "nan" not in repr(found) and read_plan(serialize_plan(found)) != found:
+        raise AssertionError("a plan is not what it was once it has been written and read")
+
+
+def tensor(data: bytes) -> None:
+    repr(tensor_to_numpy(data))
+
+
+def blob(data: bytes) -> None:
+    repr(blob_to_numpy(data))
+
+
+def minidb(data: bytes) -> None:
+    parse_minidb(data)
+
+
+def predictor_file(data: bytes) -> None:
+    read_predictor_file(data)
+
+
+READERS: dict[str, Callable[[bytes], None]] = {
+    f.__name__: f for f in (net, net_of_text, net_or_plan, plan, tensor, blob, minidb, predictor_file)
+}
+
+
+# ---- Cases ----
+
+
+class Cases:
+    """Case number n of a seed: the name of a reader, and bytes."""
+
+    def __init__(self, seed: int, readers: Sequence[str]):
+        self.seed, self.readers = seed, tuple(readers)
+        golden = TESTS / "golden"
+        nets = [p.read_bytes() for p in sorted((golden / "proto").glob("*.pb"))]
+        texts = [p.read_bytes() for p in sorted((golden / "proto").glob("*.pbtxt"))]
+        with np.load(golden / "plans.npz") as file:
+            plans = [file[k].tobytes() for k in file.files if k.endswith("|plan")]
+            models = [file["export|minidb"].tobytes()]
+        with np.load(golden / "proto" / "blobs.npz") as file:
+            blobs = [file[k].tobytes() for k in file.files if "|blob" in k]
+        tensors = [b[b.index(b"Tensor\x1a") + 8 :] for b in blobs]
+        plan_texts = [format_message(message_class("PlanDef").FromString(p)).encode() for p in plans[:6]]
+        self.kinds = {
+            "net": (("NetDef", nets), ("text", texts)),
+            "net_of_text": (("text", texts),),
+            "net_or_plan": (("NetDef", nets), ("PlanDef", plans), ("text", texts), ("text", plan_texts)),
+            "plan": (("PlanDef", plans), ("text", plan_texts)),
+            "tensor": (("TensorProto", tensors),),
+            "blob": (("BlobProto", blobs),),
+            "minidb": (("minidb", models),),
+            "predictor_file": (("minidb", models),),
+        }
+
+    def __call__(self, number: int) -> tuple[str, bytes]:
+        rng = random.Random(f"{self.seed}/{number}")
+        reader = self.readers[number % len(self.readers)]
+        kind, pool = rng.choice(self.kinds[reader])
+        data = rng.choice(pool)
+        if kind == "text":
+            if len(data) > 3000 and rng.random() < 0.98:  # reading text is slow, and a piece is as rich
+                at = rng.randrange(len(data) - 3000)
+                data = data[at : at + 3000]
+            return reader, mutate_text(data, rng) if rng.random() < 0.7 else mutate_bytes(data, rng)
+        if rng.random() < 0.3:
+            return reader, mutate_bytes(data, rng)
+        if kind == "minidb":
+            return reader, mutate_minidb(data, pool, rng)
+        return reader, mutate_message(data, kind, pool, rng)
+
+
+# ---- The process that runs them, and the one that watches it ----
+
+
+def work(cases: Cases, numbers: range, until: float) -> None:
+    """Runs cases and tells of each on standard output: its number before it runs, and what was wrong after."""
+    status = Path("/proc/self/statm").read_text().split()
+    bound = int(status[0]) * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    for number in numbers:
+        if time.time() > until:
+            break
+        reader, data = cases(number)
+        print(number, flush=True)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # ends the process, wherever it hangs
+        try:
+            READERS[reader](data)
+        except JrnnError as e:
+            if not str(e) or len(str(e)) > 4000:
+                print(number, f"an error of {len(str(e))} characters", flush=True)
+        except BaseException as e:
+            frame = traceback.extract_tb(e.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}:{frame.lineno}"
+            print(number, f"{type(e).__name__} at {where}: {str(e)[:160]!r}", flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    print("end", flush=True)
+
+
+def watch(args: argparse.Namespace) -> int:
+    """Starts workers until all cases have run; writes down what was found and returns how many that is."""
+    until = time.time() + args.minutes * 60 if args.minutes else float("inf")
+    known: set[str] = set()  # one case of a kind is enough
+    first, last = args.first, args.first + args.cases if not args.minutes else sys.maxsize
+    cases, found = Cases(args.seed, args.reader or READERS), 0
+    begun = time.time()
+    while first < last and time.time() < until:
+        command = [sys.executable, SCRIPT, "--worker", f"--seed={args.seed}", f"--first={first}", f"--until={until}"]
+        command += [f"--cases={last - first}", *(f"--reader={name}" for name in args.reader)]
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        number, ended = first, False
+        assert worker.stdout is not None and worker.stderr is not None
+        for line in worker.stdout:
+            where, _, wrong = line.strip().partition(" ")
+            if where == "end":
+                ended = True
+                break
+            number = int(where)
+            kind = wrong.partition(": ")[0]
+            if wrong and kind not in known:
+                known.add(kind)
+                found += _record(cases, number, wrong)
+        _, err = worker.communicate()
+        first = number + 1
+        if ended:
+            break
+        what = f"ended the process ({signal.strsignal(-worker.returncode) if worker.returncode < 0 else err[-300:]})"
+        found += _record(cases, number, what)
+        if worker.returncode > 0:
+            return found
+    print(f"{first - args.first} cases in {time.time() - begun:.0f} s, {found} findings")
+    return found
+
+
+def _record(cases: Cases, number: int, wrong: str) -> int:
+    reader, data = cases(number)
+    folder = CORPUS / reader
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / hashlib.sha256(data).hexdigest()[:12]
+    path.write_bytes(data)
+    print(f"case {number} of seed {cases.seed}: {reader}: {wrong}; see {path}")
+    return 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", type=int, default=2000, help="how many (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=0, help="go on for so long instead")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    parser.add_argument("--reader", action="append", default=[], choices=list(READERS), help="only this one")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, default=float("inf"), help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.worker:
+        readers = args.reader or READERS
+        work(Cases(args.seed, readers), range(args.first, args.first + args.cases), args.until)
+        return 0
+    return 1 if watch(args) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
