@@ -9,6 +9,9 @@ hidden state and the context of the step before, side by side; its new hidden st
                  = v . tanh(W_e enc[s, n] + W_h h[n] + coverage_prev[n, s] W_v enc[s, n])   coverage
     weights = softmax of scores over s;  context[n] = sum_s weights[s, n] enc[s, n];  coverage = all weights so far
 
+Where an encoder has lengths, s runs over the valid steps of each sequence. Of a sequence of length 0 all weights are 0, and
+so is its context: a sum over nothing. (Caffe2 has NaN there; `Encoder.mask_padding` tells the nets apart.)
+
 Sources: Bahdanau et al. 2015 (additive), Luong et al. 2015 (dot), Tu et al. 2016 (coverage).
 """
 
@@ -23,13 +26,17 @@ from ..recurrent import RecurrentState
 from .base import Cell, StateSpec, StepInputs, fully_connected, without_padding
 
 KINDS = ("regular", "recurrent", "dot", "coverage")
+MASKED = (
+    -3e38
+)  # the score of a step that is no step: exp makes 0 of it, but unlike -inf it is a number where all are so
 
 
 @dataclass(frozen=True)
 class Encoder:
     """What is attended to: `outputs` [S, N, E] with their size E, and int32 `lengths` [N] or None.
 
-    weighted: W_e outputs [S, N, E], where they are at hand already. mask_padding: see RunOptions.
+    weighted: W_e outputs [S, N, E], where they are at hand already. mask_padding: see RunOptions; without it the
+    attention is Caffe2's, operator for operator, and of a sequence of length 0 it makes NaN.
     """
 
     outputs: str
@@ -77,6 +84,10 @@ class AttentionCell(Cell):
         return len(self.decoder.states)
 
     @property
+    def _masks(self) -> bool:
+        return self.encoder.lengths is not None and self.encoder.mask_padding
+
+    @property
     def output_states(self) -> tuple[int, ...]:
         return (*self.decoder.output_states, self._context_index)
 
@@ -92,7 +103,7 @@ class AttentionCell(Cell):
     def before_loop(self, b: NetBuilder, x: str) -> None:
         enc, size = self.encoder, self.encoder.size
         outputs = enc.outputs
-        if enc.lengths is not None and enc.mask_padding:
+        if self._masks:
             outputs = without_padding(b, outputs, enc.lengths, "encoder_outputs")
             if enc.weighted is not None:
                 without_padding(b, enc.weighted, enc.lengths, "weighted_encoder_outputs")
@@ -134,9 +145,13 @@ class AttentionCell(Cell):
 
     def _attend(self, b: NetBuilder, scores: str, previous: Sequence[str]) -> list[str]:
         """From scores [N, S, 1] to the context [1, N, E], and the coverage [1, N, S]."""
-        if self.encoder.lengths is not None:
-            scores = b.op("SequenceMask", [scores, self.encoder.lengths], "masked_attention_logits", mode="sequence")
-        weights = b.op("Softmax", [scores], "attention_weights_3d", axis=1)
+        lengths, masks = self.encoder.lengths, self._masks
+        if lengths is not None:
+            fill = {"fill_val": MASKED} if masks else {}
+            scores = b.op("SequenceMask", [scores, lengths], "masked_attention_logits", mode="sequence", **fill)
+        weights = b.op("Softmax", [scores], "attention_shares_3d" if masks else "attention_weights_3d", axis=1)
+        if masks:  # a sequence of length 0 has equal shares of nothing
+            weights = b.op("SequenceMask", [weights, lengths], "attention_weights_3d", mode="sequence", fill_val=0.0)
         names = ["attention_weighted_encoder_context", "attention_weighted_encoder_context_old_shape"]
         context = b.op("BatchMatMul", [b.scoped("encoder_outputs_transposed"), weights], names[0])  # [N, E, 1]
         context, _ = b.op("Reshape", [context], names, shape=(1, -1, self.encoder.size))
@@ -149,8 +164,7 @@ class AttentionCell(Cell):
         """W_e outputs [S, N, E], made before the loop."""
         if self.encoder.weighted is None:
             return b.scoped("weighted_encoder_outputs")
-        is_masked = self.encoder.lengths is not None and self.encoder.mask_padding
-        return b.scoped("weighted_encoder_outputs_masked") if is_masked else self.encoder.weighted
+        return b.scoped("weighted_encoder_outputs_masked") if self._masks else self.encoder.weighted
 
     def _query(self, b: NetBuilder, blob: str, name: str, size: int) -> str:
         """W blob, [N, E]."""

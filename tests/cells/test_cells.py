@@ -48,7 +48,7 @@ def test_padding_never_shows(build):
     given = {"lengths": LENGTHS}
     dirty = {}
     if build is _attention:
-        given |= {"encoder": np.ones((5, N, D), np.float32), "encoder_lengths": np.array([1, 2, 3, 5], np.int32)}
+        given |= {"encoder": np.ones((5, N, D), np.float32), "encoder_lengths": np.array([0, 2, 3, 5], np.int32)}
     blobs = _blobs(b, **given)
     for name, ends in (("x", LENGTHS), ("encoder", given.get("encoder_lengths", ()))):
         if name in blobs:
@@ -67,6 +67,27 @@ def test_padding_never_shows(build):
     held = np.asarray(results[0][0][state])
     for n, end in enumerate(LENGTHS):
         np.testing.assert_array_equal(held[end:, n], np.broadcast_to(held[max(end - 1, 0), n], held[end:, n].shape))
+
+
+@pytest.mark.parametrize("kind", ["regular", "recurrent", "dot", "coverage"])
+def test_an_encoder_of_length_zero_gives_no_context(kind):
+    b = jrnn.NetBuilder("net")
+    encoder = cells.Encoder(b.input("encoder"), 3, b.input("encoder_lengths"))
+    x, states = b.input("x"), [b.input(f"s{k}") for k in range(3)]
+    out = cells.LSTMWithAttention(b, x, None, states, D, H, encoder, "cell", cells.AttentionOptions(kind=kind))
+    given = {f"s{k}": np.zeros((1, N, size), np.float32) for k, size in enumerate((H, H, 3))}
+    given |= {"encoder": np.full((5, N, 3), np.nan, np.float32), "encoder_lengths": np.zeros(N, np.int32)}
+    blobs = _blobs(b, **given)
+    got = jrnn.run_net(b.build(), blobs)
+    assert not np.any(got[out.context_all])
+    if out.coverage_all:
+        assert not np.any(got[out.coverage_all])
+    plain = jrnn.NetBuilder("plain")  # the decoder alone, with what its gates have of the hidden state
+    lstm = cells.LSTM(plain, plain.input("x"), None, [plain.input("s0"), plain.input("s1")], D, H, "lstm")
+    of_attention = {n.replace("lstm/", "cell/decoder/"): n for n in plain.params}
+    alone = {n: blobs[a][..., :H] if a.endswith("gates_t_w") else blobs[a] for a, n in of_attention.items()}
+    want = jrnn.run_net(plain.build(), {**given, "x": blobs["x"], **alone})
+    np.testing.assert_allclose(got[out.hidden_all], want[lstm.hidden_all], rtol=1e-6, atol=1e-7)
 
 
 def test_dropped_states_are_zero_after_the_end():

@@ -12,7 +12,7 @@ from jrnn import cells
 T, N, D, H, S, E = 3, 3, 3, 2, 4, 3
 LENGTHS = np.array([0, 1, T], np.int32)
 SHAPES = {"input": (T, N, D), "encoder": (S, N, E), "weighted": (S, N, E)}
-GIVEN = {"lengths": LENGTHS, "encoder_lengths": np.array([1, 3, S], np.int32)}
+GIVEN = {"lengths": LENGTHS, "encoder_lengths": np.array([0, 3, S], np.int32)}
 
 
 def _report(build):
