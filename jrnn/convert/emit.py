@@ -19,7 +19,7 @@ import numpy as np
 from ..builder import NetBuilder
 from ..errors import ConversionError, JrnnError
 from ..ir import Net, Op
-from .flat import Atom, Graph, Node, Var
+from .flat import Atom, Graph, Node, Var, flatten
 
 FLOAT, INT32, INT64, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.int64, np.bool_))
 TYPE_CODES = {FLOAT: 1, INT32: 2, BOOL: 5, INT64: 10}  # TensorProto.DataType
@@ -68,6 +68,7 @@ class Emitter:
         self.prelude: list[Op] = []
         self.problems: list[str] = []
         self.read: tuple[bool, ...] = ()  # which outputs of the node at hand are read
+        self._source = ""  # the line of the node at hand
         self._casts: dict[str, Blob] = {}  # what a blob is a Cast of
         self._reshapes: dict[str, Blob] = {}  # what a blob is a Reshape of
         self._closed_over = closed_over
@@ -231,6 +232,14 @@ class Emitter:
                     self.trail.append((node, var, value))
         return [self._value(env, a) for a in graph.outputs]
 
+    def call(self, fn: Callable, *values: Value) -> Any:
+        """Appends a JAX function of values, for primitives that are defined by others; returns its results."""
+        specs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+        with jax.numpy_rank_promotion("allow"):
+            graph = flatten(jax.make_jaxpr(fn)(*specs))
+        found = self.graph(replace(graph, nodes=tuple(replace(n, source=self._source) for n in graph.nodes)), values)
+        return found[0] if len(found) == 1 else tuple(found)
+
     def _captured(self, value: Any) -> Blob:
         """An array that the function closes over, as a weight."""
         if id(value) not in self._weights:
@@ -256,7 +265,7 @@ class Emitter:
             isinstance(v, Blob) and v.name == "(unknown)" for v in values
         ):
             return placeholders
-        known = len(self.problems)
+        known, self._source = len(self.problems), node.source
         try:
             found = rule(self, node, *values)
         except ConversionError as e:

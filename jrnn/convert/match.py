@@ -18,7 +18,7 @@ from .flat import Atom, Graph, Node, Var, flatten
 
 ANY = 0.1234567  # in a pattern: any number, the same at all places
 _COMMUTATIVE = ("add", "mul", "max", "min")
-_VIEWS = ("reshape", "broadcast_in_dim", "expand_dims", "squeeze")
+_VIEWS = ("reshape", "broadcast_in_dim", "squeeze")
 _IGNORED = ("sharding", "out_sharding", "weak_type", "preferred_element_type", "precision", "accuracy")
 
 
@@ -73,7 +73,7 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Found | N
 def _through(atom: Atom, makers: Mapping[Var, Node]) -> Atom:
     """What an atom is a mere copy of."""
     while isinstance(atom, Var) and (node := makers.get(atom)) is not None:
-        if node.name in ("stop_gradient", "copy", "copy_p") or (node.name in _VIEWS and _is_copy(node)):
+        if node.name in ("stop_gradient", "copy") or (node.name in _VIEWS and _is_copy(node)):
             atom = node.inputs[0]
         elif (other := _beside_neutral(node)) is not None:
             atom = other

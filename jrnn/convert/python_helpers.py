@@ -77,30 +77,67 @@ def mask_sequences(x, lengths, fill):
     return jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, fill)
 
 
-def convolution(x, w, b=None, strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), group=1, last=False):
-    """Convolution of x [N, C, H, W] with w [out, C / group, h, w]; with `last`, channels are the last dimension of both."""
-    half = len(pads) // 2
-    pairs = list(zip(pads[:half], pads[half:]))
-    layout = ("NHWC", "OHWI", "NHWC") if last else ("NCHW", "OIHW", "NCHW")
+def top_k(x, k, axis=-1):
+    """The k largest elements along an axis, their indices along it, and their indices in the flat x."""
+    places = jnp.moveaxis(jnp.arange(x.size).reshape(x.shape), axis, -1)
+    values, index = lax.top_k(jnp.moveaxis(x, axis, -1), k)
+    flat = jnp.take_along_axis(places, index, -1)
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(index, -1, axis), flat.reshape(-1)
+
+
+def convolution(x, w, b=None, strides=None, pads=None, dilations=None, group=1, last=False):
+    """Convolution of x [N, C, ...] with w [out, C / group, ...]; with `last`, channels are the last dimension of both."""
+    rank = x.ndim - 2
+    pads = pads or (0,) * (2 * rank)
+    letters = "DHW"[-rank:]
+    layout = ["NC" + letters, "OI" + letters, "NC" + letters]
+    if last:
+        layout = ["N" + letters + "C", "O" + letters + "I", "N" + letters + "C"]
     y = lax.conv_general_dilated(
-        x, w, strides, pairs, rhs_dilation=dilations, dimension_numbers=layout, feature_group_count=group
+        x,
+        w,
+        strides or (1,) * rank,
+        list(zip(pads[:rank], pads[rank:])),
+        rhs_dilation=dilations,
+        dimension_numbers=tuple(layout),
+        feature_group_count=group,
     )
-    return y if b is None else y + b.reshape((1, 1, 1, -1) if last else (1, -1, 1, 1))
+    return y if b is None else y + b.reshape((1, *(1,) * rank, -1) if last else (1, -1, *(1,) * rank))
 
 
-def max_pool(x, kernels, strides=(1, 1), pads=(0, 0, 0, 0)):
-    """The largest element of each window of x [N, C, H, W]."""
-    pairs = ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))
-    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, *kernels), (1, 1, *strides), pairs)
+def transposed_convolution(x, w, b=None, strides=None, pads=None, adjs=None, group=1):
+    """Transposed convolution of x [N, C, ...] with w [C, out / group, ...]."""
+    rank, kernel = x.ndim - 2, w.shape[2:]
+    pads, adjs = pads or (0,) * (2 * rank), adjs or (0,) * rank
+    w = jnp.flip(w, tuple(range(2, w.ndim))).reshape(group, w.shape[0] // group, *w.shape[1:])
+    w = jnp.swapaxes(w, 1, 2).reshape(-1, w.shape[1], *kernel)
+    pairs = [(kernel[k] - 1 - pads[k], kernel[k] - 1 - pads[k + rank] + adjs[k]) for k in range(rank)]
+    y = lax.conv_general_dilated(
+        x, w, (1,) * rank, pairs, lhs_dilation=strides or (1,) * rank, feature_group_count=group
+    )
+    return y if b is None else y + b.reshape((1, -1, *(1,) * rank))
 
 
-def average_pool(x, kernels, strides=(1, 1), pads=(0, 0, 0, 0), count_include_pad=False):
-    """The mean of each window of x [N, C, H, W], of what lies in x unless padding counts too."""
-    pairs = ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3]))
-    window, steps = (1, 1, *kernels), (1, 1, *strides)
+def max_pool(x, kernels, strides=None, pads=None):
+    """The largest element of each window of x [N, C, ...]."""
+    rank = len(kernels)
+    pads = pads or (0,) * (2 * rank)
+    pairs = ((0, 0), (0, 0), *zip(pads[:rank], pads[rank:]))
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 1, *kernels), (1, 1, *(strides or (1,) * rank)), pairs)
+
+
+def average_pool(x, kernels, strides=None, pads=None, count_include_pad=False):
+    """The mean of each window of x [N, C, ...], of what lies in x unless padding counts too."""
+    rank = len(kernels)
+    pads = pads or (0,) * (2 * rank)
+    pairs = ((0, 0), (0, 0), *zip(pads[:rank], pads[rank:]))
+    window, steps = (1, 1, *kernels), (1, 1, *(strides or (1,) * rank))
     total = lax.reduce_window(x, 0.0, lax.add, window, steps, pairs)
     if count_include_pad:
-        return total / (kernels[0] * kernels[1])
+        size = 1
+        for n in kernels:
+            size *= n
+        return total / size
     return total / lax.reduce_window(jnp.ones_like(x), 0.0, lax.add, window, steps, pairs)
 
 

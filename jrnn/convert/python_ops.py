@@ -76,7 +76,7 @@ for _type, _template in _PLAIN.items():
 
 _OPERATORS = {
     "Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "EQ": "==", "NE": "!=", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=",
-    "And": "&", "Or": "|", "Xor": "^",
+    "And": "&", "Or": "|", "Xor": "^", "BitwiseAnd": "&", "BitwiseOr": "|", "BitwiseXor": "^",
 }  # fmt: skip
 
 
@@ -223,6 +223,27 @@ def _(c: Call):
     return f"jnp.take({c.x[0]}, {c.x[1]}, axis={c.arg('axis')})"
 
 
+@expression("TopK")
+def _(c: Call):
+    if len(c.x) > 1:
+        raise OpError("takes k from a blob, which cannot be written as Python")
+    return (f"*{c.use('top_k', c.x[0], k=c.arg('k'), axis=c.arg('axis') if c.arg('axis') != -1 else None)},",)
+
+
+@expression("ScatterAssign")
+def _(c: Call):
+    data, indices, rows = c.x
+    return f"{data}.at[{indices}].set({rows}.reshape({indices}.shape + {data}.shape[1:]))"
+
+
+@expression("SparseToDense")
+def _(c: Call):
+    if len(c.x) < 3:
+        raise OpError("takes its size from the indices, which cannot be written as Python; give the third input")
+    indices, values, like = c.x
+    return f"jnp.zeros({like}.shape[:1] + {values}.shape[1:], {values}.dtype).at[{indices}].add({values})"
+
+
 @expression("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
 def _(c: Call):
     name = c.op.type.removeprefix("Reduce").lower()
@@ -262,19 +283,21 @@ def _(c: Call):
     return c.use("mask_sequences", *c.x[:2], repr(c.arg("fill_val")).replace("inf", "jnp.inf"))
 
 
-@expression("Conv", "MaxPool", "AveragePool")
+@expression("Conv", "ConvTranspose", "MaxPool", "AveragePool")
 def _(c: Call):
     a = c.op.arg
     last = a("order", b"NCHW") == b"NHWC"
-    if (last and c.op.type != "Conv") or a("kernels") is None or len(a("kernels")) != 2:
+    if (last and c.op.type != "Conv") or a("kernels") is None or len(a("kernels")) not in (2, 3):
         raise OpError(
-            "is written as Python with arguments kernels, strides, pads for two dimensions, and pooling with order NCHW"
+            "is written as Python with arguments kernels, strides, pads for two or three dimensions, and all but Conv with "
+            "order NCHW"
         )
-    settings = {k: tuple(a(k)) for k in ("strides", "pads") if a(k) is not None}
+    names = {"Conv": ("dilations",), "ConvTranspose": ("adjs",)}.get(c.op.type, ())
+    settings = {k: tuple(a(k)) for k in ("strides", "pads", *names) if a(k) is not None}
     if c.op.type == "Conv":
-        if a("dilations") is not None:
-            settings["dilations"] = tuple(a("dilations"))
         return c.use("convolution", *c.x, **settings, group=a("group"), last=last or None)
+    if c.op.type == "ConvTranspose":
+        return c.use("transposed_convolution", *c.x, **settings, group=a("group"))
     if c.op.type == "MaxPool":
         return c.use("max_pool", c.x[0], kernels=tuple(a("kernels")), **settings)
     include = bool(a("count_include_pad", 0)) or None

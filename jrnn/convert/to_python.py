@@ -199,7 +199,9 @@ def _write_op(w: _Writer, op: Op, scope: _Scope) -> None:
     names = [w.declare(scope, o) for o in op.outputs]
     if found[0].startswith("*"):  # an expression of a list of all outputs
         many = lookup(op.type).outputs[1] or len(names)
-        hidden = [w.fresh("unused") for _ in range(max(0, many - len(names)))] if op.type == "LayerNorm" else []
+        hidden = (
+            [w.fresh("unused") for _ in range(max(0, many - len(names)))] if op.type in ("LayerNorm", "TopK") else []
+        )
         w.add(f"{', '.join([*names, *hidden])}{',' if len(names) == 1 and not hidden else ''} = {found[0][1:-1]}")
         return
     w.add(f"{names[0]} = {found[0]}")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import zoo
 from jax.tree_util import keystr, tree_flatten_with_path
 from zoo import MODELS
 
@@ -20,8 +21,8 @@ NOT_DIFFERENTIABLE = {"integers", "swap", "switch", "fori", "cond_and_while"}  #
 
 @functools.cache
 def converted(name: str):
-    model = MODELS[name]()
-    return model, jrnn.from_jax(model.fn, *model.args, params=model.params)
+    fn, args, params = model = zoo.model(name)
+    return model, jrnn.from_jax(fn, *args, params=params)
 
 
 def call(model, args, params):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -310,3 +311,8 @@ MODELS: dict[str, Callable[[], Model]] = {
         nnx_rnn_gru, nnx_rnn_lengths, nnx_bidirectional, nnx_convolutional, nnx_transformer_block, linen_dense,
     )
 } | CELLS  # fmt: skip
+
+
+@functools.cache
+def model(name: str) -> Model:
+    return MODELS[name]()

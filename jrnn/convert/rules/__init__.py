@@ -1,6 +1,19 @@
 """The rules, by family. Importing this package fills the table."""
 
-from . import control, conv, elementwise, matmul, reduce, scans, shapes
+from . import control, conv, defined, elementwise, indexing, matmul, order, reduce, scans, shapes
 from .table import RULES, rule
 
-__all__ = ["RULES", "control", "conv", "elementwise", "matmul", "reduce", "rule", "scans", "shapes"]
+__all__ = [
+    "RULES",
+    "control",
+    "conv",
+    "defined",
+    "elementwise",
+    "indexing",
+    "matmul",
+    "order",
+    "reduce",
+    "rule",
+    "scans",
+    "shapes",
+]

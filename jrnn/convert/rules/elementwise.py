@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ...errors import ConversionError
@@ -55,8 +56,9 @@ def _(e: Emitter, node: Node, x):
 
 @rule("integer_pow")
 def _(e: Emitter, node: Node, x):
-    need_float(x, "a power")
     y = node.params["y"]
+    if x.dtype != FLOAT:
+        return e.call(lambda x: math.prod([x] * y, start=jnp.ones_like(x)), x)  # JAX has y >= 0 for integers
     if y in (2, 3, -1):
         return unary(e, {2: "Sqr", 3: "Cube", -1: "Reciprocal"}[y], x)
     odd, even = abs(y) % 2, unary(e, "Pow", unary(e, "Sqr", x), exponent=float(abs(y) // 2))
@@ -67,11 +69,9 @@ def _(e: Emitter, node: Node, x):
 @rule("pow")
 def _(e: Emitter, node: Node, x, y):
     need_float(x, "a power")
-    if isinstance(y, np.ndarray) and y.dtype.kind == "f" and isinstance(x, Blob) and np.ptp(y) == 0:
+    if isinstance(y, np.ndarray) and isinstance(x, Blob) and np.ptp(y) == 0:
         return unary(e, "Pow", x, exponent=float(y.flat[0]))
-    need_float(y, "an exponent")
-    # the logarithm is how Caffe2 itself sees a power; a negative base gives NaN there and here
-    return unary(e, "Exp", binary(e, "Mul", unary(e, "Log", e.loose(x)), y))
+    return e.op("Pow", [e.blob(x), e.cast(e.blob(y), FLOAT)], x.shape, FLOAT)
 
 
 @rule("log1p")
@@ -104,8 +104,6 @@ _BINARY = {"add": "Add", "add_any": "Add", "sub": "Sub", "mul": "Mul", "div": "D
 
 @rule(*_BINARY)
 def _(e: Emitter, node: Node, a, b):
-    if a.dtype == BOOL:
-        raise ConversionError(f"{node.name} of booleans: Caffe2 has And, Or, Xor; convert to int32 before")
     neutral = 0 if node.name in ("add", "add_any", "sub") else 1
     if isinstance(b, np.ndarray) and a.shape == node.outputs[0].shape and (b == neutral).all():
         return a
@@ -117,15 +115,6 @@ def _(e: Emitter, node: Node, a, b):
     ):
         return b
     return binary(e, _BINARY[node.name], a, b)
-
-
-@rule("rem")
-def _(e: Emitter, node: Node, a, b):
-    if a.dtype.kind != "i":
-        raise ConversionError(
-            "the remainder of floats: Caffe2 has none; write a - floor(a / b) * b where that is meant"
-        )
-    return binary(e, "Sub", a, binary(e, "Mul", binary(e, "Div", a, b), b))
 
 
 @rule("max", "min")
@@ -173,31 +162,48 @@ def _(e: Emitter, node: Node, a, b):
     if a.dtype == BOOL and node.name == "ne":
         return binary(e, "Xor", a, b)
     if a.dtype == BOOL and node.name != "eq":
-        raise ConversionError(f"{node.name} of booleans: Caffe2 has EQ alone; convert to int32 before")
+        return e.call(_OF_BOOLEANS[node.name], a, b)
     return binary(e, _COMPARISONS[node.name], a, b, BOOL)
+
+
+_OF_BOOLEANS = {
+    "lt": lambda a, b: ~a & b,
+    "le": lambda a, b: ~a | b,
+    "gt": lambda a, b: a & ~b,
+    "ge": lambda a, b: a | ~b,
+}
 
 
 @rule("and", "or", "xor")
 def _(e: Emitter, node: Node, a, b):
-    if a.dtype != BOOL:
-        raise ConversionError(f"bitwise {node.name} of {a.dtype}: only that of booleans converts")
-    return binary(e, node.name.capitalize(), a, b)
+    type = node.name.capitalize()
+    return binary(e, type if a.dtype == BOOL else "Bitwise" + type, a, b)
 
 
 @rule("not")
 def _(e: Emitter, node: Node, x):
-    if x.dtype != BOOL:
-        raise ConversionError(f"bitwise not of {x.dtype}: only that of booleans converts")
+    if x.dtype != BOOL:  # two's complement
+        return binary(e, "Sub", np.asarray(-1, x.dtype), x)
     return unary(e, "Not", x)
 
 
 @rule("select_n")
 def _(e: Emitter, node: Node, which, *cases):
-    if len(cases) != 2 or which.dtype != BOOL:
-        raise ConversionError(f"a choice among {len(cases)} by {which.dtype}: Caffe2 chooses between 2, by booleans")
     shape = np.broadcast_shapes(which.shape, cases[0].shape)
-    condition, no, yes = (e.blob(spread_to(v, shape)) for v in (which, *cases))
-    return e.op("Where", [condition, yes, no], shape, yes.dtype)
+    found = cases[-1]
+    if len(cases) > 2:
+        for k in reversed(range(len(cases) - 1)):
+            here = binary(e, "LE", which, np.asarray(k, which.dtype), BOOL)
+            found = _where(e, here, cases[k], found, shape)
+        return found
+    if which.dtype != BOOL:
+        which = e.cast(which, BOOL)
+    return _where(e, which, found, cases[0], shape)
+
+
+def _where(e: Emitter, which: Value, yes: Value, no: Value, shape: tuple[int, ...]) -> Blob:
+    inputs = [e.blob(spread_to(v, shape)) for v in (which, yes, no)]
+    return e.op("Where", inputs, shape, yes.dtype)
 
 
 @rule("convert_element_type")
@@ -210,8 +216,16 @@ def _(e: Emitter, node: Node, x):
     return unary(e, "StopGradient", x)
 
 
-@rule(
-    "copy", "copy_p", "name", "optimization_barrier", "reduce_precision", "pvary", "device_put", "sharding_constraint"
-)
+@rule("reduce_precision")
+def _(e: Emitter, node: Node, x):
+    p = node.params
+    if p["exponent_bits"] < 8 or p["mantissa_bits"] < 23:
+        raise ConversionError(
+            f"rounds to {p['exponent_bits']} bits of exponent and {p['mantissa_bits']} of mantissa: Caffe2 has float32 alone"
+        )
+    return x
+
+
+@rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")
 def _(e: Emitter, node: Node, *xs):
     return xs if len(xs) > 1 else xs[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ...errors import ConversionError
 from ..emit import FLOAT, Blob, Emitter, Value
 from ..flat import Node
+from .elementwise import binary
+from .reduce import reduce
 from .shapes import transpose
 from .table import rule
 
@@ -14,7 +15,7 @@ from .table import rule
 @rule("dot_general")
 def _(e: Emitter, node: Node, x, y):
     if x.dtype != FLOAT or y.dtype != FLOAT:
-        raise ConversionError(f"a product of {x.dtype} and {y.dtype}: Caffe2 multiplies matrices of float32 alone")
+        return _product_of_integers(e, node, x, y)
     (over_x, over_y), (batch_x, batch_y) = node.params["dimension_numbers"]
     free_x = [k for k in range(len(x.shape)) if k not in (*over_x, *batch_x)]
     free_y = [k for k in range(len(y.shape)) if k not in (*over_y, *batch_y)]
@@ -31,6 +32,24 @@ def _(e: Emitter, node: Node, x, y):
     else:
         made = e.op("MatMul", [a, b], (m, n), FLOAT, **args)
     return e.reshaped(made, (*batch, *rows, *columns))
+
+
+def _product_of_integers(e: Emitter, node: Node, x: Value, y: Value) -> Blob:
+    """The sum of all products: Caffe2 multiplies matrices of floats alone, which do not hold every integer."""
+    dtype = node.outputs[0].dtype
+    (over_x, over_y), (batch_x, batch_y) = node.params["dimension_numbers"]
+    free_x = [k for k in range(len(x.shape)) if k not in (*over_x, *batch_x)]
+    free_y = [k for k in range(len(y.shape)) if k not in (*over_y, *batch_y)]
+    batch, over = tuple(x.shape[k] for k in batch_x), tuple(x.shape[k] for k in over_x)
+    rows, columns = (tuple(v.shape[k] for k in free) for v, free in ((x, free_x), (y, free_y)))
+    ones_x, ones_y = (1,) * len(columns), (1,) * len(rows)
+    x = e.cast(e.blob(transpose(e, x, [*batch_x, *free_x, *over_x])), dtype)
+    y = e.cast(e.blob(transpose(e, y, [*batch_y, *free_y, *over_y])), dtype)
+    x = e.reshaped(x, (*batch, *rows, *ones_x, *over))
+    y = e.reshaped(y, (*batch, *ones_y, *columns, *over))
+    shape = (*batch, *rows, *columns)
+    axes = tuple(range(len(shape), len(shape) + len(over)))
+    return reduce(e, "ReduceSum", binary(e, "Mul", x, y), axes)
 
 
 def _matrices(e: Emitter, x: Value, batch, first, second, batches: int, free, size: int, right: bool = False):

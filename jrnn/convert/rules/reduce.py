@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
 
-from ...errors import ConversionError
-from ..emit import BOOL, FLOAT, INT32, Blob, Emitter, Value
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value
 from ..flat import Node
+from .defined import halved, running
 from .shapes import transpose
 from .table import rule
 
@@ -29,7 +33,8 @@ def reduce(e: Emitter, type: str, x: Value, axes: tuple[int, ...]) -> Blob:
 @rule("reduce_or", "reduce_and")
 def _(e: Emitter, node: Node, x):
     if x.dtype != BOOL:
-        raise ConversionError(f"{node.name} of {x.dtype}: only that of booleans converts")
+        combine = lax.bitwise_or if node.name == "reduce_or" else lax.bitwise_and
+        return e.call(partial(halved, combine, node.params["axes"]), x)
     type = "ReduceMax" if node.name == "reduce_or" else "ReduceMin"
     return e.cast(reduce(e, type, e.cast(x, INT32), node.params["axes"]), BOOL)
 
@@ -37,7 +42,7 @@ def _(e: Emitter, node: Node, x):
 @rule("cumsum")
 def _(e: Emitter, node: Node, x):
     if x.dtype != FLOAT:
-        raise ConversionError(f"a running sum of {x.dtype}: convert to float32 before")
+        return e.call(partial(running, jnp.add, node.params["axis"], node.params["reverse"]), x)
     axis, size, rank = node.params["axis"], x.shape[node.params["axis"]], len(x.shape)
     order = [k for k in range(rank) if k != axis] + [axis]
     moved = e.blob(transpose(e, x, order))
@@ -47,3 +52,12 @@ def _(e: Emitter, node: Node, x):
         "FC", [moved, e.constant(ones), e.constant(np.zeros(size, np.float32))], moved.shape, FLOAT, axis=rank - 1
     )
     return transpose(e, product, np.argsort(order))
+
+
+@rule("argmax", "argmin")
+def _(e: Emitter, node: Node, x):
+    (axis,) = node.params["axes"]
+    x = e.cast(x, INT32) if x.dtype == BOOL else e.blob(x)
+    type = "ArgMax" if node.name == "argmax" else "ArgMin"
+    found = e.op(type, [e.blob(x)], node.outputs[0].shape, INT64, axis=axis, keepdims=0)
+    return e.cast(found, node.outputs[0].dtype)
