@@ -30,7 +30,9 @@ from .ops import catalog
 from .plans import run_plan
 from .proto import read_net, read_net_or_plan, write_net
 from .train import load_config, sample_run, train
+from .train.plot import plot_runs
 from .train.run_dir import first_free
+from .train.runs import as_json, find_runs, runs_table, summarize
 
 INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
 
@@ -76,6 +78,16 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--length", type=int, help="characters to write after the prompt")
     p.add_argument("--temperature", type=float, help="below 1 safer, above 1 wilder, 0 always the likeliest")
     p.add_argument("--seed", type=int, default=0)
+
+    p = command(_plot, "plot", "draw the losses of runs")
+    p.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
+    p.add_argument(
+        "--out", type=Path, default=Path("losses.png"), metavar="FILE", help="a .png, .svg or .pdf (%(default)s)"
+    )
+
+    p = command(_runs, "runs", "list runs: what their configs differ in, best loss, speed, state")
+    p.add_argument("folder", nargs="?", default="runs", help="where they are, or below it (default: %(default)s)")
+    p.add_argument("--json", action="store_true", help="print JSON, with whole configs")
 
     p = command(_run, "run", "run a net, operator by operator, or a plan, net by net")
     _add_net(p)
@@ -172,6 +184,21 @@ def _train(args: argparse.Namespace) -> int:
 def _sample(args: argparse.Namespace) -> int:
     changes = {"prompt": args.prompt, "length": args.length, "temperature": args.temperature}
     print(sample_run(args.run_dir, args.seed, **changes))
+    return 0
+
+
+def _plot(args: argparse.Namespace) -> int:
+    plot_runs(args.runs, args.out)
+    print(f"wrote {args.out}")
+    return 0
+
+
+def _runs(args: argparse.Namespace) -> int:
+    found = [summarize(run) for run in find_runs(args.folder)]
+    if args.json:
+        print(json.dumps(as_json(found), indent=1))
+    else:
+        _wide_console().print(runs_table(found))
     return 0
 
 
@@ -316,10 +343,14 @@ def _bench(args: argparse.Namespace) -> int:
         json=args.json,
         plot=args.plot,
         compare=args.compare,
-        console=Console(width=None if sys.stdout.isatty() else 140),  # tables stay whole in a file
+        console=_wide_console(),
     )
     bench.run(options)
     return 0
+
+
+def _wide_console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 140)  # tables stay whole in a file
 
 
 def _load_net(args: argparse.Namespace) -> tuple[Net, dict[str, Any]]:

@@ -37,9 +37,10 @@ class MetricsFile:
 def _step(line: str) -> float:
     """The step of a line; infinite for one that was cut off when the process was killed."""
     try:
-        return json.loads(line)["step"]
+        step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return math.inf
+    return step if isinstance(step, (int, float)) else math.inf
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,118 @@
+"""Runs side by side: what is told of finished, running, stopped and failed ones, and their losses drawn."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jrnn.cli import main
+from jrnn.errors import DataError
+from jrnn.train.plot import curves, labels, plot_runs, smoothed
+from jrnn.train.runs import find_runs, runs_table, summarize
+
+
+def make_run(path, steps=6, done=6, **config):
+    """A run directory as `train` leaves it."""
+    path.mkdir(parents=True)
+    rows = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
+    (path / "config.toml").write_text(f"seed = 0\n[model]\n{rows}[train]\nsteps = {steps}\n")
+    (path / "run.json").write_text("{}")
+    lines = [
+        {"step": k, "loss": 3.0 - 0.1 * k, "gradient_norm": 1.0, "items_per_second": 100 * k}
+        for k in range(1, done + 1)
+    ]
+    lines.insert(4, {"step": 4, "validation_loss": 2.5})
+    lines.append({"step": done, "validation_loss": 2.75, "accuracy": 0.5})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines) + '{"step": 9, "lo')
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path):
+    make_run(tmp_path / "a", hidden=8)
+    make_run(tmp_path / "deep" / "b", done=4, hidden=16, kind="gru")
+    return tmp_path
+
+
+def test_a_run_in_figures(runs):
+    found = summarize(runs / "a")
+    assert (found.state, found.step, found.steps, found.best_loss, found.best_step) == ("finished", 6, 6, 2.5, 4)
+    assert found.speed == 350
+    assert summarize(runs / "deep" / "b").state == "stopped"
+    with (runs / "deep" / "b" / "metrics.jsonl").open("a") as file:
+        file.write('\n{"step": 5, "refused": "the loss is nan"}\n')
+    assert summarize(runs / "deep" / "b").state == "not finite"
+    (runs / "a" / "metrics.jsonl").unlink()
+    assert (summarize(runs / "a").speed, summarize(runs / "a").best_loss) == (None, None)
+
+
+def test_one_that_a_process_holds_is_running(runs):
+    hold = textwrap.dedent("""
+        import fcntl, sys
+        file = open(sys.argv[1], "w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        print("held", flush=True)
+        sys.stdin.read()
+    """)
+    command = [sys.executable, "-c", hold, str(runs / "a" / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        assert summarize(runs / "a").state == "running"
+        holder.stdin.close()
+        holder.wait()
+        assert summarize(runs / "a").state == "finished"
+
+
+def test_the_command_lists_what_differs(runs, capsys):
+    assert main(["runs", str(runs)]) == 0
+    out = capsys.readouterr().out
+    for text in ("2 runs", "model.hidden", "model.kind", "gru", "6/6", "4/6", "2.5000", "350", "finished", "stopped"):
+        assert text in out
+    assert "seed" not in out
+    assert main(["runs", str(runs), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [Path(r["path"]).name for r in found] == ["a", "b"]
+    assert found[0]["config"] == {"seed": 0, "model.hidden": 8, "train.steps": 6}
+    assert main(["runs", str(runs / "none")]) == 2
+    assert "none: holds no run directory; `jrnn train` makes them" in capsys.readouterr().err
+    assert find_runs(runs / "a") == [runs / "a"]
+    assert runs_table([summarize(runs / "a")]).row_count == 1
+
+
+def test_labels_tell_runs_apart(runs):
+    told = labels([summarize(run) for run in find_runs(runs)])
+    assert told == ["a: model.hidden = 8", "b: model.hidden = 16, model.kind = gru"]
+    assert labels([summarize(runs / "a")]) == ["a"]
+
+
+@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_losses_are_drawn(runs, capsys, suffix, magic):
+    out = runs / f"losses.{suffix}"
+    assert main(["plot", str(runs / "a"), str(runs / "deep" / "b"), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"wrote {out}\n"
+    assert out.read_bytes().startswith(magic)
+
+
+def test_curves_and_smoothing(runs):
+    (steps, losses), (where, validations) = curves(runs / "a")
+    np.testing.assert_array_equal(steps, np.arange(1, 7))
+    np.testing.assert_allclose(losses, 3.0 - 0.1 * steps)
+    assert (where.tolist(), validations.tolist()) == ([4, 6], [2.5, 2.75])
+    noisy = np.random.default_rng(0).normal(1, 1, 5000)
+    assert smoothed(noisy).std() < 0.3 and abs(smoothed(noisy)[100:].mean() - 1) < 0.1
+
+
+def test_what_cannot_be_drawn(runs):
+    with pytest.raises(DataError, match=r"losses\.txt: the name of a plot must end in \.png"):
+        plot_runs([runs / "a"], runs / "losses.txt")
+    with pytest.raises(DataError, match=r"deep: is not a run directory: .*config\.toml: no such file"):
+        plot_runs([runs / "deep"], runs / "losses.png")
+    with pytest.raises(DataError, match="cannot be written"):
+        plot_runs([runs / "a"], runs / "none" / "losses.png")
+    (runs / "a" / "metrics.jsonl").write_text("")
+    with pytest.raises(DataError, match="has no losses in metrics.jsonl yet"):
+        plot_runs([runs / "a"], runs / "losses.png")
