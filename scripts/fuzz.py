@@ -18,7 +18,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +40,19 @@ from jrnn.proto import (
 from jrnn.proto.minidb import parse_minidb
 from jrnn.proto.predictor_file import read_predictor_file
 from jrnn.proto.text import format_message
+from jrnn.train.checkpoint import SEAL, broken_seal
+from jrnn.train.config import load_config
+from jrnn.train.metrics import MetricsFile
+from jrnn.train.run_dir import RunDir
+from jrnn.train.runs import summarize
+from jrnn.train.settings import encode
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_mutate import mutate_bytes, mutate_message, mutate_minidb, mutate_text
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 CORPUS = TESTS / "proto" / "corpus"
+METRICS = b'{"step": 1, "loss": 3.0, "items_per_second": 9}\n{"step": 2, "validation_loss": NaN}\n{"step": 3, "lo'
 SCRIPT = __file__
 MEMORY = 512 << 20  # bytes beyond what the process has at its start
 SECONDS = 5  # of a processor, for one case
@@ -73,9 +81,7 @@ def _check_net(found) -> None:
 
 
 def net_or_plan(data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "file"
-        path.write_bytes(data)
+    with _file(data, "file") as path:
         read_net_or_plan(path)
 
 
@@ -101,8 +107,43 @@ def predictor_file(data: bytes) -> None:
     read_predictor_file(data)
 
 
+def config(data: bytes) -> None:
+    with _file(data, "config.toml") as path:
+        found = load_config(path)
+        path.write_text(encode(found), encoding="utf-8")
+        if "nan" not in repr(found) and load_config(path) != found:
+            raise AssertionError("a config is not what it was once it has been written and read")
+
+
+def run_directory(data: bytes) -> None:
+    """The files that jrnn writes beside a config: each reader gets the same bytes."""
+    with _file(data, "metrics.jsonl") as path:
+        (path.parent / "config.toml").write_text("")
+        summarize(path.parent)
+        with MetricsFile(path, resume_at=2):
+            pass
+        summarize(path.parent)
+    with _file(data, "data.json") as path:
+        RunDir(path.parent).load_fingerprint()
+
+
+def seal(data: bytes) -> None:
+    with _file(data, SEAL) as path:
+        (path.parent / "manifest").write_bytes(data)
+        broken_seal(path.parent)
+
+
+@contextmanager
+def _file(data: bytes, name: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(data)
+        yield path
+
+
 READERS: dict[str, Callable[[bytes], None]] = {
-    f.__name__: f for f in (net, net_of_text, net_or_plan, plan, tensor, blob, minidb, predictor_file)
+    f.__name__: f
+    for f in (net, net_of_text, net_or_plan, plan, tensor, blob, minidb, predictor_file, config, run_directory, seal)
 }
 
 
@@ -123,6 +164,7 @@ class Cases:
         with np.load(golden / "proto" / "blobs.npz") as file:
             blobs = [file[k].tobytes() for k in file.files if "|blob" in k]
         tensors = [b[b.index(b"Tensor\x1a") + 8 :] for b in blobs]
+        configs = [p.read_bytes() for p in sorted((TESTS.parent / "configs").glob("*.toml"))]
         plan_texts = [format_message(message_class("PlanDef").FromString(p)).encode() for p in plans[:6]]
         self.kinds = {
             "net": (("NetDef", nets), ("text", texts)),
@@ -131,6 +173,9 @@ class Cases:
             "plan": (("PlanDef", plans), ("text", plan_texts)),
             "tensor": (("TensorProto", tensors),),
             "blob": (("BlobProto", blobs),),
+            "config": (("text", configs),),
+            "run_directory": (("text", [METRICS, b'{"characters": "ab", "sha256": "00"}']),),
+            "seal": (("text", [b'{"manifest": "00", "d/0": "11"}', b"[1]"]),),
             "minidb": (("minidb", models),),
             "predictor_file": (("minidb", models),),
         }

@@ -20,7 +20,8 @@ STRINGS = (b"", b"x", b"\xff", b"\0", b"step_net", b"backward_step_net", b"../x"
 TOKENS = (
     "{", "}", "<", ">", "[", "]", ":", ",", ";", '"', "''", '"\\377"', "op", "arg", "n", "nets", "t", "ints", "i: -1", "s",
     "=", "1e999", "0x", "9" * 5000, "-" + "9" * 30, "true", "[caffe2.NetDef] {", "# unknown fields of .op[0]: f80101\n",
-    "nan", "#", "\n", "\r", "\0", "\ud800", "é", '"""', "'", "null", "NaN", "[[", "{}", '{"step": 1e400}',
+    "nan", "#", "\n", "\r", "\0", "\ud800", "é", '"""', "'", "null", "NaN", "[[", "[" * 5000,
+    "a = 1979-05-27", "{}", '{"step": 1e400}',
 )  # fmt: skip
 
 
@@ -108,11 +109,10 @@ def mutate_minidb(data: bytes, pool: Sequence[bytes], rng: random.Random) -> byt
         elif change == 3:
             records[at] = (key, mutate_message(value, "BlobProto", (), rng))
         else:
-            holder: Any = message_class("BlobProto").FromString(records[0][1])
+            key, value = parse_minidb(data)[0]
+            holder: Any = message_class("BlobProto").FromString(value)
             holder.content = mutate_message(holder.content, "MetaNetDef", (), rng)
-            records[0] = (records[0][0], holder.SerializePartialToString())
-            if change == 5:
-                break
+            records[0] = (key, holder.SerializePartialToString())
     return format_minidb(records)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from ..errors import CheckpointError
+from .settings import parse_json
 
 SEAL = "sha256.json"
 
@@ -69,7 +70,7 @@ class Checkpoints:
         damaged: list[str] = []
         for number in reversed(steps):
             where = self.folder / str(number)
-            if (changed := _broken_seal(where)) is not None:
+            if (changed := broken_seal(where)) is not None:
                 damaged.append(f"{where}: is damaged ({changed})")
                 continue
             try:
@@ -116,15 +117,17 @@ def _seal(folder: Path) -> None:
     aside.replace(folder / SEAL)
 
 
-def _broken_seal(folder: Path) -> str | None:
+def broken_seal(folder: Path) -> str | None:
     """What is wrong with the files of a checkpoint; None where nothing is, or there is no seal."""
     try:
-        sealed = json.loads((folder / SEAL).read_text())
+        sealed = parse_json((folder / SEAL).read_text())
         found = _digests(folder)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as e:
         return f"{SEAL}: {_first_line(e)}"
+    if not isinstance(sealed, dict):
+        return f"{SEAL} is not what was written"
     return next((f"{name} is not what was written" for name in sealed if found.get(name) != sealed[name]), None)
 
 

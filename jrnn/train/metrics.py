@@ -11,6 +11,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from .settings import parse_json
+
 
 class MetricsFile:
     """Appends one JSON object a line; every line carries the step it belongs to."""
@@ -19,7 +21,7 @@ class MetricsFile:
         """Starts anew, or (`resume_at`) keeps the lines up to that step: the rest is about to be measured again."""
         kept = []
         if resume_at is not None and path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= resume_at]
+            kept = [line for line in _lines(path) if _step(line) <= resume_at]
         path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         self._file: TextIO = path.open("a", encoding="utf-8")
 
@@ -37,7 +39,7 @@ class MetricsFile:
 def _step(line: str) -> float:
     """The step of a line; infinite for one that was cut off when the process was killed."""
     try:
-        step = json.loads(line)["step"]
+        step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
         return math.inf
     return step if isinstance(step, (int, float)) else math.inf
@@ -45,7 +47,11 @@ def _step(line: str) -> float:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a metrics file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if _step(line) < math.inf]
+    return [json.loads(line) for line in _lines(path) if _step(line) < math.inf]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")
 
 
 def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:

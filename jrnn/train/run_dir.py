@@ -24,7 +24,7 @@ import jax
 
 from ..errors import CheckpointError, ConfigError, DataError
 from .config import Config, load_config
-from .settings import encode
+from .settings import encode, parse_json
 from .tasks import Task
 
 
@@ -98,7 +98,7 @@ class RunDir:
         """What the task kept of its data: see `Task.fingerprint`."""
         path = self.path / "data.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = parse_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file; the run directory is not complete") from None
         except ValueError:

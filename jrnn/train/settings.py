@@ -23,7 +23,7 @@ T = TypeVar("T")
 def require(true: bool, rule: str, value: Any) -> None:
     """Raises ConfigError unless `true`: the rule, and the value that breaks it."""
     if not true:
-        raise ConfigError(f"{rule}, is {value!r}")
+        raise ConfigError(f"{rule}, is {value!r:.200}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -36,8 +36,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:
         raise ConfigError(f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}") from None
-    except tomllib.TOMLDecodeError as e:
+    except ValueError as e:  # tomllib's own error, or a number of thousands of digits
         raise ConfigError(f"{path}: is not TOML: {e}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is not TOML: nested too deeply") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError where it is none, or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -64,7 +74,7 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -96,11 +106,11 @@ def _decode(cls: Any, tables: Mapping[str, Any], where: str, prefix: str) -> Any
         full = prefix + key
         if key not in fields:
             hint = near(key, fields) or f"; known keys are {', '.join(fields)}"
-            raise ConfigError(f"{where}: unknown key {full!r}{hint}")
+            raise ConfigError(f"{where}: unknown key {full!r:.200}{hint}")
         kind = annotations[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: {full} must be a table [{full}], is {value!r}")
+                raise ConfigError(f"{where}: {full} must be a table [{full}], is {value!r:.200}")
             values[key] = _decode(kind, value, where, full + ".")
         else:
             values[key] = _checked(kind, value, where, full)
@@ -116,14 +126,14 @@ def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
         if value not in choices:
             hint = near(value, choices) if isinstance(value, str) else ""
             shown = " or ".join(map(repr, choices))
-            raise ConfigError(f"{where}: {full} must be {shown}, is {value!r}{hint}")
+            raise ConfigError(f"{where}: {full} must be {shown}, is {value!r:.200}{hint}")
         return value
     if isinstance(kind, types.UnionType):
         kind = next(k for k in choices if k is not type(None))
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise ConfigError(f"{where}: {full} must be {_NAMES[kind]}, is {value!r}")
+        raise ConfigError(f"{where}: {full} must be {_NAMES[kind]}, is {value!r:.200}")
     return value
 
 
