@@ -6,29 +6,13 @@ Shapes: N examples, K beams, V tokens known, T tokens at most, the one that ends
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .settings import require
-
 State = Any
-
-
-@dataclass(frozen=True)
-class BeamConfig:
-    """width: hypotheses that are kept, K; 1 is greedy search. normalization: the power of its length, `end` included, that
-    the log probability of a hypothesis is divided by before it is compared: 0 favours short ones, 1 compares means."""
-
-    width: int = 4
-    normalization: float = 1.0
-
-    def __post_init__(self):
-        require(self.width >= 1, "sample.beam.width must be at least 1", self.width)
-        require(self.normalization >= 0, "sample.beam.normalization must not be negative", self.normalization)
 
 
 class Beams(NamedTuple):
@@ -53,7 +37,8 @@ def beam_search(
     *,
     end: int,
     steps: int,
-    config: BeamConfig = BeamConfig(),
+    width: int = 4,
+    normalization: float = 1.0,
 ) -> Beams:
     """Searches for the sequences of greatest score, keeping the K best prefixes of every example; jit it.
 
@@ -68,7 +53,9 @@ def beam_search(
         first: int32 [N], what the first step reads in place of a last token.
         end: the token that ends a sequence.
         steps: T.
-        config: how wide, and how lengths are compared.
+        width: hypotheses that are kept, K; 1 is greedy search.
+        normalization: the power of its length, `end` included, that the log probability of a hypothesis is divided by before
+            it is compared: 0 favours short ones, 1 compares means over the tokens.
 
     Returns:
         K hypotheses for each example.
@@ -77,15 +64,15 @@ def beam_search(
 
     >>> table = jnp.log(jnp.array([[0.1, 0.5, 0.4], [0.2, 0.4, 0.4], [0.9, 0.05, 0.05]]))  # of the next token, by the last
     >>> search = lambda width: beam_search(
-    ...     lambda state, last: (table[last], state), (), jnp.zeros(1, int), end=0, steps=4, config=BeamConfig(width, 0.0)
+    ...     lambda state, last: (table[last], state), (), jnp.zeros(1, int), end=0, steps=4, width=width, normalization=0.0
     ... )
     >>> search(1).tokens[0, 0].tolist(), search(2).tokens[0, 0].tolist()  # greedy starts with the likeliest token
     ([1, 1, 1, 1], [2, 0, 0, 0])
     """
-    n, k = first.shape[0], config.width
+    n, k = first.shape[0], width
 
     def scores(log_probability: Any, lengths: Any) -> Any:
-        return log_probability / lengths.astype(log_probability.dtype) ** config.normalization
+        return log_probability / lengths.astype(log_probability.dtype) ** normalization
 
     def go_on(loop: tuple[Any, Beams, State]) -> Any:
         t, beams, _ = loop
