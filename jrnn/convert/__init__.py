@@ -4,7 +4,7 @@ from .export import export_package, load_package, write_predictor
 from .from_jax import from_jax
 from .package import Package
 from .predictor import Predictor
-from .target import from_factory, read_nets
+from .target import from_factory, load_function, read_nets
 from .to_python import to_python, write_python
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "export_package",
     "from_factory",
     "from_jax",
+    "load_function",
     "load_package",
     "read_nets",
     "to_python",

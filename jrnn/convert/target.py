@@ -25,8 +25,7 @@ def from_factory(target: str) -> Package:
         ConversionError: for a module or factory that is not there, a factory that returns something else, and as
             `from_jax` does.
     """
-    factory = _factory(target)
-    found = factory()
+    found = load_function(target)()
     if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[1], (tuple, list)):
         raise ConversionError(
             f"{target} returns a {type(found).__name__}; it must return (fn, args) or (fn, args, params), where args is a "
@@ -36,10 +35,15 @@ def from_factory(target: str) -> Package:
     return from_jax(fn, *args, params=params)
 
 
-def _factory(target: str) -> Callable[[], Any]:
+def load_function(target: str) -> Callable[..., Any]:
+    """The function that `MODULE:FUNCTION` names; MODULE is a module's dotted name or the path of a Python file.
+
+    Raises:
+        ConversionError: for a module or function that is not there.
+    """
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
-        raise ConversionError(f"{target!r} must be MODULE:FACTORY, as in my_models:make or my_models.py:make")
+        raise ConversionError(f"{target!r} must be MODULE:FUNCTION, as in my_models:make or my_models.py:make")
     path = Path(module_name)
     if path.suffix == ".py":
         if not path.is_file():

@@ -11,6 +11,7 @@ import numpy as np
 from ..ir import Net
 from .compare import DIFFERENCE_TOLERANCE, TOLERANCE, Effort, agreements
 from .fault import first_fault
+from .function_fault import fault_in_function
 from .inner import inner_errors
 from .report import GradientReport
 from .subject import Subject, subject_of_net
@@ -66,10 +67,9 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
     fault = None
     if not all(b.agrees for b in blobs):
         fault = first_fault(s, effort, blobs)
-        if fault is None:
-            notes.append(
-                "the net's own gradients agree: it is the function that differs, or has a derivative rule of its own"
-            )
+        if fault is None and not s.exact:
+            notes.append("the net that the function converts to agrees with itself: the function is at fault")
+            fault = fault_in_function(s, effort)
     return GradientReport(
         loss=float(np.asarray(weighted(s)(s.point))[0]) if single else None,
         blobs=tuple(blobs),

@@ -46,7 +46,8 @@ class Effort:
 def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[str]]:
     """The agreement of each blob, and notes on what could not be checked."""
     mine, theirs = by_jax(s), by_net(s)
-    where = {n: _chosen(mine[n], theirs[n], effort.max_elements) for n in s.wrt}
+    off = {n: np.max(np.abs(np.asarray(mine[n]) - np.asarray(theirs[n])), axis=0) for n in s.wrt}
+    where = {n: chosen(off[n], effort.max_elements) for n in s.wrt}
     differences = element_differences(s, where)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
     along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
@@ -65,9 +66,9 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
     return found, notes
 
 
-def _chosen(by_jax: Any, by_net: Any, most: int) -> np.ndarray:
-    """Flat indices of up to `most` elements, spread evenly, and of the one where the exact gradients are farthest apart."""
-    off = np.max(np.abs(np.asarray(by_jax) - np.asarray(by_net)), axis=0).reshape(-1)
+def chosen(off: np.ndarray, most: int) -> np.ndarray:
+    """Flat indices of up to `most` elements, spread evenly, and of the one where `off` is largest."""
+    off = off.reshape(-1)
     if not off.size:
         return np.zeros(0, np.int64)
     spread = np.linspace(0, off.size - 1, min(off.size, most)).astype(np.int64)

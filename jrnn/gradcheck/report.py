@@ -43,21 +43,23 @@ class Fault:
     """The first operator of the backward pass at which gradients part.
 
     `operator` names it, `blob` is the input whose gradient is wrong while those of the outputs are right, and `values`
-    are JAX's gradient, the net's and the central difference at `index`. `inside` is the operator of its step net.
+    are JAX's gradient, the net's and the central difference at `index`. `inside` is the operator of its step net. Where a
+    JAX function is at fault, `operator` is an equation of it, and there is no net's gradient.
     """
 
     operator: str
     type: str
     blob: str
     index: tuple[int, ...]
-    values: tuple[float, float, float]
+    values: tuple[float, float | None, float]
     inside: Fault | str | None = None
 
     def __str__(self) -> str:
         jax, net, difference = self.values
         at = f" at {list(self.index)}" if self.index else ""
+        by_net = "" if net is None else f"{net:.10g} by the net, "
         text = (
-            f"{self.operator}: the gradient of its input {self.blob!r}{at} is {jax:.10g} by JAX, {net:.10g} by the net, "
+            f"{self.operator}: the gradient of its input {self.blob!r}{at} is {jax:.10g} by JAX, {by_net}"
             f"{difference:.10g} by central differences; {self.odd_one()}"
         )
         return text if self.inside is None else f"{text}\n  inside: {self.inside}"
@@ -65,7 +67,9 @@ class Fault:
     def odd_one(self) -> str:
         """Which of the three stands alone."""
         jax, net, difference = self.values
-        near = 1e-5 * max(1.0, *(abs(v) for v in self.values if math.isfinite(v)))
+        if net is None:
+            return "a derivative rule that is not the derivative, or a kink within a step of here"
+        near = 1e-5 * max(1.0, *(abs(v) for v in (jax, net, difference) if math.isfinite(v)))
         by_jax, by_net = abs(jax - difference) <= near, abs(net - difference) <= near
         if by_jax and not by_net:
             return "the net's is wrong"

@@ -116,7 +116,7 @@ def test_a_wrong_export_is_found_out(monkeypatch):
 def test_packages_that_are_not_there(tmp_path):
     with pytest.raises(ConversionError, match=r"has no init_net\.pb"):
         jrnn.Package.load(tmp_path)
-    with pytest.raises(ConversionError, match=r"MODULE:FACTORY"):
+    with pytest.raises(ConversionError, match=r"MODULE:FUNCTION"):
         from_factory("nothing")
     with pytest.raises(ConversionError, match=r"install the module"):
         from_factory("no_such_module_here:make")
