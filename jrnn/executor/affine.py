@@ -1,14 +1,21 @@
 """Steps that are affine in the carry with a diagonal Jacobian, solved for all times at once.
 
-`h[t] = a[t] * h[t-1] + b[t]` composes associatively, so `jax.lax.associative_scan` solves it in log T rounds. Its
-gradient is the same recurrence run backwards, and is solved in the same way.
+`h[t] = a[t] * h[t-1] + b[t]` composes associatively: `jax.lax.associative_scan` solves it in log T rounds. Its gradient is
+the same recurrence run backwards, and is solved in the same way. On a CPU rounds cost more than they save, and the
+recurrence is solved by a loop; what is gained there is that nothing but its multiplications and additions is in the loop.
 
-Shapes: T time.
+Carries are solved one after the other where one reads another, as in a stack of layers. Carries that read each other, such
+as the parts of complex numbers, are solved together: their `a` is a small matrix for each element. So a complex recurrence
+may be written with one complex carry or with two real ones.
+
+Shapes: T time, K carries that are solved together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import jax
@@ -20,61 +27,131 @@ from jrnn.executor.jaxprs import Atom, Env, Var
 from jrnn.executor.linear import Linear, tangent_p
 from jrnn.executor.loop import Loop
 
+_MOST_TOGETHER = 4  # two steps of K carries compose by K^3 products
+
+Rows = list[list[Any]]  # K x K arrays
+Form = tuple[dict[Var, Any], Any]  # the factor of each carry, and what is added to the products
+
 
 def refusal(loop: Loop) -> str | None:
     """Why a loop is not affine with a diagonal Jacobian, or None when it is."""
+    stacks = [jax.ShapeDtypeStruct((loop.length, *v.aval.shape), v.aval.dtype) for v in loop.xs]
     try:
-        jax.make_jaxpr(lambda *args: _coefficients(loop, dict(zip((*loop.consts, *loop.xs), args))))(
-            *(v.aval for v in (*loop.consts, *loop.xs))
+        jax.eval_shape(
+            lambda *args: _solved(loop, *args)[2], [v.aval for v in loop.consts], [v.aval for v in loop.carry], stacks
         )
     except _NotAffine as why:
         return str(why)
     return None
 
 
+def suits_bulk(loop: Loop) -> bool:
+    """Whether all steps at once take no more than one by one: no control flow, no value larger than what goes in and out."""
+    through = sum(map(jaxprs.nbytes, (*loop.carry, *loop.xs, *loop.outputs)))
+    slim = all(jaxprs.nbytes(v) <= through for eqn in loop.eqns for v in eqn.outvars)
+    return slim and bool(loop.carry) and all(map(jaxprs.is_movable, loop.eqns))
+
+
 def run(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The loop's `(last carry, stacked ys)`; the loop must not be refused."""
+    known, stacked, states = _solved(loop, consts, init, xs)
+    eqns, _ = jaxprs.needed(loop.eqns, loop.ys, {*known, *stacked})
 
-    def at_one_step(values: list[Any]) -> list[tuple[Any, Any]]:
-        return _coefficients(loop, dict(zip((*loop.consts, *loop.xs), (*consts, *values))))
+    def outputs(values: list[Any]) -> list[Any]:
+        env = jaxprs.evaluate(eqns, {**known, **dict(zip(stacked, values))})
+        return [jaxprs.value(env, y) for y in loop.ys]
 
-    pairs = jax.vmap(at_one_step, axis_size=loop.length)(list(xs))
-    states = [_solve(a, b, first, loop.reverse) for (a, b), first in zip(pairs, init)]
-    before = [shifted(h, first, loop.reverse) for h, first in zip(states, init)]
-    _, ys = jax.vmap(lambda carry, x: loop.step(consts, carry, x), axis_size=loop.length)(before, list(xs))
-    last = [h[0] if loop.reverse else h[-1] for h in states]
-    return last, ys
+    ys = jax.vmap(outputs, axis_size=loop.length)(list(stacked.values()))
+    return [h[0] if loop.reverse else h[-1] for h in states], ys
 
 
-def _solve(a: Any, b: Any, first: Any, reverse: bool) -> Any:
-    """All states of `h[t] = a[t] * h[t-1] + b[t]` from `h[-1] = first`; [T, ...]."""
+def _solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[Env, Env, list[Any]]:
+    """What is constant; what is known of all steps [T, ...], the carries among it; and what each step leaves in them."""
+    known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
+    states: dict[int, Any] = {}
+    for group in _groups(loop):
+        names = tuple(stacked)
+
+        def coefficients(values: list[Any], group: Sequence[int] = group, names: tuple[Var, ...] = names) -> Any:
+            return _coefficients(loop, group, {**known, **dict(zip(names, values))})
+
+        a, b = jax.vmap(coefficients, axis_size=loop.length)(list(stacked.values()))
+        states.update(zip(group, _solve(a, b, [init[i] for i in group], loop.reverse)))
+        for i in group:
+            out = loop.carry_out[i]
+            if not jaxprs.is_literal(out) and out not in known:
+                stacked.setdefault(out, states[i])
+            stacked[loop.carry[i]] = shifted(states[i], init[i], loop.reverse)
+    return known, stacked, [states[i] for i in range(len(loop.carry))]
+
+
+# Solving --------------------------------------------------------------------------------------------------------------
+
+
+def _solve(a: Rows, b: list[Any], first: list[Any], reverse: bool) -> list[Any]:
+    """All states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`; K arrays [T, ...]."""
     if reverse:
-        return _solve(a[::-1], b[::-1], first, False)[::-1]
-    return _states(a, jnp.concatenate([(a[0] * first + b[0])[None], b[1:]]))
+        a, b = jax.tree.map(lambda leaf: leaf[::-1], (a, b))
+    start = _applied([[x[0] for x in row] for row in a], first, [x[0] for x in b])
+    h = _states(a, [jnp.concatenate([s[None], x[1:]]) for s, x in zip(start, b)])
+    return [x[::-1] for x in h] if reverse else h
+
+
+def _applied(a: Rows, h: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    """`a h + b`."""
+    return [reduce(add, [x * y for x, y in zip(row, h)], rest) for row, rest in zip(a, b)]
+
+
+def by_rounds(a: Rows, b: list[Any]) -> list[Any]:
+    """`h[0] = b[0]`, `h[t] = a[t] h[t-1] + b[t]`, with much to be done at once; `a[0]` is of no account."""
+
+    def compose(first: tuple[Rows, list[Any]], second: tuple[Rows, list[Any]]) -> tuple[Rows, list[Any]]:
+        (p, q), (r, s) = first, second
+        product = [[reduce(add, [x * y for x, y in zip(row, column)]) for column in zip(*p)] for row in r]
+        return product, _applied(r, q, s)
+
+    return jax.lax.associative_scan(compose, (a, b))[1]
+
+
+def by_loop(a: Rows, b: list[Any]) -> list[Any]:
+    """The same, step by step."""
+
+    def step(h: list[Any], ab: tuple[Rows, list[Any]]) -> tuple[list[Any], list[Any]]:
+        new = _applied(ab[0], h, ab[1])
+        return new, new
+
+    return jax.lax.scan(step, [jnp.zeros_like(x[0]) for x in b], (a, b))[1]
 
 
 @jax.custom_jvp
-def _states(a: Any, b: Any) -> Any:
-    """`h[0] = b[0]`, `h[t] = a[t] * h[t-1] + b[t]`; `a[0]` is not read."""
-    return jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (a, b))[1]
+def _states(a: Rows, b: list[Any]) -> list[Any]:
+    return (by_loop if jax.default_backend() == "cpu" else by_rounds)(a, b)
 
 
 @_states.defjvp
-def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+def _(primals: tuple[Rows, list[Any]], tangents: tuple[Rows, list[Any]]) -> tuple[list[Any], list[Any]]:
     (a, b), (da, db) = primals, tangents
     h = _states(a, b)
-    moved = db.at[1:].add(da[1:] * h[:-1])
-    (dh,) = tangent_p.bind(a, moved, linear=_SOLVED, n_known=1)
-    return h, dh
+    moved = [d.at[1:].add(x) for d, x in zip(db, _applied(_from(1, da), [x[:-1] for x in h], [0] * len(h)))]
+    flat = [x for row in a for x in row]
+    return h, tangent_p.bind(*flat, *moved, linear=_SOLVED, n_known=len(flat))
+
+
+def _from(start: int, rows: Rows) -> Rows:
+    return [[x[start:] for x in row] for row in rows]
+
+
+def _rows(flat: list[Any], k: int) -> Rows:
+    return [flat[i * k : (i + 1) * k] for i in range(k)]
 
 
 def _transposed(known: list[Any], cts: list[Any]) -> list[Any]:
-    (a,), (ct,) = known, cts
-    carried = jnp.roll(a[::-1], 1, axis=0)  # backwards, a[t + 1] takes a cotangent from t + 1 to t
-    return [_states(carried, ct[::-1])[::-1]]
+    back = [[jnp.roll(x[::-1], 1, axis=0) for x in row] for row in _rows(known, len(cts))]
+    columns = [list(column) for column in zip(*back)]  # backwards, a[t + 1] takes a cotangent from t + 1 to t
+    return [g[::-1] for g in _states(columns, [ct[::-1] for ct in cts])]
 
 
-_SOLVED = Linear(lambda known, moved: [_states(known[0], moved[0])], _transposed)
+_SOLVED = Linear(lambda known, moved: _states(_rows(known, len(moved)), moved), _transposed)
 
 
 # Finding a and b ------------------------------------------------------------------------------------------------------
@@ -84,57 +161,81 @@ class _NotAffine(Exception):
     """A step that cannot be solved so; the text says why."""
 
 
-def _coefficients(loop: Loop, env: Env) -> list[tuple[Any, Any]]:
-    """`(a, b)` of each carry at one step."""
-    found: dict[Var, tuple[Var, Any, Any]] = {}  # variable: the carry, a, b
-    for v in loop.carry:
+def _groups(loop: Loop) -> list[tuple[int, ...]]:
+    """Positions of carries, those that read each other together, and each group after what it reads."""
+    count = range(len(loop.carry))
+    of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
+    reads = [
+        {j for j in count if not jaxprs.is_literal(out) and out in of_carry[j]} | {i}
+        for i, out in enumerate(loop.carry_out)
+    ]
+    for k in count:  # what is read by what is read
+        reads = [r | reads[k] if k in r else r for r in reads]
+    groups = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
+    if any(len(g) > _MOST_TOGETHER for g in groups):
+        raise _NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
+    return sorted(groups, key=lambda g: len(reads[g[0]]))
+
+
+def _coefficients(loop: Loop, group: Sequence[int], env: Env) -> tuple[Rows, list[Any]]:
+    """`a` and `b` of some carries at one step, from what is known of that step."""
+    mine = [loop.carry[i] for i in group]
+    found: dict[Var, Form] = {}
+    for v in mine:
         if not jnp.issubdtype(v.aval.dtype, jnp.inexact):
             raise _NotAffine(f"a carry is {v.aval.dtype}")
-        found[v] = v, jnp.ones(v.aval.shape, v.aval.dtype), jnp.zeros(v.aval.shape, v.aval.dtype)
+        found[v] = {v: jnp.ones(v.aval.shape, v.aval.dtype)}, jnp.zeros(v.aval.shape, v.aval.dtype)
 
-    body, _ = jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))
+    body, _ = jaxprs.needed(loop.eqns, [loop.carry_out[i] for i in group], {*env, *mine})
     for eqn in body:
-        if any(a in found for a in jaxprs.inputs(eqn)):
+        if any(v in found for v in jaxprs.inputs(eqn)):
             found[eqn.outvars[0]] = _rule(eqn, found, env)
         else:
             jaxprs.evaluate([eqn], env)
 
-    pairs = []
-    for v, out in zip(loop.carry, loop.carry_out):
-        if jaxprs.is_literal(out) or out not in found:
-            pairs.append((jnp.zeros(v.aval.shape, v.aval.dtype), jaxprs.value(env, out)))
-        elif found[out][0] is not v:
-            raise _NotAffine("a carry depends on another carry")
-        else:
-            pairs.append(found[out][1:])
-    return pairs
+    a, b = [], []
+    for i in group:
+        out = loop.carry_out[i]
+        factors, rest = ({}, jaxprs.value(env, out)) if jaxprs.is_literal(out) or out not in found else found[out]
+        a.append([factors.get(v, jnp.zeros_like(rest)) for v in mine])
+        b.append(rest)
+    return a, b
 
 
-def _rule(eqn: Any, found: dict[Var, tuple[Var, Any, Any]], env: Env) -> tuple[Var, Any, Any]:
+_COPIES = ("copy", "copy_p", "name")
+_SUMS = ("add", "add_any", "sub", "neg")
+
+
+def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
+    """What an equation that reads a carry makes of it."""
     name = eqn.primitive.name
+    if name not in (*_COPIES, *_SUMS, "mul", "div", "select_n"):
+        raise _NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
     shape = eqn.outvars[0].aval.shape
-    if any(a.aval.shape not in ((), shape) for a in eqn.invars):
+    if any(v in found and v.aval.shape != shape for v in jaxprs.inputs(eqn)):
         raise _NotAffine(f"{name} of the carry changes its shape")
 
-    def part(atom: Atom) -> tuple[Any, Any, Any]:
+    def form(atom: Atom) -> Form:
         if not jaxprs.is_literal(atom) and atom in found:
             return found[atom]
-        value = jnp.broadcast_to(jaxprs.value(env, atom), shape)
-        return None, jnp.zeros_like(value), value
+        return {}, jnp.broadcast_to(jaxprs.value(env, atom), shape)
 
-    parts = [part(a) for a in eqn.invars]
-    roots = {p[0] for p in parts if p[0] is not None}
-    if len(roots) > 1:
-        raise _NotAffine(f"{name} mixes two carries")
-    (root,) = roots
-    if name in ("add", "add_any", "sub", "neg", "copy", "copy_p"):
-        return root, *(eqn.primitive.bind(*(p[i] for p in parts), **eqn.params) for i in (1, 2))
-    if name in ("mul", "div") and sum(p[0] is not None for p in parts) == 1:
-        if name == "mul":
-            (_, a, b), (_, _, k) = sorted(parts, key=lambda p: p[0] is None)
-            return root, a * k, b * k
-        if parts[1][0] is None:
-            return root, parts[0][1] / parts[1][2], parts[0][2] / parts[1][2]
-    if name == "select_n" and parts[0][0] is None:
-        return root, *(jax.lax.select_n(parts[0][2], *(p[i] for p in parts[1:])) for i in (1, 2))
+    def each(fn: Any, *forms: Form) -> Form:
+        """`fn` of the factors of each carry, and of what is added."""
+        carries = dict.fromkeys(v for factors, _ in forms for v in factors)
+        nothing = jnp.zeros_like(forms[0][1])
+        return {v: fn(*(f.get(v, nothing) for f, _ in forms)) for v in carries}, fn(*(rest for _, rest in forms))
+
+    forms = [form(a) for a in eqn.invars]
+    if name in _COPIES:
+        return forms[0]
+    if name in _SUMS:
+        return each(lambda *parts: eqn.primitive.bind(*parts, **eqn.params), *forms)
+    if name == "mul" and not all(factors for factors, _ in forms):
+        moving, (_, factor) = forms if forms[0][0] else forms[::-1]
+        return each(lambda part: part * factor, moving)
+    if name == "div" and not forms[1][0]:
+        return each(lambda part: part / forms[1][1], forms[0])
+    if name == "select_n" and not forms[0][0]:
+        return each(lambda *parts: jax.lax.select_n(forms[0][1], *parts), *forms[1:])
     raise _NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")

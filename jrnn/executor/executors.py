@@ -20,9 +20,9 @@ from jrnn.executor.gradient import differentiable
 from jrnn.executor.masking import masked
 from jrnn.executor.step import Traced, trace_step
 
-# From how many steps on a solution by rounds beats a loop. It does log T times the loop's work, so it needs many cores:
-# on two of them it was slower at every length (docs/performance.md).
-_ROUNDS_PAY = {"gpu": 64, "tpu": 64}
+# From how many steps on an affine step is better solved than run: by rounds on accelerators, where a short loop is as good;
+# by a loop of multiplications and additions alone on a CPU, at every length (docs/performance.md).
+_SOLVING_PAYS = {"cpu": 1, "gpu": 64, "tpu": 64}
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,12 @@ def _affine_refusal(request: Request) -> str | None:
     return affine.refusal(request.fission.core)
 
 
+def _solving_pays(request: Request) -> bool:
+    if request.recompute is not None or request.platform not in _SOLVING_PAYS or request.traced is None:
+        return False
+    return request.traced.loop.length >= _SOLVING_PAYS[request.platform] and affine.suits_bulk(request.fission.core)
+
+
 def _run_affine(request: Request) -> tuple[Any, Any]:
     traced, fission = request.traced, request.fission
     assert traced is not None
@@ -116,14 +122,7 @@ EXECUTORS = (
         lambda r: False,  # faster than a loop, but its gradients are of first order only: it must be asked for
         lambda r: cudnn.run(r.step, r.carry, r.xs, r.lengths),
     ),
-    Executor(
-        "associative",
-        _affine_refusal,
-        lambda r: (
-            r.platform in _ROUNDS_PAY and r.traced is not None and r.traced.loop.length >= _ROUNDS_PAY[r.platform]
-        ),
-        _run_affine,
-    ),
+    Executor("associative", _affine_refusal, _solving_pays, _run_affine),
     Executor("scan", lambda r: None, lambda r: True, _run_loop),
 )
 

@@ -12,7 +12,7 @@ from cases import D, H, N, T, draw
 from jax.experimental import rnn
 
 from jrnn.errors import ScanError
-from jrnn.executor import LstmStep, cudnn, explain_scan, scan
+from jrnn.executor import LstmStep, affine, cudnn, explain_scan, scan
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
 
@@ -26,8 +26,14 @@ def mingru_step(p):
     return step
 
 
+@pytest.fixture(params=["by_loop", "by_rounds"])
+def solver(request, monkeypatch):
+    """Each way to solve a recurrence, whatever the platform."""
+    monkeypatch.setattr(affine, "by_loop", getattr(affine, request.param))
+
+
 @pytest.mark.parametrize("reverse", [False, True])
-def test_associative_agrees_with_the_loop(reverse, x64):
+def test_associative_agrees_with_the_loop(reverse, solver, x64):
     p = jax.tree.map(jnp.asarray, draw(0, **MINGRU))
 
     def loss(p, executor):
@@ -84,12 +90,67 @@ def test_associative_refuses(step, why):
         scan(step, jnp.ones((N, H)), jnp.ones((T, N, H)), executor="associative")
 
 
-def test_associative_refuses_carries_that_mix_or_count():
+def lru_step(p):
+    def step(h, x):
+        re, im = h
+        re, im = p["cos"] * re - p["sin"] * im + x @ p["wz"], p["sin"] * re + p["cos"] * im + x @ p["wn"]
+        return (re, im), jnp.tanh(re) * im
+
+    return step
+
+
+def test_associative_solves_carries_that_read_each_other(solver, x64):
+    """A complex recurrence as two real carries, in float64 and in float32, forward and its gradient."""
+    p = draw(2, **MINGRU, i0=(N, H), cos=(1, H), sin=(1, H))
+
+    def loss(p, executor):
+        last, ys = scan(lru_step(p), (p["h0"], p["i0"]), p["x"], executor=executor)
+        return jnp.sum(jnp.sin(ys)) + jnp.sum(last[0] * last[1])
+
+    value = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    for dtype, tolerance in ((jnp.float64, 1e-11), (jnp.float32, 1e-5)):
+        given = jax.tree.map(lambda v, dtype=dtype: jnp.asarray(v, dtype), p)
+        check = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+        jax.tree.map(check, value(given, "associative"), value(given, "scan"))
+
+
+def test_associative_solves_one_layer_after_the_other(x64):
+    p = jax.tree.map(jnp.asarray, draw(3, **MINGRU, deep=(H, H)))
+
+    def step(carry, x):
+        upper, lower = carry
+        lower, y = mingru_step(p)(lower, x)
+        gate = jax.nn.sigmoid(y @ p["deep"])
+        upper = upper * gate + lower
+        return (upper, lower), upper
+
+    runs = [scan(step, (p["h0"], p["h0"] * 2), p["x"], executor=executor) for executor in ("associative", "scan")]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), *runs)
+
+
+def test_associative_refuses_carries_that_multiply_or_count_or_are_too_many():
     ones = jnp.ones((N, H))
-    with pytest.raises(ScanError, match="two carries|another carry"):
-        scan(lambda c, x: ((c[0] * 0.5 + c[1], c[1] * x), x), (ones, ones), jnp.ones((T, N, H)), executor="associative")
+    xs = jnp.ones((T, N, H))
+    with pytest.raises(ScanError, match="mul of the carry is not affine"):
+        scan(lambda c, x: ((c[0] * c[1], c[1] + c[0]), x), (ones, ones), xs, executor="associative")
     with pytest.raises(ScanError, match="a carry is int32"):
-        scan(lambda c, x: ((c[0] * 2, c[1] * x), x), (jnp.int32(1), ones), jnp.ones((T, N, H)), executor="associative")
+        scan(lambda c, x: ((c[0] * 2, c[1] * x), x), (jnp.int32(1), ones), xs, executor="associative")
+    with pytest.raises(ScanError, match="more than 4 carries read each other"):
+        scan(lambda c, x: ((*c[1:], c[0] * x), x), (ones,) * 5, xs, executor="associative")
+
+
+def test_auto_solves_affine_steps_that_need_no_more_memory_at_once():
+    h, xs = jnp.ones((N, H)), jnp.ones((T, N, H))
+
+    def chosen(step, **keywords):
+        return explain_scan(step, h, xs, **keywords).executor
+
+    assert chosen(lambda h, x: (h * x + x, h)) == "associative"
+    assert chosen(lambda h, x: (h * x + x, h), recompute="sqrt") == "scan"
+    wide = jnp.ones((1, H, 50))
+    assert chosen(lambda h, x: (h * x, jnp.sum(h[:, :, None] * wide, axis=2))) == "scan"  # [N, H, 50] of all steps
+    assert chosen(lambda h, x: (h * x, jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, h))) == "scan"
+    assert chosen(lambda h, x: (jnp.tanh(h * x), h)) == "scan"
 
 
 def test_unknown_executor_and_the_choice():
