@@ -22,7 +22,7 @@ def compare_gradients(model: NetModel, params: Params, batch: Any, examples: int
         carry = model.initial_carry(examples)
         found = []
         for source in ("jax", "net"):
-            gradients = jax.jit(replace(model, gradient=source).gradients)
+            gradients = jax.jit(replace(model, compute=replace(model.compute, gradient=source)).gradients)
             found.append(jax.device_get(gradients(wide, carry, batch, None).gradients))
     by_jax, by_net = found
     return {

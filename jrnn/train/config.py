@@ -20,21 +20,27 @@ from .tasks import KINDS, TaskKind
 class OptimizerConfig:
     """An optax optimizer by name, after clipping of the gradient's norm, with a learning rate that follows a schedule."""
 
-    name: str = "adam"
+    name: str = "adam"  # any of optax's, as adamw or contrib.muon
     learning_rate: float = 3e-3
-    schedule: Literal["constant", "cosine", "linear"] = (
-        "cosine"  # from learning_rate down to final_rate at the last step
-    )
-    final_rate: float = 0.0
+    schedule: str = "cosine"  # constant; cosine, linear: from learning_rate to final_rate; or any of optax's by name
+    schedule_options: dict = field(default_factory=dict)  # arguments of a schedule by its optax name, as decay_rate
+    final_rate: float = 0.0  # of the schedules cosine and linear, at the last step
     warmup: int = 0  # steps of linear growth from 0 before the schedule starts
     clip: float = 1.0  # the greatest norm of the gradient; 0 leaves it as it is
     options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
+    decay: Literal["all", "matrices"] = "all"  # what weight decay acts on: all parameters, or none that is a vector
+    accumulate: int = (
+        1  # parts that a batch is read in, one after the other, for one step: less memory, the same result
+    )
+    ema: float = 0.0  # decay of a running mean of the parameters, which is validated, sampled and exported; 0: none
 
     def __post_init__(self):
         require(self.learning_rate > 0, "optimizer.learning_rate must be positive", self.learning_rate)
         require(self.final_rate >= 0, "optimizer.final_rate must not be negative", self.final_rate)
         require(self.warmup >= 0, "optimizer.warmup must not be negative", self.warmup)
         require(self.clip >= 0, "optimizer.clip must not be negative", self.clip)
+        require(self.accumulate >= 1, "optimizer.accumulate must be at least 1", self.accumulate)
+        require(0 <= self.ema < 1, "optimizer.ema must lie in [0, 1)", self.ema)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,11 @@ class GradientConfig:
     """Which gradient trains the model: JAX's of the lowered net, or the generated backward net's."""
 
     source: Literal["jax", "net"] = "jax"
-    check: bool = False  # compare both in float64 on the first batch, and stop where they disagree
+    check: bool = False  # compare in float64 on the first batch, and stop where they disagree
+    check_every: int = 0  # the same again after every so many steps, with the parameters of then; 0: not again
+
+    def __post_init__(self):
+        require(self.check_every >= 0, "gradient.check_every must not be negative", self.check_every)
 
 
 @dataclass(frozen=True)
@@ -52,12 +62,20 @@ class TrainConfig:
     steps: int = 1500
     steps_per_call: int = 10  # steps in one call of the compiled function
     validate_every: int = 250
+    patience: int = (
+        0  # validations without a better loss after which training stops, with the best parameters; 0: never
+    )
     checkpoint_every: int = 250
     keep: int = 2  # checkpoints kept
+    precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
+    on_nan: Literal["stop", "skip"] = "stop"  # what a step does whose loss, gradient or update is not finite
+    loss_limit: float = 0.0  # a greater loss counts as not finite; 0: none does
 
     def __post_init__(self):
         for name in ("steps", "steps_per_call", "validate_every", "checkpoint_every", "keep"):
             require(getattr(self, name) >= 1, f"train.{name} must be at least 1", getattr(self, name))
+        require(self.patience >= 0, "train.patience must not be negative", self.patience)
+        require(self.loss_limit >= 0, "train.loss_limit must not be negative", self.loss_limit)
 
 
 @dataclass(frozen=True)
@@ -77,9 +95,17 @@ class Config:
     sample: Any = None
 
     def __post_init__(self):
+        if self.train.precision != "float32" and self.gradient.source != "jax":
+            raise ConfigError(f'train.precision = "{self.train.precision}" needs gradient.source = "jax"')
         for name, table in self.choose({"task": self.task}).items():
             if getattr(self, name) is None and table is not None:
                 object.__setattr__(self, name, table())
+        parts = self.optimizer.accumulate
+        require(
+            self.data.batch % parts == 0,
+            f"data.batch must be a multiple of optimizer.accumulate = {parts}",
+            self.data.batch,
+        )
 
     @property
     def kind(self) -> TaskKind:

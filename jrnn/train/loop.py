@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -18,19 +17,22 @@ from rich.console import Console
 from ..errors import ConfigError, TrainError
 from .check import check_gradients_agree
 from .checkpoint import Checkpoints
-from .config import Config
+from .config import Config, TrainConfig
 from .metrics import MetricsFile, Report, describe
-from .optimizers import make_optimizer
 from .run_dir import RunDir
-from .step import Measured, State, initial_state, make_train_call, make_validation, stack_batches
+from .setup import make_steps
+from .step import Measured, State, Steps, initial_state, make_train_call, make_validation, stack_batches
 from .tasks import Task
+
+MOST_SKIPS = 100  # steps left out in a row, after which a run that may skip ends too
 
 
 @dataclass(frozen=True)
 class Result:
     """How a run ended: the steps done, the last validation loss, and whether it was interrupted.
 
-    unit: what the loss is measured in. metrics: the task's own metrics at the last validation.
+    unit: what the loss is measured in. metrics: the task's own metrics at the last validation. skipped: the steps of this
+    call that were left out, because their loss or gradient was not finite.
     """
 
     run: Path
@@ -39,9 +41,11 @@ class Result:
     interrupted: bool
     unit: str
     metrics: dict[str, float]
+    skipped: int = 0
 
     def __str__(self) -> str:
-        return f"{self.step} steps, {describe(self.validation_loss, self.unit, self.metrics)}"
+        skipped = f" ({self.skipped} skipped: not finite)" if self.skipped else ""
+        return f"{self.step} steps{skipped}, {describe(self.validation_loss, self.unit, self.metrics)}"
 
 
 def train(config: Config, out: str | Path, *, resume: bool = False, console: Console | None = None) -> Result:
@@ -59,6 +63,7 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
 
     Raises:
         ConfigError, DataError, CheckpointError, GradientError: before the first step, as a rule; each says where.
+        TrainError: where a loss or a gradient is not finite; the state before that step is the newest checkpoint.
     """
     console = console or Console()
     with RunDir(out) as run:
@@ -67,8 +72,8 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
         task = config.kind.load(config)
         if resume:
             run.check_continues(config, task)
-        optimizer = make_optimizer(config.optimizer, config.train.steps)
-        state = initial_state(task.model, optimizer, config.data.batch, config.seed)
+        steps = make_steps(config, task.axes)
+        state = initial_state(task.model, steps)
         with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
             if resume:
                 state, damaged = checkpoints.restore(state)
@@ -79,7 +84,7 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
                 check_gradients_agree(task.model, state.params, task.train.at(0), config.data.batch)
                 console.print("gradients: JAX's and the generated net's agree on the first batch", markup=False)
             done = int(state.step)
-            loop = _Loop(config, task, optimizer, run)
+            loop = _Loop(config, task, steps, run)
             with (
                 MetricsFile(run.metrics, done if resume else None) as metrics,
                 Report(console, config.train.steps, done) as report,
@@ -91,11 +96,11 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
 class _Loop:
     """One run under way."""
 
-    def __init__(self, config: Config, task: Task, optimizer: Any, run: RunDir):
+    def __init__(self, config: Config, task: Task, steps: Steps, run: RunDir):
         self.config = config
         self.task = task
         self.run = run
-        self.call = make_train_call(task.model, optimizer, config.data.batch, config.seed)
+        self.call = make_train_call(task.model, steps)
         self.validate = make_validation(task)
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
@@ -104,26 +109,34 @@ class _Loop:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
         train = self.config.train
         step = int(state.step)
-        recorder = _Recorder(metrics, report, self.task)
-        while step < train.steps and not stop.asked:
-            n = self._steps_to_boundary(step)
-            batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
-            state, measured = self.call(state, batches, n)
-            recorder.record(step, n, measured)
-            step += n
-            if step % train.validate_every == 0 or step == train.steps:
-                recorder.flush()
-                self._validate(step, state, metrics, report)
-                recorder.restart_clock()
-            if step % train.checkpoint_every == 0:
-                recorder.flush()
-                checkpoints.save(step, state)
-        recorder.flush()
+        recorder = _Recorder(metrics, report, self.task, train)
+        try:
+            while step < train.steps and not stop.asked:
+                n = self._steps_to_boundary(step)
+                batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
+                state, measured = self.call(state, batches, step, n)
+                recorder.record(step, n, measured)
+                step += n
+                if step % train.validate_every == 0 or step == train.steps:
+                    recorder.flush()
+                    self._validate(step, state, metrics, report)
+                    recorder.restart_clock()
+                if step % train.checkpoint_every == 0:
+                    recorder.flush()
+                    checkpoints.save(step, state)
+            recorder.flush()
+        except _NotFinite as e:
+            good = int(state.step)  # where the compiled function stopped
+            checkpoints.save(good, state)
+            raise TrainError(
+                f"{e}; the state before it is in {checkpoints.folder / str(good)}: continue with --resume and a smaller "
+                'optimizer.learning_rate or optimizer.clip, or with train.on_nan = "skip"'
+            ) from None
         checkpoints.save(step, state)
         if step == train.steps and math.isnan(self.validation_loss):  # resumed when there was nothing left to do
             self._validate(step, state, metrics, report)
-        interrupted = step < train.steps
-        return Result(self.run.path, step, self.validation_loss, interrupted, self.task.unit, self.metrics)
+        interrupted, unit = step < train.steps, self.task.unit
+        return Result(self.run.path, step, self.validation_loss, interrupted, unit, self.metrics, recorder.skipped)
 
     def _steps_to_boundary(self, step: int) -> int:
         """Steps of the next call: as many as one does, but none beyond a validation, a checkpoint or the end."""
@@ -132,20 +145,26 @@ class _Loop:
         return min(train.steps_per_call, train.steps - step, *to_next)
 
     def _validate(self, step: int, state: State, metrics: MetricsFile, report: Report) -> None:
-        self.validation_loss = self.validate(state.params)
-        self.metrics = self.task.evaluate(state.params, self.validation_loss)
+        self.validation_loss = self.validate(state.evaluation_params)
+        self.metrics = self.task.evaluate(state.evaluation_params, self.validation_loss)
         metrics.write(step, validation_loss=self.validation_loss, **self.metrics)
         report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
+
+
+class _NotFinite(Exception):
+    """Says which step measured what."""
 
 
 class _Recorder:
     """Writes down what calls measured, each while the next one runs: fetching a result would wait for it."""
 
-    def __init__(self, metrics: MetricsFile, report: Report, task: Task):
+    def __init__(self, metrics: MetricsFile, report: Report, task: Task, config: TrainConfig):
         self._metrics = metrics
         self._report = report
         self._task = task
+        self._config = config
         self._pending: tuple[int, int, Measured] | None = None
+        self.skipped = self._in_a_row = 0
         self.restart_clock()
 
     def restart_clock(self) -> None:
@@ -157,22 +176,36 @@ class _Recorder:
         self._pending = (step, n, measured)
 
     def flush(self) -> None:
-        """Writes what is kept; TrainError where a loss is not finite."""
+        """Writes what is kept; _NotFinite where a step measured what ends the run."""
         if self._pending is None:
             return
         (step, n, measured), self._pending = self._pending, None
-        losses, norms = (np.asarray(values)[:n] for values in measured)  # waits for the call
+        losses, norms, bad = (np.asarray(values)[:n] for values in measured)  # waits for the call
         now = time.perf_counter()
         speed, self._since = n * self._task.items / (now - self._since), now
         for k in range(n):
+            loss, norm = float(losses[k]), float(norms[k])
             timing = {"items_per_second": round(speed)} if k == n - 1 else {}
-            self._metrics.write(step + k + 1, loss=float(losses[k]), gradient_norm=float(norms[k]), **timing)
-            if not np.isfinite(losses[k]):
-                raise TrainError(
-                    f"step {step + k + 1}: the loss is {losses[k]}; continue from the last checkpoint with --resume and a "
-                    "smaller optimizer.learning_rate or optimizer.clip"
-                )
-        self._report.update(step + n, float(np.mean(losses)), f"{speed:,.0f} {self._task.item}/s")
+            if bad[k]:
+                self._refuse(step + k + 1, loss, norm)
+            else:
+                self._in_a_row = 0
+                self._metrics.write(step + k + 1, loss=loss, gradient_norm=norm, **timing)
+        if not bad.all():
+            self._report.update(step + n, float(np.mean(losses[~bad])), f"{speed:,.0f} {self._task.item}/s")
+
+    def _refuse(self, step: int, loss: float, norm: float) -> None:
+        what = f"the loss is {loss:g}, the gradient's norm {norm:g}"
+        if math.isfinite(norm) and loss <= (self._config.loss_limit or math.inf):
+            what += ", the update of the parameters not finite"
+        found = f"step {step}: {what}"
+        self._metrics.write(step, refused=what)
+        self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
+        if self._config.on_nan == "stop":
+            raise _NotFinite(found)
+        self._report.say(f"{found}; skipped")
+        if self._in_a_row == MOST_SKIPS:
+            raise _NotFinite(f"{found}, and so were the {MOST_SKIPS - 1} steps before it")
 
 
 @dataclass

@@ -3,51 +3,128 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import jax
 import optax
+from optax import contrib
 
 from ..errors import ConfigError, near
 from .config import OptimizerConfig
 
-# optax's optimizers that need nothing but the gradient and a learning rate.
-NAMES = (
-    "adabelief", "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad", "lamb",
-    "lars", "lion", "nadam", "nadamw", "novograd", "radam", "rmsprop", "sgd", "yogi",
-)  # fmt: skip
+Schedule = Callable[[Any], Any]
 
 
-def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """The learning rate as a function of the step: linear warm-up, then the schedule until step `steps`."""
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function; none where it is no function of Python's own."""
+    if not callable(function) or inspect.isclass(function):
+        return {}
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+# Every factory of optax that takes a learning rate and makes a whole optimizer from gradients and losses. lbfgs and sophia
+# are left out, as they call the loss function; dpsgd, as it needs the gradient of each example; schedule_free, which wraps
+# another optimizer; and optimistic_adam, which is deprecated.
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    prefix + name: function
+    for module, prefix in ((optax, ""), (contrib, "contrib."))
+    for name, function in sorted(vars(module).items())
+    if "learning_rate" in _parameters(function) and not name.startswith(("scale_by_", "_"))
+    if name not in ("lbfgs", "sophia", "dpsgd", "schedule_free", "optimistic_adam")
+}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    name: function
+    for name, function in sorted(vars(optax.schedules).items())
+    if _parameters(function) and not name.startswith(("_", "inject_", "join_"))
+}
+_GREATEST = ("peak_value", "init_value", "value")  # what schedules call their greatest rate: the first that is there
+_LENGTHS = ("decay_steps", "transition_steps")  # and the number of steps
+
+
+def make_schedule(config: OptimizerConfig, steps: int) -> Schedule:
+    """The learning rate as a function of the step: linear warm-up, then the schedule until step `steps`.
+
+    Raises:
+        ConfigError: for an unknown schedule, or options that it does not take.
+    """
     rest = max(steps - config.warmup, 1)
-    if config.schedule == "cosine":
-        main = optax.cosine_decay_schedule(config.learning_rate, rest, config.final_rate / config.learning_rate)
-    elif config.schedule == "linear":
-        main = optax.linear_schedule(config.learning_rate, config.final_rate, rest)
-    else:
-        main = optax.constant_schedule(config.learning_rate)
+    main = _main_schedule(config, rest)
     if config.warmup == 0:
         return main
     rise = optax.linear_schedule(config.learning_rate / config.warmup, config.learning_rate, config.warmup - 1)
     return optax.join_schedules([rise, main], [config.warmup])
 
 
-def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Clipping, then the optimizer with its schedule.
+def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
+    name, rate = config.schedule, config.learning_rate
+    options = {key: _by_step(value) for key, value in config.schedule_options.items()}
+    short: dict[str, Schedule] = {
+        "cosine": optax.cosine_decay_schedule(rate, steps, config.final_rate / rate),
+        "linear": optax.linear_schedule(rate, config.final_rate, steps),
+        "constant": optax.constant_schedule(rate),
+    }
+    if name in short:
+        if options:
+            raise ConfigError(f"optimizer.schedule_options: the schedule {name!r} takes none; give optax's own name")
+        return short[name]
+    make = _choose("optimizer.schedule", "schedule", name, SCHEDULES, [*short, *SCHEDULES])
+    known = _parameters(make)
+    _check_options("optimizer.schedule_options", make, options, known)
+    defaults: dict[str, Any] = {p: 0.0 for p in ("init_value",) if p in known}
+    defaults |= dict.fromkeys([p for p in _GREATEST if p in known][:1], rate)
+    defaults |= {p: steps for p in _LENGTHS if p in known}
+    return _made("optimizer.schedule_options", make, {**defaults, **options})
+
+
+def _by_step(value: Any) -> Any:
+    """A table whose keys are steps, which TOML writes as strings, with integers; anything else as it is."""
+    return {int(k) if k.isdigit() else k: v for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformationExtraArgs:
+    """Clipping, then the optimizer with its schedule; `update` also takes the loss, as `value`.
 
     Raises:
-        ConfigError: for an unknown optimizer, or options that it does not take.
+        ConfigError: for an unknown optimizer or schedule, or options that it does not take.
     """
-    if config.name not in NAMES:
-        hint = near(config.name, NAMES) or f"; known are {', '.join(NAMES)}"
-        raise ConfigError(f"optimizer.name: optax has no optimizer {config.name!r} here{hint}")
-    make = getattr(optax, config.name)
-    known = [p for p in inspect.signature(make).parameters if p != "learning_rate"]
-    for option in config.options:
+    make = _choose("optimizer.name", "optimizer", config.name, OPTIMIZERS, OPTIMIZERS)
+    known = [p for p in _parameters(make) if p != "learning_rate"]
+    _check_options("optimizer.options", make, config.options, known)
+    options = dict(config.options)
+    if config.decay == "matrices":
+        if "mask" not in known:
+            takers = ", ".join(name for name, f in OPTIMIZERS.items() if "mask" in _parameters(f))
+            raise ConfigError(f'optimizer.decay = "matrices" needs an optimizer with weight decay: {takers}')
+        options["mask"] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+    if "key" in known:
+        options["key"] = jax.random.key(0)  # of the noise that the optimizer adds
+    steady = config.schedule == "constant" and not config.warmup and not config.schedule_options
+    rate = config.learning_rate if steady else make_schedule(config, steps)
+    optimizer = _made("optimizer.options", make, {"learning_rate": rate, **options})
+    clip = [optax.clip_by_global_norm(config.clip)] if config.clip else []
+    return optax.with_extra_args_support(optax.chain(*clip, optimizer))
+
+
+def _choose(where: str, what: str, name: str, known: Mapping[str, Any], shown: Iterable[str]) -> Any:
+    if name not in known:
+        hint = near(name, shown) or f"; known are {', '.join(shown)}"
+        raise ConfigError(f"{where}: optax has no {what} {name!r} here{hint}")
+    return known[name]
+
+
+def _check_options(where: str, make: Any, options: Iterable[Any], known: Iterable[str]) -> None:
+    for option in options:
         if option not in known:
-            hint = near(option, known) or f"; it takes {', '.join(known)}"
-            raise ConfigError(f"optimizer.options: optax.{config.name} has no option {option!r}{hint}")
+            hint = near(str(option), known) or f"; it takes {', '.join(known)}"
+            raise ConfigError(f"{where}: optax.{make.__name__} has no option {option!r}{hint}")
+
+
+def _made(where: str, make: Callable, options: Mapping[str, Any]) -> Any:
     try:
-        optimizer = make(make_schedule(config, steps), **config.options)
+        return make(**options)
     except (TypeError, ValueError) as e:
-        raise ConfigError(f"optimizer.options: optax.{config.name}: {e}") from None
-    return optax.chain(optax.clip_by_global_norm(config.clip), optimizer) if config.clip else optimizer
+        raise ConfigError(f"{where}: optax.{make.__name__}: {e}") from None

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from ..errors import ConfigError
-from .checkpoint import Checkpoints
-from .optimizers import make_optimizer
 from .run_dir import RunDir
-from .step import initial_state
-from .tasks import Trained
+from .setup import load_trained
 
 
 def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
@@ -43,18 +37,3 @@ def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
     trained = load_trained(run)
     sample = replace(config.sample, **{name: value for name, value in changes.items() if value is not None})
     return config.kind.write(replace(trained, config=replace(config, sample=sample)), seed)
-
-
-def load_trained(run: RunDir) -> Trained:
-    """The model of a run with the parameters of its newest checkpoint.
-
-    Raises:
-        CheckpointError: where there is no run, no checkpoint, or none that loads.
-    """
-    config, kept = run.load_config(), run.load_fingerprint()
-    model = config.kind.model(config, kept)
-    optimizer = make_optimizer(config.optimizer, config.train.steps)
-    like = jax.eval_shape(partial(initial_state, model, optimizer, config.data.batch, config.seed))
-    with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
-        state, _ = checkpoints.restore(like)
-    return Trained(config, kept, model, state.params)

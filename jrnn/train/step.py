@@ -5,7 +5,7 @@ Shapes: K steps in one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .models.model import Carry, Model, Params
+from .models.model import CARRY_AXIS, Carry, Model, Outcome, Params
 from .tasks import Batch, Task
 
 
@@ -25,6 +25,12 @@ class State(NamedTuple):
     optimizer: Any
     carry: Carry
     step: Any  # int32 [], steps done
+    mean: Params  # the running mean of the parameters; empty where none is kept
+
+    @property
+    def evaluation_params(self) -> Params:
+        """The parameters to validate, sample and export."""
+        return self.mean or self.params
 
 
 class Measured(NamedTuple):
@@ -32,12 +38,33 @@ class Measured(NamedTuple):
 
     loss: Any
     gradient_norm: Any
+    bad: Any  # bool: the loss, the gradient or the update was not finite, or the loss above its limit
 
 
-def initial_state(model: Model, optimizer: optax.GradientTransformation, examples: int, seed: int) -> State:
-    """The state before the first step, of so many examples side by side; the parameters are a function of the seed."""
-    params = jax.jit(model.init)(jax.random.key(seed))
-    return State(params, optimizer.init(params), model.initial_carry(examples), jnp.zeros((), jnp.int32))
+class Steps(NamedTuple):
+    """What a step is made of, beside the model: see `OptimizerConfig`.
+
+    examples: side by side in a batch. seed: of the parameters and of dropout. accumulate: parts of a batch that are read one
+    after the other; `axes` (see `Task`) tells along which axes a batch is cut. ema: the decay of the running mean.
+    on_nan, loss_limit: see `TrainConfig`.
+    """
+
+    optimizer: optax.GradientTransformationExtraArgs
+    examples: int
+    seed: int
+    accumulate: int = 1
+    axes: Mapping[str, int] = {}
+    ema: float = 0.0
+    on_nan: str = "stop"
+    loss_limit: float = 0.0
+
+
+def initial_state(model: Model, steps: Steps) -> State:
+    """The state before the first step; the parameters are a function of the seed."""
+    params = jax.jit(model.init)(jax.random.key(steps.seed))
+    mean = jax.tree.map(jnp.copy, params) if steps.ema else {}
+    carry = model.initial_carry(steps.examples)
+    return State(params, steps.optimizer.init(params), carry, jnp.zeros((), jnp.int32), mean)
 
 
 def stack_batches(batches: Sequence[Batch], size: int) -> Batch:
@@ -46,34 +73,85 @@ def stack_batches(batches: Sequence[Batch], size: int) -> Batch:
     return jax.tree.map(lambda *parts: np.stack(parts), *filled)
 
 
-def make_train_call(
-    model: Model, optimizer: optax.GradientTransformation, examples: int, seed: int
-) -> Callable[[State, Batch, Any], tuple[State, Measured]]:
-    """The compiled function `(state, batches [K, ...], n) -> (state, measured [K])` that does `n <= K` steps.
+def make_train_call(model: Model, steps: Steps) -> Callable[[State, Batch, Any, Any], tuple[State, Measured]]:
+    """The compiled function `(state, batches [K, ...], step, n) -> (state, measured [K])` that does steps `step + 1` to
+    `step + n`, n <= K.
 
     The number of steps is data, not shape: one compilation serves every call, and a step's result does not depend on
-    which call it is done in.
+    which call it is done in. A bad step changes nothing but, where bad ones are skipped, the number of steps done. Where
+    they stop the run, neither do the steps after it, in this call or in the next ones: `state.step` is then behind `step`.
     """
-    key = jax.random.fold_in(jax.random.key(seed), 1)  # parameters are drawn from the seed's own key
+    key = jax.random.fold_in(jax.random.key(steps.seed), 1)  # parameters are drawn from the seed's own key
 
-    def one_step(state: State, batch: Batch) -> tuple[State, Any, Any]:
-        carry = restart(batch.fresh, model.initial_carry(examples), state.carry)
-        step_key = jax.random.fold_in(key, state.step)
-        loss, carry, gradients = model.gradients(state.params, carry, batch, step_key)
-        updates, opt_state = optimizer.update(gradients, state.optimizer, state.params)
+    def one_step(state: State, batch: Batch) -> tuple[State, Measured]:
+        carry = restart(batch.fresh, model.initial_carry(steps.examples), state.carry)
+        loss, carry, gradients = _gradients(
+            model, steps, state.params, carry, batch, jax.random.fold_in(key, state.step)
+        )
+        updates, opt_state = steps.optimizer.update(gradients, state.optimizer, state.params, value=loss)
         params = optax.apply_updates(state.params, updates)
-        return State(params, opt_state, carry, state.step + 1), loss, optax.tree.norm(gradients)
+        mean = update_mean(state.mean, params, state.step, steps.ema) if steps.ema else state.mean
+        norm = optax.tree.norm(gradients)
+        bad = ~jnp.isfinite(loss + norm + optax.tree.norm(updates))
+        if steps.loss_limit:
+            bad |= loss > steps.loss_limit
+        done = State(params, opt_state, carry, state.step + 1, mean)
+        left = state._replace(step=state.step + 1) if steps.on_nan == "skip" else state
+        return _choose(bad, left, done), Measured(loss, norm, bad)
 
-    def call(state: State, batches: Batch, n: Any) -> tuple[State, Measured]:
-        def body(k, loop):
+    def call(state: State, batches: Batch, step: Any, n: Any) -> tuple[State, Measured]:
+        def body(k: Any, loop: tuple[State, Measured]) -> tuple[State, Measured]:
             state, measured = loop
-            state, loss, norm = one_step(state, jax.tree.map(lambda a: a[k], batches))
-            return state, Measured(measured.loss.at[k].set(loss), measured.gradient_norm.at[k].set(norm))
+            going = state.step == step + k
+            new, found = one_step(state, jax.tree.map(lambda a: a[k], batches))
+            where = jnp.where(going, k, size)  # out of bounds: dropped
+            return _choose(going, new, state), jax.tree.map(
+                lambda all, one: all.at[where].set(one, mode="drop"), measured, found
+            )
 
-        steps = len(batches.fresh)
-        return jax.lax.fori_loop(0, n, body, (state, Measured(jnp.zeros(steps), jnp.zeros(steps))))
+        size = len(batches.fresh)
+        nothing = Measured(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
+        return jax.lax.fori_loop(0, n, body, (state, nothing))
 
     return jax.jit(call, donate_argnums=0)
+
+
+def _choose(true: Any, one: State, other: State) -> State:
+    return jax.tree.map(lambda a, b: jnp.where(true, a, b), one, other)
+
+
+def _gradients(model: Model, steps: Steps, params: Params, carry: Carry, batch: Batch, key: Any) -> Outcome:
+    """The gradients of a batch, read whole, or in parts whose outcomes are averaged."""
+    parts = steps.accumulate
+    if parts == 1:
+        return model.gradients(params, carry, batch, key)
+
+    def cut(x: Any, axis: int | None) -> Any:
+        """[..., B, ...] -> [parts, ..., B / parts, ...]."""
+        x = jnp.asarray(x)
+        if axis is None:
+            return jnp.broadcast_to(x, (parts, *x.shape))
+        split = jnp.reshape(x, (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]))
+        return jnp.moveaxis(split, axis, 0)
+
+    def body(total: Any, part: Any) -> tuple[Any, Carry]:
+        batch, carry, key = part
+        loss, carry, gradients = model.gradients(params, carry, batch, key)
+        return jax.tree.map(jnp.add, total, (loss, gradients)), carry
+
+    members = batch._asdict()
+    batches = type(batch)(**{n: None if x is None else cut(x, steps.axes.get(n)) for n, x in members.items()})
+    carries = jax.tree.map(lambda x: cut(x, CARRY_AXIS), carry)
+    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    (loss, gradients), last = jax.lax.scan(body, zeros, (batches, carries, jax.random.split(key, parts)))
+    joined = jax.tree.map(lambda x, like: jnp.moveaxis(x, 0, CARRY_AXIS).reshape(like.shape), last, carry)
+    return Outcome(loss / parts, joined, jax.tree.map(lambda g: g / parts, gradients))
+
+
+def update_mean(mean: Params, params: Params, step: Any, decay: float) -> Params:
+    """mean + (1 - d) (params - mean), where d = min(decay, (1 + step) / (10 + step)): the beginning is forgotten quickly."""
+    kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
+    return optax.incremental_update(params, mean, 1 - kept)
 
 
 def make_validation(task: Task) -> Callable[[Params], float]:

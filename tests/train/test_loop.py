@@ -1,5 +1,6 @@
 """Whole runs, in this process: they learn, stop, go on to the bit, and refuse what does not fit."""
 
+import dataclasses
 import json
 import signal
 import threading
@@ -8,9 +9,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from rich.console import Console
 
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
-from jrnn.train import sample_run, train
+from jrnn.train import loop, sample_run, train
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import MetricsFile, read_metrics
 from jrnn.train.run_dir import RunDir, first_free
@@ -147,10 +149,32 @@ def test_nothing_to_resume(make_config, quiet, tmp_path):
         sample_run(tmp_path / "none")
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):
-    config = make_config(optimizer={"name": "sgd", "learning_rate": float("inf"), "clip": 0.0, "schedule": "constant"})
-    with pytest.raises(TrainError, match=r"step \d+: the loss is (nan|inf); continue from the last checkpoint"):
-        train(config, tmp_path / "run", console=quiet)
+def test_a_step_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):
+    """What was before it is kept, and the run goes on from there."""
+    wild = make_config(optimizer={"name": "sgd", "learning_rate": 1e38, "clip": 0.0, "schedule": "constant"})
+    with pytest.raises(
+        TrainError, match=r"step (\d+): the loss is .*, the gradient's norm .*; the state before it"
+    ) as e:
+        train(wild, tmp_path / "run", console=quiet)
+    step = int(str(e.value).split()[1].rstrip(":"))
+    with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
+        assert checkpoints.steps()[-1] == step - 1
+    tame = make_config(optimizer={"name": "sgd", "learning_rate": 0.0001, "clip": 0.0, "schedule": "constant"})
+    train(dataclasses.replace(tame, train=dataclasses.replace(tame.train, steps=step)), tmp_path / "run", resume=True)
+    assert list(losses(tmp_path / "run")) == list(range(1, step + 1))
+
+
+def test_a_run_may_skip_what_is_not_finite(make_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "MOST_SKIPS", 9)
+    config = make_config(train={"on_nan": "skip", "loss_limit": 1e-3, "steps": 12})
+    console = Console(record=True, width=200)
+    with pytest.raises(TrainError, match=r"step 9: the loss is \d.*, and so were the 8 steps before it"):
+        train(config, tmp_path / "run", console=console)
+    assert "step 3: the loss is" in console.export_text()
+    assert losses(tmp_path / "run") == {}
+    monkeypatch.setattr(loop, "MOST_SKIPS", 13)
+    result = train(config, tmp_path / "other", console=console)
+    assert result.skipped == 12 and "12 steps (12 skipped: not finite), validation loss" in str(result)
 
 
 def test_the_second_in_a_run_directory_is_refused(tmp_path):

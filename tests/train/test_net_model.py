@@ -10,15 +10,17 @@ import pytest
 from jrnn import registry
 from jrnn.errors import GradientError
 from jrnn.train.check import check_gradients_agree, compare_gradients
-from jrnn.train.models.cells import CellsConfig, language_model
+from jrnn.train.models import Compute, Signature
+from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.text import Chunk
 
 CHARACTERS = 7
+LANGUAGE = Signature(True, CHARACTERS, CHARACTERS, every_step=True, loss="cross_entropy", carried=True)
 
 
 @pytest.fixture(scope="module")
 def model():
-    return language_model(CellsConfig(embedding=3, hidden=5, layers=2), CHARACTERS)
+    return cells_model(TokenCellsConfig(embedding=3, hidden=5, layers=2), LANGUAGE)
 
 
 def chunk(steps, streams, seed=0):
@@ -28,7 +30,7 @@ def chunk(steps, streams, seed=0):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_both_gradients_agree_in_float64(layers):
-    model = language_model(CellsConfig(embedding=3, hidden=5, layers=layers), CHARACTERS)
+    model = cells_model(TokenCellsConfig(embedding=3, hidden=5, layers=layers), LANGUAGE)
     params = model.init(jax.random.key(0))
     compared = compare_gradients(model, params, chunk(6, 3), 3)
     assert set(compared) == set(params)
@@ -41,7 +43,7 @@ def test_the_net_gradient_trains_alike_in_float32(model):
     params = model.init(jax.random.key(0))
     carry = jax.tree.map(lambda z: z + 0.1, model.initial_carry(3))
     by_jax = model.gradients(params, carry, chunk(6, 3), None)
-    by_net = replace(model, gradient="net").gradients(params, carry, chunk(6, 3), None)
+    by_net = replace(model, compute=Compute("net")).gradients(params, carry, chunk(6, 3), None)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), by_jax, by_net)
 
 

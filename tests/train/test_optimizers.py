@@ -1,20 +1,27 @@
 """Optimizers by name, schedules by hand-computed values."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jrnn.errors import ConfigError
 from jrnn.train.config import OptimizerConfig
-from jrnn.train.optimizers import NAMES, make_optimizer, make_schedule
+from jrnn.train.optimizers import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_downhill(name):
-    optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=0.01, schedule="constant"), 10)
-    params = {"w": jnp.ones((3, 4))}
-    updates, _ = optimizer.update({"w": jnp.full((3, 4), 0.1)}, optimizer.init(params), params)
-    assert (updates["w"] < 0).all()
+    """On |w|^2, by its third step: prodigy begins with tiny ones."""
+    optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=0.05, schedule="constant"), 10)
+    params = {"w": jnp.linspace(1.0, 2.0, 12).reshape(3, 4)}
+    state = optimizer.init(params)
+    for _ in range(3):
+        gradients = jax.tree.map(lambda w: 2 * w, params)
+        updates, state = optimizer.update(gradients, state, params, value=jnp.sum(params["w"] ** 2))
+        params = optax.apply_updates(params, updates)
+    assert float(jnp.sum(gradients["w"] * updates["w"])) < 0
 
 
 @pytest.mark.parametrize(
@@ -29,6 +36,37 @@ def test_schedules(schedule, at):
     f = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=schedule, final_rate=0.1, warmup=2), 10)
     for step, rate in at.items():
         np.testing.assert_allclose(float(f(step)), rate, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "at"),
+    [
+        ("exponential_decay", {"decay_rate": 0.25}, {0: 1.0, 5: 0.5, 10: 0.25}),
+        ("cosine_decay_schedule", {"alpha": 0.5}, {0: 1.0, 5: 0.75, 10: 0.5}),
+        ("warmup_cosine_decay_schedule", {"warmup_steps": 2}, {0: 0.0, 1: 0.5, 2: 1.0, 6: 0.5, 10: 0.0}),
+        ("piecewise_constant_schedule", {"boundaries_and_scales": {"3": 0.1, "6": 0.5}}, {2: 1.0, 5: 0.1, 8: 0.05}),
+        ("polynomial_schedule", {"power": 2, "end_value": 0.0}, {0: 1.0, 5: 0.25, 10: 0.0}),
+    ],
+)
+def test_schedules_of_optax_by_name(schedule, options, at):
+    """The learning rate is the greatest rate, and the steps of the run are the schedule's, unless they are given."""
+    f = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=schedule, schedule_options=options), 10)
+    for step, rate in at.items():
+        np.testing.assert_allclose(float(f(step)), rate, rtol=1e-6, atol=1e-7)
+
+
+def test_every_schedule_of_optax_is_known():
+    assert {"linear_onecycle_schedule", "sgdr_schedule", "constant_schedule", "linear_schedule"} < set(SCHEDULES)
+    assert not {"join_schedules", "inject_hyperparams"} & set(SCHEDULES)
+
+
+def test_weight_decay_of_matrices_alone():
+    params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    config = OptimizerConfig("adamw", 1.0, "constant", options={"weight_decay": 0.5}, decay="matrices")
+    optimizer = make_optimizer(config, 1)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    assert float(updates["w"][0, 0]) == -0.5
+    assert float(updates["b"][0]) == 0
 
 
 def test_the_gradient_is_clipped_unless_clip_is_zero():
@@ -51,6 +89,17 @@ def test_options_reach_optax():
     [
         (OptimizerConfig(name="adan0"), "optax has no optimizer 'adan0' here; did you mean 'adan'"),
         (OptimizerConfig(name="xyz"), "known are adabelief, adadelta"),
+        (
+            OptimizerConfig(schedule="cosin"),
+            "optimizer.schedule: optax has no schedule 'cosin' here; did you mean 'cosine'",
+        ),
+        (OptimizerConfig(schedule="exponential_decay"), "schedule_options: optax.exponential_decay: .*'decay_rate'"),
+        (
+            OptimizerConfig(schedule="exponential_decay", schedule_options={"decay": 1}),
+            "optax.exponential_decay has no option 'decay'; did you mean 'decay_rate'",
+        ),
+        (OptimizerConfig(schedule_options={"alpha": 1}), "the schedule 'cosine' takes none; give optax's own name"),
+        (OptimizerConfig(decay="matrices"), "needs an optimizer with weight decay: adamaxw, adamw"),
         (OptimizerConfig(options={"beta1": 0.9}), r"optax.adam has no option 'beta1'"),
     ],
 )

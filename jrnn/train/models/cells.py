@@ -1,57 +1,156 @@
-"""Models whose recurrent layers come from `jrnn.cells`: nets from the input to the loss.
+"""Models whose recurrent layers come from `jrnn.cells`: one net from the input to the loss.
 
-Shapes: T steps, B examples, V tokens known, E embedding, H hidden.
+Shapes: T steps, B examples side by side, E embedding, H hidden.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from ...builder import NetBuilder
-from ...cells import LSTM, LSTMOptions
+from ...cells import (
+    BasicRNNCell,
+    Cell,
+    DropoutCell,
+    GRUCell,
+    LayerNormLSTMCell,
+    LayerNormMILSTMCell,
+    LSTMCell,
+    LSTMOptions,
+    MILSTMCell,
+    StackedCell,
+    run_cell,
+)
 from ..settings import require
+from .model import DEFAULT, Compute, Signature
 from .net import NetModel
+
+LSTMS = {
+    "lstm": LSTMCell,
+    "layer_norm_lstm": LayerNormLSTMCell,
+    "mi_lstm": MILSTMCell,
+    "layer_norm_mi_lstm": LayerNormMILSTMCell,
+}
+OTHERS = {"gru": GRUCell, "basic_rnn": BasicRNNCell}
 
 
 @dataclass(frozen=True)
 class CellsConfig:
-    """Embedding -> LSTM layers -> logits, all of them operators of one net."""
+    """Recurrent layers of `jrnn.cells` and an output layer: all of them operators of one net."""
 
-    embedding: int = 64
+    kind: Literal["cells"] = "cells"
+    cell: Literal["lstm", "layer_norm_lstm", "mi_lstm", "layer_norm_mi_lstm", "gru", "basic_rnn"] = "lstm"
     hidden: int = 256
     layers: int = 1
-    forget_bias: float = 1.0
+    residual: bool = False  # from the second layer on, a layer's input is added to its output
+    forget_bias: float = 1.0  # of the LSTMs, added to the forget gate before its sigmoid
+    dropout: float = 0.0  # of the output of the layers
+    layer_dropout: float = 0.0  # between layers
 
     def __post_init__(self):
-        for name in ("embedding", "hidden", "layers"):
-            require(getattr(self, name) >= 1, f"model.{name} must be at least 1", getattr(self, name))
+        check_sizes(self, "hidden", "layers")
+        check_ratios(self, "dropout", "layer_dropout")
 
 
-def language_model(config: CellsConfig, tokens_known: int, gradient: str = "jax") -> NetModel:
-    """A language model as one net: Gather -> LSTM layers -> FC -> SoftmaxWithLoss.
+@dataclass(frozen=True)
+class Embedding:
+    """How the tokens of a text enter a model."""
 
-    Blobs: `tokens` and `targets` int32 [T, B] -> `logits` [T, B, V], `loss` []; the state of layer k goes in as
-    `hidden_k` and `cell_k`, [1, B, H].
+    embedding: int = 64
+    embedding_dropout: float = 0.0
+
+    def __post_init__(self):
+        check_sizes(self, "embedding")
+        check_ratios(self, "embedding_dropout")
+
+
+@dataclass(frozen=True)
+class TokenCellsConfig(CellsConfig, Embedding):
+    """Embedding -> recurrent layers of `jrnn.cells` -> output layer: all of them operators of one net."""
+
+    def __post_init__(self):
+        Embedding.__post_init__(self)
+        CellsConfig.__post_init__(self)
+
+
+def check_sizes(config: Any, *names: str) -> None:
+    for name in names:
+        require(getattr(config, name) >= 1, f"model.{name} must be at least 1", getattr(config, name))
+
+
+def check_ratios(config: Any, *names: str) -> None:
+    for name in names:
+        require(0 <= getattr(config, name) < 1, f"model.{name} must lie in [0, 1)", getattr(config, name))
+
+
+def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DEFAULT) -> NetModel:
+    """The model as one net: (Gather ->) layers -> FC -> loss.
+
+    Blobs: the members of a batch, by their names -> `logits` or `values`, and `loss` []. Where the state is carried,
+    state j of layer k goes in as `hidden_k` or `cell_k`, [1, B, H].
     """
-    b = NetBuilder("language_model")
-    tokens, targets = b.input("tokens"), b.input("targets")
-    embedding = b.param("embedding", [tokens_known, config.embedding], "GaussianFill", std=1.0)
-    initial = [b.input(f"{kind}_{k}") for k in range(config.layers) for kind in ("hidden", "cell")]
-    lstm = LSTM(
-        b,
-        b.Gather([embedding, tokens], "embedded"),
-        None,
-        initial,
-        config.embedding,
-        [config.hidden] * config.layers,
-        "lstm",
-        LSTMOptions(forget_bias=config.forget_bias),
-    )
-    w = b.param("output_w", [tokens_known, config.hidden])
-    bias = b.param("output_b", [tokens_known], "ConstantFill", value=0.0)
-    logits = b.FC([lstm.hidden_all, w, bias], "logits", axis=2)
-    b.SoftmaxWithLoss([logits, targets], ["probabilities", "loss"], axis=2)
-    last = [name for layer in lstm.layers for name in (layer.hidden_last, layer.cell_last)]
-    states = {first: (name, config.hidden) for first, name in zip(initial, last)}
-    feeds = {"tokens": "tokens", "targets": "targets"}
-    return NetModel(b.build(outputs=["loss", *last]), b.build_init(), states, feeds, gradient)
+    b = NetBuilder("model")
+    inputs, targets = b.input("tokens" if signature.tokens else "inputs"), b.input("targets")
+    lengths = b.input("lengths") if signature.lengths else None
+    x, size = inputs, signature.inputs
+    if isinstance(config, Embedding):
+        table = b.param("embedding", [signature.inputs, config.embedding], "GaussianFill", std=1.0)
+        x, size = _dropout(b, b.Gather([table, x], "embedded"), config.embedding_dropout), config.embedding
+    cell = _stack(config, size)
+    initial = _initial_states(b, cell) if signature.carried else None
+    run = run_cell(cell, b, x, lengths, initial, scope=config.cell)
+    read = run.output if signature.every_step else _last_step(b, run.output)
+    output = _output(b, _dropout(b, read, config.dropout), config.hidden, targets, signature)
+    last = [s.last for s in run.states] if signature.carried else []
+    states = {first: (name, config.hidden) for first, name in zip(initial or (), last)}
+    feeds = {name: name for name in (inputs, targets, lengths) if name is not None}
+    return NetModel(b.build(outputs=["loss", *last]), b.build_init(), states, feeds, compute, output_blob=output)
+
+
+def _stack(config: CellsConfig, size_in: int) -> StackedCell:
+    cells: list[Cell] = []
+    for k in range(config.layers):
+        size = config.hidden if k else size_in
+        if config.cell in LSTMS:
+            cell: Cell = LSTMS[config.cell](size, config.hidden, LSTMOptions(forget_bias=config.forget_bias))
+        else:
+            cell = OTHERS[config.cell](size, config.hidden)
+        between = config.layer_dropout and k < config.layers - 1
+        cells.append(DropoutCell(cell, config.layer_dropout) if between else cell)
+    return StackedCell(tuple(cells), tuple(range(1, config.layers)) if config.residual else ())
+
+
+def _initial_states(b: NetBuilder, cell: StackedCell) -> list[str]:
+    """Inputs for the states of all layers: hidden_0, cell_0, hidden_1, ..."""
+    return [
+        b.input(f"{state.previous.partition('_')[0]}_{k}")
+        for k, layer in enumerate(cell.cells)
+        for state in layer.states
+    ]
+
+
+def _dropout(b: NetBuilder, blob: str, ratio: float) -> str:
+    if not ratio:
+        return blob
+    return b.Dropout([blob], [f"{blob}_dropped", f"{blob}_dropped_mask"], ratio=ratio, is_test=0)[0]
+
+
+def _last_step(b: NetBuilder, sequence: str) -> str:
+    """[T, B, H] -> [B, H]; a sequence that ends earlier holds its state until then."""
+    last = b.Slice([sequence], "last_step", starts=[-2, 0, 0], ends=[-1, -1, -1])
+    return b.Squeeze([last], "last_output", dims=[0])
+
+
+def _output(b: NetBuilder, x: str, size: int, targets: str, signature: Signature) -> str:
+    """The output layer and the loss; the name of what is predicted."""
+    w = b.param("output_w", [signature.outputs, size])
+    bias = b.param("output_b", [signature.outputs], "ConstantFill", value=0.0)
+    axis = 2 if signature.every_step else 1
+    if signature.loss == "cross_entropy":
+        output = b.FC([x, w, bias], "logits", axis=axis)
+        b.SoftmaxWithLoss([output, targets], ["probabilities", "loss"], axis=axis)
+    else:
+        output = b.FC([x, w, bias], "values", axis=axis)
+        b.AveragedLoss(b.Sqr(b.Sub([output, targets], "error"), "squared_error"), "loss")
+    return output

@@ -1,11 +1,50 @@
-"""What training asks of a model."""
+"""What training asks of a model, and what a task asks a model to be.
+
+Shapes: T steps, B examples side by side.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
 
 Params = dict[str, Any]
 Carry = dict[str, Any]
+CARRY_AXIS = 1  # the axis of every array of a carry that holds the examples
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What goes into a model and what comes out of it.
+
+    tokens: the inputs are int32 [T, B], the member `tokens` of a batch, and are embedded; else they are float
+        [T, B, inputs], the member `inputs`.
+    inputs: how many tokens there are, or features of a step.
+    outputs: how many tokens or classes are told apart, or values are predicted.
+    every_step: there is an output for every step [T, B, ...]; else one for the whole sequence [B, ...].
+    loss: against the member `targets`: the mean of -log softmax(outputs)[target] (int32), or of (output - target)^2.
+    carried: the state goes on from batch to batch; else every batch starts anew, and nothing is carried.
+    lengths: a batch has a member `lengths`, int32 [B]: how many steps of each sequence are valid.
+    """
+
+    tokens: bool
+    inputs: int
+    outputs: int
+    every_step: bool
+    loss: Literal["cross_entropy", "squared_error"]
+    carried: bool
+    lengths: bool = False
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a model is computed. gradient: see `GradientConfig.source`. precision: see `TrainConfig.precision`."""
+
+    gradient: str = "jax"
+    precision: str = "float32"
+
+
+DEFAULT = Compute()
 
 
 class Outcome(NamedTuple):
@@ -20,7 +59,7 @@ class Model(Protocol):
     """Pure functions of parameters, of a state that is carried from batch to batch, and of a batch.
 
     A batch is the NamedTuple of arrays that the model's task makes. A carry is a dict of arrays that hold the examples along
-    their axis 1; it is empty where examples are independent. A key of None means evaluation: no dropout.
+    CARRY_AXIS; it is empty where examples are independent. A key of None means evaluation: no dropout.
     """
 
     def init(self, key: Any) -> Params: ...

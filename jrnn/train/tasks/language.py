@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..models.cells import CellsConfig, language_model
-from ..models.model import Model, Params
+from ..models import TOKEN_MODELS, Model, Params, Signature, build_model
 from ..text import Chunk, Streams, TextConfig, TextData, Vocabulary
 from .generate import SampleConfig, generate
 from .task import TaskKind, Trained
@@ -53,7 +52,9 @@ class LanguageTask:
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
-    return language_model(config.model, len(Vocabulary(kept["characters"])), config.gradient.source)
+    known = len(Vocabulary(kept["characters"]))
+    signature = Signature(True, known, known, every_step=True, loss="cross_entropy", carried=True)
+    return build_model(config, signature)
 
 
 def _write(trained: Trained, seed: int) -> str:
@@ -62,4 +63,4 @@ def _write(trained: Trained, seed: int) -> str:
     return vocabulary.decode(generate(trained.model, trained.params, prompt, settings, seed))
 
 
-CHARACTERS = TaskKind("characters", TextConfig, {"cells": CellsConfig}, LanguageTask.load, _model, SampleConfig, _write)
+CHARACTERS = TaskKind("characters", TextConfig, TOKEN_MODELS, LanguageTask.load, _model, SampleConfig, _write)

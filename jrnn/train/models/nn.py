@@ -1,0 +1,169 @@
+"""Models whose recurrent layers are those of `jrnn.nn`, as pure functions.
+
+Shapes: T steps, B examples side by side, E embedding, H hidden, L layers, K directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ...errors import ConfigError
+from ...nn import Layout, functional
+from ...nn.units import GRU, LSTM, RNN_TANH
+from ..settings import require
+from .cells import Embedding, check_ratios, check_sizes
+from .model import DEFAULT, Carry, Compute, Outcome, Params, Signature
+
+UNITS = {"lstm": (LSTM, functional.lstm), "gru": (GRU, functional.gru), "rnn": (RNN_TANH, functional.rnn)}
+
+
+@dataclass(frozen=True)
+class NnConfig:
+    """Recurrent layers of `jrnn.nn` and an output layer."""
+
+    kind: Literal["nn"] = "nn"
+    cell: Literal["lstm", "gru", "rnn"] = "lstm"
+    hidden: int = 256
+    layers: int = 1
+    bidirectional: bool = False  # not where the state is carried on
+    layer_norm: bool = False  # of the products inside the gates
+    forget_bias: float = 1.0  # of an LSTM: the first value of the forget gate's bias
+    memory: int = 0  # steps to remember: the gates' biases start so that units forget within 1 to so many; 0: not so
+    dropout: float = 0.0  # of the output of the layers
+    layer_dropout: float = 0.0  # between layers
+
+    def __post_init__(self):
+        check_sizes(self, "hidden", "layers")
+        check_ratios(self, "dropout", "layer_dropout")
+        require(self.memory == 0 or self.memory > 2, "model.memory must be 0 or above 2", self.memory)
+        require(not (self.memory and self.cell == "rnn"), "model.memory is for gates, which an rnn lacks", self.memory)
+
+
+@dataclass(frozen=True)
+class TokenNnConfig(NnConfig, Embedding):
+    """Embedding -> recurrent layers of `jrnn.nn` -> output layer."""
+
+    def __post_init__(self):
+        Embedding.__post_init__(self)
+        NnConfig.__post_init__(self)
+
+
+@dataclass(frozen=True)
+class NnModel:
+    """(Embedding ->) layers -> output layer -> loss; the layers' parameters have PyTorch's names.
+
+    Carry: `h` and, of an LSTM, `c`, [L, B, H]; empty where the signature carries nothing.
+    """
+
+    config: NnConfig
+    signature: Signature
+    compute: Compute = DEFAULT
+
+    def __post_init__(self):
+        if self.compute.gradient != "jax":
+            raise ConfigError(
+                'gradient.source = "net" needs a model that is a net; this one is of model.kind = "nn": use "cells"'
+            )
+        if self.config.bidirectional and self.signature.carried:
+            raise ConfigError("model.bidirectional reads sequences to their end: not where the state is carried on")
+
+    @cached_property
+    def _layout(self) -> Layout:
+        c = self.config
+        size = c.embedding if isinstance(c, Embedding) else self.signature.inputs
+        unit, _ = UNITS[c.cell]
+        return Layout(unit, size, c.hidden, c.layers, bidirectional=c.bidirectional, layer_norm=c.layer_norm)
+
+    def init(self, key: Any) -> Params:
+        of_layers, of_embedding, of_output, of_memory = jax.random.split(key, 4)
+        params = self._layout.init(of_layers)
+        for k, suffix in enumerate(self._layout.suffixes()):
+            params |= self._gate_biases(suffix, params, jax.random.fold_in(of_memory, k))
+        if isinstance(self.config, Embedding):
+            params["embedding"] = jax.random.normal(of_embedding, (self.signature.inputs, self.config.embedding))
+        size = self.config.hidden * self._layout.directions
+        initial = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=0)
+        params["output_w"] = initial(of_output, (self.signature.outputs, size))
+        params["output_b"] = jnp.zeros(self.signature.outputs)
+        return params
+
+    def _gate_biases(self, suffix: str, params: Params, key: Any) -> Params:
+        """First biases of the gates that keep the state: the forget bias, or the chrono initialisation.
+
+        Source: Tallec and Ollivier, Can recurrent neural networks warp time?, 2018: b_f = log u, b_i = -b_f, where u is
+        uniform in [1, memory - 1]. A GRU's z, which keeps the state, has log u.
+        """
+        c, h = self.config, self.config.hidden
+        if c.cell == "rnn" or (c.cell == "gru" and not c.memory):
+            return {}
+        name, zeros = f"bias_ih{suffix}", jnp.zeros_like(params[f"bias_hh{suffix}"])
+        gate = slice(h, 2 * h)  # an LSTM's f, a GRU's z
+        if not c.memory:
+            return {name: params[name].at[gate].set(c.forget_bias), f"bias_hh{suffix}": zeros}
+        keep = jnp.log(jax.random.uniform(key, (h,), minval=1.0, maxval=c.memory - 1.0))
+        bias = params[name].at[gate].set(keep)
+        return {name: bias.at[:h].set(-keep) if c.cell == "lstm" else bias, f"bias_hh{suffix}": zeros}
+
+    def initial_carry(self, examples: int) -> Carry:
+        names = ("h", "c")[: self._layout.unit.states] if self.signature.carried else ()
+        return {name: jnp.zeros((self.config.layers, examples, self.config.hidden)) for name in names}
+
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+        output, carry = self._run(params, carry, batch, key)
+        if self.signature.loss == "cross_entropy":
+            losses = optax.softmax_cross_entropy_with_integer_labels(output, batch.targets)
+        else:
+            losses = jnp.square(output - batch.targets)
+        return jnp.mean(losses), carry
+
+    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
+        (loss, carry), gradients = jax.value_and_grad(self.loss, has_aux=True)(params, carry, batch, key)
+        return Outcome(loss, carry, gradients)
+
+    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+        return self._run(params, carry, batch, None)
+
+    def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+        c, signature = self.config, self.signature
+        keys = (None, None, None) if key is None else jax.random.split(key, 3)
+        if isinstance(c, Embedding):
+            x = _dropout(params["embedding"][batch.tokens], c.embedding_dropout, keys[0])
+        else:
+            x = jnp.asarray(batch.inputs)
+        dtype = None if self.compute.precision == "float32" else jnp.dtype(self.compute.precision)
+        of_layers = {name: params[name] for name in self._layout.shapes()}
+        _, run = UNITS[c.cell]
+        lengths = batch.lengths if signature.lengths else None
+        y, states = run(of_layers, x, _state(carry), lengths=lengths, key=keys[1], dropout=c.layer_dropout, dtype=dtype)
+        states = states if isinstance(states, tuple) else (states,)
+        read = y if signature.every_step else _last(states[0], self._layout.directions)
+        read = _dropout(read, c.dropout, keys[2])
+        w = params["output_w"]
+        if dtype is not None:
+            read, w = read.astype(dtype), w.astype(dtype)
+        output = jnp.matmul(read, w.T, preferred_element_type=None if dtype is None else jnp.float32)
+        return output + params["output_b"], {name: states[k].astype(carry[name].dtype) for k, name in enumerate(carry)}
+
+
+def _state(carry: Carry) -> Any:
+    """What a function of `jrnn.nn` takes as its initial state."""
+    if not carry:
+        return None
+    return (carry["h"], carry["c"]) if "c" in carry else carry["h"]
+
+
+def _last(h: Any, directions: int) -> Any:
+    """The top layer's last hidden states, [L K, B, H] -> [B, K H]."""
+    return jnp.concatenate(list(h[-directions:]), axis=-1)
+
+
+def _dropout(x: Any, ratio: float, key: Any) -> Any:
+    if key is None or not ratio:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - ratio, x.shape), x / (1 - ratio), 0)
