@@ -13,6 +13,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from ..errors import ConversionError
+from ..executor import as_written
 from ..graph import live_ops, rename_blobs
 from .emit import TYPE_CODES, Blob, Emitter
 from .flat import Graph, flatten
@@ -191,7 +192,8 @@ def _check_argument(leaf: Leaf, name: str) -> None:
 def _trace(call: Callable, leaves: Sequence[Leaf], name: str) -> tuple[Graph, list[str]]:
     specs = [leaf.spec if not _is_key(leaf.value) else leaf.value for leaf in leaves]
     try:
-        closed, out = jax.make_jaxpr(call, return_shape=True)(specs)
+        with as_written(True):
+            closed, out = jax.make_jaxpr(call, return_shape=True)(specs)
     except _NOT_KNOWN as e:
         raise ConversionError(
             f"{name}: depends on values that are known only when it runs: {str(e).splitlines()[0]}"

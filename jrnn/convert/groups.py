@@ -48,11 +48,8 @@ def recognise(graph: Graph) -> Graph:
             outputs = (*(found.values[v] for v in reference.outputs[:-1]), node.outputs[-1])
             if any(made in replaced for made in (makers[v] for v in outputs)):
                 continue
-            if c.name == "group_lstm_unit" and (source := _whole(inputs[1:], makers)) is not None:
-                inputs = (inputs[0], source)
-            if c.name == "group_gru_unit":  # gates that would have to be put together first are no faster
-                if (source := _whole(inputs[1:], makers, before=1)) is None:
-                    continue
+            before = _GATES_BEFORE.get(c.name)
+            if before is not None and (source := _whole(inputs[1:], makers, before)) is not None:
                 inputs = (inputs[0], source)
             run = _runner(c.reference)
             group = Node(c.name, {"number": found.number}, inputs, outputs, node.source, run)
@@ -220,7 +217,10 @@ def _gru_difference(h, u, o):
     return o + u * (h - o)
 
 
-def _whole(gates, makers, before: int = 0) -> Var | None:
+_GATES_BEFORE = {"group_lstm_unit": 0, "group_gru_unit": 1}  # the GRU's reset gate, which the unit itself does not read
+
+
+def _whole(gates, makers, before: int) -> Var | None:
     """What the gates are parts of, side by side along the last axis, with `before` parts of their size in front of them."""
     size = gates[0].shape[-1]
     sources = [_part(v, makers) for v in gates]
@@ -263,7 +263,9 @@ def _(e: Emitter, node: Node, c, *gates):
 
 
 @rule("group_gru_unit")
-def _(e: Emitter, node: Node, h, gates):
-    hidden, gates = _rows(e, h), _rows(e, gates)
-    made = e.op("GRUUnit", [hidden, gates, e.constant(np.zeros(1, np.int32))], hidden.shape, FLOAT, sequence_lengths=0)
+def _(e: Emitter, node: Node, h, *gates):
+    hidden, parts = _rows(e, h), [_rows(e, x) for x in gates]
+    # the reset gate was used before; any numbers do in its place
+    joined = join(e, [parts[0], *parts], 2) if len(parts) > 1 else parts[0]
+    made = e.op("GRUUnit", [hidden, joined, e.constant(np.zeros(1, np.int32))], hidden.shape, FLOAT, sequence_lengths=0)
     return e.reshaped(made, h.shape)

@@ -16,7 +16,9 @@ import jrnn
 from jrnn.convert import write_python
 
 TOLERANCE = 1e-5
-NOT_DIFFERENTIABLE = {"integers", "swap", "switch", "fori", "cond_and_while"}  # loops of unknown length, or no floats
+NO_FLOATS = {"integers"}
+OF_TESTED_LAYERS = {"nn_lstm_stacked_bidirectional", "nn_gru_stacked_bidirectional_lengths"}
+LOOPS = {"swap", "fori", "cond_and_while"}  # of a length that JAX differentiates forwards alone
 
 
 @functools.cache
@@ -52,7 +54,7 @@ def test_round_trip(name, tmp_path):
         assert_close(found[name_out], want)
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n not in NOT_DIFFERENTIABLE])
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in NO_FLOATS | OF_TESTED_LAYERS | LOOPS])
 def test_gradients(name):
     model, package = converted(name)
     own = model.params is None and not jax.tree_util.treedef_is_leaf(jax.tree.structure(model.fn))
@@ -93,6 +95,31 @@ def test_gradients(name):
         blob = blob.removesuffix("/value") if own or not blob.startswith("params") else blob
         if is_float(want) and blob in weights:
             assert_close(found[blob], want)
+
+
+@pytest.mark.parametrize("name", sorted(LOOPS))
+def test_gradients_of_loops(name):
+    """The gradient of the round trip against JAX's derivative of the function, along one direction."""
+    model, package = converted(name)
+    run, names = package.to_jax(), package.input_names
+    floats = {n: x for n, x in zip(names, model.args) if jnp.issubdtype(x.dtype, jnp.floating)}
+
+    def loss(outputs):
+        return sum(jnp.sum(jnp.sin(1.0 + y)) for y in outputs if jnp.issubdtype(y.dtype, jnp.floating))
+
+    def direct(floats):
+        args = [floats.get(n, x) for n, x in zip(names, model.args)]
+        return loss(jax.tree.leaves(model.fn(*args)))
+
+    def around(floats):
+        return loss(run({**dict(zip(names, model.args)), **floats}).values())
+
+    direction = jax.tree.map(jnp.cos, floats)
+    _, wanted = jax.jvp(direct, (floats,), (direction,))
+    gradients = jax.jit(jax.grad(around))(floats)
+    found = sum(jnp.vdot(gradients[n], direction[n]) for n in floats)
+    assert abs(float(wanted)) > 0.1
+    assert_close(found, wanted)
 
 
 def _filled(leaves, gradients, is_float):

@@ -13,6 +13,7 @@ from flax import linen, nnx
 from jax import lax
 
 import jrnn
+from jrnn import nn
 
 
 class Model(NamedTuple):
@@ -261,6 +262,35 @@ def linen_dense() -> Model:
     return Model(module, (x,), module.init(jax.random.key(0), x))
 
 
+# jrnn.nn ---------------------------------------------------------------------------------------------------------------
+
+
+def _torch_like(build: Callable[..., Any], *, lengths: bool = False, **options: Any) -> Callable[[], Model]:
+    def make() -> Model:
+        module = build(3, 4, rngs=nnx.Rngs(0), **options)
+        if not lengths:
+            return Model(module, (normal(5, 2, 3),))
+        return Model(lambda m, x, lengths: m(x, lengths=lengths), (normal(5, 2, 3), jnp.array([3, 5])), module)
+
+    return make
+
+
+LAYERS = {
+    "nn_rnn": _torch_like(nn.RNN),
+    "nn_rnn_relu_lengths": _torch_like(nn.RNN, nonlinearity="relu", lengths=True),
+    "nn_lstm_stacked_bidirectional": _torch_like(nn.LSTM, num_layers=2, bidirectional=True),
+    "nn_lstm_lengths": _torch_like(nn.LSTM, lengths=True),
+    "nn_lstm_projected": _torch_like(nn.LSTM, proj_size=2),
+    "nn_lstm_layer_norm": _torch_like(nn.LSTM, layer_norm=True),
+    "nn_gru": _torch_like(nn.GRU),
+    "nn_gru_stacked_bidirectional_lengths": _torch_like(nn.GRU, num_layers=2, bidirectional=True, lengths=True),
+    "nn_gru_cell": lambda: Model(nn.GRUCell(3, 4, rngs=nnx.Rngs(0)), (normal(2, 3), normal(2, 4))),
+    "nn_lstm_cell": lambda: Model(
+        nn.LSTMCell(3, 4, rngs=nnx.Rngs(0)), (normal(2, 3), (normal(2, 4), normal(2, 4, seed=1)))
+    ),
+}
+
+
 # nets ------------------------------------------------------------------------------------------------------------------
 
 
@@ -310,7 +340,7 @@ MODELS: dict[str, Callable[[], Model]] = {
         scan_reversed, scan_of_steps, jrnn_scan, nnx_lstm_cell, nnx_gru_cell, nnx_rnn_lstm, nnx_rnn_optimized_lstm,
         nnx_rnn_gru, nnx_rnn_lengths, nnx_bidirectional, nnx_convolutional, nnx_transformer_block, linen_dense,
     )
-} | CELLS  # fmt: skip
+} | LAYERS | CELLS  # fmt: skip
 
 
 @functools.cache

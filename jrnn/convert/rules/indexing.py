@@ -17,7 +17,7 @@ from ...errors import ConversionError
 from ..emit import BOOL, INT32, Blob, Emitter, Value
 from ..flat import Node
 from .elementwise import binary, extreme, spread_to
-from .shapes import cut, pick, transpose
+from .shapes import cut, join, pick, transpose
 from .table import rule
 
 
@@ -212,8 +212,19 @@ def _(e: Emitter, node: Node, x, indices, updates):
     moved = e.blob(transpose(e, x, order))
     data = e.reshaped(moved, (math.prod(x.shape[k] for k in places.axes), *row))
     unique = node.params["unique_indices"] or places.amount == 1
-    found = _written(e, name.removeprefix("scatter").strip("-"), data, _vector(e, places), rows, unique)
+    how = name.removeprefix("scatter").strip("-")
+    if not how and isinstance(places.flat, np.ndarray) and _is_range(places.flat, data.shape[0]):
+        first = int(places.flat.min())
+        parts = (cut(e, data, 0, 0, first), rows, cut(e, data, 0, first + places.amount, data.shape[0]))
+        found = join(e, [part for part in parts if part.shape[0]], 0)
+    else:
+        found = _written(e, how, data, _vector(e, places), rows, unique)
     return transpose(e, e.reshaped(found, moved.shape), np.argsort(order))
+
+
+def _is_range(places: np.ndarray, size: int) -> bool:
+    flat = places.reshape(-1)
+    return bool(flat.size and flat[0] >= 0 and flat[-1] < size and (np.diff(flat) == 1).all())
 
 
 def _written(e: Emitter, how: str, data: Blob, at: Blob, rows: Blob, unique: bool) -> Blob:
