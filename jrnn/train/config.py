@@ -67,6 +67,7 @@ class TrainConfig:
     )
     checkpoint_every: int = 250
     keep: int = 2  # checkpoints kept
+    devices: int = 1  # that share each batch; 0: all that there are
     precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
     on_nan: Literal["stop", "skip"] = "stop"  # what a step does whose loss, gradient or update is not finite
     loss_limit: float = 0.0  # a greater loss counts as not finite; 0: none does
@@ -74,6 +75,7 @@ class TrainConfig:
     def __post_init__(self):
         for name in ("steps", "steps_per_call", "validate_every", "checkpoint_every", "keep"):
             require(getattr(self, name) >= 1, f"train.{name} must be at least 1", getattr(self, name))
+        require(self.devices >= 0, "train.devices must not be negative", self.devices)
         require(self.patience >= 0, "train.patience must not be negative", self.patience)
         require(self.loss_limit >= 0, "train.loss_limit must not be negative", self.loss_limit)
 

@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -18,6 +20,7 @@ from ..errors import ConfigError, TrainError
 from .check import check_gradients_agree
 from .checkpoint import Checkpoints
 from .config import Config, TrainConfig
+from .devices import NOWHERE, Devices
 from .metrics import MetricsFile, Report, describe
 from .run_dir import RunDir
 from .setup import make_steps
@@ -66,77 +69,110 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
         TrainError: where a loss or a gradient is not finite; the state before that step is the newest checkpoint.
     """
     console = console or Console()
-    with RunDir(out) as run:
-        if run.has_checkpoint() and not resume:
-            raise ConfigError(f"{run.path}: holds a run already; continue it with --resume, or give another with --out")
-        task = config.kind.load(config)
-        if resume:
-            run.check_continues(config, task)
-        steps = make_steps(config, task.axes)
-        state = initial_state(task.model, steps)
-        with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
-            if resume:
-                state, damaged = checkpoints.restore(state)
-                for warning in damaged:
-                    console.print(f"warning: {warning}; going on from the one before", markup=False, soft_wrap=True)
-            run.write(config, task)
-            if config.gradient.check:
-                check_gradients_agree(task.model, state.params, task.train.at(0), config.data.batch)
-                console.print("gradients: JAX's and the generated net's agree on the first batch", markup=False)
-            done = int(state.step)
-            loop = _Loop(config, task, steps, run)
-            with (
-                MetricsFile(run.metrics, done if resume else None) as metrics,
-                Report(console, config.train.steps, done) as report,
-                _stop_on_signal() as stop,
-            ):
-                return loop.go(state, checkpoints, metrics, report, stop)
+    with ExitStack() as files:
+        with (devices := Devices.of(config)).together():
+            begin = _begin if devices.is_first else _begin_beside
+            started = begin(config, Path(out), resume, console, files)
+        state = devices.put_state(devices.from_first(jax.device_get(started.state)))
+        loop = _Loop(config, Path(out), devices, started)
+        return loop.go(state, files.enter_context(_stop_on_signal()))
+
+
+@dataclass(frozen=True)
+class _Started:
+    """What a run needs to begin; what is written goes nowhere in all processes but the first."""
+
+    task: Task
+    steps: Steps
+    state: State
+    checkpoints: Any = NOWHERE
+    metrics: Any = NOWHERE
+    report: Any = NOWHERE
+
+
+def _begin(config: Config, out: Path, resume: bool, console: Console, files: ExitStack) -> _Started:
+    run = files.enter_context(RunDir(out))
+    if run.has_checkpoint() and not resume:
+        raise ConfigError(f"{run.path}: holds a run already; continue it with --resume, or give another with --out")
+    task = config.kind.load(config)
+    if resume:
+        run.check_continues(config, task)
+    steps = make_steps(config, task.axes)
+    state = initial_state(task.model, steps)
+    checkpoints = files.enter_context(Checkpoints(run.checkpoints, config.train.keep))
+    if resume:
+        state, damaged = checkpoints.restore(state)
+        for warning in damaged:
+            console.print(f"warning: {warning}; going on from the one before", markup=False, soft_wrap=True)
+    run.write(config, task)
+    if config.gradient.check:
+        check_gradients_agree(task.model, state.params, task.train.at(0), config.data.batch)
+        console.print("gradients: JAX's and the generated net's agree on the first batch", markup=False)
+    done = int(state.step)
+    metrics = files.enter_context(MetricsFile(run.metrics, done if resume else None))
+    report = files.enter_context(Report(console, config.train.steps, done))
+    return _Started(task, steps, state, checkpoints, metrics, report)
+
+
+def _begin_beside(config: Config, out: Path, resume: bool, console: Console, files: ExitStack) -> _Started:
+    """The part of the processes that write nothing; the state is the first one's."""
+    task = config.kind.load(config)
+    steps = make_steps(config, task.axes)
+    return _Started(task, steps, initial_state(task.model, steps))
 
 
 class _Loop:
     """One run under way."""
 
-    def __init__(self, config: Config, task: Task, steps: Steps, run: RunDir):
+    def __init__(self, config: Config, run: Path, devices: Devices, started: _Started):
         self.config = config
-        self.task = task
         self.run = run
-        self.call = make_train_call(task.model, steps)
-        self.validate = make_validation(task)
+        self.devices = devices
+        self.task = started.task
+        self.checkpoints = started.checkpoints
+        self.metrics_file = started.metrics
+        self.report = started.report
+        shardings = (devices.state_sharding, devices.result_sharding)
+        self.call = make_train_call(self.task.model, started.steps, shardings)
+        self.validate = make_validation(self.task, self._put)
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
 
-    def go(self, state: State, checkpoints: Checkpoints, metrics: MetricsFile, report: Report, stop: _Stop) -> Result:
+    def _put(self, batches: Any) -> Any:
+        return self.devices.put_batches(batches, self.task.axes)
+
+    def go(self, state: State, stop: _Stop) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
         train = self.config.train
         step = int(state.step)
-        recorder = _Recorder(metrics, report, self.task, train)
+        recorder = _Recorder(self.metrics_file, self.report, self.task, train)
         try:
-            while step < train.steps and not stop.asked:
+            while step < train.steps and not self.devices.any(stop.asked):
                 n = self._steps_to_boundary(step)
                 batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
-                state, measured = self.call(state, batches, step, n)
+                state, measured = self.call(state, self._put(batches), step, n)
                 recorder.record(step, n, measured)
                 step += n
                 if step % train.validate_every == 0 or step == train.steps:
                     recorder.flush()
-                    self._validate(step, state, metrics, report)
+                    self._validate(step, state)
                     recorder.restart_clock()
                 if step % train.checkpoint_every == 0:
                     recorder.flush()
-                    checkpoints.save(step, state)
+                    self._save(step, state)
             recorder.flush()
         except _NotFinite as e:
             good = int(state.step)  # where the compiled function stopped
-            checkpoints.save(good, state)
+            self._save(good, state)
             raise TrainError(
-                f"{e}; the state before it is in {checkpoints.folder / str(good)}: continue with --resume and a smaller "
+                f"{e}; the state before it is the checkpoint of step {good}: continue with --resume and a smaller "
                 'optimizer.learning_rate or optimizer.clip, or with train.on_nan = "skip"'
             ) from None
-        checkpoints.save(step, state)
+        self._save(step, state)
         if step == train.steps and math.isnan(self.validation_loss):  # resumed when there was nothing left to do
-            self._validate(step, state, metrics, report)
+            self._validate(step, state)
         interrupted, unit = step < train.steps, self.task.unit
-        return Result(self.run.path, step, self.validation_loss, interrupted, unit, self.metrics, recorder.skipped)
+        return Result(self.run, step, self.validation_loss, interrupted, unit, self.metrics, recorder.skipped)
 
     def _steps_to_boundary(self, step: int) -> int:
         """Steps of the next call: as many as one does, but none beyond a validation, a checkpoint or the end."""
@@ -144,11 +180,14 @@ class _Loop:
         to_next = [every - step % every for every in (train.validate_every, train.checkpoint_every)]
         return min(train.steps_per_call, train.steps - step, *to_next)
 
-    def _validate(self, step: int, state: State, metrics: MetricsFile, report: Report) -> None:
+    def _save(self, step: int, state: State) -> None:
+        self.checkpoints.save(step, self.devices.get(state))
+
+    def _validate(self, step: int, state: State) -> None:
         self.validation_loss = self.validate(state.evaluation_params)
-        self.metrics = self.task.evaluate(state.evaluation_params, self.validation_loss)
-        metrics.write(step, validation_loss=self.validation_loss, **self.metrics)
-        report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
+        self.metrics = self.task.evaluate(self.devices.local(state.evaluation_params), self.validation_loss)
+        self.metrics_file.write(step, validation_loss=self.validation_loss, **self.metrics)
+        self.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
 
 
 class _NotFinite(Exception):
@@ -158,7 +197,7 @@ class _NotFinite(Exception):
 class _Recorder:
     """Writes down what calls measured, each while the next one runs: fetching a result would wait for it."""
 
-    def __init__(self, metrics: MetricsFile, report: Report, task: Task, config: TrainConfig):
+    def __init__(self, metrics: Any, report: Any, task: Task, config: TrainConfig):
         self._metrics = metrics
         self._report = report
         self._task = task

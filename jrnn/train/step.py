@@ -73,7 +73,9 @@ def stack_batches(batches: Sequence[Batch], size: int) -> Batch:
     return jax.tree.map(lambda *parts: np.stack(parts), *filled)
 
 
-def make_train_call(model: Model, steps: Steps) -> Callable[[State, Batch, Any, Any], tuple[State, Measured]]:
+def make_train_call(
+    model: Model, steps: Steps, out_shardings: Any = None
+) -> Callable[[State, Batch, Any, Any], tuple[State, Measured]]:
     """The compiled function `(state, batches [K, ...], step, n) -> (state, measured [K])` that does steps `step + 1` to
     `step + n`, n <= K.
 
@@ -113,7 +115,7 @@ def make_train_call(model: Model, steps: Steps) -> Callable[[State, Batch, Any, 
         nothing = Measured(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
         return jax.lax.fori_loop(0, n, body, (state, nothing))
 
-    return jax.jit(call, donate_argnums=0)
+    return jax.jit(call, donate_argnums=0, out_shardings=out_shardings)
 
 
 def _choose(true: Any, one: State, other: State) -> State:
@@ -154,11 +156,11 @@ def update_mean(mean: Params, params: Params, step: Any, decay: float) -> Params
     return optax.incremental_update(params, mean, 1 - kept)
 
 
-def make_validation(task: Task) -> Callable[[Params], float]:
+def make_validation(task: Task, put: Callable[[Batch], Batch] = jax.device_put) -> Callable[[Params], float]:
     """The function `params -> mean loss` over the validation batches, each with the weight of its examples.
 
     The batches are read one after the other with carried state. Where their shapes differ (the last may be smaller), each
-    run of equal ones is compiled by itself, and starts with a state of its own.
+    run of equal ones is compiled by itself, and starts with a state of its own. `put` brings stacked ones to the devices.
     """
     model = task.model
     member, axis = next(iter(task.axes.items()))
@@ -174,7 +176,7 @@ def make_validation(task: Task) -> Callable[[Params], float]:
     runs, weights = [], []
     for _, run in groupby(task.validation(), lambda batch: [np.shape(a) for a in jax.tree.leaves(batch)]):
         equal = list(run)
-        runs.append(jax.device_put(stack_batches(equal, len(equal))))
+        runs.append(put(stack_batches(equal, len(equal))))
         weights.append(len(equal) * getattr(equal[0], member).shape[axis])
     compiled = jax.jit(mean)
     return lambda params: float(np.average([compiled(params, run) for run in runs], weights=weights))
