@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,17 +19,20 @@ from .bench.sizes import CELLS, MODES, SIZES, Size
 from .convert import from_factory, read_nets, write_python
 from .errors import JrnnError, UsageError, near
 from .execution_step import Plan
-from .gradcheck import check_gradients
-from .graph import show, to_dot, upgrade
+from .feeds import parse_feeds
+from .gradcheck import INEXACT, TOLERANCE, Effort, Subject, check, page, subject_of_file, subject_of_target, table_of
+from .graph import show, to_dot, to_svg, upgrade
 from .ir import Net
 from .lowering import describe_value, infer_shapes, run_net
 from .ops import catalog
 from .plans import run_plan
 from .proto import read_net, read_net_or_plan, write_net
 from .train import load_config, sample_run, train
+from .train.devices import join
 from .train.plot import plot_runs
 from .train.run_dir import first_free
 from .train.runs import as_json, find_runs, runs_table, summarize
+from .train.subject import subject_of_config
 
 INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
 
@@ -71,6 +71,14 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--out", metavar="DIR", help="the run directory; by default runs/NAME of the config")
     p.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run directory")
     p.add_argument("--no-sample", action="store_true", help="do not write text when training ends")
+    p.add_argument("--devices", type=int, metavar="N", help="devices that share each batch, 0 for all: train.devices")
+    p.add_argument("--tensorboard", action="store_true", help="also write events for TensorBoard: train.tensorboard")
+    p.add_argument("--profile", action="store_true", help="trace a few steps, and tell where the time went")
+    p = p.add_argument_group("several processes that train together, each started with this command (docs/scaling.md)")
+    p.add_argument("--distributed", action="store_true", help="find the others by SLURM, Open MPI or Kubernetes")
+    p.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
+    p.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    p.add_argument("--process", type=int, metavar="K", help="the number of this one, from 0; 0 alone writes")
 
     p = command(_sample, "sample", "write text from a trained model")
     p.add_argument("run_dir", help="a run directory")
@@ -106,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     p = command(_show, "show", "list a net: operators, shapes, parameters, sub-nets")
     _add_net(p)
     p.add_argument("--dot", type=Path, metavar="FILE", help="write it as a graph in the DOT language instead")
-    p.add_argument("--svg", type=Path, metavar="FILE", help="draw it instead (needs Graphviz's program dot)")
+    p.add_argument("--svg", type=Path, metavar="FILE", help="draw it instead")
 
     p = command(_convert, "convert", "turn JAX functions into nets, nets into Python, old nets into current ones")
     p.add_argument(
@@ -119,8 +127,17 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--init", metavar="NET", help="with --to py, the net that makes the weights of a NetDef file")
 
     p = command(_check, "check", "compute gradients in three ways, in float64, and compare them")
-    _add_net(p)
-    p.add_argument("--loss", default="loss", help="the blob to differentiate, of one element (default: loss)")
+    _add_net(
+        p, "a NetDef file, a package, a config (.toml), or MODULE:FUNCTION of a JAX function, whose arguments are fed"
+    )
+    p.add_argument("--loss", help="the blob to differentiate, of one element (default: loss, else all outputs)")
+    p.add_argument(
+        "--scan", action="store_true", help="the function is a step (carry, x) -> (carry, y): run it over time"
+    )
+    p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of a config")
+    p.add_argument("--elements", type=int, default=200, metavar="N", help="of a blob, checked singly (default: 200)")
+    p.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page, with the net drawn")
 
     p = command(_ops, "ops", "list the operators")
     p.add_argument("pattern", nargs="?", default="", help="only those whose name contains this")
@@ -142,8 +159,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
 
 
-def _add_net(p: argparse.ArgumentParser) -> None:
-    p.add_argument("net", help="a NetDef file, binary or text")
+def _add_net(p: argparse.ArgumentParser, what: str = "a NetDef file, binary or text") -> None:
+    p.add_argument("net", help=what)
     p.add_argument("--init", metavar="NET", help="a net to run first, which makes the parameters")
     p.add_argument(
         "--feed",
@@ -159,8 +176,16 @@ def _add_net(p: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    given = Path(args.config)
-    config = load_config(given / "config.toml" if given.is_dir() else given, args.set)
+    if args.distributed or args.coordinator is not None:
+        join(args.coordinator, args.processes, args.process)
+    elif args.processes is not None or args.process is not None:
+        raise UsageError("--processes and --process need --coordinator HOST:PORT, where process 0 listens")
+    given, changes = Path(args.config), list(args.set)
+    if args.devices is not None:
+        changes.append(f"train.devices={args.devices}")
+    if args.tensorboard:
+        changes.append("train.tensorboard=true")
+    config = load_config(given / "config.toml" if given.is_dir() else given, changes)
     if args.out is not None:
         out = Path(args.out)
     elif given.is_dir() and args.resume:
@@ -168,9 +193,12 @@ def _train(args: argparse.Namespace) -> int:
     else:
         name = given.resolve().name if given.is_dir() else given.stem
         out = Path("runs", name) if args.resume else first_free(Path("runs"), name)
-    console = Console()
+    is_first = jax.process_index() == 0
+    console = Console(quiet=not is_first)
     console.print(f"run directory: {out}", markup=False, highlight=False, soft_wrap=True)
-    result = train(config, out, resume=args.resume, console=console)
+    result = train(config, out, resume=args.resume, profile=args.profile, console=console)
+    if not is_first:
+        return INTERRUPTED if result.interrupted else 0
     if result.interrupted:
         print(f"stopped at step {result.step}; continue with: jrnn train {out} --resume", file=sys.stderr)
         return INTERRUPTED
@@ -257,24 +285,17 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _draw(net: Net, dot: Path | None, svg: Path | None) -> int:
-    graph = to_dot(net)
-    program = shutil.which("dot")
-    if svg and program is None:
-        raise UsageError("--svg: needs the program dot, which is not installed: install Graphviz, or use --dot FILE")
-    for path in (dot, svg):
-        if path is None:
-            continue
-        text = graph
-        if path is svg:
-            drawn = subprocess.run([program or "", "-Tsvg"], input=graph, capture_output=True, encoding="utf-8")
-            if drawn.returncode:
-                raise UsageError(f"--svg: dot failed: {(drawn.stderr.strip() or 'no message').splitlines()[0]}")
-            text = drawn.stdout
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as e:
-            raise UsageError(f"{path}: {e.strerror}") from None
+    for path, drawn in ((dot, to_dot), (svg, to_svg)):
+        if path is not None:
+            _write(path, drawn(net))
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}") from None
 
 
 def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
@@ -289,11 +310,41 @@ def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
 
 
 def _check(args: argparse.Namespace) -> int:
-    net, blobs = _load_net(args)
-    report = check_gradients(net, blobs, args.loss, key=jax.random.key(args.seed))
-    print(report)
+    with jax.enable_x64(True):
+        subject = _subject(args)
+        effort = Effort(TOLERANCE if subject.exact else INEXACT, max_elements=args.elements, directions=2, second=True)
+        report = check(subject, effort, inner=args.html is not None)
+    if args.html:
+        _write(args.html, page(report, subject.net))
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=2, allow_nan=False))
+        return 0 if report.agrees else 1
+    console = _wide_console()
+    console.print(table_of(report))
+    for line in (*report.notes, *(() if report.fault is None else (f"first fault: {report.fault}",))):
+        print(line)
     print("the gradients agree" if report.agrees else "the gradients DISAGREE")
     return 0 if report.agrees else 1
+
+
+def _subject(args: argparse.Namespace) -> Subject:
+    """What `jrnn check` is to check."""
+    is_config, is_function = args.net.endswith(".toml"), _is_factory(Path(args.net))
+    for option, given, fits in (
+        ("--set", args.set, is_config),
+        ("--scan", args.scan, is_function),
+        ("--init", args.init, not is_config and not is_function),
+        ("--loss", args.loss, not is_config and not is_function),
+        ("--feed", args.feed, not is_config),
+    ):
+        if given and not fits:
+            raise UsageError(f"{option} means nothing for {args.net}")
+    if is_config:
+        return subject_of_config(load_config(args.net, args.set))
+    feeds = parse_feeds(args.feed, args.seed)
+    if is_function:
+        return subject_of_target(args.net, feeds, scanned=args.scan)
+    return subject_of_file(args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed))
 
 
 def _convert(args: argparse.Namespace) -> int:
@@ -363,29 +414,4 @@ def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:
     blobs: dict[str, Any] = {}
     if args.init:
         blobs.update(run_net(read_net(Path(args.init)), {}, key=jax.random.key(args.seed)))
-    rng = np.random.default_rng(args.seed)
-    for feed in args.feed:
-        name, equals, text = feed.partition("=")
-        if not name or not equals:
-            raise UsageError(f"--feed {feed}: must be written BLOB=VALUE, as in --feed x=x.npy")
-        blobs[name] = _value(feed, text, rng)
-    return blobs
-
-
-def _value(feed: str, text: str, rng: np.random.Generator) -> np.ndarray:
-    if drawn := re.fullmatch(r"normal(\[[\d, ]*\])", text):
-        return rng.standard_normal(json.loads(drawn[1])).astype(np.float32)
-    if text.endswith(".npy"):
-        try:
-            return np.load(text, allow_pickle=False)
-        except FileNotFoundError:
-            raise UsageError(f"--feed {feed}: no such file") from None
-        except (OSError, ValueError, EOFError) as e:
-            raise UsageError(f"--feed {feed}: is not a .npy file of numbers: {e}") from None
-    try:
-        value = np.asarray(json.loads(text))
-    except (json.JSONDecodeError, ValueError):
-        value = np.asarray(None)
-    if value.dtype.kind not in "iufb":
-        raise UsageError(f"--feed {feed}: must be FILE.npy, a JSON number or list of numbers, or normal[2,3]")
-    return value.astype({"i": np.int32, "u": np.int32, "f": np.float32, "b": np.bool_}[value.dtype.kind])
+    return blobs | parse_feeds(args.feed, args.seed)

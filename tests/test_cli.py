@@ -1,12 +1,11 @@
 """The command line: what it prints, its exit statuses, and that a mistake is one line without a traceback."""
 
-import sys
-from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from jrnn import Net, Op, read_net, registry, write_net
+from jrnn import Net, Op, read_net, write_net
 from jrnn.cli import main
 from jrnn.proto import read_plan, write_plan
 
@@ -92,20 +91,15 @@ def test_run_of_a_net_with_an_endless_loop(files, capsys):
     )
 
 
-def test_show_draws(files, capsys, monkeypatch):
+def test_show_draws(files, capsys):
     assert main(["show", "net.pbtxt", "--dot", "net.dot"]) == 0
     assert capsys.readouterr().out == ""
     graph = (files / "net.dot").read_text()
     assert graph.startswith('digraph "tiny" {') and '[label="FC"' in graph
-    monkeypatch.setenv("PATH", str(files))
-    assert "install Graphviz, or use --dot" in fails(capsys, "show", "net.pbtxt", "--svg", "net.svg")
-    program = files / "dot"
-    program.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:], sys.stdin.read().count('FC'))\n")
-    program.chmod(0o755)
     assert main(["show", "net.pbtxt", "--svg", "net.svg"]) == 0
-    assert (files / "net.svg").read_text() == "['-Tsvg'] 1\n"
-    program.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('syntax error')\n")
-    assert "--svg: dot failed: syntax error" in fails(capsys, "show", "net.pbtxt", "--svg", "net.svg")
+    image = ElementTree.parse(files / "net.svg").getroot()
+    words = [e.text for e in image.iter("{http://www.w3.org/2000/svg}text")]
+    assert words == ["x", "w", "b", "FC", "y", "AveragedLoss", "loss"]
     assert "No such file" in fails(capsys, "show", "net.pbtxt", "--dot", "none/net.dot")
 
 
@@ -127,22 +121,6 @@ def test_show_lists_operators_shapes_and_parameters(files, capsys):
     assert "#0 y [2, 4] float32 = FC(x, w, b)" in out
     assert "  w  float32[4,3]" in out
     assert "22 numbers in all" in out
-
-
-def test_check_compares_three_gradients(files, capsys):
-    assert main(["check", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=x.npy"]) == 0
-    out = capsys.readouterr().out
-    assert out.endswith("the gradients agree\n")
-    assert [line.split()[0] for line in out.splitlines()[1:-1]] == ["w", "b", "x"]
-
-
-def test_check_of_a_wrong_gradient_has_status_1(files, capsys, monkeypatch):
-    right = registry.lookup("AveragedLossGradient")
-    wrong = replace(right, forward=lambda *a, **k: right.forward(*a, **k) * 2)
-    monkeypatch.setitem(registry._OPS, "AveragedLossGradient", wrong)
-    assert main(["check", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=x.npy"]) == 1
-    out = capsys.readouterr().out
-    assert "DISAGREES" in out and out.endswith("the gradients DISAGREE\n")
 
 
 def test_convert_writes_the_current_version(files, capsys):

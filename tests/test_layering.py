@@ -13,6 +13,7 @@ LEVELS = {
     "errors": 0,
     "ir": 0,
     "execution_step": 0,
+    "feeds": 1,
     "proto": 1,
     "registry": 1,
     "executor": 1,
@@ -43,7 +44,7 @@ ONLY_IN = {  # third-party package: the rooms that may know it
     "flax": {"nn", "interop", "train", "bench"},
     "optax": {"train"},
     "orbax": {"train"},
-    "rich": {"train", "cli", "bench"},
+    "rich": {"train", "cli", "bench", "gradcheck"},
     "safetensors": {"interop"},
 }
 OPTIONAL = {"torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "pkg_resources"}

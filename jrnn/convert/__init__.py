@@ -4,12 +4,13 @@ from .export import export_package, load_package, write_predictor
 from .from_jax import from_jax
 from .package import Package
 from .predictor import Predictor
-from .target import from_factory, load_function, read_nets
+from .target import example_of, from_factory, load_function, read_nets
 from .to_python import to_python, write_python
 
 __all__ = [
     "Package",
     "Predictor",
+    "example_of",
     "export_package",
     "from_factory",
     "from_jax",

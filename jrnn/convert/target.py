@@ -25,14 +25,19 @@ def from_factory(target: str) -> Package:
         ConversionError: for a module or factory that is not there, a factory that returns something else, and as
             `from_jax` does.
     """
-    found = load_function(target)()
+    fn, args, params = example_of(target, load_function(target)())
+    return from_jax(fn, *args, params=params)
+
+
+def example_of(target: str, found: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """What a factory returned as (fn, args, params); ConversionError where it returned something else."""
     if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[1], (tuple, list)):
         raise ConversionError(
             f"{target} returns a {type(found).__name__}; it must return (fn, args) or (fn, args, params), where args is a "
             "tuple of example arrays"
         )
     fn, args, params = (*found, None)[:3]
-    return from_jax(fn, *args, params=params)
+    return fn, tuple(args), params
 
 
 def load_function(target: str) -> Callable[..., Any]:

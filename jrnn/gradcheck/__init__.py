@@ -6,9 +6,12 @@ others might have in common: a wrong forward.
 
 from .check import check, check_gradients
 from .compare import INEXACT, TOLERANCE, Effort
-from .functions import arguments_of, over_time, required, subject_of_function
+from .functions import over_time, subject_of_function
+from .page import page
 from .report import BlobAgreement, Fault, GradientReport
+from .sources import subject_of_file, subject_of_target
 from .subject import Subject, subject_of_net
+from .table import table_of
 
 __all__ = [
     "INEXACT",
@@ -18,11 +21,13 @@ __all__ = [
     "Fault",
     "GradientReport",
     "Subject",
-    "arguments_of",
     "check",
     "check_gradients",
     "over_time",
-    "required",
+    "page",
+    "subject_of_file",
     "subject_of_function",
     "subject_of_net",
+    "subject_of_target",
+    "table_of",
 ]

@@ -31,3 +31,4 @@ from .ssa import (
     undeclared_reads,
 )
 from .subgraph import extract_sub_net, get_external_blob_names, get_sub_graph_external_input_output
+from .svg import to_svg

@@ -1,0 +1,38 @@
+"""A training run as something whose gradients can be checked: the task's model on its first batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..gradcheck import Subject, subject_of_function, subject_of_net
+from .config import Config
+from .models.net import NetModel
+
+
+def subject_of_config(config: Config) -> Subject:
+    """The loss of the first batch, by the first parameters; a model that is no net is taken as a JAX function.
+
+    To be called with 64-bit types enabled.
+
+    Raises:
+        DataError: where the data cannot be used. ConversionError: for a function that has no net.
+    """
+    with jax.enable_x64(False):
+        task = config.kind.load(config)
+        params = jax.device_get(jax.jit(task.model.init)(jax.random.key(config.seed)))
+        batch = task.train.at(0)
+        carry = jax.device_get(task.model.initial_carry(config.data.batch))
+    model = task.model
+    if isinstance(model, NetModel):
+        fed = {blob: np.asarray(getattr(batch, member)) for blob, member in model.feeds.items()}
+        blobs = {**model.constants, **params, **carry, **fed}
+        key = jax.random.key(config.seed)
+        return subject_of_net(model.net, blobs, model.loss_blob, wrt=[*params, *carry], key=key)
+
+    def loss(params: Any) -> Any:
+        return model.loss(params, carry, batch, None)[0]
+
+    return subject_of_function(lambda params: loss(params), (params,))

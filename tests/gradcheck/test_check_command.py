@@ -1,0 +1,204 @@
+"""`jrnn check`: what it takes, what it prints, its page in a browser, and exit status 1 where anything disagrees."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import jrnn
+from jrnn import registry
+from jrnn.cli import main
+
+NET = """
+name: "tiny"
+external_input: "x" external_input: "w" external_input: "b" external_output: "y"
+op { type: "FC" input: "x" input: "w" input: "b" output: "y" }
+op { type: "Tanh" input: "y" output: "h" }
+op { type: "AveragedLoss" input: "h" output: "loss" }
+"""
+INIT = """
+name: "tiny_init"
+external_output: "w" external_output: "b"
+op { type: "XavierFill" output: "w" arg { name: "shape" ints: 4 ints: 3 } }
+op { type: "ConstantFill" output: "b" arg { name: "shape" ints: 4 } arg { name: "value" f: 0.5 } }
+"""
+STEPS = """
+import jax
+import jax.numpy as jnp
+
+w = 0.3 * jnp.eye(3)
+
+
+def step(carry, x):
+    h, c = carry
+    h = jnp.tanh(h @ w + x)
+    return (h, 0.5 * c + h), h
+
+
+@jax.custom_vjp
+def twice(x):
+    return 2 * x
+
+
+twice.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
+
+
+def wrong(carry, x):
+    h = jnp.tanh(carry + twice(x))
+    return h, h
+
+
+def make():
+    return lambda p, x: jnp.sin(x @ p["w"]), (jnp.ones((2, 3)),), {"w": jnp.ones((3, 3))}
+"""
+FEEDS = ["--init", "init.pbtxt", "--feed", "x=normal[2,3]"]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.pbtxt").write_text(NET)
+    (tmp_path / "init.pbtxt").write_text(INIT)
+    (tmp_path / "steps.py").write_text(STEPS)
+    return tmp_path
+
+
+@pytest.fixture
+def wrong_tanh(monkeypatch):
+    right = registry.lookup("TanhGradient")
+    wrong = replace(right, forward=lambda *a, **k: 2 * right.forward(*a, **k))
+    monkeypatch.setitem(registry._OPS, "TanhGradient", wrong)
+
+
+def report_of(capsys, *argv, status=0):
+    assert main(["check", *argv, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_net_with_its_init_net(files, capsys):
+    assert main(["check", "net.pbtxt", *FEEDS]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("the gradients agree\n") and "jax - diff" in out
+    assert {line.split()[1] for line in out.splitlines() if line.startswith("│")} == {"w", "b", "x"}
+
+
+def test_a_wrong_gradient_is_named_and_has_status_1(files, capsys, wrong_tanh):
+    assert main(["check", "net.pbtxt", *FEEDS]) == 1
+    out = capsys.readouterr().out
+    assert "DISAGREES" in out and out.endswith("the gradients DISAGREE\n")
+    fault = report_of(capsys, "net.pbtxt", *FEEDS, status=1)["fault"]
+    assert (fault["operator"], fault["blob"]) == ("op #1 Tanh -> 'h' in net 'tiny'", "y")
+    by_jax, by_net, difference = fault["values"]
+    assert by_net == pytest.approx(2 * by_jax, rel=1e-9) and difference == pytest.approx(by_jax, rel=1e-6)
+
+
+def test_packages(files, capsys):
+    net = jrnn.read_net(files / "net.pbtxt")
+    params = {"w": np.ones((4, 3), np.float32), "b": np.zeros(4, np.float32)}
+    package = jrnn.export_package(net, params, ["x"], ["h"])
+    package.save("folder")
+    jrnn.convert.write_predictor(package, "file.minidb", {"x": np.zeros((2, 3), np.float32)})
+    for path in ("folder", "file.minidb"):
+        found = report_of(capsys, path, "--feed", "x=normal[2,3]")
+        assert found["agrees"] and found["outputs"] == ["h"] and found["loss"] is None
+        assert {b["name"]: b["of"][:2] for b in found["blobs"]} == dict.fromkeys("xwb", "h[")  # a Jacobian
+
+
+def test_functions(files, capsys):
+    carry = ["--feed", "carry/0=normal[2,3]", "--feed", "carry/1=normal[2,3]"]
+    found = report_of(capsys, "steps.py:step", *carry, "--feed", "x=normal[4,2,3]", "--scan")
+    assert found["agrees"] and {b["name"] for b in found["blobs"]} == {"carry/0", "carry/1", "x"}
+    assert {b["name"] for b in report_of(capsys, "steps.py:make")["blobs"]} == {"w", "x"}
+
+
+def test_a_wrong_rule_of_a_function_is_named(files, capsys):
+    feeds = ["--feed", "carry=normal[2,3]", "--feed", "x=normal[4,2,3]"]
+    fault = report_of(capsys, "steps.py:wrong", *feeds, "--scan", status=1)["fault"]
+    assert fault["type"] == "scan"
+    assert re.match(r"custom_vjp_call of twice \(steps.py:\d+:\d+ \(wrong\)\)", fault["inside"]["operator"])
+    assert fault["inside"]["values"][0] == pytest.approx(1.5 * fault["inside"]["values"][2], rel=1e-6)
+
+
+def test_mistakes(files, capsys):
+    for argv, message in (
+        (
+            ["steps.py:step", "--feed", "x=normal[2,3]"],
+            "the function's argument 'carry' is not given: carry=normal[2,3]",
+        ),
+        (
+            ["steps.py:step", "--feed", "cary=normal[2,3]"],
+            "has no argument 'cary'; it takes carry, x; did you mean 'carry'?",
+        ),
+        (["steps.py:make", "--feed", "x=normal[2,3]"], "takes no arguments"),
+        (["net.pbtxt", "--scan"], "--scan means nothing for net.pbtxt"),
+        (["net.pbtxt", "--set", "a=1"], "--set means nothing for net.pbtxt"),
+        (["steps.py:step", "--loss", "y"], "--loss means nothing for steps.py:step"),
+    ):
+        assert main(["check", *argv]) == 2
+        assert message in capsys.readouterr().err
+
+
+# the page -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_in_a_browser(files, capsys, wrong_tanh):
+    """What a browser makes of the page, not what was written: a tag left open would show here."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    browser = next((path for name in names if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(names)} is installed")
+    assert main(["check", "net.pbtxt", *FEEDS, "--html", "page.html"]) == 1
+    text = (files / "page.html").read_text()
+    assert not re.search(r"""(src|href)=|url\(|@import|<script""", text)  # it needs nothing beside it
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={files / 'profile'}", "--dump-dom"]
+    shown = subprocess.run(
+        [browser, *flags, (files / "page.html").as_uri()], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+    page = Page()
+    page.feed(shown)
+    assert page.text["verdict"] == "the gradients DISAGREE"
+    assert "First fault: op #1 Tanh -> 'h' in net 'tiny'" in page.text["fault"]
+    assert page.boxes == {  # by the colour that a box is filled with
+        "#b7e1b0": {"h", "loss"},
+        "#f2a6a0": {"x", "w", "b", "y"},
+        None: {"FC", "Tanh", "AveragedLoss"},
+    }
+    assert [row[0] for row in page.rows[1:]] == sorted("xwb", key=[row[0] for row in page.rows].index)
+    assert len(page.rows) == 4
+
+
+class Page(HTMLParser):
+    """The text of elements with an id, the labels of the drawn boxes by colour, and the rows of the table."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.boxes, self.rows = {}, {}, []
+        self.open, self.fill = [], None
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if tag in ("meta", "br"):
+            return
+        self.open.append((tag, attrs.get("id")))
+        if tag == "rect":
+            self.fill = attrs.get("fill")
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        tag, id = self.open[-1] if self.open else (None, None)
+        if id is not None:
+            self.text[id] = self.text.get(id, "") + data
+        if tag == "text":
+            self.boxes.setdefault(self.fill, set()).add(data)
+        if tag in ("td", "th"):
+            self.rows[-1].append(data)
