@@ -31,7 +31,11 @@ class Checkpoints:
         except OSError as e:
             raise CheckpointError(f"{self.folder}: cannot be written: {e.strerror}") from None
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, cleanup_tmp_directories=True, enable_async_checkpointing=False
+            create=False,
+            max_to_keep=keep,
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=False,
+            multiprocessing_options=_alone(),
         )
         self._manager = ocp.CheckpointManager(
             self.folder, item_handlers=ocp.StandardCheckpointHandler(), options=options
@@ -115,6 +119,14 @@ def _seal(folder: Path) -> None:
     aside = folder / (SEAL + ".tmp")
     aside.write_text(json.dumps(_digests(folder), indent=1))
     aside.replace(folder / SEAL)
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Of several processes only this one writes and reads, and waits for no other."""
+    me = jax.process_index()
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    return ocp.options.MultiprocessingOptions(me, {me}, barrier_sync_key_prefix=f"process_{me}")
 
 
 def broken_seal(folder: Path) -> str | None:

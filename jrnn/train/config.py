@@ -68,6 +68,7 @@ class TrainConfig:
     checkpoint_every: int = 250
     keep: int = 2  # checkpoints kept
     devices: int = 1  # that share each batch; 0: all that there are
+    tensorboard: bool = False  # also write the metrics as TensorBoard's events, into the run directory
     precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
     on_nan: Literal["stop", "skip"] = "stop"  # what a step does whose loss, gradient or update is not finite
     loss_limit: float = 0.0  # a greater loss counts as not finite; 0: none does

@@ -19,9 +19,10 @@ from rich.console import Console
 from ..errors import ConfigError, TrainError
 from .check import check_gradients_agree
 from .checkpoint import Checkpoints
+from .clock import Clock, Trace
 from .config import Config, TrainConfig
 from .devices import NOWHERE, Devices
-from .metrics import MetricsFile, Report, describe
+from .metrics import Board, MetricsFile, Report, describe
 from .run_dir import RunDir
 from .setup import make_steps
 from .step import Measured, State, Steps, initial_state, make_train_call, make_validation, stack_batches
@@ -51,7 +52,14 @@ class Result:
         return f"{self.step} steps{skipped}, {describe(self.validation_loss, self.unit, self.metrics)}"
 
 
-def train(config: Config, out: str | Path, *, resume: bool = False, console: Console | None = None) -> Result:
+def train(
+    config: Config,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    profile: bool = False,
+    console: Console | None = None,
+) -> Result:
     """Trains as `config` says, in the run directory `out`.
 
     Args:
@@ -59,6 +67,7 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
         out: the run directory; made where it does not exist.
         resume: continue from the newest checkpoint in `out`. On one machine and one version the result is, to the bit, that
             of the run without the interruption.
+        profile: write a trace of a few steps to the folder `profile` of `out`, and tell where the time went.
         console: where to report; the terminal by default.
 
     Returns:
@@ -75,7 +84,13 @@ def train(config: Config, out: str | Path, *, resume: bool = False, console: Con
             started = begin(config, Path(out), resume, console, files)
         state = devices.put_state(devices.from_first(jax.device_get(started.state)))
         loop = _Loop(config, Path(out), devices, started)
-        return loop.go(state, files.enter_context(_stop_on_signal()))
+        stop = files.enter_context(_stop_on_signal())
+        if not profile:
+            return loop.go(state, stop)
+        with Trace(Path(out) / "profile") as trace:
+            result = loop.go(state, stop, trace)
+        started.report.say(f"trace: {trace.folder}\n{loop.clock}")
+        return result
 
 
 @dataclass(frozen=True)
@@ -109,7 +124,9 @@ def _begin(config: Config, out: Path, resume: bool, console: Console, files: Exi
         check_gradients_agree(task.model, state.params, task.train.at(0), config.data.batch)
         console.print("gradients: JAX's and the generated net's agree on the first batch", markup=False)
     done = int(state.step)
-    metrics = files.enter_context(MetricsFile(run.metrics, done if resume else None))
+    resume_at = done if resume else None
+    board = Board(run.path / "tensorboard", resume_at) if config.train.tensorboard else None
+    metrics = files.enter_context(MetricsFile(run.metrics, resume_at, board))
     report = files.enter_context(Report(console, config.train.steps, done))
     return _Started(task, steps, state, checkpoints, metrics, report)
 
@@ -135,16 +152,18 @@ class _Loop:
         shardings = (devices.state_sharding, devices.result_sharding)
         self.call = make_train_call(self.task.model, started.steps, shardings)
         self.validate = make_validation(self.task, self._put)
+        self.clock = Clock("steps")
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
 
     def _put(self, batches: Any) -> Any:
         return self.devices.put_batches(batches, self.task.axes)
 
-    def go(self, state: State, stop: _Stop) -> Result:
+    def go(self, state: State, stop: _Stop, trace: Trace | None = None) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
         train = self.config.train
-        step = int(state.step)
+        begun = step = int(state.step)
+        self.clock = Clock("steps")
         recorder = _Recorder(self.metrics_file, self.report, self.task, train)
         try:
             while step < train.steps and not self.devices.any(stop.asked):
@@ -153,6 +172,12 @@ class _Loop:
                 state, measured = self.call(state, self._put(batches), step, n)
                 recorder.record(step, n, measured)
                 step += n
+                if step == begun + n:
+                    recorder.flush()
+                    self.clock.claim("compiling and the first call")
+                if trace is not None:
+                    with self.clock("tracing"):
+                        trace.after_call(measured)
                 if step % train.validate_every == 0 or step == train.steps:
                     recorder.flush()
                     self._validate(step, state)
@@ -181,11 +206,13 @@ class _Loop:
         return min(train.steps_per_call, train.steps - step, *to_next)
 
     def _save(self, step: int, state: State) -> None:
-        self.checkpoints.save(step, self.devices.get(state))
+        with self.clock("checkpoints"):
+            self.checkpoints.save(step, self.devices.get(state))
 
     def _validate(self, step: int, state: State) -> None:
-        self.validation_loss = self.validate(state.evaluation_params)
-        self.metrics = self.task.evaluate(self.devices.local(state.evaluation_params), self.validation_loss)
+        with self.clock("validation"):
+            self.validation_loss = self.validate(state.evaluation_params)
+            self.metrics = self.task.evaluate(self.devices.local(state.evaluation_params), self.validation_loss)
         self.metrics_file.write(step, validation_loss=self.validation_loss, **self.metrics)
         self.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
 

@@ -1,39 +1,88 @@
-"""What a run reports: metrics.jsonl for programs, a progress line for people."""
+"""What a run reports: metrics.jsonl for programs, events for TensorBoard, a progress line for people."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from ..errors import ConfigError, TrainError
 from .settings import parse_json
 
 
 class MetricsFile:
     """Appends one JSON object a line; every line carries the step it belongs to."""
 
-    def __init__(self, path: Path, resume_at: int | None = None):
+    def __init__(self, path: Path, resume_at: int | None = None, board: Board | None = None):
         """Starts anew, or (`resume_at`) keeps the lines up to that step: the rest is about to be measured again."""
+        self._board = board
         kept = []
         if resume_at is not None and path.exists():
             kept = [line for line in _lines(path) if _step(line) <= resume_at]
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        with _reporting(path):
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, step: int, **values: Any) -> None:
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        """Writes a line.
+
+        Raises:
+            TrainError: where it cannot be written.
+        """
+        with _reporting(Path(self._file.name)):
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+        if self._board is not None:
+            self._board.write(step, **values)
 
     def __enter__(self) -> MetricsFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been told
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise TrainError(f"{path}: cannot be written: {e.strerror}; what the last checkpoint holds is safe") from None
+
+
+class Board:
+    """Writes scalars as TensorBoard's events, for `tensorboard --logdir`."""
+
+    def __init__(self, folder: Path, resume_at: int | None = None):
+        """`resume_at`: what is there of later steps is no longer shown.
+
+        Raises:
+            ConfigError: where tensorboardX is not installed.
+        """
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "train.tensorboard needs tensorboardX: pip install 'jrnn[tensorboard]', or leave it out"
+            ) from None
+        self._writer = SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
+
+    def write(self, step: int, **values: Any) -> None:
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 def _step(line: str) -> float:

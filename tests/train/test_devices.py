@@ -1,0 +1,186 @@
+"""Devices and processes that share the work: the losses are those of one, and a run goes on on other devices."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jrnn.cli import main
+from jrnn.errors import ConfigError
+from jrnn.train.config import load_config
+from jrnn.train.devices import Devices
+from jrnn.train.metrics import read_metrics
+from jrnn.train.settings import encode
+from jrnn.train.setup import make_steps
+from jrnn.train.step import State, initial_state, stack_batches
+
+EIGHT = """
+import json, sys
+from pathlib import Path
+import jax
+from rich.console import Console
+from jrnn.errors import JrnnError
+from jrnn.train import load_config, train
+from jrnn.train.devices import Devices
+from jrnn.train.setup import make_steps
+from jrnn.train.step import initial_state, stack_batches
+
+folder, quiet = Path(sys.argv[1]), Console(quiet=True)
+
+def config(*changes):
+    return load_config(folder / "shared.toml", changes)
+
+train(config(), folder / "one", console=quiet)
+train(config("train.devices=8", "train.steps=4"), folder / "eight", console=quiet)
+train(config("train.devices=2"), folder / "eight", resume=True, console=quiet)
+
+eight = config("train.devices=8")
+devices, task = Devices.of(eight), eight.kind.load(eight)
+state = devices.put_state(jax.device_get(initial_state(task.model, make_steps(eight, task.axes))))
+batches = devices.put_batches(stack_batches([task.train.at(0)], 2), task.axes)
+refused = []
+for change in (["train.devices=9"], ["train.devices=8", "data.batch=12"], ["train.devices=2", "optimizer.accumulate=8"]):
+    try:
+        Devices.of(config(*change))
+    except JrnnError as e:
+        refused.append(str(e))
+print(json.dumps({
+    "devices": [Devices.of(config("train.devices=0")).count, devices.count],
+    "carry": [x.addressable_shards[0].data.shape for x in jax.tree.leaves(state.carry)],
+    "whole": [x.is_fully_replicated for x in jax.tree.leaves((state.params, state.optimizer, state.mean, state.step))],
+    "tokens": batches.tokens.addressable_shards[7].data.shape,
+    "fresh": batches.fresh.is_fully_replicated,
+    "refused": refused,
+}))
+"""
+
+
+def losses(run):
+    return {m["step"]: m["loss"] for m in read_metrics(run / "metrics.jsonl") if "loss" in m}
+
+
+def assert_same_losses(run, other, steps):
+    ours, theirs = losses(run), losses(other)
+    assert list(ours)[:steps] == list(range(1, steps + 1))
+    np.testing.assert_allclose(
+        [ours[k] for k in range(1, steps + 1)], [theirs[k] for k in range(1, steps + 1)], rtol=1e-5
+    )
+
+
+@pytest.fixture(scope="module")
+def environment(compiled):
+    return {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with shared.toml, a configuration with dropout and a running mean, and with what ran."""
+    folder = tmp_path_factory.mktemp("devices")
+    (folder / "text.txt").write_text("the cat sat on a mat and the dog ran after it until the sun went down\n" * 30)
+    (folder / "shared.toml").write_text(
+        f"""
+        data = {{ path = {json.dumps(str(folder / "text.txt"))}, batch = 8, chunk = 8, validation = 0.2 }}
+        model = {{ embedding = 4, hidden = 8, dropout = 0.2 }}
+        optimizer = {{ learning_rate = 0.02, schedule = "constant", ema = 0.9 }}
+        train = {{ steps = 8, steps_per_call = 2, validate_every = 4, checkpoint_every = 4 }}
+        """
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def eight(folder, environment):
+    """What a process with 8 devices did and said."""
+    flags = environment.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, "-c", EIGHT, str(folder)],
+        env={**environment, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_eight_devices_hold_a_part_of_each_batch(eight):
+    assert eight["devices"] == [8, 8]
+    assert eight["carry"] == [[1, 1, 8]] * 2 and all(eight["whole"])
+    assert eight["tokens"] == [2, 8, 1] and eight["fresh"]
+
+
+def test_eight_devices_have_the_losses_of_one_and_two_go_on_from_them(eight, folder):
+    assert_same_losses(folder / "eight", folder / "one", 8)
+    validations = [
+        [m["validation_loss"] for m in read_metrics(folder / run / "metrics.jsonl") if "validation_loss" in m]
+        for run in ("one", "eight")
+    ]
+    np.testing.assert_allclose(*validations, rtol=1e-5)
+
+
+def test_what_cannot_be_divided_is_refused(eight):
+    assert "train.devices is 9, but JAX finds 8: cpu:0, " in eight["refused"][0]
+    assert (
+        "data.batch = 12 examples cannot be divided equally among 8 devices; make it a multiple of 8"
+        in eight["refused"][1]
+    )
+    assert "in 8 parts (optimizer.accumulate) cannot be divided equally among 2 devices" in eight["refused"][2]
+
+
+def test_two_processes_train_as_one_and_stop_together(eight, folder, environment):
+    """Only the first writes; a signal to the second stops both, at the same step and with a checkpoint."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+
+    def start(process):
+        command = [sys.executable, "-m", "jrnn", "train", str(folder / "shared.toml"), "--set", "train.steps=1000000"]
+        command += ["--out", str(folder / f"process_{process}"), "--coordinator", f"localhost:{port}"]
+        command += ["--processes", "2", "--process", str(process)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    processes = [start(k) for k in (0, 1)]
+    try:
+        deadline = time.monotonic() + 200
+        while not (folder / "process_0" / "checkpoints" / "8").exists():
+            assert all(p.poll() is None for p in processes), [p.communicate() for p in processes]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        processes[1].send_signal(signal.SIGTERM)
+        (out, err), (out_1, err_1) = (p.communicate(timeout=120) for p in processes)
+    finally:
+        for p in processes:
+            p.kill()
+    assert [p.returncode for p in processes] == [130, 130], (err, err_1)
+    assert "step 4: validation loss" in out and "validation" not in out_1
+    step = int(err.split("stopped at step ")[1].split(";")[0])
+    assert (folder / "process_0" / "checkpoints" / str(step)).is_dir()
+    assert not (folder / "process_1").exists()
+    assert_same_losses(folder / "process_0", folder / "one", 8)
+
+
+def test_processes_that_do_not_find_each_other(capsys):
+    assert main(["train", "any.toml", "--processes", "2"]) == 2
+    assert "--processes and --process need --coordinator HOST:PORT" in capsys.readouterr().err
+
+
+def test_one_device_changes_nothing(folder):
+    config = load_config(folder / "shared.toml")
+    devices, task = Devices.of(config), config.kind.load(config)
+    state = jax.device_get(initial_state(task.model, make_steps(config, task.axes)))
+    again = devices.get(devices.put_state(state))
+    assert isinstance(again, State)
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+    batches = stack_batches([task.train.at(0)], 1)
+    jax.tree.map(np.testing.assert_array_equal, devices.get(devices.put_batches(batches, task.axes)), batches)
+    assert devices.is_first and not devices.any(False) and devices.any(True)
+    with pytest.raises(ConfigError, match="train.devices must not be negative"):
+        load_config(folder / "shared.toml", ["train.devices=-1"])
+    assert "devices = 1" in encode(config)
