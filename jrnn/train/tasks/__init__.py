@@ -1,6 +1,7 @@
 """The kinds of tasks, by the name that a config gives: a new kind is one file, and one line here."""
 
 from .language import CHARACTERS
+from .seq2seq import SEQ2SEQ
 from .task import Batch, Batches, Task, TaskKind, Trained
 
-KINDS: dict[str, TaskKind] = {kind.name: kind for kind in (CHARACTERS,)}
+KINDS: dict[str, TaskKind] = {kind.name: kind for kind in (CHARACTERS, SEQ2SEQ)}
