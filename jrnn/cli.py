@@ -82,10 +82,18 @@ def _parser() -> argparse.ArgumentParser:
 
     p = command(_sample, "sample", "write text from a trained model")
     p.add_argument("run_dir", help="a run directory")
-    p.add_argument("--prompt", help="how the text begins")
+    p.add_argument("--prompt", help="how the text begins; of task seq2seq, what is to be answered")
     p.add_argument("--length", type=int, help="characters to write after the prompt")
     p.add_argument("--temperature", type=float, help="below 1 safer, above 1 wilder, 0 always the likeliest")
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument(
+        "--beam", type=int, metavar="K", help="of task seq2seq, how many answers to search for (1: greedily)"
+    )
+    p.add_argument(
+        "--attention",
+        metavar="FILE",
+        help="of task seq2seq, draw what the best answer attended to (needs the extra `plot`)",
+    )
 
     p = command(_plot, "plot", "draw the losses of runs")
     p.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
@@ -210,8 +218,8 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _sample(args: argparse.Namespace) -> int:
-    changes = {"prompt": args.prompt, "length": args.length, "temperature": args.temperature}
-    print(sample_run(args.run_dir, args.seed, **changes))
+    names = ("prompt", "length", "temperature", "beam", "attention")
+    print(sample_run(args.run_dir, args.seed, **{name: getattr(args, name) for name in names}))
     return 0
 
 
