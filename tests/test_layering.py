@@ -32,6 +32,7 @@ LEVELS = {
     "cells": 6,
     "nn": 6,
     "interop": 7,
+    "testing": 7,
     "train": 7,
     "bench": 7,
     "cli": 8,
@@ -47,7 +48,11 @@ ONLY_IN = {  # third-party package: the rooms that may know it
     "rich": {"train", "cli", "bench", "gradcheck"},
     "safetensors": {"interop"},
 }
-OPTIONAL = {"torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "pkg_resources"}
+# fmt: off
+OPTIONAL = {
+    "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis", "pkg_resources",
+}
+# fmt: on
 FILES = sorted(p for p in ROOT.rglob("*.py"))
 NAMES = {str(p.relative_to(ROOT)): p for p in FILES}
 

@@ -1,11 +1,10 @@
 """What padding holds shows nowhere, bit for bit; a sequence's results do not depend on its neighbours."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrnn import nn
+from jrnn import nn, testing
 from jrnn.nn import units
 
 T, N, D, H = 5, 4, 3, 4
@@ -38,22 +37,10 @@ def test_padding_shows_nowhere(kind, extras):
     function, params, hx = make(kind, **made)
     key = jax.random.key(3) if settings else None
 
-    @jax.jit
-    def everything(params, x, hx, lengths):
-        def loss(params, x, hx):
-            results = function(params, x, hx, lengths=lengths, key=key, **settings)
-            return sum(jnp.sum(jnp.cos(leaf)) for leaf in jax.tree.leaves(results)), results
+    def call(params, hx, x, lengths):
+        return function(params, x, hx, lengths=lengths, key=key, **settings)
 
-        (_, results), grads = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(params, x, hx)
-        return results, grads
-
-    for lengths in (LENGTHS, np.full(N, T), np.zeros(N, int), np.ones(N, int)):
-        expected = jax.tree.leaves(everything(params, padded(0.0, lengths), hx, lengths))
-        assert all(np.isfinite(leaf).all() for leaf in expected)
-        for value in (np.nan, np.inf, -np.inf, 1e30):
-            found = jax.tree.leaves(everything(params, padded(value, lengths), hx, lengths))
-            for a, b in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(np.asarray(a).view(np.uint32), np.asarray(b).view(np.uint32))
+    testing.assert_padding_invariant(testing.Layer(call, params, hx, padded(0.0)))
 
 
 @pytest.mark.parametrize("kind", UNITS)
@@ -68,14 +55,24 @@ def test_past_its_end_a_sequence_gives_zeros_and_holds_its_state(kind):
 @pytest.mark.parametrize("kind", UNITS)
 def test_a_sequence_is_independent_of_its_batch(kind):
     function, params, hx = make(kind)
+
+    def call(params, hx, x, lengths):
+        return function(params, x, hx, lengths=lengths)
+
+    layer = testing.Layer(call, params, hx, padded(0.0), state_axis=1)
+    testing.assert_batch_invariant(layer, lengths=LENGTHS)
+
+
+@pytest.mark.parametrize("kind", UNITS)
+def test_a_sequence_without_a_batch_is_that_of_a_batch(kind):
+    function, params, hx = make(kind, num_layers=1)
     x = padded(0.0)
     output, last = function(params, x, hx, lengths=LENGTHS)
-    for n, length in enumerate(LENGTHS):
-        state = jax.tree.map(lambda leaf, n=n: leaf[:, n], hx)
-        alone, alone_last = function(params, x[:length, n], state)
-        np.testing.assert_allclose(output[:length, n], alone, atol=1e-6)
-        for found, expected in zip(jax.tree.leaves(last), jax.tree.leaves(alone_last), strict=True):
-            np.testing.assert_allclose(found[:, n], expected, atol=1e-6)
+    n, length = 0, LENGTHS[0]
+    alone, alone_last = function(params, x[:length, n], jax.tree.map(lambda leaf: leaf[:, n], hx))
+    np.testing.assert_allclose(output[:length, n], alone, atol=1e-6)
+    for found, expected in zip(jax.tree.leaves(last), jax.tree.leaves(alone_last), strict=True):
+        np.testing.assert_allclose(found[:, n], expected, atol=1e-6)
 
 
 def test_one_program_serves_all_lengths():

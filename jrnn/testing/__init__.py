@@ -1,0 +1,24 @@
+"""Assertions about recurrent cells, for tests of your own, and hypothesis strategies for nets and lengths.
+
+A cell is a step of JAX, `(carry, x) -> (carry, y)`, or with weights `(params, carry, x) -> (carry, y)`; a
+`jrnn.cells.Cell`; or a whole `Layer`. Each assertion raises AssertionError with what it found.
+"""
+
+from .asserts import (
+    assert_batch_invariant,
+    assert_executors_agree,
+    assert_gradients_agree,
+    assert_padding_invariant,
+)
+from .layers import Layer
+from .strategies import lengths, nets
+
+__all__ = [
+    "Layer",
+    "assert_batch_invariant",
+    "assert_executors_agree",
+    "assert_gradients_agree",
+    "assert_padding_invariant",
+    "lengths",
+    "nets",
+]

@@ -1,0 +1,112 @@
+"""Cells of every kind as layers: functions of weights, states, sequences and lengths.
+
+Shapes: T time, N batch, D input, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..builder import NetBuilder
+from ..cells import Cell, RunOptions, run_cell
+from ..errors import LayerError
+from ..executor import scan
+from ..ir import Net
+from ..lowering import to_jax
+
+X, LENGTHS = "x", "lengths"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A recurrent layer: `call(weights, state, xs, lengths) -> (ys, last)`.
+
+    Attributes:
+        call: the function; `xs` and `ys` are [T, N, ...], `lengths` int32 [N].
+        weights: a pytree of arrays.
+        state: a pytree of first states, which have N along `state_axis`; so has `last`.
+        xs: a pytree of sequences to run it on.
+    """
+
+    call: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+    weights: Any
+    state: Any
+    xs: Any
+    state_axis: int = 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """T and N."""
+        return np.shape(jax.tree.leaves(self.xs)[0])[:2]  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class CellNet:
+    """A `jrnn.cells.Cell` as a net over a sequence, with values for all that it reads."""
+
+    net: Net
+    weights: dict[str, Any]
+    state: tuple[Any, ...]
+    state_names: tuple[str, ...]
+    output: str
+    last: tuple[str, ...]
+
+    @classmethod
+    def of(cls, cell: Cell, state: Any, xs: Any, *, unrolled: bool = False, seed: int = 0) -> CellNet:
+        """Weights, and where `state` is None the first states [N, H], are drawn; gradients pass through all states."""
+        b = NetBuilder("cell")
+        steps, batch = np.shape(xs)[:2]
+        names = tuple(b.input(f"state_{k}") for k in range(len(cell.states)))
+        first = names
+        if unrolled:  # whose first values must be [1, N, H]
+            first = tuple(b.op("ExpandDims", [n], f"{n}_slot", dims=[0]) for n in names)
+        options = RunOptions(
+            outputs_with_grads=tuple(range(2 * len(names))), unroll_steps=int(steps) if unrolled else None
+        )
+        run = run_cell(cell, b, b.input(X), b.input(LENGTHS), list(first), scope="cell", options=options)
+        last = tuple(s.last for s in run.states)
+        rng = np.random.default_rng(seed)
+        weights = {n: rng.standard_normal(p.shape).astype(np.float32) for n, p in b.params.items()}
+        if state is None:
+            state = tuple(rng.standard_normal((batch, s.size)).astype(np.float32) for s in cell.states)
+        if len(state) != len(names):
+            raise LayerError(f"the cell has {len(names)} states, was given {len(state)}")
+        return cls(b.build(outputs=[run.output, *last]), weights, tuple(state), names, run.output, last)
+
+    def blobs(self, xs: Any, lengths: Any) -> dict[str, Any]:
+        return {**self.weights, **dict(zip(self.state_names, self.state)), X: xs, LENGTHS: lengths}
+
+    def layer(self, xs: Any, key: Any) -> Layer:
+        fn = to_jax(self.net, [self.output, *self.last])
+
+        def call(weights: Any, state: Any, xs: Any, lengths: Any) -> tuple[Any, Any]:
+            found = fn({**weights, **dict(zip(self.state_names, state)), X: xs, LENGTHS: lengths}, key=key)
+            return found[self.output], tuple(found[n][0] for n in self.last)
+
+        return Layer(call, self.weights, self.state, xs)
+
+
+def layer_of(cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None, **options: Any) -> Layer:
+    """A cell of any kind as a layer; `options` go to `jrnn.scan` where it is a step of JAX."""
+    if isinstance(cell, Layer):
+        return cell
+    if isinstance(cell, Cell):
+        return CellNet.of(cell, carry, xs).layer(xs, key)
+    if not callable(cell):
+        raise LayerError(f"a cell is a function, a jrnn.cells.Cell or a Layer, was given a {type(cell).__name__}")
+
+    def call(weights: Any, state: Any, xs: Any, lengths: Any) -> tuple[Any, Any]:
+        def step(carry: Any, x: Any) -> Any:
+            return cell(carry, x) if params is None else cell(weights, carry, x)
+
+        last, ys = scan(step, state, xs, lengths=lengths, **options)
+        return ys, last
+
+    carry, xs, params = jax.tree.map(jnp.asarray, (carry, xs, params))
+    return Layer(call, () if params is None else params, carry, xs)

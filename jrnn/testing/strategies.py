@@ -1,0 +1,63 @@
+"""Hypothesis strategies: random nets with the blobs they read, and lengths of sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..ir import Net, Op
+
+_ROWS, _COLUMNS = 2, 3
+_UNARY = ("Tanh", "Sigmoid", "Sin", "Cos", "Softsign", "Sqr", "Negative", "Copy")
+_BINARY = ("Add", "Sub", "Mul")
+_INPUTS = ("x0", "x1")
+
+
+def _strategies() -> Any:
+    try:
+        from hypothesis import strategies
+    except ImportError:
+        raise ImportError("the strategies of jrnn.testing need hypothesis: pip install hypothesis") from None
+    return strategies
+
+
+def lengths(batch: int, steps: int) -> Any:
+    """A strategy for lengths int32 [batch] from 0 to `steps`, with 0, 1 and `steps` often among them.
+
+    Raises ImportError where hypothesis is missing, as `nets` does.
+    """
+    st = _strategies()
+    edges = st.sampled_from(sorted({0, min(1, steps), steps}))
+    one = st.one_of(edges, st.integers(0, steps))
+    return st.lists(one, min_size=batch, max_size=batch).map(lambda n: np.array(n, np.int32))
+
+
+def nets(max_ops: int = 8) -> Any:
+    """A strategy for pairs (net, blobs): smooth nets whose blobs are read several times, overwritten, or not read at all.
+
+    All blobs are [2, 3] but the weights of FC; the net's last blob is its output.
+    """
+    st = _strategies()
+
+    @st.composite
+    def drawn(draw: Any) -> tuple[Net, dict[str, np.ndarray]]:
+        known = list(_INPUTS)
+        shapes = dict.fromkeys(_INPUTS, (_ROWS, _COLUMNS))
+        ops = []
+        for k in range(draw(st.integers(1, max_ops))):
+            kind = draw(st.sampled_from((*_UNARY, *_BINARY, "Sum", "FC")))
+            count = 1 if kind in _UNARY or kind == "FC" else 2 if kind in _BINARY else draw(st.integers(1, 3))
+            inputs = [draw(st.sampled_from(known)) for _ in range(count)]
+            if kind == "FC":
+                shapes |= {f"w{k}": (_COLUMNS, _COLUMNS), f"b{k}": (_COLUMNS,)}
+                inputs += [f"w{k}", f"b{k}"]
+            written = [n for n in known if n not in _INPUTS]
+            output = draw(st.sampled_from([f"h{k}", *written]))
+            ops.append(Op.of(kind, inputs, [output]))
+            known = [*dict.fromkeys((*known, output))]
+        rng = np.random.default_rng(draw(st.integers(0, 99)))
+        blobs = {n: rng.uniform(-1, 1, shape).astype(np.float32) for n, shape in shapes.items()}
+        return Net("drawn", tuple(ops), tuple(shapes), (ops[-1].outputs[0],)), blobs
+
+    return drawn()
