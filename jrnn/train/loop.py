@@ -22,10 +22,21 @@ from .checkpoint import Checkpoints
 from .clock import Clock, Trace
 from .config import Config, TrainConfig
 from .devices import NOWHERE, Devices
+from .diagnose import first_not_finite
 from .metrics import Board, MetricsFile, Report, describe
 from .run_dir import RunDir
 from .setup import make_steps
-from .step import Measured, State, Steps, initial_state, make_train_call, make_validation, stack_batches
+from .step import (
+    Measured,
+    State,
+    Steps,
+    initial_state,
+    make_train_call,
+    make_validation,
+    restart,
+    stack_batches,
+    step_key,
+)
 from .tasks import Task
 
 MOST_SKIPS = 100  # steps left out in a row, after which a run that may skip ends too
@@ -190,8 +201,8 @@ class _Loop:
             good = int(state.step)  # where the compiled function stopped
             self._save(good, state)
             raise TrainError(
-                f"{e}; the state before it is the checkpoint of step {good}: continue with --resume and a smaller "
-                'optimizer.learning_rate or optimizer.clip, or with train.on_nan = "skip"'
+                f"{e}; {self._diagnose(e.step, state)}; the state before it is the checkpoint of step {good}: continue with "
+                '--resume and a smaller optimizer.learning_rate or optimizer.clip, or with train.on_nan = "skip"'
             ) from None
         self._save(step, state)
         if step == train.steps and math.isnan(self.validation_loss):  # resumed when there was nothing left to do
@@ -204,6 +215,15 @@ class _Loop:
         train = self.config.train
         to_next = [every - step % every for every in (train.validate_every, train.checkpoint_every)]
         return min(train.steps_per_call, train.steps - step, *to_next)
+
+    def _diagnose(self, step: int, state: State) -> str:
+        """What went wrong in a step, from the state before it."""
+        batch = self.task.train.at(step - 1)
+        start = self.task.model.initial_carry(self.config.data.batch)
+        state = self.devices.get(state)
+        carry = jax.device_get(restart(batch.fresh, start, state.carry))
+        key = step_key(self.config.seed, step - 1)
+        return first_not_finite(self.task.model, state._replace(carry=carry), batch, key)
 
     def _save(self, step: int, state: State) -> None:
         with self.clock("checkpoints"):
@@ -219,6 +239,10 @@ class _Loop:
 
 class _NotFinite(Exception):
     """Says which step measured what."""
+
+    def __init__(self, step: int, what: str):
+        super().__init__(f"step {step}: {what}")
+        self.step = step
 
 
 class _Recorder:
@@ -264,14 +288,13 @@ class _Recorder:
         what = f"the loss is {loss:g}, the gradient's norm {norm:g}"
         if math.isfinite(norm) and loss <= (self._config.loss_limit or math.inf):
             what += ", the update of the parameters not finite"
-        found = f"step {step}: {what}"
         self._metrics.write(step, refused=what)
         self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
         if self._config.on_nan == "stop":
-            raise _NotFinite(found)
-        self._report.say(f"{found}; skipped")
+            raise _NotFinite(step, what)
+        self._report.say(f"step {step}: {what}; skipped")
         if self._in_a_row == MOST_SKIPS:
-            raise _NotFinite(f"{found}, and so were the {MOST_SKIPS - 1} steps before it")
+            raise _NotFinite(step, f"{what}, and so were the {MOST_SKIPS - 1} steps before it")
 
 
 @dataclass

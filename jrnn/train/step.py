@@ -83,13 +83,10 @@ def make_train_call(
     which call it is done in. A bad step changes nothing but, where bad ones are skipped, the number of steps done. Where
     they stop the run, neither do the steps after it, in this call or in the next ones: `state.step` is then behind `step`.
     """
-    key = jax.random.fold_in(jax.random.key(steps.seed), 1)  # parameters are drawn from the seed's own key
 
     def one_step(state: State, batch: Batch) -> tuple[State, Measured]:
         carry = restart(batch.fresh, model.initial_carry(steps.examples), state.carry)
-        loss, carry, gradients = _gradients(
-            model, steps, state.params, carry, batch, jax.random.fold_in(key, state.step)
-        )
+        loss, carry, gradients = _gradients(model, steps, state.params, carry, batch, step_key(steps.seed, state.step))
         updates, opt_state = steps.optimizer.update(gradients, state.optimizer, state.params, value=loss)
         params = optax.apply_updates(state.params, updates)
         mean = update_mean(state.mean, params, state.step, steps.ema) if steps.ema else state.mean
@@ -116,6 +113,11 @@ def make_train_call(
         return jax.lax.fori_loop(0, n, body, (state, nothing))
 
     return jax.jit(call, donate_argnums=0, out_shardings=out_shardings)
+
+
+def step_key(seed: int, step: Any) -> Any:
+    """What a step draws dropout from; `step` counts those before it. Parameters are drawn from the seed's own key."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), step)
 
 
 def _choose(true: Any, one: State, other: State) -> State:

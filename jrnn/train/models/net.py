@@ -90,6 +90,10 @@ class NetModel:
         gradients = {p: _dense(params[p], names[p], blobs) for p in params}
         return Outcome(blobs[self.loss_blob], self._carry(blobs, carry), gradients)
 
+    def with_backward(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Net, dict[str, Any]]:
+        """The net with its backward operators, whatever gradient trains it, and the blobs that it is given."""
+        return add_gradients(self._net(key), [self.loss_blob])[0], self._blobs(params, carry, batch)
+
     def _backward(self, training: bool) -> tuple[Callable, dict[str, Any]]:
         """The function of the net with its backward operators, and the blobs of each parameter's gradient."""
         net = self.net if training else self._evaluation

@@ -1,0 +1,78 @@
+"""Where the first number that is not finite comes from: the step is done again, of a net operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import JrnnError, describe_op
+from ..lowering import run_net
+from .models.model import Model
+from .models.net import NetModel
+from .step import State
+from .tasks import Batch
+
+
+def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:
+    """What holds the first number that is not finite, and where in it; where all are finite, what holds the greatest.
+
+    Args:
+        model: of a net, the blob and the operator that wrote it are named; else the parameter whose gradient it is.
+        state: before the step, as host arrays.
+        batch, key: what the step read and drew from.
+    """
+    for what, tree in (("parameter", state.params), ("carried state", state.carry), ("member of the batch", batch)):
+        for path, value in jax.tree.leaves_with_path(tree):
+            if found := _not_finite(value):
+                return f"{what} {jax.tree_util.keystr(path, simple=True, separator='.')!r} {found}"
+    written = _of_net if isinstance(model, NetModel) else _of_function
+    greatest, holder = 0.0, "nothing"
+    for name, value in written(model, state, batch, key):
+        if found := _not_finite(value):
+            return f"{name} {found}"
+        array = np.asarray(value)
+        if array.dtype.kind == "f" and array.size and (size := float(np.max(np.abs(array)))) > greatest:
+            greatest, holder = size, name
+    return f"all numbers of the model are finite; the greatest, {greatest:g}, is in {holder.rstrip(',')}"
+
+
+def _of_net(model: NetModel, state: State, batch: Batch, key: Any) -> Iterator[tuple[str, Any]]:
+    """Each blob as it is written by the net and its backward operators, with a name that tells the operator."""
+    net, blobs = model.with_backward(state.params, state.carry, batch, key)
+    blobs = dict(blobs)
+    for k, op in enumerate(net.ops):
+        where = describe_op(k, op.type, op.outputs, net.name)
+        try:
+            written = run_net(replace(net, ops=(op,), external_outputs=()), blobs, key=key)
+        except JrnnError as e:
+            yield f"{where} cannot be run by itself ({e}): what follows", np.zeros(())
+            return
+        for name, value in written.items():
+            yield f"blob {name!r}, which {where} writes,", value
+        blobs |= written
+
+
+def _of_function(model: Model, state: State, batch: Batch, key: Any) -> Iterator[tuple[str, Any]]:
+    loss, carry, gradients = jax.device_get(jax.jit(model.gradients)(state.params, state.carry, batch, key))
+    yield "the loss", loss
+    for what, tree in (("the state after the step,", carry), ("the gradient of parameter", gradients)):
+        for name, value in tree.items():
+            yield f"{what} {name!r}", value
+
+
+def _not_finite(value: Any) -> str | None:
+    """What is not finite in an array, in words; None where all is."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "fV" or not array.size:  # V: bfloat16
+        return None
+    array = array.astype(np.float32) if array.dtype.kind == "V" else array
+    bad = ~np.isfinite(array)
+    if not bad.any():
+        return None
+    first = tuple(int(k) for k in np.argwhere(bad)[0])
+    at = f", the first at {list(first)}" if first else ""
+    return f"holds {array[first]:g}: {bad.sum()} of {bad.size} numbers{at}"
