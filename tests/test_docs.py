@@ -4,6 +4,7 @@ import doctest
 from pathlib import Path
 
 import pytest
+from pages import blocks_of, run_blocks
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -12,3 +13,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 def test_page(page, examples):
     failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False)
     assert failed == 0 and attempted > examples
+
+
+@pytest.mark.parametrize("page, wanted", [("checking.md", {"check"})])
+def test_commands_of_a_page(page, wanted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_blocks(page, blocks_of((DOCS / page).read_text(encoding="utf-8"))) == wanted

@@ -2,22 +2,15 @@
 
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-
-from jrnn.cli import main
+from pages import blocks_of, commands, run_blocks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-def commands(block):
-    """The command lines of a block, without comments and empty lines."""
-    return [words for line in block.splitlines() if (words := shlex.split(line, comments=True))]
+BLOCKS = blocks_of(README)
 
 
 def test_it_opens_with_the_two_commands():
@@ -37,15 +30,7 @@ def test_the_blocks_run(tmp_path, monkeypatch):
     """In the README's order, in one directory: blocks use what the ones before them left there."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.chdir(tmp_path)
-    ran = set()
-    for number, (language, block) in enumerate(BLOCKS[1:], 2):
-        if language == "python":
-            exec(compile(block, f"README.md, block {number}", "exec"), {"__name__": "readme"})
-            continue
-        for words in commands(block):
-            assert words[0] == "jrnn"
-            assert main(words[1:]) == 0, words
-            ran.add(words[1])
+    ran = run_blocks("README.md", BLOCKS[1:])
     assert ran >= {"train", "sample", "show", "run", "check", "ops"}
 
 
