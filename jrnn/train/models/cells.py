@@ -19,9 +19,11 @@ from ...cells import (
     LSTMCell,
     LSTMOptions,
     MILSTMCell,
+    RecurrentDropoutCell,
     StackedCell,
     run_cell,
 )
+from ...cells.dropout import WrappedCell
 from ..settings import require
 from .model import DEFAULT, Compute, Signature
 from .net import NetModel
@@ -47,10 +49,11 @@ class CellsConfig:
     forget_bias: float = 1.0  # of the LSTMs, added to the forget gate before its sigmoid
     dropout: float = 0.0  # of the output of the layers
     layer_dropout: float = 0.0  # between layers
+    recurrent_dropout: float = 0.0  # of the hidden state inside the recurrent products, the same units at every step
 
     def __post_init__(self):
         check_sizes(self, "hidden", "layers")
-        check_ratios(self, "dropout", "layer_dropout")
+        check_ratios(self, "dropout", "layer_dropout", "recurrent_dropout")
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,16 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
     b = NetBuilder("model")
     inputs, targets = b.input("tokens" if signature.tokens else "inputs"), b.input("targets")
     lengths = b.input("lengths") if signature.lengths else None
-    x, size = inputs, signature.inputs
     if isinstance(config, Embedding):
         table = b.param("embedding", [signature.inputs, config.embedding], "GaussianFill", std=1.0)
-        x, size = _dropout(b, b.Gather([table, x], "embedded"), config.embedding_dropout), config.embedding
-    cell = _stack(config, size)
-    initial = _initial_states(b, cell) if signature.carried else None
+        cell: Cell = _stack(config, config.embedding)
+        if signature.inputs < signature.tokens_of_a_batch and not config.embedding_dropout:
+            x, cell = inputs, TokensCell(cell, table)
+        else:
+            x = _dropout(b, b.Gather([table, inputs], "embedded"), config.embedding_dropout)
+    else:
+        x, cell = inputs, _stack(config, signature.inputs)
+    initial = _initial_states(b, config.layers, cell) if signature.carried else None
     run = run_cell(cell, b, x, lengths, initial, scope=config.cell)
     read = run.output if signature.every_step else _last_step(b, run.output)
     output = _output(b, _dropout(b, read, config.dropout), config.hidden, targets, signature)
@@ -106,6 +113,27 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
     states = {first: (name, config.hidden) for first, name in zip(initial or (), last)}
     feeds = {name: name for name in (inputs, targets, lengths) if name is not None}
     return NetModel(b.build(outputs=["loss", *last]), b.build_init(), states, feeds, compute, output_blob=output)
+
+
+@dataclass(frozen=True)
+class TokensCell(WrappedCell):
+    """Takes tokens [T, B] where `cell` takes their embeddings, the rows of the parameter `table`.
+
+    What depends on the input alone is computed once for each row of the table and looked up: the same result with less
+    work wherever the table has fewer rows than a batch has tokens.
+    """
+
+    table: str
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        in_turn = b.op("ExpandDims", [self.table], "tokens_in_turn", dims=[0])  # [1, tokens, E]
+        rows = b.op("Squeeze", [super().prepare_input(b, in_turn)], "rows", dims=[0])
+        flat = b.op("Gather", [rows, b.op("FlattenToVec", [x], "flat_tokens")], "flat_rows", dense_gradient=1)
+        rest = b.op("GivenTensorInt64Fill", [], "row_size", shape=[1], values=[-1])
+        shape, _ = b.op(
+            "Concat", [b.op("Shape", [x], "tokens_shape"), rest], ["rows_shape", "rows_shape_parts"], axis=0
+        )
+        return b.op("Reshape", [flat, shape], ["looked_up", "flat_shape"])[0]
 
 
 def _stack(config: CellsConfig, size_in: int) -> StackedCell:
@@ -116,18 +144,21 @@ def _stack(config: CellsConfig, size_in: int) -> StackedCell:
             cell: Cell = LSTMS[config.cell](size, config.hidden, LSTMOptions(forget_bias=config.forget_bias))
         else:
             cell = OTHERS[config.cell](size, config.hidden)
+        if config.recurrent_dropout:
+            cell = RecurrentDropoutCell(cell, config.recurrent_dropout)
         between = config.layer_dropout and k < config.layers - 1
         cells.append(DropoutCell(cell, config.layer_dropout) if between else cell)
     return StackedCell(tuple(cells), tuple(range(1, config.layers)) if config.residual else ())
 
 
-def _initial_states(b: NetBuilder, cell: StackedCell) -> list[str]:
+def _initial_states(b: NetBuilder, layers: int, cell: Cell) -> list[str]:
     """Inputs for the states of all layers: hidden_0, cell_0, hidden_1, ..."""
-    return [
-        b.input(f"{state.previous.partition('_')[0]}_{k}")
-        for k, layer in enumerate(cell.cells)
-        for state in layer.states
-    ]
+    of_a_layer = len(cell.states) // layers
+    return [b.input(f"{_last_part(s.previous).partition('_')[0]}_{k // of_a_layer}") for k, s in enumerate(cell.states)]
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition("/")[2]
 
 
 def _dropout(b: NetBuilder, blob: str, ratio: float) -> str:

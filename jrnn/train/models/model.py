@@ -25,6 +25,7 @@ class Signature:
     loss: against the member `targets`: the mean of -log softmax(outputs)[target] (int32), or of (output - target)^2.
     carried: the state goes on from batch to batch; else every batch starts anew, and nothing is carried.
     lengths: a batch has a member `lengths`, int32 [B]: how many steps of each sequence are valid.
+    tokens_of_a_batch: T B, where it is known.
     """
 
     tokens: bool
@@ -34,6 +35,7 @@ class Signature:
     loss: Literal["cross_entropy", "squared_error"]
     carried: bool
     lengths: bool = False
+    tokens_of_a_batch: int = 0
 
 
 @dataclass(frozen=True)
