@@ -7,23 +7,18 @@ or stand in one of the tables of exceptions below, with the reason.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import io
-import json
-import lzma
-import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import Case, read_cases
 
 import jrnn
 from jrnn import registry
 from jrnn.autodiff import GradientSlice
 from jrnn.errors import GradientError, OpError
 
-GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "ops"
 RTOL, ATOL = 1e-4, 1e-5  # of float32 results; ATOL is relative to the largest element
 
 # Operators without a recorded case.
@@ -60,57 +55,6 @@ MAKER_DIFFERS = {
     "Sqr": "Caffe2 doubles the gradient that arrives in place, which others may read",
     "Sqrt": "Caffe2 writes a gradient twice over, which adds up wrongly where the input is read twice",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A recorded case: a net of one operator and its gradient operators, what it read and what Caffe2 wrote."""
-
-    name: str
-    net: jrnn.Net
-    inputs: dict
-    outputs: dict
-    gradient: dict | None
-
-    @property
-    def op(self):
-        return self.net.ops[0]
-
-    @property
-    def forward(self):
-        """The operator alone, before its gradients were asked for."""
-        seeds = self.gradient["seeds"].values() if self.gradient else ()
-        declared = tuple(n for n in self.net.external_inputs if n not in seeds)
-        return dataclasses.replace(self.net, ops=self.net.ops[:1], external_inputs=declared, external_outputs=())
-
-    @property
-    def random(self):
-        return any(registry.lookup(op.type).random for op in self.net.ops)
-
-    @property
-    def dynamic(self):
-        return any(registry.lookup(op.type).dynamic for op in self.net.ops)
-
-    @property
-    def has_strings(self):
-        return any(v.dtype.kind == "S" for v in (*self.inputs.values(), *self.outputs.values()))
-
-
-def read_cases():
-    for path in sorted(GOLDEN.glob("*.npz.xz")):
-        with np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) as z:
-            cases: dict[int, dict] = {}
-            for key in z.files:
-                number, kind, *name = key.split("|", 2)
-                found = cases.setdefault(int(number), {"in": {}, "out": {}})
-                if name:
-                    found[kind][name[0]] = z[key]
-                else:
-                    found[kind] = z[key]
-        for k, c in sorted(cases.items()):
-            net = jrnn.read_net(c["net"].tobytes())
-            name = f"{path.name.split('.')[0]}-{k}-{net.ops[0].type}"
-            yield Case(name, net, c["in"], c["out"], json.loads(str(c["gradient"])) if "gradient" in c else None)
 
 
 KEY = jax.random.key(0)
