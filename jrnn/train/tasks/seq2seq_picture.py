@@ -17,7 +17,8 @@ def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) ->
     """Draws the weights [T, S] with which the T characters of `target` attend to the S of `source`.
 
     Raises:
-        UsageError: matplotlib is not installed, the file's name ends in no known kind of picture, or it cannot be written.
+        UsageError: matplotlib is not installed, the file's name ends in no known kind of picture, it cannot be written, or
+            there is nothing to draw.
     """
     try:
         from matplotlib.figure import Figure
@@ -25,6 +26,8 @@ def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) ->
         raise UsageError("a picture of attention needs matplotlib: pip install 'jrnn[plot]'") from e
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path}: a picture's name must end in one of {', '.join(SUFFIXES)}")
+    if not target:
+        raise UsageError(f"{path}: the answer is empty, and so there is no attention to draw")
     assert weights.shape == (len(target), len(source)), weights.shape
     size = (max(len(source), FEWEST) * CELL + 1.4, max(len(target), FEWEST) * CELL + 0.9)
     figure = Figure(figsize=size, layout="constrained")
