@@ -79,7 +79,7 @@ def _take(cut: _Cut, env: dict[Any, Any]) -> Any:
     return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
 
 
-def _cuts(eqns: Sequence[Any]) -> dict[Var, _Cut]:
+def cuts_of(eqns: Sequence[Any]) -> dict[Var, _Cut]:
     """Variables that are slices of others along one axis."""
     found: dict[Var, _Cut] = {}
     for eqn in eqns:
@@ -133,7 +133,7 @@ def _activate_together(loop: Loop, env: Env) -> Env:
 
 
 def _run_cuts(loop: Loop) -> dict[Var, _Cut]:
-    cuts = _cuts(loop.eqns)
+    cuts = cuts_of(loop.eqns)
     activations = [e for e in loop.eqns if e.primitive.name in _ACTIVATIONS]
     activated = {e.invars[0] for e in activations}
     _joined([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
@@ -159,7 +159,7 @@ def runs_meet(loop: Loop) -> bool:
 
 def activates_slices(eqns: Sequence[Any]) -> bool:
     """Whether an activation among `eqns` reads a slice, or what is computed from one."""
-    sliced = jaxprs.depends(eqns, _cuts(eqns))
+    sliced = jaxprs.depends(eqns, cuts_of(eqns))
     return any(e.primitive.name in _ACTIVATIONS and any(v in sliced for v in jaxprs.inputs(e)) for e in eqns)
 
 
@@ -174,7 +174,7 @@ def _first_results(v: Var, eqns: Sequence[Any], results: Collection[Var]) -> set
 
 
 def _slice_apart(loop: Loop, env: Env) -> Env:
-    cuts = _cuts(loop.eqns)
+    cuts = cuts_of(loop.eqns)
     made = jaxprs.producers(loop.eqns)
 
     def piece(atom: Atom, cut: _Cut) -> Any:

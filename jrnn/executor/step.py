@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.executor import jaxprs
+from jrnn.executor import jaxprs, views
 from jrnn.executor.loop import Loop
 
 
@@ -84,7 +84,7 @@ def trace_step(
         reverse,
         unroll,
     )
-    return Traced(loop, program.consts, tuple(init), tuple(leaves), carry_tree, trees[1])
+    return Traced(views.direct(loop), program.consts, tuple(init), tuple(leaves), carry_tree, trees[1])
 
 
 class _Unfit(Exception):

@@ -24,7 +24,7 @@ def _check_state(name, state, gates, count):
 
 
 def _valid(rest, sequence_lengths, batch):
-    """The optional inputs as a mask of the sequences that have not ended, [1, N, 1], or None where all go on."""
+    """The optional inputs as a mask of the sequences that have not ended, [N, 1], or None where all go on."""
     if sequence_lengths and len(rest) != 2:
         raise OpError(
             f"was given {len(rest)} input after the gates; sequence_lengths=1 (the default) takes two: the lengths and the "
@@ -34,7 +34,17 @@ def _valid(rest, sequence_lengths, batch):
         return None
     lengths, timestep = rest
     check_shape(lengths, (batch,), "seq_lengths")
-    return (lengths > timestep.reshape(-1)[:1])[None, :, None]
+    return (lengths > timestep.reshape(-1)[:1])[:, None]
+
+
+def _rows(x):
+    """[1, N, D] -> [N, D], as steps of JAX have it."""
+    return x.reshape(x.shape[1:])
+
+
+def _gates(gates, count):
+    """[1, N, count D] -> count arrays [N, D]."""
+    return [_rows(gate) for gate in jnp.split(gates, count, axis=-1)]
 
 
 def _masked(valid, x, otherwise):
@@ -42,7 +52,7 @@ def _masked(valid, x, otherwise):
 
 
 def _lstm_gates(gates, forget_bias):
-    i, f, o, g = jnp.split(gates, 4, axis=-1)
+    i, f, o, g = _gates(gates, 4)
     return sigmoid(i), sigmoid(f + forget_bias), sigmoid(o), jnp.tanh(g)
 
 
@@ -57,9 +67,10 @@ def lstm_unit(
     rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
     valid = _valid(rest, sequence_lengths, cell.shape[1])
     i, f, o, g = _lstm_gates(gates, forget_bias)
+    hidden, cell = _rows(hidden), _rows(cell)
     c = f * cell + i * g
     h = o * jnp.tanh(c)
-    return _masked(valid, h, 0 if drop_states else hidden), _masked(valid, c, 0 if drop_states else cell)
+    return _masked(valid, h, 0 if drop_states else hidden)[None], _masked(valid, c, 0 if drop_states else cell)[None]
 
 
 @op("LSTMUnitGradient", outputs=3)
@@ -69,6 +80,7 @@ def lstm_unit_gradient(
     """Reads LSTMUnit's inputs, its two outputs and their gradients; writes those of hidden, cell and gates."""
     *times, _, c, dh, dc = rest
     valid = _valid(times, sequence_lengths, cell.shape[1])
+    cell, c, dh, dc = map(_rows, (cell, c, dh, dc))
     i, f, o, g = _lstm_gates(gates, forget_bias)
     tanh_c = jnp.tanh(c)
     through = dc + dh * o * (1 - tanh_c * tanh_c)
@@ -80,7 +92,8 @@ def lstm_unit_gradient(
     )
     dgates = jnp.concatenate(parts, axis=-1)
     ended_h, ended_c = (jnp.zeros_like(dh), jnp.zeros_like(dc)) if drop_states else (dh, dc)
-    return _masked(valid, jnp.zeros_like(dh), ended_h), _masked(valid, through * f, ended_c), _masked(valid, dgates, 0)
+    found = (jnp.zeros_like(dh), ended_h), (through * f, ended_c), (dgates, 0)
+    return tuple(_masked(valid, new, ended)[None] for new, ended in found)
 
 
 @gradient("LSTMUnit")
@@ -98,9 +111,10 @@ def gru_unit(
     _check_state("hidden", hidden, gates, 3)
     rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
     valid = _valid(rest, sequence_lengths, hidden.shape[1])
-    _, update, output = jnp.split(gates, 3, axis=-1)
-    u = sigmoid(update)
-    return _masked(valid, u * hidden + (1 - u) * jnp.tanh(output), 0 if drop_states else hidden)
+    _, update, output = _gates(gates, 3)
+    u, before = sigmoid(update), _rows(hidden)
+    new = u * before + (1 - u) * jnp.tanh(output)
+    return _masked(valid, new, 0 if drop_states else before)[None]
 
 
 @op("GRUUnitGradient", outputs=2)
@@ -108,11 +122,12 @@ def gru_unit_gradient(hidden, gates, *rest, drop_states: bool = False, sequence_
     """Reads GRUUnit's inputs, its output and that one's gradient; writes those of hidden and gates."""
     *times, _, dh = rest
     valid = _valid(times, sequence_lengths, hidden.shape[1])
-    reset, update, output = jnp.split(gates, 3, axis=-1)
+    reset, update, output = _gates(gates, 3)
+    hidden, dh = _rows(hidden), _rows(dh)
     u, o = sigmoid(update), jnp.tanh(output)
     dgates = (jnp.zeros_like(reset), dh * (hidden - o) * u * (1 - u), dh * (1 - u) * (1 - o * o))
     ended = jnp.zeros_like(dh) if drop_states else dh
-    return _masked(valid, dh * u, ended), _masked(valid, jnp.concatenate(dgates, axis=-1), 0)
+    return _masked(valid, dh * u, ended)[None], _masked(valid, jnp.concatenate(dgates, axis=-1), 0)[None]
 
 
 @gradient("GRUUnit")
