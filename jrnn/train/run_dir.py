@@ -17,6 +17,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from ..errors import CheckpointError, ConfigError, DataError
 from .config import Config, load_config
 from .settings import encode, parse_json
 from .tasks import Task
+
+PATHS = ("path",)  # the keys of the table [data] that name files
 
 
 class RunDir:
@@ -51,6 +54,8 @@ class RunDir:
             raise ConfigError(f"{self.path}: cannot hold a run: {e.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the system when the process ends
+            held = os.pread(self._lock, 32, 0)
+            os.pwrite(self._lock, f"pid {os.getpid()}".ljust(len(held)).encode(), 0)
         except BlockingIOError:
             holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             os.close(self._lock)
@@ -58,8 +63,9 @@ class RunDir:
                 f"{self.path}: another process ({holder or 'unknown'}) is training in this directory; wait for it, or give "
                 "another directory with --out"
             ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"pid {os.getpid()}".encode(), 0)
+        except OSError as e:
+            os.close(self._lock)
+            raise ConfigError(f"{self.path / 'lock'}: cannot be written: {e.strerror}") from None
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -85,7 +91,7 @@ class RunDir:
         for table in ("model", "data"):
             old, new = vars(getattr(before, table)), vars(getattr(config, table))
             for key in dict.fromkeys([*old, *new]):
-                if key not in ("source", "path"):  # a file may move: the fingerprint tells
+                if key not in ("source", *PATHS):  # a file may move: the fingerprint tells
                     self._check_same(f"{table}.{key}", old.get(key), new.get(key))
         if self.load_fingerprint() != _as_json(task.fingerprint()):
             raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
@@ -108,7 +114,9 @@ class RunDir:
         return found
 
     def write(self, config: Config, task: Task) -> None:
-        """Writes what is known before the first step."""
+        """Writes what is known before the first step: with it, the run can be done again from any working directory."""
+        paths = {name: str(Path(value).absolute()) for name in PATHS if (value := getattr(config.data, name, None))}
+        config = replace(config, data=replace(config.data, **paths))
         self._write_text("data.json", json.dumps(task.fingerprint(), ensure_ascii=False) + "\n")
         self._write_text("run.json", json.dumps(provenance(), indent=2) + "\n")
         self._write_text("config.toml", encode(config))

@@ -1,5 +1,8 @@
 """A small text and a small configuration: a run of a second or two."""
 
+import resource
+from contextlib import contextmanager
+
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
@@ -70,3 +73,19 @@ def make_config(small):
 @pytest.fixture
 def quiet():
     return Console(quiet=True)
+
+
+@pytest.fixture
+def a_full_disk():
+    """A context in which no file can grow beyond so many bytes: a write fails as it does where the disk is full."""
+
+    @contextmanager
+    def full(room=0):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return full

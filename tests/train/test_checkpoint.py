@@ -148,6 +148,24 @@ def test_another_model_is_refused(folder, like, message):
         restore(folder, like)
 
 
+@pytest.mark.parametrize("room", [0, 100, 20_000])
+def test_a_full_disk_leaves_the_checkpoints_before(folder, room, a_full_disk):
+    big = Pair({"w": jnp.asarray(np.random.default_rng(0).normal(size=(100, 100)))}, ())
+    with Checkpoints(folder) as checkpoints:
+        with (
+            a_full_disk(room),
+            pytest.raises(CheckpointError, match=r"checkpoints/3: cannot be written: ."),
+        ):
+            checkpoints.save(3, big)
+        assert checkpoints.steps() == [1, 2]
+        assert_same(checkpoints.restore(state(0))[0], state(2))
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+        checkpoints.save(3, state(3))
+        assert_same(checkpoints.restore(state(0))[0], state(3))
+    assert sorted(p.name for p in folder.iterdir()) == ["2", "3"]
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match="checkpoints: cannot be written"):

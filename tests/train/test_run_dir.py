@@ -1,0 +1,107 @@
+"""A run's directory: written whole or told why not, and enough to do the run again."""
+
+import json
+import os
+
+import pytest
+
+from jrnn.cli import main
+from jrnn.errors import CheckpointError, ConfigError, TrainError
+from jrnn.train import train
+from jrnn.train.checkpoint import Checkpoints
+from jrnn.train.metrics import MetricsFile, read_metrics
+from jrnn.train.run_dir import RunDir
+
+
+def write_toml(path, tables):
+    rows = [
+        f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items()) for name, table in tables.items()
+    ]
+    path.write_text("".join(rows))
+
+
+def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path, monkeypatch, capsys):
+    """From another working directory too, though its text was named by a relative path: the same losses, to the bit."""
+    monkeypatch.chdir(text_file.parent)
+    write_toml(tmp_path / "small.toml", {**small, "data": {**small["data"], "path": text_file.name}})
+    assert main(["train", "small.toml", "--out", "first", "--no-sample", "--set", "train.steps=12"]) == 0
+    (tmp_path / "small.toml").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["train", "../first", "--no-sample"]) == 0
+    first, again = (
+        read_metrics(run / "metrics.jsonl") for run in (tmp_path / "first", tmp_path / "elsewhere/runs/first")
+    )
+    for one, other in zip(first, again, strict=True):
+        assert {k: v for k, v in one.items() if k != "items_per_second"} == {
+            k: v for k, v in other.items() if k != "items_per_second"
+        }
+    found = json.loads((tmp_path / "first" / "run.json").read_text())
+    assert found["versions"]["jax"] and "commit" in (found["git"] or {"commit": None})
+    assert RunDir(tmp_path / "first").load_config().seed == 0
+    capsys.readouterr()
+
+
+def test_a_full_disk_ends_the_run_with_what_was_saved(make_config, tmp_path, quiet, monkeypatch, a_full_disk):
+    """The disk fills up at the 17th step: the checkpoint of the 16th is whole, and the run goes on from it."""
+    write, full = MetricsFile.write, a_full_disk()
+
+    def write_until_full(self, step, **values):
+        if step == 17:
+            full.__enter__()
+        write(self, step, **values)
+
+    monkeypatch.setattr(MetricsFile, "write", write_until_full)
+    try:
+        with pytest.raises(
+            TrainError, match=r"metrics\.jsonl: cannot be written: File too large; what the last checkpoint"
+        ):
+            train(make_config(), tmp_path / "run", console=quiet)
+    finally:
+        full.__exit__(None, None, None)
+    monkeypatch.undo()
+    with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
+        assert checkpoints.steps() == [8, 16]
+    assert train(make_config(), tmp_path / "run", resume=True, console=quiet).step == 24
+    assert [m["step"] for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in m] == list(range(1, 25))
+
+
+def test_a_directory_that_cannot_hold_a_run(make_config, tmp_path, quiet, a_full_disk):
+    for path in ("/proc/self/run", tmp_path / "file" / "run"):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match="cannot hold a run"):
+            train(make_config(), path, console=quiet)
+    with a_full_disk(), pytest.raises(ConfigError, match="lock: cannot be written: File too large"):
+        RunDir(tmp_path / "run").__enter__()
+    with RunDir(tmp_path / "run"):
+        pass  # the lock was let go
+
+
+def test_a_config_that_cannot_be_written_leaves_the_one_before(tmp_path, a_full_disk):
+    run = RunDir(tmp_path)
+    run._write_text("config.toml", "seed = 1\n")
+    with a_full_disk(), pytest.raises(ConfigError, match=r"config\.toml: cannot be written: File too large"):
+        run._write_text("config.toml", "seed = 2\n")
+    assert (tmp_path / "config.toml").read_text() == "seed = 1\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_directory(make_config, tmp_path, quiet):
+    (tmp_path / "run").mkdir(mode=0o500)
+    with pytest.raises(ConfigError, match="run: cannot hold a run: Permission denied"):
+        train(make_config(), tmp_path / "run", console=quiet)
+
+
+def test_the_lock_names_its_holder(tmp_path):
+    (tmp_path / "lock").write_text("pid 123456789012345")
+    with RunDir(tmp_path), pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()}\) is training"):
+        RunDir(tmp_path).__enter__()
+
+
+def test_a_checkpoint_that_vanished(make_config, tmp_path, quiet):
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    config = make_config()
+    run.write(config, config.kind.load(config))
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint; start without --resume"):
+        train(config, run.path, resume=True, console=quiet)
