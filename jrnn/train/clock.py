@@ -33,21 +33,30 @@ class Clock:
         try:
             yield
         finally:
-            self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - begun
+            self.add(what, time.perf_counter() - begun)
+
+    def add(self, what: str, seconds: float) -> None:
+        """Counts time that has been measured."""
+        self._spent[what] = self._spent.get(what, 0.0) + seconds
 
     def claim(self, what: str) -> None:
         """Counts as `what` the time that nothing else has claimed so far."""
-        self._spent[what] = self._spent.get(what, 0.0) + self.seconds()[self._otherwise]
+        self.add(what, self.seconds()[self._otherwise])
 
     def seconds(self) -> dict[str, float]:
         """What was spent since the clock was made."""
         total = time.perf_counter() - self._begun
         return {self._otherwise: total - sum(self._spent.values()), **self._spent}
 
-    def __str__(self) -> str:
+    def table(self, *once: str) -> str:
+        """A line for each thing, with its share of the time that is not spent on what happens only `once`."""
         found = self.seconds()
-        total = sum(found.values()) or 1.0
-        return "\n".join(f"  {name:28} {spent:8.2f} s {spent / total:6.1%}" for name, spent in found.items())
+        total = sum(spent for name, spent in found.items() if name not in once)
+        rows = []
+        for name, spent in found.items():
+            share = "" if name in once or not total else f"{spent / total:8.2%}"
+            rows.append(f"  {name:28} {spent:8.2f} s{share}")
+        return "\n".join(rows)
 
 
 class Trace:

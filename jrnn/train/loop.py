@@ -39,6 +39,7 @@ from .step import (
 )
 from .tasks import Task
 
+SETUP, TRACING = "compiling and the first call", "tracing"  # which a longer run has no more of
 MOST_SKIPS = 100  # steps left out in a row, after which a run that may skip ends too
 
 
@@ -100,7 +101,7 @@ def train(
             return loop.go(state, stop)
         with Trace(Path(out) / "profile") as trace:
             result = loop.go(state, stop, trace)
-        started.report.say(f"trace: {trace.folder}\n{loop.clock}")
+        started.report.say(f"trace: {trace.folder}\n{loop.clock.table(SETUP, TRACING)}")
         return result
 
 
@@ -180,14 +181,17 @@ class _Loop:
             while step < train.steps and not self.devices.any(stop.asked):
                 n = self._steps_to_boundary(step)
                 batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
-                state, measured = self.call(state, self._put(batches), step, n)
+                batches = self._put(batches)
+                idle = recorder.idle()
+                state, measured = self.call(state, batches, step, n)
+                self.clock.add("waiting for Python", idle)
                 recorder.record(step, n, measured)
                 step += n
                 if step == begun + n:
                     recorder.flush()
-                    self.clock.claim("compiling and the first call")
+                    self.clock.claim(SETUP)
                 if trace is not None:
-                    with self.clock("tracing"):
+                    with self.clock(TRACING):
                         trace.after_call(measured)
                 if step % train.validate_every == 0 or step == train.steps:
                     recorder.flush()
@@ -196,6 +200,7 @@ class _Loop:
                 if step % train.checkpoint_every == 0:
                     recorder.flush()
                     self._save(step, state)
+                    recorder.restart_clock()
             recorder.flush()
         except _NotFinite as e:
             good = int(state.step)  # where the compiled function stopped
@@ -259,6 +264,11 @@ class _Recorder:
 
     def restart_clock(self) -> None:
         self._since = time.perf_counter()
+
+    def idle(self) -> float:
+        """Seconds for which the devices have had nothing to do, at most; 0 while a call runs."""
+        running = self._pending is not None and not self._pending[2].loss.is_ready()
+        return 0.0 if running else time.perf_counter() - self._since
 
     def record(self, step: int, n: int, measured: Measured) -> None:
         """Keeps the measurements of steps `step + 1` to `step + n`, and writes those kept before."""

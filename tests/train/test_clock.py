@@ -23,7 +23,10 @@ def test_all_time_is_accounted_for():
     spent = clock.seconds()
     assert list(spent) == ["steps", "compiling", "validation"]
     assert spent["compiling"] >= 0.02 and spent["validation"] >= 0.03 and spent["steps"] >= 0.01
-    assert [line.split()[0] for line in str(clock).splitlines()] == ["steps", "compiling", "validation"]
+    lines = [line.split() for line in clock.table("compiling").splitlines()]
+    assert [line[0] for line in lines] == ["steps", "compiling", "validation"]
+    assert lines[1][2:] == ["s"]
+    assert sum(float(lines[k][-1].rstrip("%")) for k in (0, 2)) == pytest.approx(100, abs=0.02)
 
 
 def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path):
@@ -32,7 +35,7 @@ def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path)
     train(config, tmp_path / "run", profile=True, console=console)
     said = console.export_text()
     assert f"trace: {tmp_path / 'run' / 'profile'}" in said
-    for what in ("steps", "compiling and the first call", "validation", "checkpoints", "tracing"):
+    for what in ("steps", "compiling and the first call", "validation", "checkpoints", "tracing", "waiting for Python"):
         assert f"\n  {what} " in said
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
     assert list((tmp_path / "run" / "profile").rglob("*.trace.json.gz"))
