@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,13 @@ def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
         raise ConfigError(
             f"{run.path}: a model of task {config.task!r} writes nothing; its metrics are in {run.metrics}"
         )
+    given = {name: value for name, value in changes.items() if value is not None}
+    known = [f.name for f in fields(config.sample)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{run.path}: sampling of task {config.task!r} has no {name!r}; it has {', '.join(known)}"
+            )
     trained = load_trained(run)
-    sample = replace(config.sample, **{name: value for name, value in changes.items() if value is not None})
+    sample = replace(config.sample, **given)
     return config.kind.write(replace(trained, config=replace(config, sample=sample)), seed)

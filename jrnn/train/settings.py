@@ -1,7 +1,7 @@
 """TOML into frozen dataclasses, and back: unknown keys are errors, values are checked against the annotations.
 
-The dataclasses say what there is: a nested dataclass is a table, a `Literal` a choice, `dict` a free table. A dataclass may
-choose the dataclasses of some of its tables by what is given: its `choose(given)` returns them by field.
+The dataclasses say what there is: a nested dataclass is a table, a `Literal` a choice, `dict` a free table, `list[str]` a
+list. A dataclass may choose the dataclasses of some of its tables by what is given: its `choose(given)` tells them.
 """
 
 from __future__ import annotations
@@ -132,6 +132,10 @@ def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
         kind = next(k for k in choices if k is not type(None))
     if kind is float and type(value) is int:
         return float(value)
+    if typing.get_origin(kind) is list:
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: {full} must be a list, is {value!r:.200}")
+        return [_checked(choices[0], one, where, f"{full}[{k}]") for k, one in enumerate(value)]
     if type(value) is not kind:
         raise ConfigError(f"{where}: {full} must be {_NAMES[kind]}, is {value!r:.200}")
     return value

@@ -1,7 +1,7 @@
-"""Text as training data: where it comes from, its characters as numbers, and streams of chunks.
+"""Text as training data: where it comes from, its characters or words as numbers, and streams of chunks.
 
-Shapes: B streams, T characters in a chunk. A text is cut into B streams of equal length that are read side by side, T
-characters at a time, so that the state of a recurrent network can be carried from one chunk to the next.
+Shapes: B streams, T tokens in a chunk. A text is cut into B streams of equal length that are read side by side, T
+tokens at a time, so that the state of a recurrent network can be carried from one chunk to the next.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..errors import ConfigError, DataError
 from .settings import require
+from .words import WordVocabulary, cut
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,17 @@ class TextConfig:
             object.__setattr__(self, "source", "file")
         elif self.source == "file":
             raise ConfigError('data.source = "file" needs data.path, the path of a UTF-8 text')
+
+
+@dataclass(frozen=True)
+class WordsConfig(TextConfig):
+    """The text, as of characters, but `chunk` counts words."""
+
+    vocabulary: int = 10_000  # words that are told apart, the most frequent ones; all others are <unk>
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self.vocabulary >= 2, "data.vocabulary must be at least 2", self.vocabulary)
 
 
 def read_text(data: TextConfig) -> str:
@@ -128,12 +140,12 @@ class Streams:
     seed: int
 
     @classmethod
-    def of(cls, tokens: np.ndarray, batch: int, chunk: int, seed: int = 0) -> Streams:
+    def of(cls, tokens: np.ndarray, batch: int, chunk: int, seed: int = 0, item: str = "characters") -> Streams:
         """Raises DataError where the text is too short for one chunk and its next character in each stream."""
         length = len(tokens) // batch
         if length < chunk + 1:
             raise DataError(
-                f"the text is too short: {len(tokens)} characters in {batch} streams make {length} each, but data.chunk = "
+                f"the text is too short: {len(tokens)} {item} in {batch} streams make {length} each, but data.chunk = "
                 f"{chunk} needs at least {chunk + 1}; use a longer text, or a smaller data.batch or data.chunk"
             )
         return cls(tokens[: length * batch].reshape(batch, length), chunk, seed)
@@ -164,31 +176,49 @@ class Streams:
 
 @dataclass(frozen=True)
 class TextData:
-    """A text made ready: the vocabulary of the whole of it, streams of its first part, and of its last for validation."""
+    """A text made ready: a vocabulary, streams of its first part, and of its last for validation."""
 
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | WordVocabulary
     train: Streams
     validation: Streams
     sha256: str
 
     @classmethod
     def load(cls, data: TextConfig, seed: int) -> TextData:
-        """Raises DataError where the text cannot be read, or either part is too short."""
-        text = read_text(data)
-        if not text:
-            raise DataError(f"{data.path or data.source}: the text is empty")
+        """As characters, of which all are known. DataError where the text cannot be read, or either part is too short."""
+        text = _not_empty(data)
         vocabulary = Vocabulary.of(text)
-        tokens = vocabulary.encode(text)
-        border = round(len(tokens) * (1 - data.validation))
+        return cls._of(data, seed, text, vocabulary, vocabulary.encode(text), "characters")
+
+    @classmethod
+    def load_words(cls, data: WordsConfig, seed: int) -> TextData:
+        """As words, of which the most frequent ones of the first part are known. DataError as with `load`."""
+        text = _not_empty(data)
+        words = cut(text)
+        vocabulary = WordVocabulary.of(words[: _border(data, len(words))], data.vocabulary)
+        return cls._of(data, seed, text, vocabulary, vocabulary.numbers(words), "words")
+
+    @classmethod
+    def _of(cls, data: TextConfig, seed: int, text: str, vocabulary: Any, tokens: np.ndarray, item: str) -> TextData:
+        border = _border(data, len(tokens))
         try:
-            train = Streams.of(tokens[:border], data.batch, data.chunk, seed)
+            train = Streams.of(tokens[:border], data.batch, data.chunk, seed, item)
         except DataError as e:
             raise e.at(f"{data.path or data.source}, training part") from None
         try:
-            validation = Streams.of(tokens[border:], data.batch, data.chunk)
+            validation = Streams.of(tokens[border:], data.batch, data.chunk, item=item)
         except DataError as e:
             raise e.at(f"{data.path or data.source}, validation part (data.validation = {data.validation})") from None
         return cls(vocabulary, train, validation, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
 
-    def fingerprint(self) -> dict[str, str]:
-        return {"characters": self.vocabulary.characters, "sha256": self.sha256}
+
+def _not_empty(data: TextConfig) -> str:
+    text = read_text(data)
+    if not text:
+        raise DataError(f"{data.path or data.source}: the text is empty")
+    return text
+
+
+def _border(data: TextConfig, count: int) -> int:
+    """How many of so many tokens are trained on."""
+    return round(count * (1 - data.validation))

@@ -148,7 +148,8 @@ class NnModel:
         if dtype is not None:
             read, w = read.astype(dtype), w.astype(dtype)
         output = jnp.matmul(read, w.T, preferred_element_type=None if dtype is None else jnp.float32)
-        return output + params["output_b"], {name: states[k].astype(carry[name].dtype) for k, name in enumerate(carry)}
+        bias = jnp.expand_dims(params["output_b"], tuple(range(output.ndim - 1)))
+        return output + bias, {name: states[k].astype(carry[name].dtype) for k, name in enumerate(carry)}
 
 
 def _state(carry: Carry) -> Any:

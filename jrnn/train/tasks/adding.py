@@ -1,0 +1,106 @@
+"""The adding problem: regression of one value from a whole sequence, as a measure of memory.
+
+Shapes: T steps, B examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
+from ..settings import require
+from .examples import AXES, Examples, in_batches
+from .task import TaskKind
+
+VALIDATION = 2**32 - 1  # the number of the batch that is validated with; no step reaches it
+
+
+@dataclass(frozen=True)
+class AddingData:
+    """Of a sequence of numbers in [0, 1), two are marked; their sum is asked for at its end.
+
+    Every step draws new examples. Always to answer 1 has a mean squared error of 1/6.
+    Source: Hochreiter and Schmidhuber, Long short-term memory, 1997, as in Le, Jaitly and Hinton, 2015.
+    """
+
+    length: int = 200  # steps of a sequence
+    validation: int = 1000  # examples to validate with
+    batch: int = 64
+
+    def __post_init__(self):
+        require(self.length >= 2, "data.length must be at least 2", self.length)
+        require(self.validation >= 1, "data.validation must be at least 1", self.validation)
+        require(self.batch >= 1, "data.batch must be at least 1", self.batch)
+
+
+@dataclass(frozen=True)
+class Adding:
+    """Examples of the adding problem: a batch is drawn by its number.
+
+    The inputs are [T, B, 2]: numbers, and marks, one 1 in either half; the targets [B, 1].
+    """
+
+    length: int
+    batch: int
+    seed: int
+
+    def at(self, step: int) -> Examples:
+        return self.draw(step, self.batch)
+
+    def draw(self, number: int, count: int) -> Examples:
+        rng = np.random.default_rng((self.seed, number))
+        numbers = rng.random((self.length, count), np.float32)
+        half = self.length // 2
+        marked = np.stack([rng.integers(half, size=count), rng.integers(half, self.length, size=count)])
+        marks = np.zeros_like(numbers)
+        marks[marked, np.arange(count)] = 1
+        total = np.take_along_axis(numbers, marked, axis=0).sum(axis=0)
+        return Examples(np.stack([numbers, marks], axis=-1), total[:, None])
+
+
+@dataclass(frozen=True)
+class AddingTask:
+    """See `Task`."""
+
+    train: Adding
+    validated: int  # examples
+    model: Model
+
+    axes: ClassVar[Mapping[str, int]] = AXES
+    item: ClassVar[str] = "examples"
+    unit: ClassVar[str] = "mean squared error"
+
+    @classmethod
+    def load(cls, config: Any) -> AddingTask:
+        data = config.data
+        return cls(Adding(data.length, data.batch, config.seed), data.validation, _model(config, {}))
+
+    @property
+    def items(self) -> int:
+        return self.train.batch
+
+    @cached_property
+    def _validation(self) -> tuple[Examples, ...]:
+        return in_batches(self.train.draw(VALIDATION, self.validated), self.train.batch)
+
+    def validation(self) -> Sequence[Examples]:
+        return self._validation
+
+    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+        return {}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+
+def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+    signature = Signature(tokens=False, inputs=2, outputs=1, every_step=False, loss="squared_error", carried=False)
+    return build_model(config, signature)
+
+
+ADDING = TaskKind("adding", AddingData, FEATURE_MODELS, AddingTask.load, _model)

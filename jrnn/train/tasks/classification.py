@@ -1,0 +1,173 @@
+"""Classification of whole sequences: handwritten digits read pixel by pixel, or arrays from a file.
+
+Shapes: N examples, T steps, D features.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from ...errors import ConfigError, DataError
+from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
+from ..settings import require
+from .examples import AXES, Examples, Scaling, Shuffled, checksum, in_batches, predictor, split
+from .task import TaskKind
+
+
+@dataclass(frozen=True)
+class ClassificationData:
+    """Sequences with a class each: scikit-learn's 8 x 8 digits as 64 steps of one pixel, or a .npz file.
+
+    The file holds `inputs` [N, T, D] or [N, T], `targets` [N], whole numbers from 0, and, where the sequences differ in
+    length, `lengths` [N]: what inputs hold from there on is never looked at.
+    """
+
+    source: Literal["digits", "file"] = "digits"
+    path: str | None = None  # the file's path, from the working directory; giving one means source = "file"
+    validation: float = 0.2  # the share of the examples that is never trained on, drawn by the seed
+    batch: int = 64
+    noise: float = 0.0  # the deviation of normal noise on the inputs in training, which are scaled to a deviation of 1
+
+    def __post_init__(self):
+        require(self.noise >= 0, "data.noise must not be negative", self.noise)
+        require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
+        require(self.batch >= 1, "data.batch must be at least 1", self.batch)
+        if self.path is not None:
+            object.__setattr__(self, "source", "file")
+        elif self.source == "file":
+            raise ConfigError('data.source = "file" needs data.path, the path of a .npz file')
+
+
+def read_examples(data: ClassificationData) -> Examples:
+    """The examples that a configuration asks for, all in one batch.
+
+    Raises:
+        DataError: for a file that is missing, or does not hold what it must; or without scikit-learn.
+    """
+    if data.source == "digits":
+        try:
+            from sklearn.datasets import load_digits  # optional: the extra `data`
+        except ImportError:
+            raise DataError("data.source = 'digits' needs scikit-learn: pip install 'jrnn[data]'") from None
+        digits = load_digits()
+        return Examples(digits.data.T[..., None].astype(np.float32), digits.target.astype(np.int32))
+    assert data.path is not None
+    arrays = _read_npz(Path(data.path))
+    try:
+        return _examples(arrays)
+    except DataError as e:
+        raise e.at(data.path) from None
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; data.path must name a .npz file") from None
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as e:
+        raise DataError(f"{path}: is not a .npz file of numbers: {e}") from None
+
+
+def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
+    for name in ("inputs", "targets"):
+        if name not in arrays:
+            raise DataError(f"lacks the array {name!r}; it holds {', '.join(arrays) or 'none'}")
+    inputs, targets, lengths = arrays["inputs"], arrays["targets"], arrays.get("lengths")
+    if inputs.ndim not in (2, 3) or inputs.dtype.kind not in "fiub":
+        raise DataError(f"'inputs' is {inputs.dtype}{list(inputs.shape)}; it must be numbers [N, T, D] or [N, T]")
+    if targets.shape != inputs.shape[:1] or targets.dtype.kind not in "iu" or (targets.size and targets.min() < 0):
+        raise DataError(
+            f"'targets' is {targets.dtype}{list(targets.shape)}; it must be integers from 0 on, [{len(inputs)}]"
+        )
+    if lengths is not None:
+        steps = inputs.shape[1]
+        if lengths.shape != targets.shape or lengths.dtype.kind not in "iu" or not _within(lengths, steps):
+            raise DataError(f"'lengths' must be integers from 1 to {steps}, [{len(inputs)}]")
+        lengths = lengths.astype(np.int32)
+    by_step = np.moveaxis(inputs[..., None] if inputs.ndim == 2 else inputs, 0, 1)
+    return Examples(by_step.astype(np.float32), targets.astype(np.int32), lengths=lengths)
+
+
+def _within(lengths: np.ndarray, steps: int) -> bool:
+    return bool(((lengths >= 1) & (lengths <= steps)).all())
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    """Examples, scaled, with a class each; see `Task`."""
+
+    train: Shuffled
+    held_out: Examples
+    kept: Mapping[str, Any]
+    model: Model
+
+    axes: ClassVar[Mapping[str, int]] = AXES
+    item: ClassVar[str] = "examples"
+    unit: ClassVar[str] = "nats"
+
+    @classmethod
+    def load(cls, config: Any) -> ClassificationTask:
+        examples = read_examples(config.data)
+        train, held_out = split(examples, config.data.validation, config.seed)
+        scaling = Scaling.fit(_valid_steps(train))
+        kept = {
+            "features": examples.inputs.shape[2],
+            "classes": int(examples.targets.max()) + 1,
+            "lengths": examples.lengths is not None,
+            "mean": scaling.mean,
+            "deviation": scaling.deviation,
+            "sha256": checksum(examples.inputs, examples.targets, examples.lengths),
+        }
+        train, held_out = (part._replace(inputs=scaling.apply(part.inputs)) for part in (train, held_out))
+        batches = Shuffled.of(train, config.data.batch, config.seed, config.data.noise)
+        return cls(batches, held_out, kept, _model(config, kept))
+
+    @property
+    def items(self) -> int:
+        return self.train.batch
+
+    def validation(self) -> Sequence[Examples]:
+        return in_batches(self.held_out, self.train.batch)
+
+    @cached_property
+    def _predict(self) -> Callable:
+        return predictor(self.model)
+
+    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+        """`accuracy`: the share of the held-out examples whose class is the likeliest one."""
+        logits = self._predict(params, self.validation())
+        return {"accuracy": float(np.mean(logits.argmax(axis=-1) == self.held_out.targets))}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return dict(self.kept)
+
+
+def _valid_steps(examples: Examples) -> np.ndarray:
+    """The inputs of all valid steps, [.., D]."""
+    if examples.lengths is None:
+        return examples.inputs.reshape(-1, examples.inputs.shape[2])
+    return examples.inputs[np.arange(len(examples.inputs))[:, None] < examples.lengths]
+
+
+def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+    signature = Signature(
+        tokens=False,
+        inputs=kept["features"],
+        outputs=kept["classes"],
+        every_step=False,
+        loss="cross_entropy",
+        carried=False,
+        lengths=kept["lengths"],
+    )
+    return build_model(config, signature)
+
+
+CLASSIFICATION = TaskKind("classification", ClassificationData, FEATURE_MODELS, ClassificationTask.load, _model)

@@ -1,0 +1,200 @@
+"""Forecasts of time series from a CSV file: from a window of rows, the next values of some columns.
+
+Shapes: R rows, W steps of a window, D columns read, O columns predicted, P steps ahead (the horizon), B examples.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...errors import ConfigError, DataError, near
+from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
+from ..settings import require
+from .examples import AXES, Examples, Scaling, Shuffled, checksum, in_batches, predictor
+from .task import TaskKind, Trained
+
+
+@dataclass(frozen=True)
+class ForecastData:
+    """A CSV file whose first line names the columns, and whose rows follow each other in time at equal distances."""
+
+    path: str | None = None  # the file's path, from the working directory
+    targets: list[str] = field(default_factory=list)  # the columns to predict
+    inputs: list[str] = field(default_factory=list)  # the columns to read; by default those to predict
+    window: int = 48  # rows that a forecast is made from
+    horizon: int = 1  # rows after them that it tells
+    validation: float = 0.2  # the share of the rows, at their end, that is never trained on
+    batch: int = 64
+
+    def __post_init__(self):
+        if self.path is None:
+            raise ConfigError("data.path must name a CSV file")
+        require(len(self.targets) > 0, "data.targets must name at least one column to predict", self.targets)
+        require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
+        for name in ("window", "horizon", "batch"):
+            require(getattr(self, name) >= 1, f"data.{name} must be at least 1", getattr(self, name))
+
+    @property
+    def read(self) -> list[str]:
+        return self.inputs or self.targets
+
+
+@dataclass(frozen=True)
+class ForecastSample:
+    """What a trained model foretells: the rows after the last ones of a file."""
+
+    path: str | None = None  # a CSV file with the same columns; by default the one that was trained on
+
+
+def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
+    """Columns of a CSV file by name, float64 [R, len(names)].
+
+    Raises:
+        DataError: for a file that is missing or not UTF-8, a column that it lacks, or a cell that is not a number.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; data.path must name a CSV file") from None
+    except OSError as e:
+        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise DataError(f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}") from None
+    rows = csv.reader(io.StringIO(text, newline=""))
+    header = [name.strip() for name in next(rows, [])]
+    for name in names:
+        if name not in header:
+            raise DataError(f"{path}: has no column {name!r}{near(name, header) or '; it has ' + ', '.join(header)}")
+    places = [header.index(name) for name in names]
+    found = []
+    for row in rows:
+        if row:  # an empty line is none
+            found.append([_number(path, rows.line_num, name, row, place) for name, place in zip(names, places)])
+    return np.asarray(found, np.float64).reshape(len(found), len(names))
+
+
+def _number(path: str | Path, line: int, name: str, row: list[str], place: int) -> float:
+    cell = row[place] if place < len(row) else ""
+    try:
+        value = float(cell)
+    except ValueError:
+        value = float("nan")
+    if not np.isfinite(value):
+        raise DataError(
+            f"{path}, line {line}: column {name!r} must be a number, is {cell!r}; fill it, or leave the row out"
+        )
+    return value
+
+
+def windows(inputs: np.ndarray, targets: np.ndarray, window: int, horizon: int) -> Examples:
+    """Every window of rows [W, B, D] with the rows after it [B, P O]; DataError where there is not one."""
+    count = len(inputs) - window - horizon + 1
+    if count < 1:
+        raise DataError(f"{len(inputs)} rows are too few for data.window = {window} and data.horizon = {horizon}")
+    before = np.arange(window)[:, None] + np.arange(count)
+    after = np.arange(count)[:, None] + window + np.arange(horizon)
+    return Examples(inputs[before], targets[after].reshape(count, -1))
+
+
+@dataclass(frozen=True)
+class ForecastTask:
+    """Windows of a scaled time series; the last rows are validated with, each from a window that may reach further back.
+
+    See `Task`.
+    """
+
+    data: ForecastData
+    train: Shuffled
+    held_out: Examples
+    kept: Mapping[str, Any]
+    model: Model
+
+    axes: ClassVar[Mapping[str, int]] = AXES
+    item: ClassVar[str] = "examples"
+    unit: ClassVar[str] = "mean squared error of the scaled values"
+
+    @classmethod
+    def load(cls, config: Any) -> ForecastTask:
+        data = config.data
+        assert data.path is not None
+        inputs, targets = read_columns(data.path, data.read), read_columns(data.path, data.targets)
+        border = round(len(inputs) * (1 - data.validation))
+        of_inputs, of_targets = Scaling.fit(inputs[:border]), Scaling.fit(targets[:border])
+        kept = {"inputs": vars(of_inputs), "targets": vars(of_targets), "sha256": checksum(inputs, targets)}
+        x, y = of_inputs.apply(inputs), of_targets.apply(targets)
+        try:
+            train = windows(x[:border], y[:border], data.window, data.horizon)
+            start = max(border - data.window, 0)  # so that the first row held out is foretold too
+            held_out = windows(x[start:], y[start:], data.window, data.horizon)
+            batches = Shuffled.of(train, data.batch, config.seed)
+        except DataError as e:
+            raise e.at(data.path) from None
+        return cls(data, batches, held_out, kept, _model(config, kept))
+
+    @property
+    def items(self) -> int:
+        return self.train.batch
+
+    def validation(self) -> Sequence[Examples]:
+        return in_batches(self.held_out, self.train.batch)
+
+    @cached_property
+    def _predict(self) -> Callable:
+        return predictor(self.model)
+
+    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+        """The root of the mean squared error of each column, in its own units."""
+        found = _unscaled(self.data, self.kept, self._predict(params, self.validation()))
+        truth = _unscaled(self.data, self.kept, self.held_out.targets)
+        errors = np.sqrt(np.mean(np.square(found - truth), axis=(0, 1)))
+        return {f"rmse_{name}": float(error) for name, error in zip(self.data.targets, errors)}
+
+    def fingerprint(self) -> dict[str, Any]:
+        return dict(self.kept)
+
+
+def _scaling(kept: Mapping[str, Any], which: str) -> Scaling:
+    return Scaling(tuple(kept[which]["mean"]), tuple(kept[which]["deviation"]))
+
+
+def _unscaled(data: ForecastData, kept: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
+    """[B, P O] -> [B, P, O], in the file's units."""
+    return _scaling(kept, "targets").undo(values.reshape(-1, data.horizon, len(data.targets)))
+
+
+def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+    data = config.data
+    signature = Signature(
+        tokens=False,
+        inputs=len(data.read),
+        outputs=data.horizon * len(data.targets),
+        every_step=False,
+        loss="squared_error",
+        carried=False,
+    )
+    return build_model(config, signature)
+
+
+def _write(trained: Trained, seed: int) -> str:
+    """The forecast as CSV; nothing is drawn, so that the seed is of no consequence."""
+    data, kept = trained.config.data, trained.fingerprint
+    path = trained.config.sample.path or data.path
+    rows = _scaling(kept, "inputs").apply(read_columns(path, data.read))
+    if len(rows) < data.window:
+        raise DataError(f"{path}: has {len(rows)} rows; a forecast is made from data.window = {data.window}")
+    last = Examples(rows[-data.window :, None], None)
+    found = _unscaled(data, kept, predictor(trained.model)(trained.params, [last]))[0]
+    lines = [",".join(["step", *data.targets])]
+    lines += [",".join([str(k + 1), *(f"{value:.6g}" for value in row)]) for k, row in enumerate(found)]
+    return "\n".join(lines)
+
+
+FORECAST = TaskKind("forecast", ForecastData, FEATURE_MODELS, ForecastTask.load, _model, ForecastSample, _write)
