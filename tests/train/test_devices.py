@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import jax
 import numpy as np
@@ -134,19 +136,40 @@ def test_what_cannot_be_divided_is_refused(eight):
     assert "in 8 parts (optimizer.accumulate) cannot be divided equally among 2 devices" in eight["refused"][2]
 
 
+SLURM_PORTS = range(65536 - 4096, 65536)  # JAX takes the one that the job's number names
+
+
+def free_port_of_slurm():
+    for port in random.Random(os.getpid()).sample(SLURM_PORTS, 50):
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("localhost", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 def test_two_processes_train_as_one_and_stop_together(eight, folder, environment):
-    """Only the first writes; a signal to the second stops both, at the same step and with a checkpoint."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    """One is told of the other, one finds it as under SLURM. Only the first writes; a signal to the second stops both, at
+    the same step and with a checkpoint."""
+    port = free_port_of_slurm()
 
-    def start(process):
+    def start(process, *found, **variables):
         command = [sys.executable, "-m", "jrnn", "train", str(folder / "shared.toml"), "--set", "train.steps=1000000"]
-        command += ["--out", str(folder / f"process_{process}"), "--coordinator", f"localhost:{port}"]
-        command += ["--processes", "2", "--process", str(process)]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command += ["--out", str(folder / f"process_{process}"), *found]
+        env = {**environment, **variables}
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    processes = [start(k) for k in (0, 1)]
+    processes = [
+        start(0, "--coordinator", f"localhost:{port}", "--processes", "2", "--process", "0"),
+        start(  # as SLURM would start it
+            1,
+            "--distributed",
+            SLURM_JOB_ID=str(port - SLURM_PORTS.start),
+            SLURM_STEP_NODELIST="localhost",
+            SLURM_NTASKS="2",
+            SLURM_PROCID="1",
+            SLURM_LOCALID="1",
+        ),
+    ]
     try:
         deadline = time.monotonic() + 200
         while not (folder / "process_0" / "checkpoints" / "8").exists():
@@ -167,6 +190,8 @@ def test_two_processes_train_as_one_and_stop_together(eight, folder, environment
 
 
 def test_processes_that_do_not_find_each_other(capsys):
+    assert main(["train", "any.toml", "--distributed"]) == 2
+    assert "jrnn train: error: cannot join the other processes: " in capsys.readouterr().err
     assert main(["train", "any.toml", "--processes", "2"]) == 2
     assert "--processes and --process need --coordinator HOST:PORT" in capsys.readouterr().err
 
