@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ScanError, near
-from jrnn.executor import affine, cudnn, recompute
+from jrnn.executor import affine, cudnn, pieces, recompute
 from jrnn.executor.fission import Fission, split
 from jrnn.executor.gradient import differentiable
 from jrnn.executor.masking import masked
@@ -91,9 +91,22 @@ def _run_loop(request: Request) -> tuple[Any, Any]:
             return _run_loop(Request(step, carry, xs, steps, request.reverse, request.unroll, None, None, ""))
 
         return recompute.in_chunks(run_some, request.carry, xs, traced.loop.length, size, request.reverse)
-    fission = request.fission
-    core = differentiable(fission.core, recompute.forbidden(request.recompute, traced.loop.eqns))
-    return traced.unflatten(*fission.run(traced.consts, traced.init, traced.xs, core))
+    forbidden = recompute.forbidden(request.recompute, traced.loop.eqns)
+
+    @functools.cache
+    def parts(steps: int) -> tuple[Fission, Callable]:
+        fission = request.fission if steps == traced.loop.length else split(replace(traced.loop, length=steps))
+        return fission, differentiable(fission.core, forbidden)
+
+    def run_piece(carry: Any, xs: Any, steps: int) -> tuple[Any, Any]:
+        fission, core = parts(steps)
+        return fission.run(traced.consts, carry, xs, core)
+
+    steps, number = traced.loop.length, pieces.count(request.fission.core, request.platform)
+    if number == 1:
+        return traced.unflatten(*run_piece(traced.init, traced.xs, steps))
+    carry, ys = pieces.in_pieces(run_piece, traced.init, traced.xs, steps, number, request.reverse)
+    return traced.unflatten(carry, ys)
 
 
 def _affine_refusal(request: Request) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jrnn.executor import jaxprs, rewrite
+from jrnn.executor import jaxprs, pieces, rewrite
 from jrnn.executor import recompute as recomputation
 from jrnn.executor.executors import choose
 from jrnn.executor.residuals import Perturbed, gradient, is_smooth
@@ -40,6 +40,7 @@ class Explanation:
         recomputed: computed again by the reverse pass.
         in_loop: contractions that stay in the forward and in the reverse loop.
         checkpoints: steps between checkpoints, or None.
+        pieces: of time in which the loop is run, so that bulk work is done beside it; 1 for whole.
     """
 
     executor: str
@@ -52,6 +53,7 @@ class Explanation:
     recomputed: tuple[Item, ...]
     in_loop: tuple[int, int]
     checkpoints: int | None
+    pieces: int
 
     @property
     def stored_bytes(self) -> int:
@@ -72,6 +74,8 @@ class Explanation:
         lines.append("contractions left in the loops: {} forward, {} reverse".format(*self.in_loop))
         if self.checkpoints:
             lines.append(f"checkpoints: every {self.checkpoints} steps; the above holds within one chunk")
+        if self.pieces > 1:
+            lines.append(f"pieces of time, the bulk work of one beside the loop of another: {self.pieces}")
         return "\n".join(lines)
 
 
@@ -106,8 +110,9 @@ def explain_scan(
     nothing: tuple[Item, ...] = ()
     if traced is None:
         why = ("scan: jax.lax.scan itself runs it (side effects, no steps, or a carry that changes type)",)
-        return Explanation("lax.scan", (*refused, *why), *(nothing,) * 6, (0, 0), None)
+        return Explanation("lax.scan", (*refused, *why), *(nothing,) * 6, (0, 0), None, 1)
     steps, fission = traced.loop.length, request.fission
+    checkpoints = recomputation.chunk_length(recompute, steps)
     core = rewrite.together(fission.core)
     perturbed = Perturbed.of(core, [is_smooth(v) for v in core.inputs])
     grad = gradient(core, perturbed, recomputation.forbidden(recompute, traced.loop.eqns))
@@ -127,7 +132,8 @@ def explain_scan(
         items(grad.stored, steps),
         items((v for eqn in grad.again if not jaxprs.is_view(eqn) for v in eqn.outvars), 0),
         (_contractions(core.eqns), _contractions(back.core.eqns)),
-        recomputation.chunk_length(recompute, steps),
+        checkpoints,
+        1 if checkpoints else pieces.count(fission.core, request.platform),
     )
 
 

@@ -1,0 +1,74 @@
+"""A scan in a few pieces of time, so that the bulk work of one piece is done beside the loop of another.
+
+XLA:CPU runs a loop of small contractions on one core, and what is done before and after it on all of them. In pieces, the
+contractions before and after the loop of one piece (inputs, coefficients, gradients of weights) need nothing of the
+next piece's loop, and the runtime gives them to the other cores meanwhile. The results are the same; the program is
+longer by as many loops.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jrnn.executor import jaxprs
+from jrnn.executor.loop import Loop
+
+_PIECES = 4
+# Fewer steps a piece make its contractions too small to be quick.
+_STEPS = 12
+# A contraction with a larger constant keeps all cores busy by itself, and then pieces only disturb it.
+_LARGE = 1 << 20
+# Contractions of the loop, over all its steps, that take about a millisecond: below it nothing is worth a task.
+_WORK = 10**8
+
+Run = Callable[[Sequence[Any], Sequence[Any], int], tuple[Sequence[Any], Sequence[Any]]]
+
+
+def count(core: Loop, platform: str) -> int:
+    """In how many pieces to run a scan of which `core` is what stays in the loop; 1 for whole."""
+    if platform != "cpu" or _cores() < 2 or jax.local_device_count() > 1 or core.length < _PIECES * _STEPS:
+        return 1
+    contractions = [e for e in core.eqns if e.primitive.name == "dot_general"]
+    constants = [a for e in contractions for a in e.invars if a in core.consts]
+    work = core.length * sum(_operations(e) for e in contractions)
+    small = constants and max(map(jaxprs.nbytes, constants)) <= _LARGE
+    return _PIECES if small and work >= _WORK else 1
+
+
+def in_pieces(
+    run: Run, init: Sequence[Any], xs: Sequence[Any], steps: int, pieces: int, reverse: bool
+) -> tuple[list[Any], list[Any]]:
+    """`(last carry, stacked ys)`, flat, of a scan that is run piece by piece.
+
+    Args:
+        run: `(carry, xs, steps) -> (carry, ys)` over some of the steps.
+        init, xs: what the whole scan is given.
+        steps: T.
+        pieces: how many.
+        reverse: whether time runs backwards.
+    """
+    sizes = [steps * (i + 1) // pieces - steps * i // pieces for i in range(pieces)]
+    parts = list(zip(*(jax.lax.split(x, sizes) for x in xs))) or [()] * pieces
+    order = reversed(range(pieces)) if reverse else range(pieces)
+    carry, made = list(init), {}
+    for i in order:
+        carry, made[i] = run(carry, parts[i], sizes[i])
+    ys = [jax.lax.concatenate(stacks, 0) for stacks in zip(*(made[i] for i in range(pieces)))]
+    return list(carry), ys
+
+
+def _operations(eqn: Any) -> int:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    inner = math.prod(eqn.invars[0].aval.shape[a] for a in contracted)
+    return 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

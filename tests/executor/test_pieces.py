@@ -1,0 +1,64 @@
+"""A scan in pieces of time: the same results and gradients, and only where pieces pay."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, LSTM, T, draw, lstm_step
+
+from jrnn.executor import explain_scan, pieces, scan
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru_reversed", "no_inputs", "accumulators", "embedding_in_the_step"])
+def test_results_and_gradients_are_the_same(name, x64, monkeypatch):
+    make, params = CASES[name]
+    params = jax.tree.map(jnp.asarray, params)
+
+    def both(which):
+        def run(p):
+            step, carry, xs, keywords = make(p)
+            return which(step, carry, xs, **keywords)
+
+        def loss(p):
+            return sum(
+                jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(run(p)) if jnp.issubdtype(leaf.dtype, jnp.inexact)
+            )
+
+        return jax.jit(lambda p: (run(p), jax.grad(loss)(p)))(params)
+
+    expected = both(jax.lax.scan)
+    asked = []
+    monkeypatch.setattr(pieces, "count", lambda core, platform: asked.append(core.length) or 2)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), both(scan), expected)
+    assert set(asked) == {T}
+
+
+def test_lengths_in_pieces(x64, monkeypatch):
+    p = jax.tree.map(jnp.asarray, draw(2, **LSTM))
+
+    def run(p):
+        return scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], lengths=np.array([4, 1]))
+
+    whole = run(p)
+    monkeypatch.setattr(pieces, "count", lambda core, platform: 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), run(p), whole)
+
+
+def told(monkeypatch, steps, batch, hidden, cores=2):
+    monkeypatch.setattr(pieces, "_cores", lambda: cores)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    p = {k: jnp.zeros(s) for k, s in dict(wx=(8, 4 * hidden), wh=(hidden, 4 * hidden), b=(1, 4 * hidden)).items()}
+    h = jnp.zeros((batch, hidden))
+    return explain_scan(lstm_step(p), (h, h), jnp.zeros((steps, batch, 8)))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="pieces are for a CPU")
+def test_pieces_where_they_pay(monkeypatch):
+    assert told(monkeypatch, 100, 32, 128).pieces > 1
+    assert "pieces of time" in str(told(monkeypatch, 100, 32, 128))
+    assert told(monkeypatch, 100, 32, 128, cores=1).pieces == 1, "nothing to run beside the loop"
+    assert told(monkeypatch, 20, 128, 128).pieces == 1, "few steps"
+    assert told(monkeypatch, 100, 1, 128).pieces == 1, "little work"
+    assert told(monkeypatch, 100, 32, 512).pieces == 1, "a contraction that takes all cores by itself"
