@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ..errors import JrnnError, describe_op
-from ..lowering import run_net
+from ..errors import describe_op
+from ..ir import Op
+from ..lowering import Context, execute, plan
+from ..ops.recurrent_network import StepWorkspaces
 from .models.model import Model
 from .models.net import NetModel
 from .step import State
@@ -42,18 +45,27 @@ def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:
 
 def _of_net(model: NetModel, state: State, batch: Batch, key: Any) -> Iterator[tuple[str, Any]]:
     """Each blob as it is written by the net and its backward operators, with a name that tells the operator."""
-    net, blobs = model.with_backward(state.params, state.carry, batch, key)
-    blobs = dict(blobs)
+    net, given = model.with_backward(state.params, state.carry, batch, key)
+    blobs = {name: jnp.asarray(v) if np.asarray(v).dtype.kind == "f" else v for name, v in given.items()}
     for k, op in enumerate(net.ops):
         where = describe_op(k, op.type, op.outputs, net.name)
-        try:
-            written = run_net(replace(net, ops=(op,), external_outputs=()), blobs, key=key)
-        except JrnnError as e:
-            yield f"{where} cannot be run by itself ({e}): what follows", np.zeros(())
-            return
-        for name, value in written.items():
-            yield f"blob {name!r}, which {where} writes,", value
-        blobs |= written
+        alone = plan(replace(net, ops=(op,)), read_outside=op.outputs)
+        blobs = execute(alone, blobs, Context(key=key, eager=True))
+        for name in op.outputs:
+            if isinstance(blobs[name], StepWorkspaces):
+                yield from _of_steps(op, where, blobs[name])
+        for name in op.outputs:
+            yield f"blob {name!r}, which {where} writes,", blobs[name]
+
+
+def _of_steps(op: Op, where: str, kept: StepWorkspaces) -> Iterator[tuple[str, Any]]:
+    """Each blob that a recurrent network's step net writes, step by step."""
+    writers = {o: (k, inner, net) for _, net in op.sub_nets() for k, inner in enumerate(net.ops) for o in inner.outputs}
+    for t in range(max((len(v) for v in kept.stacked.values()), default=0)):
+        for name, values in kept.stacked.items():
+            k, inner, net = writers[name]
+            writer = describe_op(k, inner.type, inner.outputs, net.name)
+            yield f"blob {name!r}, which {writer} writes in step {t} of {where},", values[t]
 
 
 def _of_function(model: Model, state: State, batch: Batch, key: Any) -> Iterator[tuple[str, Any]]:
@@ -66,6 +78,8 @@ def _of_function(model: Model, state: State, batch: Batch, key: Any) -> Iterator
 
 def _not_finite(value: Any) -> str | None:
     """What is not finite in an array, in words; None where all is."""
+    if isinstance(value, StepWorkspaces):
+        return None  # they come blob by blob
     array = np.asarray(value)
     if array.dtype.kind not in "fV" or not array.size:  # V: bfloat16
         return None

@@ -11,7 +11,8 @@ import pytest
 
 from jrnn import Net, Op
 from jrnn.train.diagnose import first_not_finite
-from jrnn.train.models.model import Outcome
+from jrnn.train.models.cells import CellsConfig, cells_model
+from jrnn.train.models.model import Outcome, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.step import State
 
@@ -72,6 +73,25 @@ def test_an_operator_of_the_backward_net_is_named():
     assert re.match(
         r"blob 'scaled_grad', which op #\d \w+ -> 'scaled_grad' in net 'tiny' writes, holds (inf|nan)", said
     )
+
+
+class Sequences(NamedTuple):
+    inputs: np.ndarray
+    targets: np.ndarray
+    fresh: np.ndarray
+
+
+def test_within_a_recurrent_network_the_step_is_named():
+    """An LSTM whose recurrent weights are so great that their products overflow as soon as the state is not 0."""
+    model = cells_model(CellsConfig(hidden=64), Signature(False, 3, 2, False, "cross_entropy", False))
+    params = jax.device_get(model.init(jax.random.key(0)))
+    recurrent = next(name for name in params if name.endswith("gates_t_w"))
+    params[recurrent] = np.full_like(params[recurrent], 3e38)
+    batch = Sequences(np.full((5, 2, 3), 9, np.float32), np.zeros(2, np.int32), np.asarray(True))
+    start = State(params, (), jax.device_get(model.initial_carry(2)), np.int32(0), {})
+    said = first_not_finite(model, start, batch, jax.random.key(0))
+    step = r"blob '(\S+gates_t)', which op #\d+ Sum -> '\1' in net '\S+' writes in step 1 of op #\d+ RecurrentNetwork"
+    assert re.match(step, said), said
 
 
 class Function:
