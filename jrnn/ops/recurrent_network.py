@@ -221,8 +221,8 @@ def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, gath
         after = {s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s] for s in w.states}
         return after, ({s: v[0] for s, v in new.items()}, gather(env))
 
-    _, (states, gathered) = scan(step, first, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
-    return {s: _States(first[s], states[s]) for s in w.states}, gathered
+    last, (states, gathered) = scan(step, first, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
+    return {s: _States(first[s], states[s], last[s]) for s in w.states}, gathered
 
 
 def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
@@ -241,12 +241,14 @@ def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
 class _States:
     """The slots of a state, sliced without joining the initial ones to the others where that is not needed."""
 
-    def __init__(self, first: Any, rest: Any):
-        self.first, self.rest = first, rest
+    def __init__(self, first: Any, rest: Any, last: Any):
+        self.first, self.rest, self.last = first, rest, last
 
     def __getitem__(self, index: slice) -> Any:
         length, steps = self.first.shape[0], self.rest.shape[0]
         start = index.start if index.start >= 0 else length + steps + index.start
+        if start == length + steps - 1:
+            return self.last[-1:]  # not out of the stack, which then need not be there
         if start >= length:
             return self.rest[start - length :]
         return jnp.concatenate([self.first[start:], self.rest])
