@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jax import lax
 
 from .emit import FLOAT, Blob, Emitter, Value
 from .flat import Graph, Node, Var
-from .match import ANY, find, ordered, pattern
+from .match import ANY, find, is_view, ordered, pattern
 from .rules import rule
 from .rules.matmul import fully_connected
 from .rules.shapes import join
@@ -76,6 +77,8 @@ def _candidates(node: Node, makers) -> Iterator[Candidate]:
     if node.name == "div":
         yield Candidate("group_softmax", _softmax, (shape,))
         yield Candidate("group_softmax", _plain_softmax, (shape,))
+        if (before := _before_views(node, makers)) is not None:
+            yield Candidate("group_softmax", _softmax_in_views(shape), (before,))
     if node.name == "add":
         yield from _products(node, makers)
         if len(shape) > 1:
@@ -99,9 +102,36 @@ def _plain_softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
+@cache
+def _softmax_in_views(shape: Shape) -> Callable:
+    """A softmax whose argument gets another shape after its greatest elements are found, as `vmap` leaves it."""
+
+    def softmax(x):
+        greatest = lax.reshape(x.max(-1), (*shape[:-1], 1))
+        e = jnp.exp(lax.reshape(x, shape) - lax.stop_gradient(greatest))
+        return e / e.sum(-1, keepdims=True)
+
+    return softmax
+
+
+def _before_views(node: Node, makers) -> Shape | None:
+    """The shape of what a quotient of sums of exponentials is made of, where it is another than the quotient's."""
+    atom = node.inputs[0]
+    for name in ("exp", "sub"):
+        maker = makers.get(atom) if isinstance(atom, Var) else None
+        if maker is None or maker.name != name:
+            return None
+        atom = maker.inputs[0]
+    maker = makers.get(atom) if isinstance(atom, Var) else None
+    if maker is None or not is_view(maker):
+        return None
+    before, after = tuple(maker.inputs[0].shape), node.outputs[0].shape
+    return before if before != after and before[-1:] == after[-1:] else None
+
+
 @rule("group_softmax")
 def _(e: Emitter, node: Node, x):
-    x = e.blob(x)
+    x = e.reshaped(e.blob(x), node.outputs[0].shape)
     axis = len(x.shape) - 1
     if axis == 0:
         row = e.op("Softmax", [e.reshaped(x, (1, *x.shape))], (1, *x.shape), FLOAT)

@@ -5,6 +5,7 @@ So a pattern is written as the JAX code that it stands for, and follows whatever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -56,6 +57,8 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Found | N
         return Found({**found.values, a: b}, found.number)
 
     def same(p: Node, t: Node, a: Var, b: Var, found: Found) -> Found | None:
+        if is_view(p) and is_view(t):
+            return unify(_base(p, pattern_makers), _base(t, makers), found)
         if not _alike(p, t) or p.outputs.index(a) != t.outputs.index(b) or len(p.inputs) != len(t.inputs):
             return None
         orders = [t.inputs, t.inputs[::-1]] if p.name in _COMMUTATIVE else [t.inputs]
@@ -110,11 +113,25 @@ def _same_number(a: np.ndarray, b: Atom, found: Found) -> Found | None:
     return found if a.shape == b.shape and np.array_equal(a, b) else None
 
 
+def _base(node: Node, makers: Mapping[Var, Node]) -> Atom:
+    """What a view of views shows in the end."""
+    while True:
+        atom = _through(node.inputs[0], makers)
+        maker = makers.get(atom) if isinstance(atom, Var) else None
+        if maker is None or not is_view(maker):
+            return atom
+        node = maker
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node gives its operand's elements in another shape, in the same order: a reshape, whatever its name."""
+    if node.name == "transpose":
+        kept = [k for k in node.params["permutation"] if node.inputs[0].shape[k] != 1]
+        return kept == sorted(kept)
+    return node.name in _VIEWS and math.prod(node.inputs[0].shape) == math.prod(node.outputs[0].shape)
+
+
 def _alike(p: Node, t: Node) -> bool:
-    if p.name in _VIEWS and t.name in _VIEWS:  # a view that spreads nothing is a reshape, whatever its name
-        sizes = [int(np.prod(v.shape)) for v in (*p.inputs[:1], *p.outputs, *t.inputs[:1], *t.outputs)]
-        if len(set(sizes)) == 1:
-            return True
     if p.name != t.name:
         return False
     keys = {*p.params, *t.params}.difference(_IGNORED)

@@ -52,7 +52,8 @@ def _extremum(pick: Callable) -> Callable:
 
     @partial(jax.custom_jvp, nondiff_argnums=(1,))
     def extremum(x: Any, axes: tuple[int, ...]) -> Any:
-        return pick(x, axes, keepdims=True, initial=_limit(x, largest=pick is jnp.min))
+        initial = None if x.size else _limit(x, largest=pick is jnp.min)
+        return pick(x, axes, keepdims=True, initial=initial)
 
     @extremum.defjvp
     def _(axes, primals, tangents):
