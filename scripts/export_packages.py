@@ -1,4 +1,4 @@
-"""Exports every model of tests/convert/zoo.py, with inputs and outputs, for scripts/verify_with_caffe2.py.
+"""Exports every model of tests/convert/zoo.py and every case of cases.py, with inputs and outputs, for verify_with_caffe2.py.
 
 python scripts/export_packages.py FOLDER [NAME ...]
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -17,11 +18,12 @@ from jrnn.errors import JrnnError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "convert"))
 
-from zoo import MODELS
+from cases import CASES
+from zoo import MODELS, Model
 
 
-def export(name: str, folder: Path) -> None:
-    fn, args, params = MODELS[name]()
+def export(model: Model, folder: Path) -> None:
+    fn, args, params = model
     package = jrnn.from_jax(fn, *args, params=params)
     package.save(folder)
     inputs = dict(zip(package.input_names, jax.tree.leaves(args), strict=True))
@@ -36,9 +38,10 @@ def main(argv: list[str]) -> int:
     if not argv:
         sys.exit(__doc__)
     failed = 0
-    for name in argv[1:] or MODELS:
+    made = MODELS | {f"rule {name}": partial(Model, *case) for name, case in CASES.items()}
+    for name in argv[1:] or made:
         try:
-            export(name, Path(argv[0], name))
+            export(made[name](), Path(argv[0], name))
         except JrnnError as e:
             failed += 1
             traceback.print_exc(limit=-2)
