@@ -68,9 +68,10 @@ def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None, *
 
 
 def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
-    """The net without the operators that read nothing, and what they write: in float32, as the wire has it."""
-    fills = tuple(op for op in net.ops if not op.inputs)
-    return replace(net, ops=tuple(op for op in net.ops if op.inputs)), run_net(Net("constants", fills), {})
+    """The net without the operators that make floats of nothing, and what they make: in float32, as the wire has it."""
+    found = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
+    floats = {n: v for n, v in found.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
+    return replace(net, ops=tuple(op for op in net.ops if op.inputs or not floats.keys() >= set(op.outputs))), floats
 
 
 def _as_float32(value: Any) -> Any:

@@ -45,9 +45,9 @@ def inner_errors(s: Subject) -> dict[str, float]:
     arriving = {y: free_name(f"{y}_arriving", taken) for y in s.seeds}
     full, found = add_gradients(s.net, arriving)
     dense = {n: found[n] for n in first if n in found and not isinstance(found[n], GradientSlice)}
-    fn = to_jax(full, dict.fromkeys(dense.values()))
+    fn = to_jax(full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()))
     given = {**s.blobs, **{arriving[y]: seeds[0] for y, seeds in s.seeds.items()}}
-    by_net = jax.jit(lambda floats: fn({**given, **floats}, key=s.key))(
+    by_net = given | jax.jit(lambda floats: fn({**given, **floats}, key=s.key))(
         {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}
     )
     return {n: net_error(by_jax[shifts[n]], by_net[g]) for n, g in dense.items()}

@@ -16,7 +16,7 @@ from .report import BlobAgreement, Fault, GradientReport
 _WORST = 20  # blobs in the list
 _GOOD, _NEAR, _BAD = "#b7e1b0", "#f6e3a1", "#f2a6a0"
 _STYLE = f"""
-body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #222 }}
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #222 }}
 h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.15rem; margin-top: 2rem }}
 table {{ border-collapse: collapse; font-size: .9rem; white-space: nowrap }}
 th, td {{ padding: .25rem .6rem; text-align: right }}

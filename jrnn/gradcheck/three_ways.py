@@ -41,12 +41,12 @@ def by_net(s: Subject) -> Gradients:
     full, found = add_gradients(s.net, arriving)
     reached = {n: found[n] for n in s.wrt if n in found}
     blobs = [b for g in reached.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
-    fn = to_jax(full, dict.fromkeys(blobs))
+    fn = to_jax(full, dict.fromkeys(b for b in blobs if b not in arriving.values()))  # one may be passed through
 
     def run(point: Mapping[str, Any]) -> Gradients:
         def one(seeds: Mapping[str, Any]) -> Gradients:
             given = {arriving[y]: seed for y, seed in seeds.items()}
-            got = fn({**s.blobs, **point, **given}, key=s.key)
+            got = given | fn({**s.blobs, **point, **given}, key=s.key)
             return {n: _dense(n, reached.get(n), got, point[n]) for n in s.wrt}
 
         return _each(one, s.seeds)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 _SWEEPS = 6
 _GAP = 14.0
-_ABREAST = 5
+_ABREAST = 4
 
 Node = Hashable
 

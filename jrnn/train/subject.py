@@ -32,7 +32,7 @@ def subject_of_config(config: Config) -> Subject:
         key = jax.random.key(config.seed)
         return subject_of_net(model.net, blobs, model.loss_blob, wrt=[*params, *carry], key=key)
 
-    def loss(params: Any) -> Any:
+    def model_loss(params: Any) -> Any:
         return model.loss(params, carry, batch, None)[0]
 
-    return subject_of_function(lambda params: loss(params), (params,))
+    return subject_of_function(model_loss, (params,))
