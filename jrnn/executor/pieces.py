@@ -24,7 +24,7 @@ _PIECES = 4
 # Fewer steps a piece make its contractions too small to be quick.
 _STEPS = 12
 # A contraction with a larger constant keeps all cores busy by itself, and then pieces only disturb it.
-_LARGE = 1 << 20
+_LARGE = 1 << 22
 # Contractions of the loop, over all its steps, that take about a millisecond: below it nothing is worth a task.
 _WORK = 10**8
 

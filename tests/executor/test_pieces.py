@@ -61,4 +61,4 @@ def test_pieces_where_they_pay(monkeypatch):
     assert told(monkeypatch, 100, 32, 128, cores=1).pieces == 1, "nothing to run beside the loop"
     assert told(monkeypatch, 20, 128, 128).pieces == 1, "few steps"
     assert told(monkeypatch, 100, 1, 128).pieces == 1, "little work"
-    assert told(monkeypatch, 100, 32, 512).pieces == 1, "a contraction that takes all cores by itself"
+    assert told(monkeypatch, 100, 32, 640).pieces == 1, "a contraction that takes all cores by itself"
