@@ -9,7 +9,7 @@ from pages import blocks_of, run_blocks
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page, examples", [("recurrent_network.md", 15), ("plans.md", 12), ("conversion.md", 5)])
+@pytest.mark.parametrize("page, examples", [("recurrent_network.md", 15), ("plans.md", 12), ("conversion.md", 5), ("seq2seq.md", 8)])
 def test_page(page, examples):
     failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False)
     assert failed == 0 and attempted > examples
