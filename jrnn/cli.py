@@ -15,10 +15,11 @@ import numpy as np
 from rich.console import Console
 
 from .bench import main as bench
-from .bench.sizes import CELLS, MODES, SIZES, Size
+from .bench.sizes import CELLS, MODES, parse_sizes
 from .convert import from_factory, read_nets, write_python
 from .errors import JrnnError, UsageError, near
 from .execution_step import Plan
+from .executor import host_memory
 from .feeds import parse_feeds
 from .gradcheck import INEXACT, TOLERANCE, Effort, Subject, check, page, subject_of_file, subject_of_target, table_of
 from .graph import show, to_dot, to_svg, upgrade
@@ -40,6 +41,8 @@ INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status: 0, 1 for a check that failed, 2 for a mistake, 130 interrupted."""
     args = _parser().parse_args(argv)
+    if argv is None:  # the process is ours
+        host_memory.keep()
     try:
         return args.function(args)
     except JrnnError as e:
@@ -153,7 +156,13 @@ def _parser() -> argparse.ArgumentParser:
     p = command(_bench, "bench", "measure cells beside their peers, in one process and in turns")
     p.add_argument("--cells", type=_names, default=CELLS, metavar="A,B", help=f"of {', '.join(CELLS)}")
     p.add_argument("--modes", type=_names, default=MODES, metavar="A,B", help=f"of {', '.join(MODES)}")
-    p.add_argument("--sizes", type=_names, metavar="TxNxDxH,...", help="steps, sequences, features, hidden units")
+    p.add_argument(
+        "--sizes",
+        type=_names,
+        default=("six",),
+        metavar="TxNxDxH,...",
+        help="steps, sequences, features, hidden units; or sets: six (the default), caffe2 (its own benchmark's 24)",
+    )
     p.add_argument("--peers", type=_names, metavar="A,B", help="by default all that can run here")
     p.add_argument("--turns", type=int, default=15, help="measured runs of each program")
     p.add_argument("--caffe2-python", metavar="PYTHON", help="a Python that has Caffe2, to measure it too")
@@ -386,16 +395,10 @@ def _ops(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    try:
-        sizes = SIZES if args.sizes is None else tuple(Size.parse(text) for text in args.sizes)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"--sizes {','.join(args.sizes)}: each must be written TxNxDxH, as in 100x32x128x128"
-        ) from None
     options = bench.Options(
         cells=args.cells,
         modes=args.modes,
-        sizes=sizes,
+        sizes=parse_sizes(args.sizes),
         peers=args.peers,
         turns=args.turns,
         caffe2_python=args.caffe2_python,

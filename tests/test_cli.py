@@ -161,7 +161,7 @@ def test_ops_lists_operators(capsys):
         (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
         (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
-        (["bench", "--sizes", "3x4"], "--sizes 3x4: each must be written TxNxDxH"),
+        (["bench", "--sizes", "3x4"], "the size '3x4' must be written TxNxDxH"),
         (["bench", "--cells", "lsmt"], "there is no cell 'lsmt' here"),
         (["train", "nope.toml"], "nope.toml: no such file"),
         (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),

@@ -13,8 +13,9 @@ import jax
 from rich.console import Console
 
 from jrnn.bench import measure, peers, report
-from jrnn.bench.sizes import CAFFE2_SIZES, CELLS, MODES, SIZES, Size, flops
+from jrnn.bench.sizes import CELLS, MODES, SIZES, Size, flops
 from jrnn.errors import ConfigError, near
+from jrnn.executor import host_memory
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Options:
 
     cells: Sequence[str] = ("lstm", "gru")
     modes: Sequence[str] = MODES
-    sizes: Sequence[Size] = (*SIZES, *CAFFE2_SIZES)
+    sizes: Sequence[Size] = SIZES
     peers: Sequence[str] | None = None
     turns: int = 15
     caffe2_python: str | None = None
@@ -117,6 +118,7 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "flags": {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ},
         "matmul_precision": jax.config.jax_default_matmul_precision,
         "gemm_flops_per_second": gemm,
+        "keeps_memory": host_memory.kept,
         "turns": turns,
     }
 

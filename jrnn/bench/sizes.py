@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from jrnn.errors import ConfigError, near
 
 CELLS = ("lstm", "gru", "mingru")
 MODES = ("forward", "train")
@@ -37,8 +40,35 @@ SIZES = tuple(
         ("100x1x128x128", "100x32x128x128", "50x64x256x256", "35x20x650x650", "500x8x64x64", "100x32x512x512"),
     )
 )
-# What Caffe2's own lstm_benchmark script runs by default.
-CAFFE2_SIZES = (Size.parse("20x128x40x800"),)
+# What Caffe2's own lstm_comparison script runs.
+CAFFE2_SIZES = tuple(
+    Size(steps, batch, 40, hidden) for batch in (64, 128, 256) for steps in (20, 100) for hidden in (40, 100, 400, 800)
+)
+SETS = {"six": SIZES, "caffe2": CAFFE2_SIZES}
+
+
+def parse_sizes(texts: Sequence[str]) -> tuple[Size, ...]:
+    """Sizes from their texts and the names of sets.
+
+    Raises:
+        ConfigError: a text that is neither.
+
+    >>> len(parse_sizes(["six", "20x1x16x16"]))
+    7
+    """
+    found: list[Size] = []
+    for text in texts:
+        if text in SETS:
+            found += SETS[text]
+            continue
+        try:
+            found.append(Size.parse(text))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"bench: the size {text!r} must be written TxNxDxH, as in 100x32x128x128, or be a set of sizes: "
+                f"{', '.join(SETS)}{near(text, SETS)}"
+            ) from None
+    return tuple(dict.fromkeys(found))
 
 
 def flops(cell: str, size: Size, mode: str) -> int:
