@@ -207,7 +207,10 @@ def _trace(call: Callable, leaves: Sequence[Leaf], name: str) -> tuple[Graph, li
     random = [node for node in graph.nodes if node.name.startswith(_RANDOM)]
     if random:
         lines = ", ".join(dict.fromkeys(node.source for node in random))
-        raise ConversionError(f"{name} draws random numbers ({lines}); draw them outside and give them as an argument")
+        raise ConversionError(
+            f"{name} draws random numbers ({lines}); draw them outside and give them as an argument, or put a module with "
+            "dropout in evaluation: module.eval(), deterministic=True"
+        )
     if not graph.outputs:
         raise ConversionError(f"{name} returns no array; a net must have an output")
     return graph, [_path("output", path) for path, _ in tree_flatten_with_path(out)[0]]

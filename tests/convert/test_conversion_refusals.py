@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen, nnx
 from jax import lax
 from zoo import normal
 
@@ -50,6 +51,18 @@ def test_effects():
 def test_random_numbers():
     text = refused(lambda x: x + jax.random.normal(jax.random.key(0), x.shape), X)
     assert "draws random numbers (test_conversion_refusals.py:" in text
+
+
+def test_a_module_in_training():
+    module = nnx.Sequential(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    assert "module.eval()" in refused(module, X)
+    module.eval()
+    assert [op.type for op in jrnn.from_jax(module, X).predict_net.ops] == ["FCTransposed"]
+
+
+def test_a_module_without_its_variables():
+    assert "give them as `params`" in refused(linen.Dense(3), X)
+    assert "leave `params` out" in refused(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), X, params={})
 
 
 def test_unused_randomness_is_no_matter():

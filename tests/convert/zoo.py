@@ -262,6 +262,32 @@ def linen_dense() -> Model:
     return Model(module, (x,), module.init(jax.random.key(0), x))
 
 
+class _LinenConvolutional(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.BatchNorm(use_running_average=True)(linen.relu(linen.Conv(4, (3, 3))(x)))
+        x = linen.ConvTranspose(3, (3, 3), strides=(2, 2))(linen.avg_pool(x, (2, 2), strides=(2, 2)))
+        return linen.Dense(3)(linen.GroupNorm(num_groups=3)(x).mean((1, 2)))
+
+
+def linen_convolutional() -> Model:
+    module, x = _LinenConvolutional(), normal(2, 6, 6, 2)
+    return Model(module, (x,), module.init(jax.random.key(0), x))
+
+
+class _LinenSequence(linen.Module):
+    @linen.compact
+    def __call__(self, ids):
+        x = linen.Embed(7, 4)(ids)
+        x = linen.Bidirectional(linen.RNN(linen.LSTMCell(4)), linen.RNN(linen.GRUCell(4)))(x)
+        return linen.Dense(2)(x + linen.MultiHeadDotProductAttention(2)(linen.LayerNorm()(x)))
+
+
+def linen_sequence() -> Model:
+    module, ids = _LinenSequence(), jnp.array([[1, 2, 3], [0, 4, 6]])
+    return Model(module, (ids,), module.init(jax.random.key(0), ids))
+
+
 # jrnn.nn ---------------------------------------------------------------------------------------------------------------
 
 
@@ -339,6 +365,7 @@ MODELS: dict[str, Callable[[], Model]] = {
         mlp, arithmetic, functions, shapes, products, embedding, integers, cond_and_while, switch, fori, swap, scan_of_many,
         scan_reversed, scan_of_steps, jrnn_scan, nnx_lstm_cell, nnx_gru_cell, nnx_rnn_lstm, nnx_rnn_optimized_lstm,
         nnx_rnn_gru, nnx_rnn_lengths, nnx_bidirectional, nnx_convolutional, nnx_transformer_block, linen_dense,
+        linen_convolutional, linen_sequence,
     )
 } | LAYERS | CELLS  # fmt: skip
 
