@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.bench.peers import Program
+
+_SETTLED = 0.01  # seconds that a program runs before it is measured
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,20 @@ class Timing:
 
 
 def in_turns(programs: Mapping[str, Program], turns: int) -> dict[str, Timing]:
-    """Runs each program once unmeasured, then all of them in turns."""
+    """Runs all programs in turns, each turn in an order of its own.
+
+    Before it is measured a program runs unmeasured, as in a training loop it would follow itself: whoever ran before leaves
+    its data in the caches and its threads (OpenMP's, for some milliseconds) busy waiting on the cores.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for program in programs.values():
         program.run()
-    for turn in range(turns):
-        names = list(programs)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:  # nobody always follows the same one
+    orders = random.Random(0)
+    for _ in range(turns):
+        for name in orders.sample(list(programs), len(programs)):
+            settled = 0.0
+            while settled < _SETTLED:
+                settled += programs[name].run()
             seconds[name].append(programs[name].run())
     return {name: Timing.of(values) for name, values in seconds.items()}
 

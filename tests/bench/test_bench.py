@@ -69,15 +69,18 @@ def test_the_same_step_gives_the_same_result_through_every_scan():
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-def test_programs_take_turns_and_nobody_always_goes_first():
+def test_programs_take_turns_in_changing_orders_and_follow_themselves():
     order = []
 
-    def program(name):
-        return Program(lambda: order.append(name) or 1.0)
+    def program(name, seconds):
+        return Program(lambda: order.append(name) or seconds)
 
-    timings = measure.in_turns({"a": program("a"), "b": program("b")}, 2)
-    assert order == ["a", "b", "a", "b", "b", "a"]
-    assert timings["a"].median == 1.0
+    timings = measure.in_turns({"a": program("a", 1.0), "b": program("b", 0.004)}, 8)
+    assert (timings["a"].median, timings["b"].median, timings["a"].turns) == (1.0, 0.004, 8)
+    turns = "".join(order[2:])
+    assert sorted(turns) == sorted("aabbbb" * 8), "a program runs for 10 ms before it is measured"
+    blocks = [turns[i : i + 6] for i in range(0, len(turns), 6)]
+    assert set(blocks) == {"aabbbb", "bbbbaa"}
 
 
 def test_operations_are_counted():
