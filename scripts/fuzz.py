@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +123,8 @@ def run_directory(data: bytes) -> None:
         with MetricsFile(path, resume_at=2):
             pass
         summarize(path.parent)
+    with _file(data, "config.toml") as path, suppress(JrnnError):
+        summarize(path.parent)
     with _file(data, "data.json") as path:
         RunDir(path.parent).load_fingerprint()
 
@@ -174,7 +176,7 @@ class Cases:
             "tensor": (("TensorProto", tensors),),
             "blob": (("BlobProto", blobs),),
             "config": (("text", configs),),
-            "run_directory": (("text", [METRICS, b'{"characters": "ab", "sha256": "00"}']),),
+            "run_directory": (("text", [METRICS, *configs, b'{"characters": "ab", "sha256": "00"}']),),
             "seal": (("text", [b'{"manifest": "00", "d/0": "11"}', b"[1]"]),),
             "minidb": (("minidb", models),),
             "predictor_file": (("minidb", models),),
