@@ -61,7 +61,8 @@ def recurrent_net(
             arrives at any other stops there: this is Caffe2's rule. Collected outputs always pass theirs on.
         without_gradient: blobs of the step net, among the inputs, previous states and outputs, at which the backward pass
             stops; those that hold integers must be named here.
-        recompute_blobs_on_backward: blobs of the step net that are computed again in the backward pass, not stored.
+        recompute_blobs_on_backward: blobs of the step net that are computed again in the backward pass, not stored; this
+            holds for JAX's gradient too.
         forward_only: leave the backward step net out.
 
     Returns:
@@ -252,7 +253,7 @@ def _backward_args(step: Net, result: BackwardPass, wires: _Wires, references, o
         rest = [o for o in op.outputs if o not in recompute]
         if rest:
             raise NetError(f"{op.type} writes {list(op.outputs)}; to recompute one, recompute all of them, also {rest}")
-    ops = (*again, *result.ops)
+    ops = (*_needed(again, result.ops), *result.ops)
     undefined = _undefined(ops)
     own = {*wires.previous, *wires.new, *dict(wires.inputs), *step.external_inputs}
     written = dict.fromkeys(o for op in step.ops for o in op.outputs)
@@ -280,6 +281,16 @@ def _backward_args(step: Net, result: BackwardPass, wires: _Wires, references, o
         "param_grads": [gradients[n] for n in with_gradient],
         "backward_step_net": Net("RecurrentBackwardStep", ops, tuple(dict.fromkeys(external)), (), "simple"),
     }
+
+
+def _needed(again: Sequence[Op], ops: Iterable[Op]) -> list[Op]:
+    """Of the operators to be run again, those that the backward pass reads, directly or through others of them."""
+    wanted, kept = _undefined(ops), []
+    for op in reversed(again):
+        if wanted.intersection(op.outputs):
+            kept.append(op)
+            wanted.update(op.inputs)
+    return kept[::-1]
 
 
 def _undefined(ops: Iterable[Op]) -> set[str]:

@@ -7,6 +7,7 @@ from .dropout import DropoutCell, RecurrentDropoutCell, ZoneoutCell
 from .gru import GRUCell
 from .layers import (
     GRU,
+    LRU,
     LSTM,
     MILSTM,
     AttentionOptions,
@@ -16,12 +17,19 @@ from .layers import (
     HiddenOutputs,
     LayerNormLSTM,
     LayerNormMILSTM,
+    Layers,
+    LRULayer,
+    LRUOutputs,
     LSTMLayer,
     LSTMOutputs,
     LSTMWithAttention,
     MILSTMWithAttention,
+    MinGRU,
+    MinLSTM,
     layered_LSTM,
 )
+from .lru import LRUCell
 from .lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, MILSTMCell
-from .options import BasicRNNOptions, GRUOptions, LSTMOptions
+from .minimal import MinGRUCell, MinLSTMCell
+from .options import BasicRNNOptions, GRUOptions, LayerOptions, LRUOptions, LSTMOptions
 from .stack import StackedCell

@@ -99,7 +99,7 @@ class RunOptions:
     outputs_with_grads: by default the outputs over time of the cell's `output_states`. mask_padding: put zeros into the
     input after the end of each sequence first. What padding holds never shows in the outputs, but without the mask a NaN
     there makes NaNs of the gradients of the input projection (0 x NaN), as in Caffe2. unroll_steps: the number of steps T,
-    to append every step's operators instead of a recurrent network.
+    to append every step's operators instead of a recurrent network; Caffe2 then takes initial states [1, N, H] alone.
     """
 
     outputs_with_grads: tuple[int, ...] | None = None
@@ -164,6 +164,8 @@ def run_cell(
             "outputs_with_grads": options.outputs_with_grads or tuple(2 * k for k in cell.output_states),
         }
         if options.unroll_steps is not None:
+            spread = [_for_each_sequence(b, prepared, *each) for each in zip(specs, initial_states)]
+            common["initial_states"] = list(zip(previous, spread))
             states = unrolled_net(b, **common, steps=options.unroll_steps)
         else:
             states = recurrent_net(
@@ -174,6 +176,16 @@ def run_cell(
                 forward_only=options.forward_only,
             )
         return CellRun(cell.output_sequence(b, states), tuple(states))
+
+
+def _for_each_sequence(b: NetBuilder, x: str, spec: StateSpec, initial: str) -> str:
+    """An initial state [H], [N, H] or [1, N, H] as [1, N, H], for a sequence x [T, N, ...]."""
+    name = spec.initial + "_spread"
+    batch = b.op("Slice", [b.op("Shape", [x], name + "_input_shape")], name + "_batch", starts=[1], ends=[2])
+    one = b.op("GivenTensorInt64Fill", [], name + "_one", shape=[1], values=[1])
+    shape, _ = b.op("Concat", [one, batch, one], [name + "_shape", name + "_shape_parts"], axis=0)
+    zeros = b.op("ConstantFill", [shape], name + "_zeros", value=0.0, input_as_shape=1)  # [1, N, 1]
+    return b.op("Add", [zeros, initial], name)
 
 
 def without_padding(b: NetBuilder, x: str, lengths: str, name: str) -> str:
@@ -206,3 +218,44 @@ def joined(b: NetBuilder, at: StepInputs, hidden: str, size: int, name: str = "g
     blobs = [hidden, *(blob for blob, _ in at.extra)]
     found, _ = b.op("Concat", blobs, [name, f"_{name}_concat_dims"], axis=2)
     return found, size + sum(e for _, e in at.extra)
+
+
+def before_end(at: StepInputs, name: str) -> str:
+    """The name of a state that takes no account of lengths yet: its own where there are none."""
+    return name if at.lengths is None else name + "_candidate"
+
+
+def ended(
+    b: NetBuilder, at: StepInputs, previous: Sequence[str], new: Sequence[str], names: Sequence[str], drop_states: bool
+) -> list[str]:
+    """The states `names`: the new ones, and past the end of a sequence the previous ones, or zeros with drop_states.
+
+    For cells without an operator that knows about lengths; `new` are blobs called as `before_end` says.
+    """
+    if at.lengths is None:
+        return list(new)
+    valid = _mask(b, "GT", at, "valid")
+    if drop_states:
+        return [b.op("Mul", [blob, valid], name, broadcast=1, axis=1) for blob, name in zip(new, names)]
+    invalid = _mask(b, "LE", at, "invalid")
+    found = []
+    for before, blob, name in zip(previous, new, names):
+        alive = b.op("Mul", [blob, valid], name + "_valid", broadcast=1, axis=1)
+        held = b.op("Mul", [before, invalid], name + "_invalid", broadcast=1, axis=1)
+        found.append(b.op("Add", [alive, held], name))
+    return found
+
+
+def _mask(b: NetBuilder, comparison: str, at: StepInputs, name: str) -> str:
+    """1.0 where the lengths compare so with the timestep, else 0.0: float [N]."""
+    found = b.op(comparison, [at.lengths, at.timestep], name + "_b", broadcast=1)
+    return b.op("StopGradient", [b.op("Cast", [found], name, to="float")], name)
+
+
+def refuse_products(at: StepInputs, cell: str) -> None:
+    """Raises NetError where something is to enter the recurrent products of a cell that has none."""
+    if at.extra or at.recurrent_mask is not None:
+        raise NetError(
+            f"{cell} has no product of its state with weights, which attention's context or recurrent dropout could enter; "
+            "use another cell within them, or DropoutCell or ZoneoutCell around this one"
+        )

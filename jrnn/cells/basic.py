@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..builder import NetBuilder
 from ..errors import NetError, near
-from .base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
+from .base import Cell, StateSpec, StepInputs, before_end, dropped, ended, fully_connected, joined
 from .options import BasicRNNOptions
 
 ACTIVATIONS = {"tanh": "Tanh", "relu": "Relu"}
@@ -36,6 +36,10 @@ class BasicRNNCell(Cell):
     def states(self) -> tuple[StateSpec, ...]:
         return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
 
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return ("gates_t", "hidden_t_candidate") if self.options.memory_optimization else ()
+
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         return fully_connected(b, x, "i2h", self.input_size, self.hidden_size)
 
@@ -45,19 +49,5 @@ class BasicRNNCell(Cell):
         gates = fully_connected(b, product, "gates_t", size, self.hidden_size)
         gates = b.op("Sum", [gates, at.input], "gates_t")
         activation = ACTIVATIONS[self.options.activation]
-        if at.lengths is None:
-            return [b.op(activation, [gates], "hidden_t")]
-        hidden = b.op(activation, [gates], "hidden_t_candidate")  # not overwritten: its gradient reads it
-        valid = _mask(b, "GT", at.lengths, at.timestep, "valid")
-        if self.options.drop_states:
-            return [b.op("Mul", [hidden, valid], "hidden_t", broadcast=1, axis=1)]
-        invalid = _mask(b, "LE", at.lengths, at.timestep, "invalid")
-        new = b.op("Mul", [hidden, valid], "hidden_valid", broadcast=1, axis=1)
-        held = b.op("Mul", [before, invalid], "hidden_invalid", broadcast=1, axis=1)
-        return [b.op("Add", [new, held], "hidden_t")]
-
-
-def _mask(b: NetBuilder, comparison: str, lengths: str, timestep: str, name: str) -> str:
-    """1.0 where `lengths` compares so with the timestep, else 0.0: float [N]."""
-    found = b.op(comparison, [lengths, timestep], name + "_b", broadcast=1)
-    return b.op("StopGradient", [b.op("Cast", [found], name, to="float")], name)
+        new = b.op(activation, [gates], before_end(at, "hidden_t"))  # not overwritten: its gradient reads it
+        return ended(b, at, previous, [new], ["hidden_t"], self.options.drop_states)

@@ -13,6 +13,8 @@ from ..builder import NetBuilder
 from .base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
 from .options import GRUOptions
 
+GATES = ("reset", "update", "output")
+
 
 @dataclass(frozen=True)
 class GRUCell(Cell):
@@ -29,13 +31,16 @@ class GRUCell(Cell):
     def states(self) -> tuple[StateSpec, ...]:
         return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
 
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return _ON_THE_WAY if self.options.memory_optimization else ()
+
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         return fully_connected(b, x, "i2h", self.input_size, 3 * self.hidden_size)
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         (before,) = previous
-        gates = ("reset", "update", "output")
-        of_input = dict(zip(gates, b.op("Split", [at.input], [f"input_t_{gate}" for gate in gates], axis=2)))
+        of_input = dict(zip(GATES, b.op("Split", [at.input], [f"input_t_{gate}" for gate in GATES], axis=2)))
         kept = dropped(b, at, before)
         hidden, size = joined(b, at, kept, self.hidden_size)
         reset = fully_connected(b, hidden, "reset_gate_t", size, self.hidden_size)
@@ -61,3 +66,17 @@ class GRUCell(Cell):
             sequence_lengths=len(lengths),
         )
         return [new]
+
+
+_ON_THE_WAY = (
+    *(f"input_t_{gate}" for gate in GATES),
+    *(f"{gate}_gate_t" for gate in GATES),
+    "reset_gate_t_sigmoid",
+    "modified_hidden_t_prev",
+    "modified_concatenated_input_t",
+    "_modified_concatenated_input_t_concat_dims",
+    "output_gate_t_mul",
+    "output_gate_t_summed",
+    "gates_t",
+    "_gates_t_concat_dims",
+)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from ..errors import NetError
 from .base import RunOptions
 
 
@@ -12,29 +14,37 @@ class LayerOptions:
     """What all kinds of layers share.
 
     drop_states: the state of a finished sequence becomes zero instead of being held. forward_only: build no backward step
-    net. outputs_with_grads: which outputs of the top layer, in the order in which they iterate, pass gradients on.
-    mask_padding, unroll_steps: see RunOptions.
+    net. outputs_with_grads: which outputs pass gradients on, by their place in the order in which they iterate: a number is
+    an output of the top layer, a pair (layer, number) one of any layer. memory_optimization: the backward pass computes
+    again what a step makes on its way to the state, instead of keeping it. mask_padding, unroll_steps: see RunOptions.
     """
 
     drop_states: bool = False
     forward_only: bool = False
-    outputs_with_grads: tuple[int, ...] = (0,)
+    outputs_with_grads: tuple[int | tuple[int, int], ...] = (0,)
+    memory_optimization: bool = False
     mask_padding: bool = True
     unroll_steps: int | None = None
 
-    def run_options(self, shift: int) -> RunOptions:
-        """How the cells of all layers are run, where `shift` outputs come before those of the top layer."""
-        given = tuple(shift + k for k in self.outputs_with_grads)
-        return RunOptions(given, self.forward_only, self.mask_padding, self.unroll_steps)
+    def run_options(self, layers: int, outputs: int) -> RunOptions:
+        """How the cells of so many layers, of so many outputs each, are run together."""
+        given = []
+        for chosen in self.outputs_with_grads:
+            layer, k = chosen if isinstance(chosen, tuple) else (layers - 1, chosen)
+            if not (0 <= layer < layers and 0 <= k < outputs):
+                raise NetError(
+                    f"outputs_with_grads holds {chosen}, but there are {layers} layers with {outputs} outputs each; give "
+                    "the number of an output of the top layer, or a pair (layer, number), both from 0"
+                )
+            given.append(outputs * layer + k)
+        return RunOptions(tuple(given), self.forward_only, self.mask_padding, self.unroll_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMOptions(LayerOptions):
-    """forget_bias: added to the forget gate before its sigmoid. memory_optimization: recompute the gates in the backward
-    pass instead of storing them. The rest is in LayerOptions."""
+    """forget_bias: added to the forget gate before its sigmoid. The rest is in LayerOptions."""
 
     forget_bias: float = 0.0
-    memory_optimization: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +60,14 @@ class BasicRNNOptions(LayerOptions):
     """activation: "tanh" or "relu". The rest is in LayerOptions."""
 
     activation: str = "tanh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LRUOptions(LayerOptions):
+    """radius: the least and the largest absolute value that eigenvalues start with, within [0, 1]. max_phase: the largest
+    angle that they start with, in radians. outputs_with_grads: by default both parts of the state. The rest is in
+    LayerOptions; memory_optimization has no effect, for no step keeps anything but its state."""
+
+    radius: tuple[float, float] = (0.0, 1.0)
+    max_phase: float = 2 * math.pi
+    outputs_with_grads: tuple[int | tuple[int, int], ...] = (0, 2)

@@ -91,6 +91,7 @@ class StackedCell(Cell):
     def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
         outputs = []
         for i in self._connected:
-            start = self._first_state(i)
-            outputs.append(self.cells[i].output_sequence(b, states[start : start + len(self.cells[i].states)]))
+            with b.scope(f"layer_{i}"):
+                start = self._first_state(i)
+                outputs.append(self.cells[i].output_sequence(b, states[start : start + len(self.cells[i].states)]))
         return outputs[0] if len(outputs) == 1 else b.op("Sum", outputs, "residual_output_sequence")

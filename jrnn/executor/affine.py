@@ -52,6 +52,11 @@ def suits_bulk(loop: Loop) -> bool:
     return slim and bool(loop.carry) and all(map(jaxprs.is_movable, loop.eqns))
 
 
+def mixes(loop: Loop) -> bool:
+    """Whether carries read each other, so that K of them have K^2 factors for every element of every step."""
+    return any(len(group) > 1 for group in _groups(loop))
+
+
 def run(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The loop's `(last carry, stacked ys)`; the loop must not be refused."""
     known, stacked, states = _solved(loop, consts, init, xs)
@@ -70,6 +75,8 @@ def _solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence
     known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
     for group in _groups(loop):
+        if len(group) > _MOST_TOGETHER:
+            raise _NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
         names = tuple(stacked)
 
         def coefficients(values: list[Any], group: Sequence[int] = group, names: tuple[Var, ...] = names) -> Any:
@@ -172,8 +179,6 @@ def _groups(loop: Loop) -> list[tuple[int, ...]]:
     for k in count:  # what is read by what is read
         reads = [r | reads[k] if k in r else r for r in reads]
     groups = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
-    if any(len(g) > _MOST_TOGETHER for g in groups):
-        raise _NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
     return sorted(groups, key=lambda g: len(reads[g[0]]))
 
 

@@ -21,7 +21,7 @@ from jrnn.executor.masking import masked
 from jrnn.executor.step import Traced, trace_step
 
 # From how many steps on an affine step is better solved than run: by rounds on accelerators, where a short loop is as good;
-# by a loop of multiplications and additions alone on a CPU, at every length (docs/performance.md).
+# by a loop of multiplications and additions alone on a CPU, at every length but where carries mix (docs/performance.md).
 _SOLVING_PAYS = {"cpu": 1, "gpu": 64, "tpu": 64}
 
 
@@ -118,7 +118,8 @@ def _affine_refusal(request: Request) -> str | None:
 def _solving_pays(request: Request) -> bool:
     if request.recompute is not None or request.platform not in _SOLVING_PAYS or request.traced is None:
         return False
-    return request.traced.loop.length >= _SOLVING_PAYS[request.platform] and affine.suits_bulk(request.fission.core)
+    core, long = request.fission.core, request.traced.loop.length >= _SOLVING_PAYS[request.platform]
+    return long and affine.suits_bulk(core) and not (request.platform == "cpu" and affine.mixes(core))
 
 
 def _run_affine(request: Request) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from jrnn import cells
 
 T, N, D, H, S, E = 3, 3, 3, 2, 4, 3
 LENGTHS = np.array([0, 1, T], np.int32)
-SHAPES = {"input": (T, N, D), "encoder": (S, N, E), "weighted": (S, N, E)}
+SHAPES = {"state0": (H,), "state1": (N, H), "input": (T, N, D), "encoder": (S, N, E), "weighted": (S, N, E)}
 GIVEN = {"lengths": LENGTHS, "encoder_lengths": np.array([0, 3, S], np.int32)}
 
 
@@ -32,12 +32,16 @@ def _report(build):
     return report, set(b.params) - reached
 
 
+SAVING = {"drop_states": True, "memory_optimization": True}
 FAMILIES = {
-    "basic": (cells.BasicRNN, cells.BasicRNNOptions, {"activation": "relu", "drop_states": True}),
-    "gru": (cells.GRU, cells.GRUOptions, {"linear_before_reset": True, "drop_states": True}),
-    "layer_norm_lstm": (cells.LayerNormLSTM, cells.LSTMOptions, {"memory_optimization": True, "drop_states": True}),
+    "basic": (cells.BasicRNN, cells.BasicRNNOptions, {"activation": "relu", **SAVING}),
+    "gru": (cells.GRU, cells.GRUOptions, {"linear_before_reset": True, **SAVING}),
+    "layer_norm_lstm": (cells.LayerNormLSTM, cells.LSTMOptions, SAVING),
     "milstm": (cells.MILSTM, cells.LSTMOptions, {"forget_bias": 1.0, "memory_optimization": True}),
     "layer_norm_milstm": (cells.LayerNormMILSTM, cells.LSTMOptions, {"memory_optimization": True}),
+    "min_gru": (cells.MinGRU, cells.LayerOptions, SAVING),
+    "min_lstm": (cells.MinLSTM, cells.LayerOptions, {"memory_optimization": True}),
+    "lru": (cells.LRU, cells.LRUOptions, {"drop_states": True}),
 }
 
 
@@ -64,16 +68,17 @@ LAYERS = {name: (layers, record) for name, (layers, record, _) in FAMILIES.items
 ENDS = {"none": (False, False), "hold": (True, False), "drop": (True, True)}
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.grid(every=7)
 @pytest.mark.parametrize(("family", "sizes", "ends"), list(itertools.product(LAYERS, [H, [H, 3]], ENDS)))
 def test_every_family_and_number_of_layers_and_kind_of_end(family, sizes, ends):
     layers, record = LAYERS[family]
     with_lengths, drop = ENDS[ends]
-    grads = tuple(range(4 if record is cells.LSTMOptions else 2))
+    grads = tuple(range(2 * len(layers.cell(D, H).states)))
 
     def build(b, x, lengths):
         options = record(outputs_with_grads=grads, drop_states=drop)
-        return list(layers(b, x, lengths if with_lengths else None, None, D, sizes, "cell", options))
+        out = layers(b, x, lengths if with_lengths else None, None, D, sizes, "cell", options)
+        return [*out, *([out.output] if layers is cells.LRU else [])]
 
     report, unreached = _report(build)
     assert report.agrees, str(report)
@@ -85,7 +90,12 @@ def test_gradients_that_arrive_at_a_lower_layer_too():
         stack = cells.StackedCell((cells.BasicRNNCell(D, H), cells.BasicRNNCell(H, 3)))
         options = cells.RunOptions(outputs_with_grads=(0, 1, 2))
         run = cells.run_cell(stack, b, x, lengths, None, scope="stack", options=options)
-        return [run.states[0].all, run.states[0].last, run.output]
+        options = cells.GRUOptions(outputs_with_grads=(0, (0, 0), (0, 1)))
+        gru = cells.GRU(b, x, lengths, None, D, [H, 3], "gru", options)
+        options = cells.LSTMOptions(outputs_with_grads=(0, (0, 3)))
+        layered = cells.layered_LSTM(b, x, None, None, D, [H, 3], "layered", options)
+        lower = [*gru.layers[0], gru.hidden_all, layered.layers[0].cell_last, layered.hidden_all]
+        return [run.states[0].all, run.states[0].last, run.output, *lower]
 
     report, unreached = _report(build)
     assert report.agrees, str(report)

@@ -151,6 +151,8 @@ def test_auto_solves_affine_steps_that_need_no_more_memory_at_once():
     assert chosen(lambda h, x: (h * x, jnp.sum(h[:, :, None] * wide, axis=2))) == "scan"  # [N, H, 50] of all steps
     assert chosen(lambda h, x: (h * x, jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, h))) == "scan"
     assert chosen(lambda h, x: (jnp.tanh(h * x), h)) == "scan"
+    turned = lru_step({"cos": h, "sin": h, "wz": jnp.ones((H, H)), "wn": jnp.ones((H, H))})
+    assert explain_scan(turned, (h, h), xs).executor == ("scan" if jax.default_backend() == "cpu" else "associative")
 
 
 def test_unknown_executor_and_the_choice():
