@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from . import registry
 from .errors import JrnnError, NetError, OpError, describe_op, near
@@ -25,6 +26,7 @@ from .graph.ssa import live_ops
 from .ir import Net, Op
 
 Blobs = dict[str, Any]
+RECOMPUTED = "computed again"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Context:
     outer: blobs of the enclosing nets, which a step net may read undeclared. timestep: the step of the recurrent network
     that is running, which random operators fold into their keys. unread: outputs of the operator at hand that nobody asks
     for. trips: how loops whose number of trips depends on the data are differentiated. max_iterations: after how many trips
-    a loop that is run eagerly counts as endless. in_branch: whether a branch or a loop is being traced.
+    a loop that is run eagerly counts as endless. in_branch: whether a branch or a loop is being traced. recompute: blobs
+    that a gradient is to compute again instead of keeping them; their values are marked with the name RECOMPUTED.
     """
 
     key: Any = None
@@ -46,14 +49,17 @@ class Context:
     trips: Trips = CHECKPOINTED
     max_iterations: int | None = None
     in_branch: bool = False
+    recompute: frozenset[str] = frozenset()
 
-    def step(self, timestep: Any, salt: str) -> Context:
+    def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network that runs in this one; `salt` tells two such networks apart."""
         key = self.key
         if key is not None:
             key = jax.random.fold_in(key, zlib.crc32(salt.encode()))
             key = key if self.timestep is None else jax.random.fold_in(key, self.timestep)
-        return replace(self, key=key, eager=False, timestep=timestep, unread=frozenset())
+        return replace(
+            self, key=key, eager=False, timestep=timestep, unread=frozenset(), recompute=frozenset(recompute)
+        )
 
     def op_key(self, op: Op) -> Any:
         """A key of the operator's own: a function of the run's key, the operator's outputs and the timestep.
@@ -193,8 +199,12 @@ def execute(p: Plan, blobs: Mapping[str, Any], context: Context) -> Blobs:
         except (TypeError, ValueError, IndexError, ZeroDivisionError) as e:
             raise OpError(f"{step.where}: {_first_line(e)}; inputs: {_describe(step.op.inputs, inputs)}") from e
         assert len(results) >= len(step.op.outputs), f"{step.where}: {len(results)} results"
-        env.update(zip(step.op.outputs, results))
+        env.update((n, _marked(r) if n in context.recompute else r) for n, r in zip(step.op.outputs, results))
     return env
+
+
+def _marked(value: Any) -> Any:
+    return checkpoint_name(value, RECOMPUTED) if isinstance(value, jax.Array) else value
 
 
 def _call(step: Step, inputs: list, env: Blobs, context: Context) -> tuple:

@@ -130,12 +130,13 @@ def slices(eqn: Any) -> bool:
     return eqn.primitive.name == "slice"
 
 
-def split(loop: Loop, also: Callable[[Any], bool] = nothing) -> Fission:
+def split(loop: Loop, also: Callable[[Any], bool] = nothing, *, frugal: bool = False) -> Fission:
     """Takes a loop apart.
 
     Args:
         loop: the loop.
         also: which equations of `xs` to hoist besides contractions, lookups and what surrounds them.
+        frugal: keep nothing for all steps only to do more outside of the loop; contractions of what it puts out excepted.
     """
     eqns = loop.eqns
     varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
@@ -144,14 +145,16 @@ def split(loop: Loop, also: Callable[[Any], bool] = nothing) -> Fission:
 
     once = _once(loop, varying)
     known = {*loop.consts, *(v for e in once for v in e.outvars)}
-    early = _hoisted(loop, varying, inner, known, also)
+    early = [] if frugal else _hoisted(loop, varying, inner, known, also)
     free = {*known, *loop.xs, *early}
 
+    made = jaxprs.producers(eqns)
     summed = _summed(loop, free)
+    if frugal:
+        summed = sums.frugal(summed, made, {*free, *(a for a in loop.ys if not jaxprs.is_literal(a))})
     kept = [i for i in range(len(loop.carry)) if i not in summed]
     carry = [loop.carry[i] for i in kept]
     carry_out = [loop.carry_out[i] for i in kept]
-    made = jaxprs.producers(eqns)
     targets = [a for a in loop.ys if not jaxprs.is_literal(a)]
     targets += sums.leaves(summed.values(), made, free | set(targets))
     targets = list(dict.fromkeys(targets))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jrnn.errors import ScanError, near
 from jrnn.executor import jaxprs
 from jrnn.executor.jaxprs import Var
 
-Forbidden = Callable[[Sequence[Any]], set[Var]]
+Forbidden = Callable[[Sequence[Any], Collection[Var]], set[Var]]
 
 
 def check(recompute: Any) -> None:
@@ -32,21 +32,33 @@ def check(recompute: Any) -> None:
 
 
 def forbidden(recompute: Any, eqns: Sequence[Any]) -> Forbidden | None:
-    """The rule of what must not be stored, for a step of these equations."""
+    """The rule of what must not be stored, for a step of these equations: a function of the equations that a gradient
+    knows the step by, and of what is at hand anyway."""
     if recompute == "contractions":
-        return lambda step: {v for e in step if e.primitive.name in jaxprs.CHEAP for v in e.outvars}
+        return lambda step, had: {v for e in step if e.primitive.name in jaxprs.CHEAP for v in e.outvars}
     if not isinstance(recompute, (list, tuple, set, frozenset)):
         return None
     known = {e.params["name"] for e in eqns if e.primitive.name == "name"}
     for name in recompute:
         if name not in known:
             raise ScanError(f"scan: recompute names {name!r}, but the step gives no value that name{near(name, known)}")
+    return lambda step, had: _about(frozenset(recompute), step, had)
 
-    def named(step: Sequence[Any]) -> set[Var]:
-        marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in recompute]
-        return {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
 
-    return named
+def _about(names: Collection[str], step: Sequence[Any], had: Collection[Var]) -> set[Var]:
+    """The named values, what leads to them from what is at hand, and what follows from them cheaply.
+
+    Storing a neighbour of a named value, such as a gate for its pre-activation, would take the memory that it was to free.
+    """
+    marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in names]
+    found = {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
+    for eqn in reversed(step):
+        if any(v in found for v in eqn.outvars):
+            found.update(v for v in jaxprs.inputs(eqn) if v not in had)
+    for eqn in step:
+        if eqn.primitive.name in jaxprs.CHEAP and any(v in found for v in jaxprs.inputs(eqn)):
+            found.update(v for v in eqn.outvars if v not in had)
+    return found
 
 
 def chunk_length(recompute: Any, steps: int) -> int | None:

@@ -9,7 +9,7 @@ Shapes: T time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from jrnn.executor.fission import Fission, computation, shifted, split
 from jrnn.executor.jaxprs import Atom, Var
 from jrnn.executor.loop import Loop
 from jrnn.executor.mincut import INFINITE, min_cut
+from jrnn.executor.recompute import Forbidden
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Gradient:
         stored: variables of `forward` that are stacked beside the loop's own ys.
         stacks: variables of `forward` that the reverse loop reads at each step.
         again: the equations of the step that are done again for the reverse loop.
+        saves: whether memory was asked to be saved: what is done again is then done step by step.
     """
 
     loop: Loop
@@ -84,6 +86,7 @@ class Gradient:
     stored: tuple[Var, ...]
     stacks: tuple[Var, ...]
     again: tuple[Any, ...]
+    saves: bool
 
     @functools.cached_property
     def fission(self) -> Fission:
@@ -91,6 +94,8 @@ class Gradient:
 
         They stay in the loop where that would activate slices again: XLA:CPU does not vectorize that in bulk.
         """
+        if self.saves:
+            return split(self.backward, frugal=True)
         if rewrite.activates_slices(self.again):
             return split(self.backward)
         return split(rewrite.folded(self.backward), computation)
@@ -123,15 +128,13 @@ class Gradient:
         return carry[n_carry:], carry[:n_carry], ct_xs
 
 
-def gradient(
-    loop: Loop, perturbed: Perturbed, forbidden: Callable[[Sequence[Any]], set[Var]] | None = None
-) -> Gradient:
+def gradient(loop: Loop, perturbed: Perturbed, forbidden: Forbidden | None = None) -> Gradient:
     """Builds both loops.
 
     Args:
         loop: the loop.
         perturbed: what has tangents.
-        forbidden: given the step's equations, the variables that must not be stored but computed again.
+        forbidden: see `recompute.forbidden`.
     """
     joint = _joint(loop, perturbed)
     at = len(loop.consts), len(loop.consts) + len(loop.carry), len(loop.inputs)
@@ -183,7 +186,9 @@ def gradient(
         ys=made[n_carry + n_consts :],
         reverse=not loop.reverse,
     )
-    return Gradient(loop, perturbed, forward, rewrite.tidy(backward), tuple(stored), tuple(stacks), tuple(again))
+    backward = rewrite.tidy(backward)
+    saves = forbidden is not None
+    return Gradient(loop, perturbed, forward, backward, tuple(stored), tuple(stacks), tuple(again), saves)
 
 
 def _joint(loop: Loop, perturbed: Perturbed) -> jaxprs.Program:
@@ -226,10 +231,10 @@ def _choose(
     had: Collection[Var],
     carry: Sequence[Var],
     varying: Collection[Var],
-    forbidden: Callable[[Sequence[Any]], set[Var]] | None,
+    forbidden: Forbidden | None,
 ) -> list[Var]:
     """The variables to store so that all wanted ones can be had."""
-    never = forbidden(eqns) if forbidden else set()
+    never = forbidden(eqns, had) if forbidden else set()
     eqns, _ = jaxprs.needed(eqns, wanted, had)
     costs = {v: 0 for v in had if v in varying}
     costs.update({v: 0 if v in had else jaxprs.nbytes(v) for v in carry})

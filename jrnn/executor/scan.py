@@ -47,8 +47,8 @@ def scan(
             and of the outputs must begin with the shape of `lengths`.
         recompute: what the reverse pass computes again instead of storing it. None: what is cheap to compute and dear
             to store. "contractions": everything but the results of contractions. A list of names: also the values that
-            the step names so with `jax.ad_checkpoint.checkpoint_name`. A number: everything, from so many
-            checkpoints of the carry; "sqrt": from sqrt(T) of them.
+            the step names so with `jax.ad_checkpoint.checkpoint_name`, what leads to them, and what follows from them
+            cheaply. A number: everything, from so many checkpoints of the carry; "sqrt": from sqrt(T) of them.
         executor: "scan", "associative" (steps that are affine in the carry with a diagonal Jacobian), "cudnn" (an
             `LstmStep` in float32 on CUDA), or "auto".
 

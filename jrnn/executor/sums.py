@@ -47,6 +47,12 @@ def leaves(values: Iterable[Atom], made: Mapping[Var, Any], stacked: Collection[
     return list(dict.fromkeys(found))
 
 
+def frugal(values: Mapping[int, Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> dict[int, Atom]:
+    """Those of `values` whose sums need no more stacks than `stacked` and what contractions read."""
+    known = {*stacked, *(leaf for v in values.values() for leaf in _leaves(v, made, stacked, True))}
+    return {i: v for i, v in values.items() if known.issuperset(leaves([v], made, known))}
+
+
 def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contractions_only: bool) -> list[Var]:
     if jaxprs.is_literal(v):
         return []

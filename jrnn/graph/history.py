@@ -57,14 +57,21 @@ def _upgrade_op(net: Net, index: int, op: Op) -> Op:
                 op = replace(op, outputs=(*op.outputs, f"{first}_step_workspaces"))
             op = op if op.arg("enable_rnn_executor") is not None else op.with_args({"enable_rnn_executor": 1})
         elif op.type == "RecurrentNetworkGradient":
-            if any(op.arg(name) is not None for name in FORGOTTEN):
-                raise NetError(
-                    "is of a version before 2017-03; remove it and make the gradients anew with add_gradients"
-                )
+            check_gradient_version(op)
             op = upgrade_arguments(op, op.inputs[len(op.integers("outputs_with_grads")) :])
     except NetError as e:
         raise e.at(where) from None
     return op
+
+
+def check_gradient_version(op: Op) -> None:
+    """Raises NetError for a RecurrentNetworkGradient of version 1 or 2.
+
+    Which of its inputs is what, no such net and no code of that time is left to tell; only arguments are documented. Those
+    that `add_gradients` makes of a forward operator of such a version have its arguments, but list their inputs as now.
+    """
+    if op.arg("outputs_with_grads") is None and any(op.arg(name) is not None for name in FORGOTTEN):
+        raise NetError("is of a version before 2017-03; remove it and make the gradients anew with add_gradients")
 
 
 def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from ..errors import OpError
 from ..executor import scan
 from ..graph.ssa import undeclared_reads
-from ..lowering import Context, Plan, execute, plan
+from ..lowering import RECOMPUTED, Context, Plan, execute, plan
 from ..registry import op
 from .recurrent_wiring import Link, Wiring, parse
 
@@ -206,6 +207,16 @@ def step_env(w: Wiring, env: dict[str, Any], t: Any) -> dict[str, Any]:
     return {**env, w.timestep: t[None]}
 
 
+def _recompute(w: Wiring) -> list[str] | None:
+    return [RECOMPUTED] if w.recompute else None
+
+
+def _step_context(w: Wiring, t: Any, context: Context) -> Context:
+    if w.recompute:
+        checkpoint_name(t, RECOMPUTED)  # so that the name is known even if no blob of the list is computed
+    return context.step(t, w.outputs[-1], w.recompute)
+
+
 def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, gather, context: Context):
     w = shape.w
     sequences, views = sequence_views(w, blobs, steps)
@@ -215,14 +226,15 @@ def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, gath
         env = views(now, t)
         for s in w.states:
             env.update((r.internal, carry[s][r.offset : r.offset + r.window]) for r in shape.reads(s))
-        env = execute(p, step_env(w, env, t), context.step(t, w.outputs[-1]))
+        env = execute(p, step_env(w, env, t), _step_context(w, t, context))
         new = {s: _new_slot(shape.writes(s)[0], env, carry[s]) for s in w.states}
         new = {s: v if s in w.smooth_states else lax.stop_gradient(v) for s, v in new.items()}
         after = {s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s] for s in w.states}
-        return after, ({s: v[0] for s, v in new.items()}, gather(env))
+        return after, (new, gather(env))  # a new slot as it is carried, so that one stack serves for both
 
-    last, (states, gathered) = scan(step, first, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
-    return {s: _States(first[s], states[s], last[s]) for s in w.states}, gathered
+    xs = (jnp.arange(steps, dtype=jnp.int32), sequences)
+    last, (states, gathered) = scan(step, first, xs, length=steps, recompute=_recompute(w))
+    return {s: _States(first[s], states[s][:, 0], last[s]) for s in w.states}, gathered
 
 
 def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
@@ -269,7 +281,7 @@ def _run_on_buffers(shape: StateLinks, p: Plan, first, blobs, steps: int, gather
         env = step_env(w, views(now, t), t)
         env.update((link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s))
         for one in p.steps:
-            env = execute(Plan(p.net, (one,), ()), env, context.step(t, w.outputs[-1]))
+            env = execute(Plan(p.net, (one,), ()), env, _step_context(w, t, context))
             for link in w.links:
                 if link.external in carry and link.internal in one.op.outputs:
                     new = _new_slot(link, env, carry[link.external]) if link.window == 1 else env[link.internal]
@@ -279,4 +291,5 @@ def _run_on_buffers(shape: StateLinks, p: Plan, first, blobs, steps: int, gather
                     env.update((o.internal, slots(carry[link.external], o, t)) for o in w.state_links(link.external))
         return carry, gather(env)
 
-    return scan(step, buffers, (jnp.arange(steps, dtype=jnp.int32), sequences), length=steps)
+    xs = (jnp.arange(steps, dtype=jnp.int32), sequences)
+    return scan(step, buffers, xs, length=steps, recompute=_recompute(w))

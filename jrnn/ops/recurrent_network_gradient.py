@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import GradientError
+from ..errors import GradientError, NetError, OpError
 from ..executor import scan
+from ..graph.history import check_gradient_version
 from ..lowering import Context, Plan, execute, plan
 from ..registry import ACCUMULATE, gradient, op
 from .recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
@@ -25,6 +26,10 @@ from .recurrent_wiring import Link, Wiring, parse
 
 @op("RecurrentNetworkGradient", outputs=(1, None))
 def recurrent_network_gradient(*blobs, op, context):
+    try:
+        check_gradient_version(op)
+    except NetError as e:
+        raise OpError(str(e)) from None
     count = len(op.integers("outputs_with_grads"))
     ends = set(op.names("alias_dst"))
     split = next((k for k in range(count, len(op.inputs)) if op.inputs[k] in ends), len(op.inputs))

@@ -167,3 +167,5 @@ def test_errors_say_what_is_wrong():
     old = dataclasses.replace(version_1(), type="RecurrentNetworkGradient")
     with pytest.raises(NetError, match="before 2017-03; remove it"):
         jrnn.graph.upgrade(Net("net", (old,)))
+    with pytest.raises(OpError, match="before 2017-03; remove it"):
+        jrnn.run_net(Net("net", (old,)), {n: np.zeros((1, 1, 1), np.float32) for n in old.inputs})
