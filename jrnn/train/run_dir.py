@@ -1,10 +1,11 @@
 """A run's directory: its resolved config, where it came from, its metrics and checkpoints, and the lock that guards them.
 
 config.toml    the resolved configuration, from which the run can be done again
-run.json       versions, machine, git state, and when it was started
+run.json       seed, versions, machine, git state, and when it was started
 data.json      what the task keeps of its data: a vocabulary, a scaling, a checksum
 metrics.jsonl  one JSON object a line
 checkpoints/   one folder a step
+best/          the parameters that were validated best, where train.patience asks for them
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """Where the parameters that were validated best are, in a run with train.patience."""
+        return self.path / "best"
 
     @property
     def metrics(self) -> Path:
@@ -118,7 +124,7 @@ class RunDir:
         paths = {name: str(Path(value).absolute()) for name in PATHS if (value := getattr(config.data, name, None))}
         config = replace(config, data=replace(config.data, **paths))
         self._write_text("data.json", json.dumps(task.fingerprint(), ensure_ascii=False) + "\n")
-        self._write_text("run.json", json.dumps(provenance(), indent=2) + "\n")
+        self._write_text("run.json", json.dumps({"seed": config.seed, **provenance()}, indent=2) + "\n")
         self._write_text("config.toml", encode(config))
 
     def _write_text(self, name: str, text: str) -> None:
@@ -143,6 +149,7 @@ def provenance() -> dict[str, Any]:
         "command": sys.argv,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
         "devices": [str(d) for d in jax.devices()],
+        "processes": jax.process_count(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "git": _git_state(),

@@ -31,15 +31,20 @@ def make_steps(config: Config, axes: Any) -> Steps:
 
 
 def load_trained(run: RunDir) -> Trained:
-    """The model of a run with the parameters of its newest checkpoint.
+    """The model of a run with the parameters that were validated best, where it keeps them, or else the newest ones.
 
     Raises:
         CheckpointError: where there is no run, no checkpoint, or none that loads.
     """
     config, kept = run.load_config(), run.load_fingerprint()
     model = config.kind.model(config, kept)
+    state = abstract_state(model, config)
+    if config.train.patience and run.best.is_dir():
+        with Checkpoints(run.best, 1) as checkpoints:
+            params, _ = checkpoints.restore(state.evaluation_params)
+        return Trained(config, kept, model, params)
     with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
-        state, _ = checkpoints.restore(abstract_state(model, config))
+        state, _ = checkpoints.restore(state)
     return Trained(config, kept, model, state.evaluation_params)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrnn.errors import ConfigError
-from jrnn.train.check import compare_gradients
+from jrnn.train.check import GradientCheck
 from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import LSTMS, OTHERS, CellsConfig, TokenCellsConfig, cells_model
@@ -52,7 +52,9 @@ def test_every_cell_can_be_asked_for(cell):
 def test_both_gradients_agree_at_the_end_of_sequences(rng):
     """GRU layers with a residual connection, read at the end of sequences of several lengths, in float64."""
     model = cells_model(CellsConfig(cell="gru", hidden=3, layers=2, residual=True), CLASSIFY)
-    for name, (size, difference) in compare_gradients(model, model.init(jax.random.key(1)), classified(rng), B).items():
+    for name, (size, difference) in (
+        GradientCheck(model, B).compare(model.init(jax.random.key(1)), classified(rng)).items()
+    ):
         assert difference <= 1e-12 * max(size, 1), name
 
 

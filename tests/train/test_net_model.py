@@ -9,7 +9,7 @@ import pytest
 
 from jrnn import registry
 from jrnn.errors import GradientError
-from jrnn.train.check import check_gradients_agree, compare_gradients
+from jrnn.train.check import GradientCheck
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.text import Chunk
@@ -32,7 +32,7 @@ def chunk(steps, streams, seed=0):
 def test_both_gradients_agree_in_float64(layers):
     model = cells_model(TokenCellsConfig(embedding=3, hidden=5, layers=layers), LANGUAGE)
     params = model.init(jax.random.key(0))
-    compared = compare_gradients(model, params, chunk(6, 3), 3)
+    compared = GradientCheck(model, 3).compare(params, chunk(6, 3))
     assert set(compared) == set(params)
     for name, (size, difference) in compared.items():
         assert size > 1e-4, name
@@ -56,7 +56,7 @@ def test_a_wrong_gradient_operator_is_caught(model, monkeypatch):
 
     monkeypatch.setitem(registry._OPS, "LSTMUnitGradient", replace(right, forward=wrong))
     with pytest.raises(GradientError) as e:
-        check_gradients_agree(model, model.init(jax.random.key(0)), chunk(6, 3), 3)
+        GradientCheck(model, 3)(model.init(jax.random.key(0)), chunk(6, 3))
     marked = [line.split()[0] for line in str(e.value).splitlines() if line.endswith("<-")]
     assert "embedding" in marked
     assert "output_w" not in marked  # its gradient does not pass through the LSTM

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jrnn.train.check import compare_gradients
+from jrnn.train.check import GradientCheck
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.text import Chunk
@@ -42,7 +42,7 @@ def test_results_are_those_of_embedding_every_token(cell, layers, source, batch)
 
 def test_both_gradients_agree(batch):
     model = cells_model(replace(CONFIG, dropout=0.5, recurrent_dropout=0.3), LOOKED_UP)
-    for name, (size, difference) in compare_gradients(model, model.init(jax.random.key(1)), batch, B).items():
+    for name, (size, difference) in GradientCheck(model, B).compare(model.init(jax.random.key(1)), batch).items():
         assert difference <= 1e-12 * max(size, 1), name
 
 
