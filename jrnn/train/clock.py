@@ -72,16 +72,18 @@ class Trace:
         self._calls = 0
         self._runs = False
 
-    def after_call(self, result: Any) -> None:
-        """To be told after each call; `result` is what the call computes."""
+    def after_call(self, result: Any) -> bool:
+        """To be told after each call; `result` is what the call computes. True where it was waited for."""
         self._calls += 1
+        if self._calls not in (self.BEGIN, self.END):
+            return False
+        jax.block_until_ready(result)
         if self._calls == self.BEGIN:
-            jax.block_until_ready(result)
             jax.profiler.start_trace(str(self.folder))
             self._runs = True
-        elif self._calls == self.END:
-            jax.block_until_ready(result)
+        else:
             self._stop()
+        return True
 
     def _stop(self) -> None:
         if self._runs:

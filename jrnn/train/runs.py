@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..errors import ConfigError, DataError
 from .metrics import read_metrics
+from .patience import Patience
 from .settings import read_toml
 
 LATEST = 20  # measurements of speed, of which the median counts
@@ -26,7 +27,8 @@ class RunSummary:
     config: the resolved configuration, its keys joined by dots. step, steps: done, and asked for. best_loss: of all
     validations, at step best_step. speed: tokens or examples a second, the median of the latest. The last three are None
     where nothing was measured.
-    state: "running", where a process holds its lock; "finished"; "not finite", where a loss or gradient ended it; "stopped".
+    state: "running", where a process holds its lock; "finished", after all steps or where its
+        patience ended; "not finite", where a loss or gradient ended it; "stopped".
     """
 
     path: str
@@ -67,11 +69,12 @@ def summarize(run: Path) -> RunSummary:
     speeds = [m["items_per_second"] for m in lines if _is_number(m.get("items_per_second"))]
     best_loss, best_step = min(validations, default=(None, None))
     step = max((m["step"] for m in lines), default=0)
-    steps = config.get("train.steps", 0)
+    steps, patience = (v if isinstance(v := config.get(k), int) else 0 for k in ("train.steps", "train.patience"))
+    is_over = Patience.after(patience, (loss for loss, _ in validations)).is_over
     return RunSummary(
         path=str(run),
         config=config,
-        state=_state(run, lines, step >= steps),
+        state=_state(run, lines, step >= steps or is_over),
         step=step,
         steps=steps,
         best_loss=best_loss,

@@ -35,7 +35,14 @@ def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path)
     train(config, tmp_path / "run", profile=True, console=console)
     said = console.export_text()
     assert f"trace: {tmp_path / 'run' / 'profile'}" in said
-    for what in ("steps", "compiling and the first call", "validation", "checkpoints", "tracing", "waiting for Python"):
+    for what in (
+        "steps",
+        "compiling, first call",
+        "compiling, first validation",
+        "checkpoints",
+        "tracing",
+        "waiting for",
+    ):
         assert f"\n  {what} " in said
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
     assert list((tmp_path / "run" / "profile").rglob("*.trace.json.gz"))

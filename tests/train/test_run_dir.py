@@ -37,7 +37,8 @@ def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path
             k: v for k, v in other.items() if k != "items_per_second"
         }
     found = json.loads((tmp_path / "first" / "run.json").read_text())
-    assert found["versions"]["jax"] and "commit" in (found["git"] or {"commit": None})
+    assert found["versions"]["jax"] and (found["seed"], found["processes"]) == (0, 1)
+    assert "commit" in (found["git"] or {"commit": None})
     assert RunDir(tmp_path / "first").load_config().seed == 0
     capsys.readouterr()
 

@@ -46,7 +46,13 @@ def test_a_run_in_figures(runs):
     with (runs / "deep" / "b" / "metrics.jsonl").open("a") as file:
         file.write('\n{"step": 5, "refused": "the loss is nan"}\n')
     assert summarize(runs / "deep" / "b").state == "not finite"
+    with (runs / "a" / "config.toml").open("a") as file:
+        file.write("patience = 1\n")
+    lines = (runs / "a" / "metrics.jsonl").read_text().splitlines()
+    (runs / "a" / "metrics.jsonl").write_text("\n".join(line for line in lines if '"loss"' not in line))
+    assert summarize(runs / "a").state == "finished"
     (runs / "a" / "metrics.jsonl").unlink()
+    assert summarize(runs / "a").state == "stopped"
     assert (summarize(runs / "a").speed, summarize(runs / "a").best_loss) == (None, None)
 
 
