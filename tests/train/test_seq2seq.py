@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn.errors import DataError, UsageError
+from jrnn import cli
+from jrnn.errors import ConfigError, DataError, UsageError
 from jrnn.train import train
 from jrnn.train.beam import Beams
 from jrnn.train.config import Config
@@ -178,6 +179,24 @@ def test_another_vocabulary_is_another_model():
     with pytest.raises(DataError, match="train it anew"):
         config.kind.model(config, kept)
     assert set(VOCABULARY.characters) > set("abc")
+
+
+def test_coverage_is_not_for_low_precision():
+    tables = {**small(), "model": {**SIZES, "attention": "coverage"}}
+    assert load(tables).model
+    with pytest.raises(ConfigError, match="leave train.precision at"):
+        load({**tables, "train": {"precision": "bfloat16"}})
+
+
+def test_the_command_says_how_to_search_and_where_to_draw(monkeypatch, capsys):
+    given = {}
+    monkeypatch.setattr(
+        cli, "sample_run", lambda run, seed, **changes: given.update(run=run, **changes) or "2026-11-20"
+    )
+    assert cli.main(["sample", "runs/s", "--prompt", "20 Nov 2026", "--beam", "3", "--attention", "a.png"]) == 0
+    assert capsys.readouterr().out == "2026-11-20\n"
+    asked = {name: value for name, value in given.items() if value is not None}
+    assert asked == {"run": "runs/s", "prompt": "20 Nov 2026", "beam": 3, "attention": "a.png"}
 
 
 def test_pictures(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import ConfigError, DataError
 from ..models.model import Compute, Params
 from ..models.seq2seq import Seq2SeqConfig, Seq2SeqModel, seq2seq
 from ..settings import require
@@ -154,6 +154,11 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Seq2SeqModel:
     if kept["characters"] != VOCABULARY.characters:
         raise DataError(
             f"the model knows the characters {kept['characters']!r}, not {VOCABULARY.characters!r}; train it anew"
+        )
+    if config.train.precision != "float32" and config.model.attention == "coverage":
+        raise ConfigError(
+            f'model.attention = "coverage" sums weights up over all steps: leave train.precision at "float32", not '
+            f"{config.train.precision!r}, or choose another attention"
         )
     return seq2seq(config.model, len(VOCABULARY), Compute(config.gradient.source, config.train.precision))
 
