@@ -16,14 +16,15 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from ..errors import ConfigError, TrainError
-from .check import check_gradients_agree
+from ..errors import ConfigError, GradientError, TrainError
+from .check import GradientCheck
 from .checkpoint import Checkpoints
 from .clock import Clock, Trace
 from .config import Config, TrainConfig
 from .devices import NOWHERE, Devices
 from .diagnose import first_not_finite
-from .metrics import Board, MetricsFile, Report, describe
+from .metrics import Board, MetricsFile, Report, describe, read_metrics
+from .patience import Patience
 from .run_dir import RunDir
 from .setup import make_steps
 from .step import (
@@ -96,6 +97,8 @@ def train(
             begin = _begin if devices.is_first else _begin_beside
             started = begin(config, Path(out), resume, console, files)
         state = devices.put_state(devices.from_first(jax.device_get(started.state)))
+        seen = devices.from_first(np.array([started.patience.best, started.patience.since], np.float32))
+        started.patience.best, started.patience.since = float(seen[0]), int(seen[1])
         loop = _Loop(config, Path(out), devices, started)
         stop = files.enter_context(_stop_on_signal())
         if not profile:
@@ -113,7 +116,9 @@ class _Started:
     task: Task
     steps: Steps
     state: State
+    patience: Patience
     checkpoints: Any = NOWHERE
+    best: Any = NOWHERE  # checkpoints of the parameters that were validated best
     metrics: Any = NOWHERE
     report: Any = NOWHERE
 
@@ -134,21 +139,29 @@ def _begin(config: Config, out: Path, resume: bool, console: Console, files: Exi
             console.print(f"warning: {warning}; going on from the one before", markup=False, soft_wrap=True)
     run.write(config, task)
     if config.gradient.check:
-        check_gradients_agree(task.model, state.params, task.train.at(0), config.data.batch)
-        console.print("gradients: JAX's and the generated net's agree on the first batch", markup=False)
+        (check := GradientCheck(task.model, config.data.batch))(state.params, task.train.at(0))
+        console.print(f"gradients: JAX's and those of the {check.other} agree on the first batch", markup=False)
     done = int(state.step)
+    patience = Patience.after(config.train.patience, _losses_before(run, done) if resume else ())
+    best = files.enter_context(Checkpoints(run.best, 1)) if config.train.patience else NOWHERE
     resume_at = done if resume else None
     board = Board(run.path / "tensorboard", resume_at) if config.train.tensorboard else None
     metrics = files.enter_context(MetricsFile(run.metrics, resume_at, board))
     report = files.enter_context(Report(console, config.train.steps, done))
-    return _Started(task, steps, state, checkpoints, metrics, report)
+    return _Started(task, steps, state, patience, checkpoints, best, metrics, report)
+
+
+def _losses_before(run: RunDir, step: int) -> list[float]:
+    """The validation losses that a run has measured until a step."""
+    found = read_metrics(run.metrics) if run.metrics.exists() else []
+    return [m["validation_loss"] for m in found if "validation_loss" in m and m["step"] <= step]
 
 
 def _begin_beside(config: Config, out: Path, resume: bool, console: Console, files: ExitStack) -> _Started:
     """The part of the processes that write nothing; the state is the first one's."""
     task = config.kind.load(config)
     steps = make_steps(config, task.axes)
-    return _Started(task, steps, initial_state(task.model, steps))
+    return _Started(task, steps, initial_state(task.model, steps), Patience(config.train.patience))
 
 
 class _Loop:
@@ -159,12 +172,15 @@ class _Loop:
         self.run = run
         self.devices = devices
         self.task = started.task
+        self.patience = started.patience
         self.checkpoints = started.checkpoints
+        self.best = started.best
         self.metrics_file = started.metrics
         self.report = started.report
         shardings = (devices.state_sharding, devices.result_sharding)
         self.call = make_train_call(self.task.model, started.steps, shardings)
         self.validate = make_validation(self.task, self._put)
+        self.check_gradients = GradientCheck(self.task.model, config.data.batch)
         self.clock = Clock("steps")
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
@@ -179,7 +195,7 @@ class _Loop:
         self.clock = Clock("steps")
         recorder = _Recorder(self.metrics_file, self.report, self.task, train)
         try:
-            while step < train.steps and not self.devices.any(stop.asked):
+            while step < train.steps and not self.patience.is_over and not self.devices.any(stop.asked):
                 n = self._steps_to_boundary(step)
                 batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
                 batches = self._put(batches)
@@ -199,6 +215,10 @@ class _Loop:
                     recorder.flush()
                     self._validate(step, state)
                     recorder.restart_clock()
+                if (every := self.config.gradient.check_every) and step % every == 0:
+                    recorder.flush()
+                    self._check_gradients(step, state)
+                    recorder.restart_clock()
                 if step % train.checkpoint_every == 0:
                     recorder.flush()
                     self._save(step, state)
@@ -212,15 +232,22 @@ class _Loop:
                 '--resume and a smaller optimizer.learning_rate or optimizer.clip, or with train.on_nan = "skip"'
             ) from None
         self._save(step, state)
-        if step == train.steps and math.isnan(self.validation_loss):  # resumed when there was nothing left to do
-            self._validate(step, state)
-        interrupted, unit = step < train.steps, self.task.unit
+        ended = step == train.steps or self.patience.is_over
+        if ended and math.isnan(self.validation_loss):  # resumed when there was nothing left to do
+            self._evaluate(state)
+        if self.patience.is_over:
+            self.report.say(
+                f"stopped: the best validation loss, {self.patience.best:.4f}, is {self.patience.since} validations old; "
+                "its parameters are kept"
+            )
+        interrupted, unit = not ended, self.task.unit
         return Result(self.run, step, self.validation_loss, interrupted, unit, self.metrics, recorder.skipped)
 
     def _steps_to_boundary(self, step: int) -> int:
         """Steps of the next call: as many as one does, but none beyond a validation, a checkpoint or the end."""
         train = self.config.train
-        to_next = [every - step % every for every in (train.validate_every, train.checkpoint_every)]
+        ends = (train.validate_every, train.checkpoint_every, self.config.gradient.check_every or train.steps)
+        to_next = [every - step % every for every in ends]
         return min(train.steps_per_call, train.steps - step, *to_next)
 
     def _diagnose(self, step: int, state: State) -> str:
@@ -236,10 +263,23 @@ class _Loop:
         with self.clock("checkpoints"):
             self.checkpoints.save(step, self.devices.get(state))
 
+    def _check_gradients(self, step: int, state: State) -> None:
+        with self.clock("gradient checks"):
+            try:
+                self.check_gradients(self.devices.get(state).params, self.task.train.at(step))
+            except GradientError as e:
+                raise e.at(f"step {step}") from None
+
+    def _evaluate(self, state: State) -> None:
+        self.validation_loss = self.validate(state.evaluation_params)
+        self.metrics = self.task.evaluate(self.devices.local(state.evaluation_params), self.validation_loss)
+
     def _validate(self, step: int, state: State) -> None:
         with self.clock(FIRST_VALIDATION if math.isnan(self.validation_loss) else "validation"):
-            self.validation_loss = self.validate(state.evaluation_params)
-            self.metrics = self.task.evaluate(self.devices.local(state.evaluation_params), self.validation_loss)
+            self._evaluate(state)
+        if self.patience.see(self.validation_loss) and self.config.train.patience:
+            with self.clock("checkpoints"):
+                self.best.save(step, self.devices.get(state).evaluation_params)
         self.metrics_file.write(step, validation_loss=self.validation_loss, **self.metrics)
         self.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
 

@@ -5,6 +5,7 @@ run.json       seed, versions, machine, git state, and when it was started
 data.json      what the task keeps of its data: a vocabulary, a scaling, a checksum
 metrics.jsonl  one JSON object a line
 checkpoints/   one folder a step
+best/          the parameters that were validated best, where train.patience asks for them
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """Where the parameters that were validated best are, in a run with train.patience."""
+        return self.path / "best"
 
     @property
     def metrics(self) -> Path:
