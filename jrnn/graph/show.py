@@ -53,9 +53,8 @@ def _op(op: Op, shapes: Mapping[str, Any]) -> str:
 
 
 def _blob(name: str, shapes: Mapping[str, Any]) -> str:
-    if name not in shapes:
-        return name
-    return f"{name} {list(shapes[name].shape)} {shapes[name].dtype}"
+    known = shapes.get(name)
+    return f"{name} {list(known.shape)} {known.dtype}" if hasattr(known, "shape") else name  # a workspace has none
 
 
 def _holds_net(arg: Arg) -> bool:
