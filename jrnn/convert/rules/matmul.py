@@ -56,8 +56,10 @@ def _matrices(e: Emitter, x: Value, batch, first, second, batches: int, free, si
     """x as matrices [batch, first, second], or as their transposes where that spares moving elements."""
     m, k = (size, math.prod(free)) if right else (math.prod(free), size)
     lead = (math.prod(x.shape[d] for d in batch),) if batches else ()
-    swapped = [*batch, *second, *first]
-    if swapped == sorted(swapped) and [*batch, *first, *second] != swapped:
+    order, swapped = (
+        [d for d in dims if x.shape[d] != 1] for dims in ([*batch, *first, *second], [*batch, *second, *first])
+    )
+    if swapped == sorted(swapped) and order != swapped:  # dimensions of size 1 may stand anywhere
         return e.reshaped(e.blob(x), (*lead, k, m)), 1
     return e.reshaped(e.blob(transpose(e, x, [*batch, *first, *second])), (*lead, m, k)), 0
 
