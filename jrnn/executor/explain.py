@@ -109,7 +109,7 @@ def explain_scan(
     traced = request.traced
     nothing: tuple[Item, ...] = ()
     if traced is None:
-        why = ("scan: jax.lax.scan itself runs it (side effects, no steps, or a carry that changes type)",)
+        why = ("jax.lax.scan itself runs it (side effects, no steps, explicit sharding, or a carry that changes type)",)
         return Explanation("lax.scan", (*refused, *why), *(nothing,) * 6, (0, 0), None, 1)
     steps, fission = traced.loop.length, request.fission
     checkpoints = recomputation.chunk_length(recompute, steps)

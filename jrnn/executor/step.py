@@ -39,7 +39,7 @@ def trace_step(
     """Traces a step, or returns None for what `jax.lax.scan` had better be given itself.
 
     That is: no steps at all, side effects, a carry whose type changes (`lax.scan` promotes it, or says what is wrong),
-    and inputs that do not fit together.
+    inputs that do not fit together, and shardings in the types of the values, which decide where contractions end up.
     """
     init, carry_tree = jax.tree.flatten(carry)
     leaves, xs_tree = jax.tree.flatten(xs)
@@ -71,7 +71,7 @@ def trace_step(
     fits = trees[0] == carry_tree and all(
         (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type) for a, b in zip(avals, outs[: len(init)])
     )
-    if program.effects or not fits:
+    if program.effects or not fits or any(map(_is_sharded_by_type, (*avals, *(v.aval for v in program.constvars)))):
         return None
     loop = Loop(
         program.eqns,
@@ -85,6 +85,11 @@ def trace_step(
         unroll,
     )
     return Traced(views.direct(loop), program.consts, tuple(init), tuple(leaves), carry_tree, trees[1])
+
+
+def _is_sharded_by_type(aval: Any) -> bool:
+    axes = aval.sharding.mesh.axis_types if hasattr(aval, "sharding") else ()
+    return any(axis == jax.sharding.AxisType.Explicit for axis in axes)
 
 
 class _Unfit(Exception):

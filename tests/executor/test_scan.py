@@ -248,3 +248,18 @@ def test_sharded_over_the_batch():
         return total(p)
 
     close(jax.jit(jax.grad(mean_over_shards))(p), expected, 1e-5)
+
+
+def test_sharded_by_type():
+    """With explicit axes a contraction over the sharded batch needs to be told where it ends up; `lax.scan` knows."""
+    p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(3, **{**GRU, "x": (T, len(jax.devices()) * N, D)}))
+
+    def run(which, p):
+        h0 = jnp.zeros_like(p["x"][0, :, :1]) * p["wh"][:1, :H]
+        return jnp.sum(which(gru_step(p), h0, p["x"])[1] ** 2)
+
+    expected = jax.grad(functools.partial(run, jax.lax.scan))(p)
+    with jax.set_mesh(jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))):
+        placed = {**p, "x": jax.device_put(p["x"], jax.sharding.PartitionSpec(None, "data"))}
+        ours = jax.jit(jax.grad(functools.partial(run, scan)))(placed)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, expected)
