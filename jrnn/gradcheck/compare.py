@@ -12,7 +12,7 @@ import numpy as np
 
 from .report import BlobAgreement
 from .subject import Subject
-from .three_ways import by_jax, by_net, direction_errors, element_differences, second_errors
+from .three_ways import by_jax, by_net, direction_errors, element_differences, second_errors, without_gradient
 
 TOLERANCE = 1e-10
 INEXACT = 1e-6  # where the net's constants are those of the function rounded to float32
@@ -46,13 +46,17 @@ class Effort:
 def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[str]]:
     """The agreement of each blob, and notes on what could not be checked."""
     mine, theirs = by_jax(s), by_net(s)
+    notes = []
+    lost = [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
+    if lost:
+        notes.append(f"the net has no gradient of {', '.join(lost)}, and JAX has: they were left out")
+        s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
     off = {n: np.max(np.abs(np.asarray(mine[n]) - np.asarray(theirs[n])), axis=0) for n in s.wrt}
     where = {n: chosen(off[n], effort.max_elements) for n in s.wrt}
     differences = element_differences(s, where)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
     along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
     twice: dict[str, float] = {}
-    notes = []
     if effort.second:
         try:
             twice = second_errors(s)
@@ -117,6 +121,7 @@ def gradients_part(s: Subject, effort: Effort, kind: str) -> bool:
     mine = by_jax(s)
     if kind == "net":
         theirs = by_net(s)
-        return not all(net_error(mine[n], theirs[n]) <= effort.tolerance for n in s.wrt)
+        given = set(s.wrt) - (s.optional.intersection(without_gradient(s)))
+        return not all(net_error(mine[n], theirs[n]) <= effort.tolerance for n in given)
     along = direction_errors(s, mine, [n for n in s.wrt if np.size(s.blobs[n])], max(2, effort.directions))
     return not all(e <= effort.difference_tolerance for e in along.values())

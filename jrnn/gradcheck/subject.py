@@ -32,6 +32,7 @@ class Subject:
         function: the JAX function `{blob of wrt: value} -> {output: value}`; the lowered net, unless it was made from a
             function.
         key: for operators that draw random numbers.
+        optional: blobs of wrt of which the net need not have a gradient, such as the running means of a normalization.
         exact: whether the net's constants are those of the function; on the wire they are float32.
     """
 
@@ -41,6 +42,7 @@ class Subject:
     seeds: Mapping[str, np.ndarray]
     function: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     key: Any = None
+    optional: frozenset[str] = frozenset()
     exact: bool = True
 
     @property
@@ -104,7 +106,8 @@ def subject_of_net(
     if loss is not None and shapes[loss].size != 1:
         raise GradientError(f"loss {loss!r} has shape {list(shapes[loss].shape)}; it must have one element")
     seeds = seeds_of(net.name, shapes, point, seed)
-    return Subject(net, given, names, seeds, function_of(net, seeds, given, key), key)
+    optional = frozenset(names if wrt is None else ())
+    return Subject(net, given, names, seeds, function_of(net, seeds, given, key), key, optional)
 
 
 def function_of(net: Net, outputs: Iterable[str], given: Mapping[str, Any], key: Any) -> Callable:

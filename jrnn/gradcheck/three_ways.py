@@ -35,7 +35,7 @@ def by_jax(s: Subject) -> Gradients:
 
 
 def by_net(s: Subject) -> Gradients:
-    """The gradient of each blob by the operators that `add_gradients` appends."""
+    """The gradient of each blob by the operators that `add_gradients` appends; zeros where they give none."""
     taken = set(all_names(s.net))
     arriving = {y: free_name(f"{y}_arriving", taken) for y in s.seeds}
     full, found = add_gradients(s.net, arriving)
@@ -52,6 +52,12 @@ def by_net(s: Subject) -> Gradients:
         return _each(one, s.seeds)
 
     return jax.jit(run)(s.point)
+
+
+def without_gradient(s: Subject) -> list[str]:
+    """The blobs that the backward net has no gradient of."""
+    _, found = add_gradients(s.net, dict.fromkeys(s.seeds))
+    return [n for n in s.wrt if n not in found]
 
 
 def _each(gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[str, Any]) -> Gradients:

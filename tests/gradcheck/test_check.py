@@ -207,3 +207,15 @@ def test_colours_of_blobs_within(x64):
 def test_json_has_no_numbers_that_json_lacks():
     report = GradientReport(float("nan"), (), 1e-10, 1e-6, inner={"y": float("inf")})
     assert report.to_dict()["loss"] == "nan" and report.to_dict()["inner"] == {"y": "inf"}
+
+
+def test_inputs_without_a_gradient_are_told():
+    net = jrnn.Net(
+        "n", (jrnn.Op.of("SpatialBN", ["x", "scale", "shift", "mean", "var"], ["y"], is_test=1, order="NCHW"),)
+    )
+    shapes = {"x": (1, 2, 2, 1), "scale": (2,), "shift": (2,), "mean": (2,), "var": (2,)}
+    blobs = {n: RNG.uniform(0.5, 1.0, shape) for n, shape in shapes.items()}
+    report = jrnn.check_gradients(net, blobs)
+    assert report.agrees and [b.name for b in report.blobs] == ["x", "scale", "shift"]
+    assert report.notes == ("the net has no gradient of mean, var, and JAX has: they were left out",)
+    assert not jrnn.check_gradients(net, blobs, wrt=["mean"]).agrees
