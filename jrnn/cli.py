@@ -28,7 +28,7 @@ from .lowering import describe_value, infer_shapes, run_net
 from .ops import catalog
 from .plans import run_plan
 from .proto import read_net, read_net_or_plan, write_net
-from .train import load_config, sample_run, train
+from .train import export_run, load_config, sample_run, train
 from .train.devices import join
 from .train.plot import plot_runs
 from .train.run_dir import first_free
@@ -129,10 +129,12 @@ def _parser() -> argparse.ArgumentParser:
 
     p = command(_convert, "convert", "turn JAX functions into nets, nets into Python, old nets into current ones")
     p.add_argument(
-        "source", help="a NetDef file, binary or text; a folder with init_net.pb and predict_net.pb; or MODULE:FACTORY"
+        "source",
+        help="a NetDef file, binary or text; a folder with init_net.pb and predict_net.pb; MODULE:FACTORY; or a run",
     )
     p.add_argument(
-        "out", help="a net's file (text where the name ends in .pbtxt), the folder of a MODULE:FACTORY, or a .py file"
+        "out",
+        help="a net's file (text where the name ends in .pbtxt), the folder of a package, or a .py file",
     )
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")
     p.add_argument("--init", metavar="NET", help="with --to py, the net that makes the weights of a NetDef file")
@@ -367,16 +369,25 @@ def _subject(args: argparse.Namespace) -> Subject:
 def _convert(args: argparse.Namespace) -> int:
     source, out = Path(args.source), Path(args.out)
     if args.to == "py":
-        package = from_factory(args.source) if _is_factory(source) else read_nets(source, args.init)
+        if _is_run(source):
+            package = export_run(source)
+        else:
+            package = from_factory(args.source) if _is_factory(source) else read_nets(source, args.init)
         write_python(replace(package, predict_net=upgrade(package.predict_net)), out)
     elif args.init is not None:
         raise UsageError(f"--init {args.init}: the weights are written with --to py alone")
     elif _is_factory(source):
         from_factory(args.source).save(out)
+    elif _is_run(source):
+        export_run(source).save(out)
     else:
         write_net(upgrade(read_net(source)), out)
     print(f"wrote {args.out}")
     return 0
+
+
+def _is_run(source: Path) -> bool:
+    return (source / "config.toml").is_file()
 
 
 def _is_factory(source: Path) -> bool:

@@ -129,6 +129,8 @@ def _kind(task: Any) -> TaskKind:
 
 def _model_table(kind: TaskKind, given: Any) -> type:
     named = given.get("kind") if isinstance(given, Mapping) else None
+    if named is None and isinstance(given, Mapping) and given.get("net") is not None:
+        named = "net"
     if named is None:
         return next(iter(kind.models.values()))
     if named not in kind.models:

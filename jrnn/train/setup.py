@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from ..convert import Package
+from ..errors import ConfigError
 from .checkpoint import Checkpoints
 from .config import Config
 from .models import Model
+from .models.net import NetModel
 from .optimizers import make_optimizer
 from .run_dir import RunDir
 from .step import State, Steps, initial_state
@@ -51,3 +55,22 @@ def load_trained(run: RunDir) -> Trained:
 def abstract_state(model: Model, config: Config) -> State:
     """The shapes and types of a run's state."""
     return jax.eval_shape(partial(initial_state, model, make_steps(config, {})))
+
+
+def export_run(run_dir: str | Path) -> Package:
+    """The trained model of a run as a package: its net, and a net that makes its weights.
+
+    Its inputs are those of the model and, where the state is carried, the first states; its outputs those of the net on
+    disk that was trained further or, of a model of cells, the logits or values; and the last states.
+
+    Raises:
+        CheckpointError: as `load_trained` does.
+        ConfigError: for a model that is no net.
+    """
+    trained = load_trained(RunDir(run_dir))
+    if not isinstance(trained.model, NetModel):
+        kind = trained.config.model.kind
+        raise ConfigError(
+            f'{run_dir}: a model of kind "{kind}" is no net; train one of kind "cells" or "net" to export it'
+        )
+    return trained.model.package(jax.device_get(trained.params))

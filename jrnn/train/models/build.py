@@ -6,13 +6,14 @@ from typing import Any
 
 from .cells import CellsConfig, TokenCellsConfig, cells_model
 from .model import Compute, Model, Signature
+from .netdef import NetDefConfig, netdef_model
 from .nn import NnConfig, NnModel, TokenNnConfig
 
 # The tables [model] by kind: of models of tokens, and of features.
-TOKEN_MODELS: dict[str, type] = {"cells": TokenCellsConfig, "nn": TokenNnConfig}
-FEATURE_MODELS: dict[str, type] = {"cells": CellsConfig, "nn": NnConfig}
+TOKEN_MODELS: dict[str, type] = {"cells": TokenCellsConfig, "nn": TokenNnConfig, "net": NetDefConfig}
+FEATURE_MODELS: dict[str, type] = {"cells": CellsConfig, "nn": NnConfig, "net": NetDefConfig}
 
-MAKERS = {"cells": cells_model, "nn": NnModel}
+MAKERS = {"cells": cells_model, "nn": NnModel, "net": netdef_model}
 
 
 def build_model(config: Any, signature: Signature) -> Model:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from ... import registry
 from ...autodiff import GradientSlice, add_gradients
+from ...convert import Package, export_package
 from ...graph import extract_sub_net
 from ...ir import Net, Op
 from ...lowering import to_jax
@@ -107,6 +108,21 @@ class NetModel:
         wanted = [self.output_blob, *self._last_states]
         blobs = to_jax(self._evaluation, wanted)(self._blobs(params, carry, batch))
         return blobs[self.output_blob].astype(jnp.float32), self._carry(blobs, carry)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the exported net gives: the output, and the states after a batch."""
+        return (self.output_blob, *self._last_states)
+
+    def package(self, params: Params) -> Package:
+        """The model as an init net that fills the parameters, and a net from inputs and states to `outputs`."""
+        inputs = [blob for blob in (*self.feeds, *self.states) if blob not in self.targets]
+        return export_package(for_evaluation(self.served), {**self.constants, **params}, inputs, self.outputs)
+
+    @property
+    def served(self) -> Net:
+        """The net to export."""
+        return self.net
 
 
 def _in(dtype: str, value: Any) -> Any:

@@ -133,5 +133,9 @@ def checksum(*arrays: Any) -> str:
 
 def predictor(model: Model) -> Callable[[Params, Sequence[Examples]], np.ndarray]:
     """The function from parameters and batches to what the model puts out for all of them, one after the other."""
-    compiled = jax.jit(lambda params, batch: model.predict(params, {}, batch)[0])
+
+    @jax.jit
+    def compiled(params: Params, batch: Examples) -> Any:
+        return model.predict(params, model.initial_carry(batch.inputs.shape[1]), batch)[0]
+
     return lambda params, batches: np.concatenate([compiled(params, batch) for batch in batches])

@@ -1,0 +1,229 @@
+"""A model that is read from disk: a Caffe2 net with its weights, to be trained further.
+
+Shapes: T steps, B examples side by side, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...convert import Package, export_package
+from ...convert.package import INIT
+from ...errors import ConfigError, JrnnError, near
+from ...graph import free_names, live_ops, undeclared_reads, upgrade
+from ...ir import Net, Op
+from ...lowering import to_jax
+from ...proto import read_net
+from .model import Carry, Compute, Params, Signature
+from .net import NetModel, for_evaluation
+
+RECURRENT = "RecurrentNetwork"
+SOFTMAX = "Softmax"
+LOSS = "SoftmaxWithLoss"
+
+
+@dataclass(frozen=True)
+class NetDefConfig:
+    """A net on disk and the net that makes its weights. What can be read off the net need not be said."""
+
+    kind: Literal["net"] = "net"
+    net: str | None = None  # the net's file, from the working directory; giving one means kind = "net"
+    init_net: str | None = None  # the file of the net that makes the weights; by default init_net.pb beside the net
+    input: str | None = None  # the blob that the inputs or tokens are
+    lengths: str | None = None  # the blob of lengths, where the net reads one
+    targets: str | None = None  # the blob of targets, where the net has a loss
+    output: str | None = None  # the blob of logits or values; by default the first external output, before its softmax
+    loss: str | None = None  # the blob of the loss, where the net has one; by default a loss is appended to the output
+    states: dict = field(
+        default_factory=dict
+    )  # first states that are inputs, and their last ones, where not recurrent's
+    frozen: list[str] = field(default_factory=list)  # weights that stay as they are
+
+    def __post_init__(self):
+        if self.net is None:
+            raise ConfigError("model.net must name the file of a net")
+
+
+@dataclass(frozen=True)
+class NetDefModel(NetModel):
+    """A net from disk; `whole` is all of it, with the outputs that it gives."""
+
+    whole: Net = field(default_factory=Net)
+
+    @property
+    def served(self) -> Net:
+        return self.whole
+
+    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+        output, carry = super().predict(params, carry, batch)
+        if "tokens" in self.feeds.values():  # old nets join steps and examples: [T B, V]
+            output = jnp.reshape(output, (*jnp.shape(batch.tokens), -1))
+        return output, carry
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.served.external_outputs, *self._last_states)))
+
+
+def netdef_model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetDefModel:
+    """The net of a config as a model that fits a task.
+
+    Raises:
+        ConfigError: for a blob that the net lacks, one that must be named, or a net that does not fit the task.
+        FormatError: for a file that is no net.
+    """
+    assert config.net is not None
+    try:
+        return _model(config, signature, compute)
+    except ConfigError as e:
+        raise e.at(f"model.net = {config.net!r}") from None
+
+
+def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetDefModel:
+    package = _read(config)
+    served, weights = package.predict_net, package.weights(key=jax.random.key(0))
+    output = _output(config, served)
+    net = _part(served, [config.loss or output])
+    inputs = [b for b in (*net.external_inputs, *undeclared_reads(net)) if b not in weights]
+    last = {**_last_states(net, inputs), **config.states}
+    feeds = _feeds(config, signature, [b for b in inputs if b not in last], net)
+    for name in [*last.values(), *config.frozen]:
+        if name not in {o for op in net.ops for o in op.outputs} | set(weights):
+            raise ConfigError(f"there is no blob {name!r}{near(name, weights)}")
+    read = {n: w for n, w in weights.items() if n in (*net.external_inputs, *undeclared_reads(net))}
+    sizes, shape = _shapes(net, read, last, feeds, output, signature)
+    if shape[-1] != signature.outputs:
+        raise ConfigError(f"its output {output!r} is {list(shape)}, and the data need {signature.outputs} at its end")
+    loss = config.loss
+    if loss is None:
+        loss, net = "loss", _with_loss(net, output, shape, signature)
+        feeds["targets"] = "targets"
+    targets = tuple(blob for blob, member in feeds.items() if member == "targets")
+    wanted = tuple(dict.fromkeys([loss, output, *last.values()]))
+    constants = {n: w for n, w in read.items() if w.dtype.kind != "f" or n in config.frozen}
+    fills = export_package(net, read, [*feeds, *last], wanted).init_net.ops
+    init = Net(f"{net.name}_init", tuple(op for op in fills if op.outputs[0] in read), (), tuple(read))
+    states = {first: (name, sizes[first]) for first, name in last.items()}
+    net = replace(net, external_inputs=(*feeds, *last, *read), external_outputs=wanted)
+    return NetDefModel(net, init, states, feeds, compute, loss, output, targets, constants, served)
+
+
+def _read(config: NetDefConfig) -> Package:
+    path = Path(config.net or "")
+    init = Path(config.init_net) if config.init_net else path.parent / INIT
+    for key, file in (("net", path), ("init_net", init)):
+        if not file.is_file():
+            raise ConfigError(f"model.{key}: {file}: no such file")
+    return Package(read_net(init), upgrade(read_net(path)))
+
+
+def _part(net: Net, outputs: list[str]) -> Net:
+    """What the outputs need; ConfigError for one that the net lacks."""
+    written = {o for op in net.ops for o in op.outputs}
+    for name in outputs:
+        if name not in written:
+            raise ConfigError(f"there is no blob {name!r}{near(name, written)}")
+    ops = tuple(net.ops[k] for k in live_ops(net, outputs))
+    read = {i for op in ops for i in (*op.inputs, *free_names(op))}
+    return replace(net, ops=ops, external_inputs=tuple(n for n in net.external_inputs if n in read))
+
+
+def _output(config: NetDefConfig, net: Net) -> str:
+    """The blob of logits or values: as said, or what the loss reads, or the first output, before its softmax."""
+    if config.output is not None:
+        return config.output
+    makers = {o: op for op in net.ops for o in op.outputs}
+    if config.loss in makers and makers[config.loss].type == LOSS:
+        return makers[config.loss].inputs[0]
+    if not net.external_outputs:
+        raise ConfigError("the net has no external outputs; name the blob of logits or values with model.output")
+    first = net.external_outputs[0]
+    return makers[first].inputs[0] if first in makers and makers[first].type == SOFTMAX else first
+
+
+def _last_states(net: Net, inputs: list[str]) -> dict[str, str]:
+    """For each input of the net that is a recurrent network's first state, the blob of its last one."""
+    found = {}
+    for op in net.ops:
+        if op.type == RECURRENT:
+            aliases = zip(op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
+            last = {source: name for source, name, offset in aliases if offset == -1}
+            firsts = [op.inputs[k] for k in op.integers("initial_recurrent_state_ids")]
+            found |= {f: last[s] for f, s in zip(firsts, op.names("recurrent_states")) if f in inputs and s in last}
+    return found
+
+
+def _feeds(config: NetDefConfig, signature: Signature, left: list[str], net: Net) -> dict[str, str]:
+    """The member of a batch that each input of the net is."""
+    member = "tokens" if signature.tokens else "inputs"
+    named = {config.input: member, config.lengths: "lengths", config.targets: "targets"}
+    feeds = {blob: what for blob, what in named.items() if blob is not None}
+    for blob, what in feeds.items():
+        if blob not in left:
+            raise ConfigError(f"the net reads no blob {blob!r} of {what}{near(blob, left)}")
+    unnamed = [b for b in left if b not in feeds]
+    if config.loss is not None and config.targets is None:
+        raise ConfigError("the net has a loss of its own; name the blob of its targets with model.targets")
+    if config.input is None and len(unnamed) == 1:
+        feeds[unnamed.pop()] = member
+    if unnamed or member not in feeds.values():
+        shown = ", ".join(map(repr, unnamed)) or "nothing"
+        raise ConfigError(
+            f"the net reads {shown} beside its weights and states; say what is what with model.input, model.lengths, "
+            "model.targets and model.states"
+        )
+    if signature.lengths and "lengths" not in feeds.values():
+        raise ConfigError("the data have lengths, and the net reads none; name the blob with model.lengths")
+    if not signature.lengths and "lengths" in feeds.values():
+        raise ConfigError("the net reads lengths, and the data have none; give them in init_net")
+    return feeds
+
+
+def _shapes(
+    net: Net, weights: Mapping[str, Any], last: Mapping[str, str], feeds: Mapping[str, str], output: str, s: Signature
+) -> tuple[dict[str, int], tuple[int, ...]]:
+    """The size of each state, and the shape of the output for a batch of 2 steps of 3 examples.
+
+    The size is that at which the states come out as they went in; it is among the sizes of the weights.
+    """
+    made = {
+        "tokens": jnp.zeros((2, 3), jnp.int32),
+        "inputs": jnp.zeros((2, 3, s.inputs)),
+        "lengths": jnp.full(3, 2, jnp.int32),
+        "targets": jnp.zeros((2, 3) if s.every_step else 3, jnp.int32),
+    }
+    run = to_jax(for_evaluation(net), [output, *last.values()])
+    sizes = sorted({n for w in weights.values() for n in np.shape(w)}) if last else [0]
+    problem: JrnnError | None = None
+    for size in sizes:
+        given = {**{b: made[what] for b, what in feeds.items()}, **{b: jnp.zeros((1, 3, size)) for b in last}}
+        try:
+            found = jax.eval_shape(lambda given=given: run({**weights, **given}))
+        except JrnnError as e:
+            problem = e
+            continue
+        if all(found[name].shape == (1, 3, size) for name in last.values()):
+            return dict.fromkeys(last, size), found[output].shape
+    raise ConfigError(f"does not fit the data, or its states have several sizes: {problem}") from problem
+
+
+def _with_loss(net: Net, output: str, shape: tuple[int, ...], signature: Signature) -> Net:
+    """The net with a loss behind its output, which has `shape`."""
+    targets, ops = "targets", []
+    if signature.every_step and len(shape) == 2:
+        targets = "targets_joined"
+        ops.append(Op.of("Reshape", ["targets"], [targets, "targets_old_shape"], shape=[-1]))
+    if signature.loss == "cross_entropy":
+        ops.append(Op.of(LOSS, [output, targets], ["loss_probabilities", "loss"], axis=len(shape) - 1))
+    else:
+        ops.append(Op.of("Sub", [output, targets], ["loss_error"]))
+        ops.append(Op.of("Sqr", ["loss_error"], ["loss_squared_error"]))
+        ops.append(Op.of("AveragedLoss", ["loss_squared_error"], ["loss"]))
+    return replace(net, ops=(*net.ops, *ops), external_inputs=(*net.external_inputs, "targets"))
