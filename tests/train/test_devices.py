@@ -47,6 +47,7 @@ eight = config("train.devices=8")
 devices, task = Devices.of(eight), eight.kind.load(eight)
 state = devices.put_state(jax.device_get(initial_state(task.model, make_steps(eight, task.axes))))
 batches = devices.put_batches(stack_batches([task.train.at(0)], 2), task.axes)
+smaller = devices.put_batches(jax.tree.map(lambda a: a[..., :6], batches), task.axes)
 refused = []
 for change in (["train.devices=9"], ["train.devices=8", "data.batch=12"], ["train.devices=2", "optimizer.accumulate=8"]):
     try:
@@ -58,6 +59,7 @@ print(json.dumps({
     "carry": [x.addressable_shards[0].data.shape for x in jax.tree.leaves(state.carry)],
     "whole": [x.is_fully_replicated for x in jax.tree.leaves((state.params, state.optimizer, state.mean, state.step))],
     "tokens": batches.tokens.addressable_shards[7].data.shape,
+    "smaller": smaller.tokens.is_fully_replicated,
     "fresh": batches.fresh.is_fully_replicated,
     "refused": refused,
 }))
@@ -116,6 +118,7 @@ def test_eight_devices_hold_a_part_of_each_batch(eight):
     assert eight["devices"] == [8, 8]
     assert eight["carry"] == [[1, 1, 8]] * 2 and all(eight["whole"])
     assert eight["tokens"] == [2, 8, 1] and eight["fresh"]
+    assert eight["smaller"]  # what cannot be divided equally, as the last batch of validation, every device has
 
 
 def test_eight_devices_have_the_losses_of_one_which_goes_on_from_them(eight, folder):
