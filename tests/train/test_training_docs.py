@@ -1,0 +1,80 @@
+"""docs/training.md lists every key of every table with its default, and the README every config."""
+
+import dataclasses
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from jrnn.train import load_config
+from jrnn.train.config import GradientConfig, OptimizerConfig, TrainConfig
+from jrnn.train.models import TOKEN_MODELS
+from jrnn.train.settings import decode
+from jrnn.train.tasks import KINDS
+
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+
+
+def tables():
+    """The dataclass of each table by the heading that it stands under: `[data]` of `words`."""
+    found = {"[optimizer]": OptimizerConfig, "[gradient]": GradientConfig, "[train]": TrainConfig}
+    found |= {f"[model] of kind {name}": cls for name, cls in TOKEN_MODELS.items()}
+    for name, kind in KINDS.items():
+        found[f"[data] of {name}"] = kind.data
+        if kind.sample is not None:
+            found[f"[sample] of {name}"] = kind.sample
+        for cls in kind.models.values():
+            if not any(issubclass(known, cls) for known in TOKEN_MODELS.values()):
+                found[f"[model] of {name}"] = cls
+    return found
+
+
+def documented(title):
+    """The keys and defaults of the table under a heading, which may be for several tasks: `characters` and `words`."""
+    for section in re.split(r"^#+ ", DOC, flags=re.M):
+        heading, _, text = section.partition("\n")
+        heading = heading.replace("`", "")
+        what, of, names = heading.partition(" of ")
+        names = names.removeprefix("kind ").split(" and ") if of else [""]
+        wanted, _, name = title.partition(" of ")
+        if what == wanted and name.removeprefix("kind ") in names and ("kind" in title) == ("kind" in heading):
+            return re.findall(r"^\| `(\w+)` \| (.*?) \| (.+?) \|$", text, flags=re.M)
+    return None
+
+
+def default(f):
+    value = f.default if f.default is not dataclasses.MISSING else f.default_factory()
+    return "none" if value is None else f"`{json.dumps(value)}`"
+
+
+@pytest.mark.parametrize("title", tables())
+def test_every_key_is_documented_with_its_default(title):
+    rows = documented(title)
+    assert rows is not None, f"docs/training.md has no heading {title}"
+    expected = {f.name: default(f) for f in dataclasses.fields(tables()[title]) if f.name != "kind"}
+    assert {key: value for key, value, _ in rows} == expected
+    assert len(rows) == len(expected)
+
+
+def test_every_task_is_listed():
+    section = DOC.partition("## Tasks")[2].partition("###")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, flags=re.M)[1:] == list(KINDS)
+
+
+def test_the_example_is_a_configuration():
+    example = re.search(r"```toml\n(.*?)```", DOC, re.S)[1]
+    config = decode(type(load_config(CONFIGS[0])), tomllib.loads(example), "docs/training.md")
+    assert config.model.bidirectional
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_a_config_loads_and_opens_with_its_command(path):
+    """And the README's table names it."""
+    load_config(path)
+    head = path.read_text(encoding="utf-8").partition("\n")[0]
+    assert re.match(rf"# .*jrnn train configs/{path.name}", head)
+    assert f"configs/{path.name}" in (ROOT / "README.md").read_text(encoding="utf-8")
