@@ -86,7 +86,8 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
     problems += e.problems
     if problems:
         lines = "\n  ".join(dict.fromkeys(problems))
-        raise ConversionError(f"{name} cannot be converted, for {len(dict.fromkeys(problems))} reasons:\n  {lines}")
+        count = len(dict.fromkeys(problems))
+        raise ConversionError(f"{name} cannot be converted, for {count} reason{'s' * (count > 1)}:\n  {lines}")
     package, renamed = _package(e, results, out_names)
     verify(package, graph, [leaf.value for leaf in leaves], e.given, e.trail, renamed)
     return package
@@ -198,12 +199,13 @@ def _trace(call: Callable, leaves: Sequence[Leaf], name: str) -> tuple[Graph, li
         raise ConversionError(
             f"{name}: depends on values that are known only when it runs: {str(e).splitlines()[0]}"
         ) from e
-    if closed.effects:
-        kinds = ", ".join(sorted({str(effect) for effect in closed.effects}))
-        raise ConversionError(
-            f"{name} has effects ({kinds}); a net computes values alone: take prints and callbacks out"
-        )
     graph = flatten(closed)
+    kinds = {str(effect) for effect in closed.effects}
+    kinds.update(f"{node.name}, {node.source}" for node in graph.nodes if "callback" in node.name)
+    if kinds:
+        raise ConversionError(
+            f"{name} has effects ({'; '.join(sorted(kinds))}); a net computes values alone: take prints and callbacks out"
+        )
     random = [node for node in graph.nodes if node.name.startswith(_RANDOM)]
     if random:
         lines = ", ".join(dict.fromkeys(node.source for node in random))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 from jax import lax
+from jax.experimental import io_callback
 from zoo import normal
 
 import jrnn
@@ -48,6 +49,13 @@ def test_effects():
     assert "has effects" in refused(fn, X)
 
 
+def test_callbacks():
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    text = refused(lambda x: jax.pure_callback(lambda v: v, shape, x), X)
+    assert "has effects (pure_callback, test_conversion_refusals.py:" in text
+    assert "has effects (IO" in refused(lambda x: io_callback(lambda v: v, shape, x), X)
+
+
 def test_random_numbers():
     text = refused(lambda x: x + jax.random.normal(jax.random.key(0), x.shape), X)
     assert "draws random numbers (test_conversion_refusals.py:" in text
@@ -80,6 +88,8 @@ def test_shapes_that_are_not_numbers():
 
 def test_shapes_that_depend_on_values():
     assert "known only when it runs" in refused(lambda x: x[x > 0], X)
+    assert "known only when it runs" in refused(lambda x: x if x.sum() > 0 else -x, X)
+    assert "known only when it runs" in refused(jnp.unique, X)
 
 
 @pytest.mark.parametrize("given", ["mode", None, object()])
