@@ -184,7 +184,7 @@ def test_a_mistake_is_one_line(files, capsys, argv, message):
 
 
 def test_bench_measures_and_writes(files, capsys):
-    chosen = ["--cells", "mingru", "--modes", "forward", "--sizes", "2x1x3x4", "--peers", "lax.scan", "--turns", "2"]
+    chosen = ["--cells", "min_gru", "--modes", "forward", "--sizes", "2x1x3x4", "--peers", "lax.scan", "--turns", "2"]
     assert main(["bench", *chosen, "--json", "figures.json"]) == 0
     assert "2x1x3x4" in capsys.readouterr().out
     assert "lax.scan" in (files / "figures.json").read_text()

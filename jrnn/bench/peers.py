@@ -26,7 +26,7 @@ import numpy as np
 from flax import nnx
 
 from jrnn.bench import steps
-from jrnn.bench.sizes import Size
+from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError
 from jrnn.executor import scan
 
@@ -53,7 +53,7 @@ class Program:
 Peer = Callable[[str, Size, str], Program | None]
 
 
-def _clocked(fn: Callable[[], Any]) -> Callable[[], float]:
+def clocked(fn: Callable[[], Any]) -> Callable[[], float]:
     def run() -> float:
         start = time.perf_counter()
         fn()
@@ -72,7 +72,7 @@ def _compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: st
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
     return Program(
-        _clocked(lambda: jax.block_until_ready(compiled(weights, x))),
+        clocked(lambda: jax.block_until_ready(compiled(weights, x))),
         seconds,
         None if memory is None else int(memory.temp_size_in_bytes),
     )
@@ -120,7 +120,7 @@ def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return Program(_clocked(run))
+    return Program(clocked(run))
 
 
 def caffe2(python: str, cell: str, size: Size, mode: str) -> Program | None:
@@ -165,14 +165,15 @@ def available(caffe2_python: str | None) -> dict[str, Peer]:
         found["torch"] = torch_rnn
     if caffe2_python:
         found["caffe2"] = functools.partial(caffe2, caffe2_python)
-    found["associative"] = _associative
+    found |= {name: functools.partial(_by_executor, name) for name in ("scan", "associative")}
     return found
 
 
-def _associative(cell: str, size: Size, mode: str) -> Program | None:
-    if cell != "mingru":
+def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
+    """`jrnn.scan` by one executor, for cells that it may choose between two for."""
+    if cell not in AFFINE:
         return None
-    return _scanned(functools.partial(scan, executor="associative"))(cell, size, mode)
+    return _scanned(functools.partial(scan, executor=name))(cell, size, mode)
 
 
 def versions() -> dict[str, str]:

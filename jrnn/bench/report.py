@@ -72,11 +72,11 @@ def times_table(records: Sequence[Record], gemm: float) -> Table:
     return table
 
 
-def ratios_table(records: Sequence[Record]) -> Table:
-    """Our time over each peer's: below 1 is faster."""
-    found = ratios(records)
+def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
+    """The time of `ours` over each peer's: below 1 is faster."""
+    found = ratios(records, ours)
     sizes = list(dict.fromkeys(size for row in found.values() for size in row if size != "mean"))
-    table = Table(title="time of jrnn over the peer's (below 1: jrnn is faster)")
+    table = Table(title=f"time of {ours} over the peer's (below 1: {ours} is faster)")
     for name in ("cell", "mode", "peer", "geometric mean", *sizes):
         table.add_column(name, justify="left" if name in ("cell", "mode", "peer") else "right")
     for (cell, mode, peer), row in found.items():

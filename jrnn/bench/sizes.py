@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from jrnn.errors import ConfigError, near
 
-CELLS = ("lstm", "gru", "mingru")
+GATES = {"lstm": 4, "gru": 3, "min_gru": 2, "min_lstm": 3, "lru": 2}
+CELLS = tuple(GATES)
+AFFINE = ("min_gru", "min_lstm", "lru")  # in the state: their gates read the input alone
 MODES = ("forward", "train")
 
 
@@ -77,7 +79,8 @@ def flops(cell: str, size: Size, mode: str) -> int:
     >>> flops("lstm", Size(1, 1, 2, 3), "forward")
     120
     """
-    gates = {"lstm": 4, "gru": 3, "mingru": 2}[cell]
-    reads = size.features if cell == "mingru" else size.features + size.hidden
-    forward = 2 * size.steps * size.batch * reads * gates * size.hidden
+    reads = size.features if cell in AFFINE else size.features + size.hidden
+    forward = 2 * size.steps * size.batch * reads * GATES[cell] * size.hidden
+    if cell == "lru":  # and from both parts of its state to the output
+        forward += 2 * size.steps * size.batch * 2 * size.hidden * size.hidden
     return forward * (3 if mode == "train" else 1)

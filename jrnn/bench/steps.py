@@ -12,22 +12,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.bench.sizes import Size
-
-_GATES = {"lstm": 4, "gru": 3, "mingru": 2}
+from jrnn.bench.sizes import AFFINE, GATES, Size
 
 
 def inputs(cell: str, size: Size, seed: int = 0) -> tuple[dict[str, Any], Any]:
     """`(weights, x)`, float32; x is [T, N, D]."""
     rng = np.random.RandomState(seed)
-    wide = _GATES[cell] * size.hidden
+    wide = GATES[cell] * size.hidden
 
     def draw(*shape: int) -> jax.Array:
         return jnp.asarray(rng.randn(*shape).astype("float32") / np.sqrt(size.hidden))
 
     weights = dict(wx=draw(size.features, wide), wh=draw(size.hidden, wide), b=draw(1, wide))
-    if cell == "mingru":
+    if cell in AFFINE:
         del weights["wh"]
+    if cell == "lru":
+        radius = np.sqrt((np.arange(size.hidden) + 0.5) / size.hidden)[None]
+        weights |= dict(
+            decay=jnp.asarray(-np.log(radius), jnp.float32), scale=jnp.asarray(np.sqrt(1 - radius**2), jnp.float32)
+        )
+        weights |= dict(
+            phase=jnp.asarray(rng.rand(1, size.hidden) * 6.28, jnp.float32), out=draw(2 * size.hidden, size.hidden)
+        )
     return weights, jnp.asarray(rng.randn(size.steps, size.batch, size.features).astype("float32"))
 
 
@@ -58,7 +64,7 @@ def gru(p: dict[str, Any]) -> Callable:
     return step
 
 
-def mingru(p: dict[str, Any]) -> Callable:
+def min_gru(p: dict[str, Any]) -> Callable:
     """The minimal GRU of Feng et al. 2024: its gates read the input alone, so that it is affine in the state."""
 
     def step(h: Any, x: Any) -> tuple[Any, Any]:
@@ -70,9 +76,36 @@ def mingru(p: dict[str, Any]) -> Callable:
     return step
 
 
-STEPS = {"lstm": lstm, "gru": gru, "mingru": mingru}
+def min_lstm(p: dict[str, Any]) -> Callable:
+    """The minimal LSTM of Feng et al. 2024, its two gates normalized to add up to one."""
+
+    def step(h: Any, x: Any) -> tuple[Any, Any]:
+        f, i, n = jnp.split(x @ p["wx"] + p["b"], 3, axis=-1)
+        f, i = jax.nn.sigmoid(f), jax.nn.sigmoid(i)
+        h = f / (f + i) * h + i / (f + i) * n
+        return h, h
+
+    return step
+
+
+def lru(p: dict[str, Any]) -> Callable:
+    """The linear recurrent unit of Orvieto et al. 2023: complex and diagonal, as two real states."""
+
+    def step(state: tuple[Any, Any], x: Any) -> tuple[tuple[Any, Any], Any]:
+        re, im = state
+        x_re, x_im = jnp.split(x @ p["wx"] + p["b"], 2, axis=-1)
+        radius = jnp.exp(-p["decay"])
+        turn_re, turn_im = radius * jnp.cos(p["phase"]), radius * jnp.sin(p["phase"])
+        new_re = turn_re * re - turn_im * im + p["scale"] * x_re
+        new_im = turn_im * re + turn_re * im + p["scale"] * x_im
+        return (new_re, new_im), jnp.concatenate([new_re, new_im], axis=-1) @ p["out"]
+
+    return step
+
+
+STEPS = {"lstm": lstm, "gru": gru, "min_gru": min_gru, "min_lstm": min_lstm, "lru": lru}
 
 
 def initial(cell: str, size: Size) -> Any:
     h = jnp.zeros((size.batch, size.hidden), jnp.float32)
-    return (h, h) if cell == "lstm" else h
+    return (h, h) if cell in ("lstm", "lru") else h

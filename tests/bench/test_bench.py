@@ -28,7 +28,7 @@ def quiet(**options):
 
 def test_records_tables_json_plot_and_comparison(tmp_path):
     options, text = quiet(
-        cells=["mingru"],
+        cells=["min_gru"],
         peers=["jrnn", "lax.scan", "associative"],
         json=tmp_path / "new" / "a.json",
         plot=tmp_path / "new" / "a.svg",
@@ -46,7 +46,7 @@ def test_records_tables_json_plot_and_comparison(tmp_path):
     assert {"device", "cores", "flags", "gemm_flops_per_second", "matmul_precision"} <= set(data["conditions"])
     assert report.load(tmp_path / "new" / "a.json")[1] == records
 
-    options, text = quiet(cells=["mingru"], modes=["train"], peers=["jrnn"], compare=tmp_path / "new" / "a.json")
+    options, text = quiet(cells=["min_gru"], modes=["train"], peers=["jrnn"], compare=tmp_path / "new" / "a.json")
     run(options)
     assert "new time over old" in text.getvalue()
 

@@ -1,5 +1,7 @@
 """What jrnn.nn has beyond PyTorch's layers: noise, layer normalisation, 16-bit products, recomputation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -78,6 +80,30 @@ def test_noise_depends_on_the_key_alone():
     first = functional.lstm(params, X, key=jax.random.key(5), **settings)[0]
     np.testing.assert_array_equal(functional.lstm(params, X, key=jax.random.key(5), **settings)[0], first)
     assert (functional.lstm(params, X, key=jax.random.key(6), **settings)[0] != first).any()
+
+
+@pytest.mark.parametrize("recompute", ["contractions", 2])
+def test_noise_is_the_same_where_it_is_computed_again(recompute):
+    """Bit for bit: an output keeps its old value where zoneout says so, and is 0 where its unit is dropped."""
+    params, key = params_of(units.RNN_RELU, num_layers=2), jax.random.key(5)
+    noise = dict(nonlinearity="relu", dropout=0.4, recurrent_dropout=0.3, zoneout=0.3, key=key)
+
+    @functools.partial(jax.jit, static_argnames="recompute")
+    def run(params, recompute=None):
+        def loss(params):
+            output, last = functional.rnn(params, X, recompute=recompute, **noise)
+            return jnp.sum(output**2), (output, last)
+
+        grads, results = jax.grad(loss, has_aux=True)(params)
+        return results, grads
+
+    (expected, _), expected_grads = run(params)
+    (output, _), grads = run(params, recompute=recompute)
+    assert 0.1 < np.mean(np.diff(expected, axis=0) == 0) < 0.9
+    np.testing.assert_array_equal(np.diff(output, axis=0) == 0, np.diff(expected, axis=0) == 0)
+    for name, want in expected_grads.items():
+        np.testing.assert_array_equal(grads[name] == 0, want == 0, err_msg=name)
+        np.testing.assert_allclose(grads[name], want, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def normalise(z, gain):
