@@ -253,11 +253,11 @@ _GATES_BEFORE = {"group_lstm_unit": 0, "group_gru_unit": 1}  # the GRU's reset g
 def _whole(gates, makers, before: int) -> Var | None:
     """What the gates are parts of, side by side along the last axis, with `before` parts of their size in front of them."""
     size = gates[0].shape[-1]
-    sources = [_part(v, makers) for v in gates]
+    parts = [part for v in gates if (part := _part(v, makers)) is not None]
     wanted = [(before + k) * size for k in range(len(gates))]
-    if any(s is None or s[0] is not sources[0][0] or s[1] != start for s, start in zip(sources, wanted)):
+    if [start for _, start in parts] != wanted or any(source is not parts[0][0] for source, _ in parts):
         return None
-    source = sources[0][0]
+    source = parts[0][0]
     return source if source.shape[-1] == (before + len(gates)) * size else None
 
 

@@ -90,16 +90,14 @@ def convolution(x, w, b=None, strides=None, pads=None, dilations=None, group=1, 
     rank = x.ndim - 2
     pads = pads or (0,) * (2 * rank)
     letters = "DHW"[-rank:]
-    layout = ["NC" + letters, "OI" + letters, "NC" + letters]
-    if last:
-        layout = ["N" + letters + "C", "O" + letters + "I", "N" + letters + "C"]
+    image, filters = ("N" + letters + "C", "O" + letters + "I") if last else ("NC" + letters, "OI" + letters)
     y = lax.conv_general_dilated(
         x,
         w,
         strides or (1,) * rank,
         list(zip(pads[:rank], pads[rank:])),
         rhs_dilation=dilations,
-        dimension_numbers=tuple(layout),
+        dimension_numbers=(image, filters, image),
         feature_group_count=group,
     )
     return y if b is None else y + b.reshape((1, *(1,) * rank, -1) if last else (1, -1, *(1,) * rank))

@@ -51,13 +51,14 @@ def _direct(loop: Loop, env: Env) -> Env:
         if _reshapes(eqn):
             reshaped(eqn)
             continue
-        parts = {v: _part(source(c.of), c.axis, c.lo, c.hi, made) for v, c in cuts_of([eqn]).items()}
-        if not parts or None in parts.values():
+        cuts = cuts_of([eqn])
+        parts = [p for c in cuts.values() if (p := _part(source(c.of), c.axis, c.lo, c.hi, made)) is not None]
+        if not cuts or len(parts) < len(cuts):
             jaxprs.evaluate([eqn], env)
             continue
-        for v, (part, axis, lo, hi) in parts.items():
-            part = source(part)
-            if part.aval.shape == v.aval.shape:
+        for v, (whole, axis, lo, hi) in zip(cuts, parts):
+            part = source(whole)
+            if (lo, hi) == (0, part.aval.shape[axis]):
                 same[v] = part
                 env[v] = env[part]
             else:

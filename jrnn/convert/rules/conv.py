@@ -33,7 +33,8 @@ def _(e: Emitter, node: Node, x, w):
         if last or group != 1:
             raise ConversionError("a convolution with groups of the batch beside channels last or groups of channels")
         x, group = _groups_as_channels(e, x, groups), groups
-    pads, strides, dilations = _two(p["padding"], (0, 0)), _two(p["window_strides"], 1), _two(p["rhs_dilation"], 1)
+    pads: Sequence[tuple[int, int]] = _two(p["padding"], (0, 0))
+    strides, dilations = _two(p["window_strides"], 1), _two(p["rhs_dilation"], 1)
     stretch = _two(p["lhs_dilation"], 1)
     x, w = (e.reshaped(v, _image(v.shape)) for v in (x, w))
     out = _image(shape)

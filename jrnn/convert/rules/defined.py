@@ -81,11 +81,9 @@ def halved(combine: Callable, axes: tuple[int, ...], x: Any) -> Any:
     for axis in sorted(axes, reverse=True):
         while (size := x.shape[axis]) > 1:
             half = size // 2
-            low, high, odd = (
-                lax.slice_in_dim(x, *at, axis=axis) for at in ((0, half), (half, 2 * half), (2 * half, size))
-            )
-            x = combine(low, high)
-            x = jnp.concatenate([x, odd], axis) if size % 2 else x
+            low, high = lax.slice_in_dim(x, 0, half, axis=axis), lax.slice_in_dim(x, half, 2 * half, axis=axis)
+            odd = [lax.slice_in_dim(x, size - 1, size, axis=axis)] if size % 2 else []
+            x = jnp.concatenate([combine(low, high), *odd], axis)
         x = jnp.squeeze(x, axis)
     return x
 
