@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..errors import ConfigError, TrainError
+from ..errors import ConfigError, JrnnError, TrainError
 from .config import Config
 from .models.model import CARRY_AXIS
 from .step import State
@@ -167,6 +167,24 @@ class Devices:
             raise
         if self.any(False):
             raise TrainError("another of the processes cannot begin; see what it says")
+
+    @contextmanager
+    def in_touch(self) -> Iterator[None]:
+        """What needs all processes until its end.
+
+        Raises:
+            TrainError: where one of them is lost.
+        """
+        try:
+            yield
+        except JrnnError:
+            raise
+        except (RuntimeError, ValueError) as e:  # as JAX's runtime tells of a collective that fails
+            if jax.process_count() == 1:
+                raise
+            raise TrainError(
+                f"another of the processes is lost ({str(e).strip().splitlines()[0][:200]}); start all again with --resume"
+            ) from e
 
 
 def _put(x: Any, sharding: NamedSharding) -> jax.Array:

@@ -101,6 +101,7 @@ def train(
         started.patience.best, started.patience.since = float(seen[0]), int(seen[1])
         loop = _Loop(config, Path(out), devices, started)
         stop = files.enter_context(_stop_on_signal())
+        files.enter_context(devices.in_touch())
         if not (profile and devices.is_first):
             return loop.go(state, stop)
         with Trace(Path(out) / "profile") as trace:

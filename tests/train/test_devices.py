@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jrnn.cli import main
-from jrnn.errors import ConfigError
+from jrnn.errors import ConfigError, TrainError
 from jrnn.train.config import load_config
 from jrnn.train.devices import Devices
 from jrnn.train.metrics import read_metrics
@@ -212,3 +212,19 @@ def test_one_device_changes_nothing(folder):
     with pytest.raises(ConfigError, match="train.devices must not be negative"):
         load_config(folder / "shared.toml", ["train.devices=-1"])
     assert "devices = 1" in encode(config)
+
+
+def test_a_lost_process_is_told_and_other_errors_stay_what_they_are(folder, monkeypatch):
+    devices = Devices.of(load_config(folder / "shared.toml"))
+    with pytest.raises(ValueError, match="^a mistake$"), devices.in_touch():
+        raise ValueError("a mistake")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with (
+        pytest.raises(
+            TrainError, match=r"another of the processes is lost \(Gloo failed\); start all again with --resume"
+        ),
+        devices.in_touch(),
+    ):
+        raise ValueError("Gloo failed\nat length")
+    with pytest.raises(ConfigError, match="^ours$"), devices.in_touch():
+        raise ConfigError("ours")
