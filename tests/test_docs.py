@@ -9,13 +9,17 @@ from pages import blocks_of, run_blocks
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page, examples", [("recurrent_network.md", 15), ("plans.md", 12), ("conversion.md", 5), ("seq2seq.md", 8)])
+@pytest.mark.parametrize(
+    "page, examples", [("recurrent_network.md", 15), ("plans.md", 12), ("conversion.md", 5), ("seq2seq.md", 8)]
+)
 def test_page(page, examples):
     failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False)
     assert failed == 0 and attempted > examples
 
 
-@pytest.mark.parametrize("page, wanted", [("checking.md", {"check"})])
+@pytest.mark.parametrize(
+    "page, wanted", [("checking.md", {"check"}), ("tutorial.md", {"show", "run", "convert", "check", "train"})]
+)
 def test_commands_of_a_page(page, wanted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_blocks(page, blocks_of((DOCS / page).read_text(encoding="utf-8"))) == wanted
