@@ -106,8 +106,8 @@ class Devices:
     @property
     def state_sharding(self) -> State:
         """How a state lies on the devices: its members, or what stands for all of a member's arrays."""
-        whole = self._sharding()
-        return State(whole, whole, self._sharding(CARRY_AXIS), *[whole] * (len(State._fields) - 3))
+        members: dict[str, Any] = dict.fromkeys(State._fields, self._sharding())
+        return State(**{**members, "carry": self._sharding(CARRY_AXIS)})
 
     @property
     def result_sharding(self) -> NamedSharding:
@@ -125,7 +125,7 @@ class Devices:
         axes: of the members of one batch, see `Task`. A member whose examples cannot be divided equally, as may be in
         validation, every device gets whole.
         """
-        found = {}
+        found: dict[str, Any] = {}
         for name, value in batches._asdict().items():
             axis = axes.get(name)
             if value is None:

@@ -32,9 +32,12 @@ def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:
         for path, value in jax.tree.leaves_with_path(tree):
             if found := _not_finite(value):
                 return f"{what} {jax.tree_util.keystr(path, simple=True, separator='.')!r} {found}"
-    written = _of_net if isinstance(model, NetModel) else _of_function
+    if isinstance(model, NetModel):
+        written = _of_net(model, state, batch, key)
+    else:
+        written = _of_function(model, state, batch, key)
     greatest, holder = 0.0, "nothing"
-    for name, value in written(model, state, batch, key):
+    for name, value in written:
         if found := _not_finite(value):
             return f"{name} {found}"
         array = np.asarray(value)

@@ -29,7 +29,7 @@ from .config import Config, load_config
 from .settings import encode, parse_json
 from .tasks import Task
 
-PATHS = ("path",)  # the keys of the table [data] that name files
+PATHS = {"data": ("path",), "model": ("net", "init_net")}  # the keys, by table, that name files
 
 
 class RunDir:
@@ -91,13 +91,13 @@ class RunDir:
 
     def check_continues(self, config: Config, task: Task) -> None:
         """Raises where the run was of another model or of other data than the one that is to be continued."""
-        before = self.load_config()
+        before, config = self.load_config(), _resolved(config)
         for name in ("task", "seed"):
             self._check_same(name, getattr(before, name), getattr(config, name))
         for table in ("model", "data"):
             old, new = vars(getattr(before, table)), vars(getattr(config, table))
             for key in dict.fromkeys([*old, *new]):
-                if key not in ("source", *PATHS):  # a file may move: the fingerprint tells
+                if table == "model" or key not in ("source", *PATHS["data"]):  # data may move: the fingerprint tells
                     self._check_same(f"{table}.{key}", old.get(key), new.get(key))
         if self.load_fingerprint() != _as_json(task.fingerprint()):
             raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
@@ -121,8 +121,7 @@ class RunDir:
 
     def write(self, config: Config, task: Task) -> None:
         """Writes what is known before the first step: with it, the run can be done again from any working directory."""
-        paths = {name: str(Path(value).absolute()) for name in PATHS if (value := getattr(config.data, name, None))}
-        config = replace(config, data=replace(config.data, **paths))
+        config = _resolved(config)
         self._write_text("data.json", json.dumps(task.fingerprint(), ensure_ascii=False) + "\n")
         self._write_text("run.json", json.dumps({"seed": config.seed, **provenance()}, indent=2) + "\n")
         self._write_text("config.toml", encode(config))
@@ -134,6 +133,16 @@ class RunDir:
             aside.replace(self.path / name)  # atomic: a reader finds the old file or the new one
         except OSError as e:
             raise ConfigError(f"{self.path / name}: cannot be written: {e.strerror}") from None
+
+
+def _resolved(config: Config) -> Config:
+    """A configuration whose files are named from the root, not from the working directory."""
+    tables = {}
+    for table, keys in PATHS.items():
+        found = getattr(config, table)
+        named = {key: value for key in keys if isinstance(value := getattr(found, key, None), str)}
+        tables[table] = replace(found, **{key: str(Path(value).absolute()) for key, value in named.items()})
+    return replace(config, **tables)
 
 
 def _as_json(value: Any) -> Any:

@@ -9,8 +9,10 @@ from jrnn.cli import main
 from jrnn.errors import CheckpointError, ConfigError, TrainError
 from jrnn.train import train
 from jrnn.train.checkpoint import Checkpoints
+from jrnn.train.config import Config
 from jrnn.train.metrics import MetricsFile, read_metrics
 from jrnn.train.run_dir import RunDir
+from jrnn.train.settings import decode
 
 
 def write_toml(path, tables):
@@ -106,3 +108,28 @@ def test_a_checkpoint_that_vanished(make_config, tmp_path, quiet):
     run.write(config, config.kind.load(config))
     with pytest.raises(CheckpointError, match="holds no complete checkpoint; start without --resume"):
         train(config, run.path, resume=True, console=quiet)
+
+
+class Data:
+    def fingerprint(self):
+        return {"sha256": "0"}
+
+
+def test_files_are_named_from_the_root(tmp_path, monkeypatch):
+    """Data and nets on disk; the run is continued by the relative name, too, and not with another net."""
+    monkeypatch.chdir(tmp_path)
+    tables = {"task": "classification", "data": {"path": "data.npz"}, "model": {"kind": "net", "net": "old/net.pb"}}
+    config, run = decode(Config, tables, "c.toml"), RunDir(tmp_path / "run")
+    run.path.mkdir()
+    run.write(config, Data())
+    kept = run.load_config()
+    assert (kept.data.path, kept.model.net) == (str(tmp_path / "data.npz"), str(tmp_path / "old" / "net.pb"))
+    assert kept.model.init_net is None
+    run.check_continues(config, Data())
+    other = decode(
+        Config, {**tables, "data": {"path": "moved.npz"}, "model": {"kind": "net", "net": "net.pb"}}, "c.toml"
+    )
+    with pytest.raises(
+        CheckpointError, match=r"is another run: model\.net is '.*/old/net\.pb' there, and '.*/net\.pb' here"
+    ):
+        run.check_continues(other, Data())
