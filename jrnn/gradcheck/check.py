@@ -71,7 +71,7 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
             notes.append("the net that the function converts to agrees with itself: the function is at fault")
             fault = fault_in_function(s, effort)
     return GradientReport(
-        loss=float(np.asarray(weighted(s)(s.point))[0]) if single else None,
+        loss=float(np.asarray(jax.jit(weighted(s))(s.point))[0]) if single else None,
         blobs=tuple(blobs),
         tolerance=effort.tolerance,
         difference_tolerance=effort.difference_tolerance,

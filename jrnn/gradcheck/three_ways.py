@@ -145,13 +145,13 @@ def second_errors(s: Subject, seed: int = 0) -> dict[str, float]:
     towards = {n: d * min(1.0, 10.0 / max(length, 1e-300)) for n, d in towards.items()}
     slope = jax.grad(lambda p: jnp.sum(value(p) * rows))
 
-    def along(p: Mapping[str, Any]) -> Any:
+    def along(p: Mapping[str, Any]) -> tuple[Any, Any]:
         found = slope(p)
-        return sum(jnp.sum(found[n] * towards[n]) for n in found)
+        return sum(jnp.sum(found[n] * towards[n]) for n in found), found
 
-    second = jax.jit(jax.grad(along))(point)
-    first = jax.jit(slope)
-    ahead, behind = (first({n: v + h * towards[n] for n, v in point.items()}) for h in (STEP, -STEP))
+    both = jax.jit(jax.grad(along, has_aux=True))  # one program gives the second derivative and the gradient
+    second, _ = both(point)
+    (_, ahead), (_, behind) = (both({n: v + h * towards[n] for n, v in point.items()}) for h in (STEP, -STEP))
     errors = {}
     for n, by_jax in second.items():
         difference = (np.asarray(ahead[n]) - np.asarray(behind[n])) / (2 * STEP)
