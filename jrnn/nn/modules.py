@@ -58,10 +58,23 @@ class _Stack(_Parameters):
     """What RNN, LSTM and GRU share: a layout, settings, parameters, and a source of random keys."""
 
     def __init__(
-        self, layout: Layout, options: dict[str, Any], deterministic: bool, param_dtype: Any, rngs: nnx.Rngs
+        self,
+        unit: Unit,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        *,
+        bias: bool = True,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        layer_norm: bool = False,
+        deterministic: bool = False,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+        **settings: Any,
     ) -> None:
-        self.layout = layout
-        self.settings = read(layout.unit.name, options)
+        self.layout = Layout(unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm)
+        self.settings = read(unit.name, settings)
         self.deterministic = deterministic
         self._create(rngs, param_dtype)
         self.rngs = rngs.dropout.fork() if self.settings.random else nnx.data(None)
@@ -74,12 +87,25 @@ class _Stack(_Parameters):
             return source.dropout()
         return source() if isinstance(source, nnx.RngStream) else source
 
-    def _run(self, x: Any, hx: Any, lengths: Any, rngs: Rngs | None) -> tuple[Any, tuple[jax.Array, ...]]:
-        unit = self.layout.unit
-        return run_stack(unit, unit.name, self.params(), x, hx, lengths, self._key(rngs), self.settings)
+    def __call__(self, x: Any, hx: Any = None, *, lengths: Any = None, rngs: Rngs | None = None) -> tuple[Any, Any]:
+        """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], of an LSTM a pair with c_n [L K, N, H].
 
-    def _step(self, x: Any, hx: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        return step_stack(self.layout.unit, f"{self.layout.unit.name}.step", self.params(), x, hx, self.settings)
+        The arguments are those of `jrnn.nn.functional.rnn`; `rngs` feeds the noise instead of the module's own.
+        """
+        unit = self.layout.unit
+        output, states = run_stack(unit, unit.name, self.params(), x, hx, lengths, self._key(rngs), self.settings)
+        return output, _as_given(states)
+
+    def step(self, x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
+        """One step, [N, D] -> y [N, P] and the states, to be handed to the next; see `jrnn.nn.functional.lstm_step`."""
+        unit = self.layout.unit
+        y, states = step_stack(unit, f"{unit.name}.step", self.params(), x, hx, self.settings)
+        return y, _as_given(states)
+
+
+def _as_given(states: tuple[jax.Array, ...]) -> Any:
+    """The states as users give and get them: h, or the pair (h, c)."""
+    return states if len(states) == 2 else states[0]
 
 
 class RNN(_Stack):
@@ -90,14 +116,14 @@ class RNN(_Stack):
         hidden_size: H.
         num_layers: L.
         nonlinearity: "tanh" or "relu".
-        bias: whether there are biases.
+        rngs: draws the parameters (stream `params`) and, later, dropout (stream `dropout`).
+        bias: whether there are biases; True by default.
         bidirectional: whether a second direction runs from the end to the start; its outputs follow the first's.
         layer_norm: normalise each product inside the gates (Ba et al., 2016).
         deterministic: nothing is random; `train()` and `eval()` set it.
-        param_dtype: the type of the parameters.
-        rngs: draws the parameters (stream `params`) and, later, dropout (stream `dropout`).
-        settings: batch_first, dropout, recurrent_dropout, zoneout, dtype, recompute, unroll, executor: see
-            `jrnn.nn.settings.Settings`.
+        param_dtype: the type of the parameters; float32 by default.
+        options: the five above, and settings: batch_first, dropout, recurrent_dropout, zoneout, dtype, recompute, unroll,
+            executor, see `jrnn.nn.settings.Settings`.
 
     >>> rnn = RNN(3, 4, num_layers=2, nonlinearity="relu", batch_first=True, rngs=nnx.Rngs(0))
     >>> output, h_n = rnn(jnp.ones((2, 5, 3)), lengths=[5, 3])
@@ -112,29 +138,10 @@ class RNN(_Stack):
         num_layers: int = 1,
         *,
         nonlinearity: str = "tanh",
-        bias: bool = True,
-        bidirectional: bool = False,
-        layer_norm: bool = False,
-        deterministic: bool = False,
-        param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
-        **settings: Any,
+        **options: Any,
     ) -> None:
-        unit = rnn_unit(nonlinearity)
-        layout = Layout(unit, input_size, hidden_size, num_layers, bias, bidirectional, layer_norm=layer_norm)
-        super().__init__(layout, settings, deterministic, param_dtype, rngs)
-
-    def __call__(
-        self, x: Any, hx: Any = None, *, lengths: Any = None, rngs: Rngs | None = None
-    ) -> tuple[Any, jax.Array]:
-        """[T, N, D] -> output [T, N, K H] and h_n [L K, N, H]; see `jrnn.nn.functional.rnn`."""
-        output, states = self._run(x, hx, lengths, rngs)
-        return output, states[0]
-
-    def step(self, x: Any, hx: Any = None) -> tuple[jax.Array, jax.Array]:
-        """One step, [N, D] -> y [N, H] and the states [L, N, H], to be handed to the next."""
-        y, states = self._step(x, hx)
-        return y, states[0]
+        super().__init__(rnn_unit(nonlinearity), input_size, hidden_size, num_layers, rngs=rngs, **options)
 
 
 class LSTM(_Stack):
@@ -151,40 +158,13 @@ class LSTM(_Stack):
     """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        bias: bool = True,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        layer_norm: bool = False,
-        deterministic: bool = False,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-        **settings: Any,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any
     ) -> None:
-        layout = Layout(
-            LSTM_UNIT, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm=layer_norm
-        )
-        super().__init__(layout, settings, deterministic, param_dtype, rngs)
-
-    def __call__(
-        self, x: Any, hx: Any = None, *, lengths: Any = None, rngs: Rngs | None = None
-    ) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-        """[T, N, D] -> output [T, N, K P] and (h_n [L K, N, P], c_n [L K, N, H]); see `jrnn.nn.functional.lstm`."""
-        output, (h, c) = self._run(x, hx, lengths, rngs)
-        return output, (h, c)
-
-    def step(self, x: Any, hx: Any = None) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """One step, [N, D] -> y [N, P] and the states (h, c), to be handed to the next."""
-        y, (h, c) = self._step(x, hx)
-        return y, (h, c)
+        super().__init__(LSTM_UNIT, input_size, hidden_size, num_layers, rngs=rngs, **options)
 
 
 class GRU(_Stack):
-    """GRU layers: n = tanh(xn + r (W_hn h + b_hn)), h' = (1 - z) n + z h; args are those of `RNN`.
+    """GRU layers: n = tanh(xn + r (W_hn h + b_hn)), h' = (1 - z) n + z h; args are those of `RNN`, without `nonlinearity`.
 
     >>> gru = GRU(3, 4, bidirectional=True, rngs=nnx.Rngs(0))
     >>> output, h_n = gru(jnp.ones((5, 3)))
@@ -193,40 +173,24 @@ class GRU(_Stack):
     """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        bias: bool = True,
-        bidirectional: bool = False,
-        layer_norm: bool = False,
-        deterministic: bool = False,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-        **settings: Any,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any
     ) -> None:
-        layout = Layout(GRU_UNIT, input_size, hidden_size, num_layers, bias, bidirectional, layer_norm=layer_norm)
-        super().__init__(layout, settings, deterministic, param_dtype, rngs)
-
-    def __call__(
-        self, x: Any, hx: Any = None, *, lengths: Any = None, rngs: Rngs | None = None
-    ) -> tuple[Any, jax.Array]:
-        """[T, N, D] -> output [T, N, K H] and h_n [L K, N, H]; see `jrnn.nn.functional.gru`."""
-        output, states = self._run(x, hx, lengths, rngs)
-        return output, states[0]
-
-    def step(self, x: Any, hx: Any = None) -> tuple[jax.Array, jax.Array]:
-        """One step, [N, D] -> y [N, H] and the states [L, N, H], to be handed to the next."""
-        y, states = self._step(x, hx)
-        return y, states[0]
+        super().__init__(GRU_UNIT, input_size, hidden_size, num_layers, rngs=rngs, **options)
 
 
 class _Cell(_Parameters):
-    """What the cells share."""
+    """What the cells share: one step, [N, D] and the states -> the new states, or without N."""
 
     def __init__(
-        self, unit: Unit, input_size: int, hidden_size: int, bias: bool, dtype: Any, param_dtype: Any, rngs: nnx.Rngs
+        self,
+        unit: Unit,
+        input_size: int,
+        hidden_size: int,
+        bias: bool,
+        *,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
     ) -> None:
         self.layout = Layout(unit, input_size, hidden_size, bias=bias)
         self.dtype = dtype
@@ -235,12 +199,14 @@ class _Cell(_Parameters):
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return self.layout.cell_shapes(self.layout.input_size)
 
-    def _advance(self, x: Any, hx: Any) -> tuple[jax.Array, ...]:
-        return step_cell(self.layout.unit, f"{self.layout.unit.name}Cell", self.params(), x, hx, self.dtype)
+    def __call__(self, x: Any, hx: Any = None) -> Any:
+        """[N, D], h [N, H] -> h, and for an LSTM (h, c) -> (h, c); or without N. Without `hx`, from zeros."""
+        unit = self.layout.unit
+        return _as_given(step_cell(unit, f"{unit.name}Cell", self.params(), x, hx, self.dtype))
 
 
 class RNNCell(_Cell):
-    """One step of a plain layer, [N, D], [N, H] -> [N, H], or without N.
+    """One step of a plain layer; `options` are dtype and param_dtype.
 
     >>> RNNCell(3, 4, rngs=nnx.Rngs(0))(jnp.ones((2, 3))).shape
     (2, 4)
@@ -253,59 +219,30 @@ class RNNCell(_Cell):
         bias: bool = True,
         nonlinearity: str = "tanh",
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
+        **options: Any,
     ) -> None:
-        super().__init__(rnn_unit(nonlinearity), input_size, hidden_size, bias, dtype, param_dtype, rngs)
-
-    def __call__(self, x: Any, hx: Any = None) -> jax.Array:
-        return self._advance(x, hx)[0]
+        super().__init__(rnn_unit(nonlinearity), input_size, hidden_size, bias, rngs=rngs, **options)
 
 
 class LSTMCell(_Cell):
-    """One step of an LSTM layer, [N, D], (h [N, H], c [N, H]) -> (h, c), or without N.
+    """One step of an LSTM layer; `options` are dtype and param_dtype.
 
     >>> h, c = LSTMCell(3, 4, rngs=nnx.Rngs(0))(jnp.ones(3))
     >>> h.shape, c.shape
     ((4,), (4,))
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ) -> None:
-        super().__init__(LSTM_UNIT, input_size, hidden_size, bias, dtype, param_dtype, rngs)
-
-    def __call__(self, x: Any, hx: Any = None) -> tuple[jax.Array, jax.Array]:
-        h, c = self._advance(x, hx)
-        return h, c
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, *, rngs: nnx.Rngs, **options: Any) -> None:
+        super().__init__(LSTM_UNIT, input_size, hidden_size, bias, rngs=rngs, **options)
 
 
 class GRUCell(_Cell):
-    """One step of a GRU layer, [N, D], [N, H] -> [N, H], or without N.
+    """One step of a GRU layer; `options` are dtype and param_dtype.
 
     >>> GRUCell(3, 4, rngs=nnx.Rngs(0))(jnp.ones((2, 3))).shape
     (2, 4)
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        rngs: nnx.Rngs,
-    ) -> None:
-        super().__init__(GRU_UNIT, input_size, hidden_size, bias, dtype, param_dtype, rngs)
-
-    def __call__(self, x: Any, hx: Any = None) -> jax.Array:
-        return self._advance(x, hx)[0]
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, *, rngs: nnx.Rngs, **options: Any) -> None:
+        super().__init__(GRU_UNIT, input_size, hidden_size, bias, rngs=rngs, **options)
