@@ -91,22 +91,37 @@ def _run_loop(request: Request) -> tuple[Any, Any]:
             return _run_loop(Request(step, carry, xs, steps, request.reverse, request.unroll, None, None, ""))
 
         return recompute.in_chunks(run_some, request.carry, xs, traced.loop.length, size, request.reverse)
-    forbidden = recompute.forbidden(request.recompute, traced.loop.eqns)
+    return _run_apart(request, traced)
+
+
+def _run_apart(request: Request, traced: Traced) -> tuple[Any, Any]:
+    """Runs the loop taken apart; where derivatives are asked for, in pieces if they pay."""
+    loop = traced.loop
+    forbidden = recompute.forbidden(request.recompute, loop.eqns)
 
     @functools.cache
     def parts(steps: int) -> tuple[Fission, Callable]:
-        fission = request.fission if steps == traced.loop.length else split(replace(traced.loop, length=steps))
+        fission = request.fission if steps == loop.length else split(replace(loop, length=steps))
         return fission, differentiable(fission.core, forbidden)
 
-    def run_piece(carry: Any, xs: Any, steps: int) -> tuple[Any, Any]:
+    def run_some(consts: Any, carry: Any, xs: Any, steps: int) -> tuple[Any, Any]:
         fission, core = parts(steps)
-        return fission.run(traced.consts, carry, xs, core)
+        return fission.run(consts, carry, xs, core)
 
-    steps, number = traced.loop.length, pieces.count(request.fission.core, request.platform)
+    number = pieces.count(request.fission.core, request.platform)
     if number == 1:
-        return traced.unflatten(*run_piece(traced.init, traced.xs, steps))
-    carry, ys = pieces.in_pieces(run_piece, traced.init, traced.xs, steps, number, request.reverse)
-    return traced.unflatten(carry, ys)
+        return traced.unflatten(*run_some(traced.consts, traced.init, traced.xs, loop.length))
+    n_consts, n_carry = len(loop.consts), len(loop.carry)
+
+    def run(number: int, *flat: Any) -> list[Any]:
+        consts, init, xs = flat[:n_consts], flat[n_consts : n_consts + n_carry], flat[n_consts + n_carry :]
+        run_piece = functools.partial(run_some, consts)
+        carry, ys = pieces.in_pieces(run_piece, init, xs, loop.length, number, request.reverse)
+        return [*carry, *ys]
+
+    either = pieces.when_differentiated(functools.partial(run, number), functools.partial(run, 1))
+    flat = either(*traced.consts, *traced.init, *traced.xs)
+    return traced.unflatten(flat[:n_carry], flat[n_carry:])
 
 
 def _affine_refusal(request: Request) -> str | None:

@@ -3,7 +3,7 @@
 XLA:CPU runs a loop of small contractions on one core, and what is done before and after it on all of them. In pieces, the
 contractions before and after the loop of one piece (inputs, coefficients, gradients of weights) need nothing of the
 next piece's loop, and the runtime gives them to the other cores meanwhile. The results are the same; the program is
-longer by as many loops.
+longer by as many loops. A gradient gains; without one there is too little bulk work, and the scan runs whole.
 
 Shapes: T time.
 """
@@ -16,8 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from jrnn.executor import jaxprs
+from jrnn.executor.gradient import zero_tangent
 from jrnn.executor.loop import Loop
 
 _PIECES = 4
@@ -62,6 +65,30 @@ def in_pieces(
         carry, made[i] = run(carry, parts[i], sizes[i])
     ys = [jax.lax.concatenate(stacks, 0) for stacks in zip(*(made[i] for i in range(pieces)))]
     return list(carry), ys
+
+
+def when_differentiated(run: Callable[..., Sequence[Any]], whole: Callable[..., Sequence[Any]]) -> Callable:
+    """`whole`, but `run` where derivatives are asked for; both are the same function of flat arguments."""
+
+    @jax.custom_jvp
+    def either(*flat: Any) -> Sequence[Any]:
+        return whole(*flat)
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
+
+        def of_moving(*values: Any) -> Sequence[Any]:
+            flat = list(primals)
+            for i, v in zip(moving, values):
+                flat[i] = v
+            return run(*flat)
+
+        outs, moved = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+        smooth = [jnp.issubdtype(out.dtype, jnp.inexact) for out in outs]
+        return outs, [t if is_smooth else zero_tangent(out) for out, t, is_smooth in zip(outs, moved, smooth)]
+
+    either.defjvp(rule, symbolic_zeros=True)
+    return either
 
 
 def _operations(eqn: Any) -> int:

@@ -46,6 +46,17 @@ def test_lengths_in_pieces(x64, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), run(p), whole)
 
 
+def test_without_derivatives_there_is_one_loop(monkeypatch):
+    monkeypatch.setattr(pieces, "count", lambda core, platform: 2)
+    p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(0, **LSTM))
+
+    def last(p):
+        return jnp.sum(scan(lstm_step(p), (p["h0"], p["c0"]), p["x"])[1])
+
+    loops = [jax.jit(fn).lower(p).as_text().count("stablehlo.while") for fn in (last, jax.grad(last))]
+    assert loops == [1, 4]
+
+
 def told(monkeypatch, steps, batch, hidden, cores=2):
     monkeypatch.setattr(pieces, "_cores", lambda: cores)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
