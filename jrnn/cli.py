@@ -32,7 +32,7 @@ from .train import export_run, load_config, sample_run, train
 from .train.devices import join
 from .train.plot import plot_runs
 from .train.run_dir import first_free
-from .train.runs import as_json, find_runs, runs_table, summarize
+from .train.runs import as_json, find_runs, runs_tables, summarize
 from .train.subject import subject_of_config
 
 INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
@@ -245,7 +245,7 @@ def _runs(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(as_json(found), indent=1))
     else:
-        _wide_console().print(runs_table(found))
+        _wide_console().print(*runs_tables(found))
     return 0
 
 

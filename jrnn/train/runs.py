@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from ..errors import ConfigError, DataError
@@ -17,6 +18,7 @@ from .metrics import read_metrics
 from .patience import Patience
 from .settings import read_toml
 
+MOST_COLUMNS = 4  # of keys that differ; more stand below each other
 LATEST = 20  # measurements of speed, of which the median counts
 
 
@@ -129,19 +131,30 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [k for k in keys if any(config.get(k) != configs[0].get(k) for config in configs)]
 
 
-def runs_table(runs: Sequence[RunSummary]) -> Table:
-    """A line a run; of the configs, what differs."""
-    keys = differing([r.config for r in runs])
-    table = Table(title=f"{len(runs)} run{'s' if len(runs) != 1 else ''}")
-    for name in ("run", *keys):
+def runs_tables(runs: Sequence[RunSummary]) -> list[Table]:
+    """A table for each task and kind of model, with a line a run; of the configs, what differs within the table."""
+    groups: dict[tuple[str, str], list[RunSummary]] = {}
+    for r in runs:
+        groups.setdefault((str(r.config.get("task", "")), str(r.config.get("model.kind", ""))), []).append(r)
+    return [_table(", ".join(filter(None, names)), found) for names, found in groups.items()]
+
+
+def _table(title: str, runs: Sequence[RunSummary]) -> Table:
+    keys = [k for k in differing([r.config for r in runs]) if k != "train.steps"]  # which has a column of its own
+    in_columns = len(keys) <= MOST_COLUMNS
+    table = Table(title=title, title_justify="left")
+    for name in ("run", *(keys if in_columns else ["config"])):
         table.add_column(name, overflow="fold")
     for name in ("steps", "best loss", "at step", "a second", "state"):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for r in runs:
-        values = (str(r.config.get(k, "-")) for k in keys)
+        if in_columns:
+            values = [str(r.config.get(k, "-")) for k in keys]
+        else:
+            values = ["\n".join(f"{k} = {r.config[k]}" for k in keys if k in r.config)]
         best = ("-", "-") if r.best_loss is None else (f"{r.best_loss:.4f}", str(r.best_step))
         speed = "-" if r.speed is None else f"{r.speed:,.0f}"
-        table.add_row(r.path, *values, f"{r.step}/{r.steps}", *best, speed, r.state)
+        table.add_row(*(escape(v) for v in (r.path, *values)), f"{r.step}/{r.steps}", *best, speed, r.state)
     return table
 
 

@@ -12,7 +12,7 @@ import pytest
 from jrnn.cli import main
 from jrnn.errors import DataError
 from jrnn.train.plot import curves, labels, plot_runs, smoothed
-from jrnn.train.runs import find_runs, runs_table, summarize
+from jrnn.train.runs import find_runs, runs_tables, summarize
 
 
 def make_run(path, steps=6, done=6, **config):
@@ -34,7 +34,7 @@ def make_run(path, steps=6, done=6, **config):
 @pytest.fixture
 def runs(tmp_path):
     make_run(tmp_path / "a", hidden=8)
-    make_run(tmp_path / "deep" / "b", done=4, hidden=16, kind="gru")
+    make_run(tmp_path / "deep" / "b", done=4, hidden=16, cell="gru")
     return tmp_path
 
 
@@ -76,7 +76,7 @@ def test_one_that_a_process_holds_is_running(runs):
 def test_the_command_lists_what_differs(runs, capsys):
     assert main(["runs", str(runs)]) == 0
     out = capsys.readouterr().out
-    for text in ("2 runs", "model.hidden", "model.kind", "gru", "6/6", "4/6", "2.5000", "350", "finished", "stopped"):
+    for text in ("model.hidden", "model.cell", "gru", "6/6", "4/6", "2.5000", "350", "finished", "stopped"):
         assert text in out
     assert "seed" not in out
     assert main(["runs", str(runs), "--json"]) == 0
@@ -86,12 +86,26 @@ def test_the_command_lists_what_differs(runs, capsys):
     assert main(["runs", str(runs / "none")]) == 2
     assert "none: holds no run directory; `jrnn train` makes them" in capsys.readouterr().err
     assert find_runs(runs / "a") == [runs / "a"]
-    assert runs_table([summarize(runs / "a")]).row_count == 1
+
+
+def test_runs_of_one_kind_stand_together(runs, capsys):
+    make_run(runs / "c", kind="nn", layers=2)
+    tables = runs_tables([summarize(run) for run in find_runs(runs)])
+    assert [(t.title, t.row_count) for t in tables] == [("", 2), ("nn", 1)]
+    assert main(["runs", str(runs)]) == 0
+    assert "layers" not in capsys.readouterr().out  # there is nothing else of its kind
+
+
+def test_much_that_differs_stands_below_each_other(runs, capsys):
+    make_run(runs / "c", hidden=8, **{f"key_{k}": k for k in range(5)})
+    assert main(["runs", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert "model.cell = gru" in out and "model.key_4 = 4" in out
 
 
 def test_labels_tell_runs_apart(runs):
     told = labels([summarize(run) for run in find_runs(runs)])
-    assert told == ["a: model.hidden = 8", "b: model.hidden = 16, model.kind = gru"]
+    assert told == ["a: model.hidden = 8", "b: model.hidden = 16, model.cell = gru"]
     assert labels([summarize(runs / "a")]) == ["a"]
 
 
