@@ -38,10 +38,10 @@ def test_the_last_states_of_all_directions_are_read(cell, bidirectional, batch):
     model = NnModel(NnConfig(cell=cell, hidden=H, layers=2, bidirectional=bidirectional), CLASSIFY)
     params = model.init(jax.random.key(0))
     layers = {name: value for name, value in params.items() if not name.startswith("output_")}
-    _, states = getattr(functional, cell)(layers, batch.inputs, lengths=batch.lengths)
+    _, states = jax.jit(getattr(functional, cell))(layers, batch.inputs, lengths=batch.lengths)
     h = (states[0] if cell == "lstm" else states).reshape(2, -1, B, H)[-1]  # of the upper layer, by direction
-    expected = np.concatenate(h, axis=-1) @ params["output_w"].T + params["output_b"]
-    logits, carry = model.predict(params, {}, batch)
+    expected = np.concatenate(h, axis=-1) @ params["output_w"].T + params["output_b"][None]
+    logits, carry = jax.jit(model.predict)(params, {}, batch)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
     assert carry == {}
     loss, _ = model.loss(params, {}, batch, None)
