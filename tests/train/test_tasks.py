@@ -2,6 +2,7 @@
 
 import csv
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -101,6 +102,19 @@ def test_arrays_from_a_file(tmp_path):
 def test_arrays_that_do_not_fit(tmp_path, arrays, message):
     with pytest.raises(DataError, match=message):
         read_examples(write_npz(tmp_path / "a.npz", **arrays))
+
+
+def test_digits_are_read_pixel_by_pixel():
+    pytest.importorskip("sklearn")
+    found = read_examples(ClassificationData())
+    assert found.inputs.shape == (64, 1797, 1) and set(found.targets) == set(range(10))
+    assert found.inputs[:8, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]  # the first row of the first digit
+
+
+def test_without_scikit_learn_there_are_no_digits(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataError, match=r"needs scikit-learn: pip install 'jrnn\[data\]'"):
+        read_examples(ClassificationData())
 
 
 def test_files_that_are_none(tmp_path):
