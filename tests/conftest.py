@@ -38,3 +38,11 @@ def x64():
     """64-bit types for the length of one test, for proofs of gradients."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture(scope="module")
+def little_optimization():
+    """For modules whose programs run a few times, so that what optimizing them saves is less than what it costs."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

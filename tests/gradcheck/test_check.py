@@ -16,12 +16,7 @@ from jrnn.gradcheck.three_ways import direction_errors
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def little_optimization():
-    """These programs run once, so that what optimizing them saves is less than what it costs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("little_optimization")
 
 
 def plant(monkeypatch, type, wrong):

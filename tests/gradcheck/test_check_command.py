@@ -14,6 +14,8 @@ import jrnn
 from jrnn import registry
 from jrnn.cli import main
 
+pytestmark = pytest.mark.usefixtures("little_optimization")
+
 NET = """
 name: "tiny"
 external_input: "x" external_input: "w" external_input: "b" external_output: "y"

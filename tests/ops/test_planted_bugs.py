@@ -51,12 +51,7 @@ SAME = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def little_optimization():
-    """These programs run a few times, so that what optimizing them saves is less than what it costs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("little_optimization")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,12 +80,7 @@ def told(case):
         raise
 
 
-@pytest.fixture(autouse=True, scope="module")
-def little_optimization():
-    """These programs run once, so that what optimizing them saves is less than what it costs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("little_optimization")
 
 
 def assert_equal(got, want, rtol=RTOL, atol=ATOL):

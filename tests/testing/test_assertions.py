@@ -12,6 +12,8 @@ from jrnn import cells, testing
 from jrnn.errors import LayerError
 from jrnn.testing import layers
 
+pytestmark = pytest.mark.usefixtures("little_optimization")
+
 T, N, D, H = 4, 3, 2, 2
 RNG = np.random.default_rng(0)
 XS = RNG.standard_normal((T, N, D)).astype(np.float32)
@@ -60,7 +62,7 @@ twice.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
 
 def test_a_wrong_derivative_rule_is_found():
     with pytest.raises(AssertionError, match=r"(?s)the gradients disagree.*custom_vjp_call of twice"):
-        testing.assert_gradients_agree(lambda h, x: (jnp.tanh(h + twice(x)), h), CARRY, XS)
+        testing.assert_gradients_agree(lambda h, x: (jnp.tanh(h + twice(x)), h), CARRY, XS[:2], max_elements=1)
 
 
 def test_what_shows_of_padding_is_found():
