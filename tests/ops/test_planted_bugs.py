@@ -187,7 +187,7 @@ def tried(type, monkeypatch):
     return told, seen - told
 
 
-@pytest.mark.grid(every=4)
+@pytest.mark.grid(every=8)
 @pytest.mark.parametrize("type", [t for t in KNOWN if t not in NOT_PERTURBED])
 def test_a_planted_mistake_is_told(type, monkeypatch, x64):
     told, unseen = tried(type, monkeypatch)
