@@ -45,10 +45,9 @@ def plain(model, batches):
     return jax.device_get(three_steps(model, batches))
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_batches_in_parts_are_whole_batches(model, batches, plain, parts):
+def test_batches_in_parts_are_whole_batches(model, batches, plain):
     """The same parameters, losses and carried states, in another order of additions."""
-    state, measured = three_steps(model, batches, accumulate=parts)
+    state, measured = three_steps(model, batches, accumulate=2)
     for a, b in zip(jax.tree.leaves((state, measured)), jax.tree.leaves(plain)):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
