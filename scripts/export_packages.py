@@ -1,4 +1,4 @@
-"""Exports every model of tests/convert/zoo.py and every case of cases.py beside it, for scripts/verify_with_caffe2.py.
+"""Exports every model of tests/convert/zoo.py and every case of rule_cases.py beside it, for scripts/verify_with_caffe2.py.
 
 python scripts/export_packages.py FOLDER [NAME ...]
 """
@@ -18,7 +18,7 @@ from jrnn.errors import JrnnError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "convert"))
 
-from cases import CASES
+from rule_cases import CASES
 from zoo import MODELS, Model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 import pytest
-from cases import CASES
+from rule_cases import CASES
 from zoo import MODELS, model
 
 import jrnn
