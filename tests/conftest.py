@@ -1,30 +1,10 @@
 """Strict settings for every test: rank promotion raises, and 64-bit types are asked for, never assumed."""
 
-import importlib.util
-import mmap
 import os
-from pathlib import Path
 
-# Values matter here, and most of the time goes into compiling: LLVM's optimizations are left out, XLA's own are not, and
-# kernels come from the emitter that compiles in half the time.
-QUICK_COMPILATION = {
-    "xla_backend_optimization_level": "0",
-    "xla_llvm_disable_expensive_passes": "true",
-    "xla_cpu_use_fusion_emitters": "false",
-}
+import quick_compilation
 
-
-def _known_flags(flags):
-    """Those of the flags that this jaxlib has: XLA aborts at one that it does not know."""
-    found = set()
-    for library in Path(importlib.util.find_spec("jaxlib").origin).parent.glob("*.so"):
-        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            found |= {flag for flag in flags if content.find(flag.encode()) >= 0}
-    return found
-
-
-_flags = [f"--{flag}={QUICK_COMPILATION[flag]}" for flag in sorted(_known_flags(QUICK_COMPILATION))]
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick_compilation.flags()])
 
 import jax
 import pytest
