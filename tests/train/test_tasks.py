@@ -105,7 +105,6 @@ def test_arrays_that_do_not_fit(tmp_path, arrays, message):
 
 
 def test_digits_are_read_pixel_by_pixel():
-    pytest.importorskip("sklearn")
     found = read_examples(ClassificationData())
     assert found.inputs.shape == (64, 1797, 1) and set(found.targets) == set(range(10))
     assert found.inputs[:8, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]  # the first row of the first digit
