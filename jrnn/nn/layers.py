@@ -1,4 +1,4 @@
-"""One direction of one layer over time: the input's product taken at once, then a scan of the unit's step.
+"""One direction of one layer over time: a scan of the unit's step, which takes the input's product out of the loop.
 
 Shapes: T time, N batch, D input, H hidden, P output of a step (H without a projection), G gates.
 """
@@ -97,7 +97,7 @@ def _row(vector: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def project(unit: Unit, weights: Weights, x: jax.Array, dtype) -> jax.Array:
-    """The input's share of the gates for all steps at once, with every bias that may be added early. # [..., G H]"""
+    """The input's share of the gates, with every bias that may be added early. # [..., G H]"""
     zx = contract(x, weights.weight_ih, dtype)
     if weights.norm_ih is not None:
         zx = normalise(zx, weights.norm_ih)
@@ -113,14 +113,15 @@ def project(unit: Unit, weights: Weights, x: jax.Array, dtype) -> jax.Array:
 def make_step(
     unit: Unit, weights: Weights, settings: Settings, dtype, recurrent: jax.Array | None = None
 ) -> Callable[[State, tuple], tuple[State, jax.Array]]:
-    """The step `(state, (zx, keep)) -> (state, y)` of one direction of one layer; `keep` as in `Noise`, or None."""
+    """The step `(state, (x, keep)) -> (state, y)` of one direction of one layer; `keep` as in `Noise`, or None."""
     late = None
     if unit.late_gates and weights.bias_hh is not None:
         first = weights.bias_hh.shape[0] // unit.gates * (unit.gates - unit.late_gates)
         late = weights.bias_hh[None, first:].astype(accumulator(dtype))
 
     def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
-        zx, keep = inputs
+        x, keep = inputs
+        zx = project(unit, weights, x, dtype)
         h = state[0] if recurrent is None else state[0] * recurrent
         zh = contract(h, weights.weight_hh, dtype)
         if weights.norm_hh is not None:
@@ -162,7 +163,7 @@ def run_layer(
     return scan(
         make_step(unit, weights, settings, dtype, noise.recurrent),
         state,
-        (project(unit, weights, x, dtype), noise.keep),
+        (x, noise.keep),
         reverse=reverse,
         unroll=settings.unroll,
         lengths=lengths,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_features, check_lengths, check_state
-from jrnn.nn.layers import accumulator, make_step, mask, project, run_layer
+from jrnn.nn.layers import accumulator, make_step, mask, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.settings import Settings
@@ -135,7 +135,7 @@ def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings
     last = []
     for k, weights in enumerate(layout.split(params)):
         state = tuple(s[k] for s in states)
-        state, x = make_step(unit, weights, settings, dtype)(state, (project(unit, weights, x, dtype), None))
+        state, x = make_step(unit, weights, settings, dtype)(state, (x, None))
         last.append(state)
     new = tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
     return (x[0], tuple(s[:, 0] for s in new)) if single else (x, new)
@@ -153,5 +153,5 @@ def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: An
     if single:
         x, state = x[None], tuple(s[None] for s in state)
     weights = Weights(**{name: jnp.asarray(value) for name, value in params.items()})
-    new, _ = make_step(unit, weights, Settings(), dtype)(state, (project(unit, weights, x, dtype), None))
+    new, _ = make_step(unit, weights, Settings(), dtype)(state, (x, None))
     return tuple(s[0] for s in new) if single else new
