@@ -1,7 +1,6 @@
-"""A contraction of all steps' values with a constant, whose gradient XLA need not copy for.
+"""A contraction of all steps' values with a constant, whose gradient is one `contraction.over_time`.
 
-The gradient of the constant contracts the stacked values with the stacked cotangents. JAX writes it the other way
-round and transposes the result, for which XLA:CPU first copies the cotangents, usually the larger of the two.
+JAX's own gradient of the constant always contracts the stacked cotangents with the stacked values, in this order.
 
 Shapes: T time.
 """
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from jrnn.executor.contraction import over_time
 from jrnn.executor.linear import Linear, tangent_p
 
 
@@ -37,8 +37,12 @@ def project(eqn: Any, x: Any, w: Any) -> Any:
         return jax.lax.dot_general(x, w, ((lhs, rhs), ((), ())), **settings)
 
     def for_w(x: Any, ct: Any) -> Any:
-        made = jax.lax.dot_general(x, ct, ((rest, tuple(range(len(rest)))), ((), ())), **settings)
-        of_w = [r for _, r in sorted(zip(lhs, rhs))] + [a for a in range(w.ndim) if a not in rhs]
+        of_x, of_ct = [r for _, r in sorted(zip(lhs, rhs))], [a for a in range(w.ndim) if a not in rhs]
+        rows, columns = rest, tuple(range(len(rest)))
+        if 0 in of_ct:  # the axes of w begin with the cotangents'
+            made, of_w = over_time(ct, x, (columns, rows), **settings), of_ct + of_x
+        else:
+            made, of_w = over_time(x, ct, (rows, columns), **settings), of_x + of_ct
         return jnp.transpose(made, [of_w.index(a) for a in range(w.ndim)])
 
     linear = Linear(lambda known, moved: [forward(known[0], moved[0])], lambda known, cts: [for_w(known[0], cts[0])])

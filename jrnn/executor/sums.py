@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.executor import jaxprs
+from jrnn.executor.contraction import over_time
 from jrnn.executor.jaxprs import Atom, Env, Var
 
 _LINEAR = frozenset(
@@ -115,12 +116,13 @@ def _contraction(eqn: Any, stacked: Env, env: Env, length: int, swap: bool = Fal
         values = [stacked[a] for a in operands]
         dims = tuple((0, *(a + 1 for a in axes)) for axes in dims)
         batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
-    return jax.lax.dot_general(
-        *values,
-        (dims, batch),
+    settings = dict(
         precision=_exchanged(eqn.params["precision"]) if swap else eqn.params["precision"],
         preferred_element_type=eqn.params["preferred_element_type"],
     )
+    if fixed or batch[0]:
+        return jax.lax.dot_general(*values, (dims, batch), **settings)
+    return over_time(*values, dims, **settings)
 
 
 def _exchanged(precision: Any) -> Any:

@@ -88,6 +88,27 @@ def test_no_weight_is_carried_or_stacked(cell, gates):
     assert not written, "a weight's gradient is added up inside the loop"
 
 
+@pytest.mark.parametrize("columns", [1, 0])
+def test_the_gradient_of_a_weight_copies_the_smaller_operand(columns):
+    """With PyTorch's weights, [4H, D] and [4H, H]: x and h are copied, transposed, and not the gates' cotangents."""
+    turn = (lambda w: w) if columns else jnp.transpose
+    weights, x = (turn(jnp.ones((4 * H, D))), turn(jnp.ones((4 * H, H)))), jnp.ones((T, N, D))
+
+    def loss(weights, x):
+        def step(h, x):
+            wx, wh = map(turn, weights)
+            z = jax.lax.dot_general(x, wx, (((1,), (1,)), ((), ()))) + jnp.einsum("nh,gh->ng", h, wh)
+            i, f, g, o = jnp.split(jnp.tanh(z), 4, axis=1)
+            return (h := i * f + g * o), h
+
+        return jnp.sum(scan(step, jnp.zeros((N, H)), x)[1] ** 2)
+
+    text = jax.jit(jax.grad(loss)).lower(weights, x).compile().as_text()
+    assert set(re.findall(rf"= f32\[(\d+),{T * N}\]", text)) == {str(D), str(H)}
+    products = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text)
+    assert {f"{D},{4 * H}", f"{H},{4 * H}"} <= set(products), "a product of the larger operand, transposed"
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_program_is_as_long_for_many_steps(cell):
     few, many = (loops_of(scan, cell, steps)[0].count("\n") for steps in (10, 10_000))
