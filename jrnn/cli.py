@@ -15,11 +15,11 @@ import numpy as np
 from rich.console import Console
 
 from .bench import main as bench
-from .bench.sizes import CELLS, MODES, parse_sizes
+from .bench.sizes import CELLS, MODES, SETS, parse_sizes
 from .convert import from_factory, read_nets, write_python
 from .errors import JrnnError, UsageError, near
 from .execution_step import Plan
-from .executor import host_memory
+from .executor import host_devices, host_memory
 from .feeds import parse_feeds
 from .gradcheck import INEXACT, TOLERANCE, Effort, Subject, check, page, subject_of_file, subject_of_target, table_of
 from .graph import show, to_dot, to_svg, upgrade
@@ -74,7 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--out", metavar="DIR", help="the run directory; by default runs/NAME of the config")
     p.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run directory")
     p.add_argument("--no-sample", action="store_true", help="do not write text when training ends")
-    p.add_argument("--devices", type=int, metavar="N", help="devices that share each batch, 0 for all: train.devices")
+    p.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="devices that share each batch, 0 for all; a CPU is divided into so many: train.devices",
+    )
     p.add_argument("--tensorboard", action="store_true", help="also write events for TensorBoard: train.tensorboard")
     p.add_argument("--profile", action="store_true", help="trace a few steps, and tell where the time went")
     p = p.add_argument_group("several processes that train together, each started with this command (docs/scaling.md)")
@@ -161,12 +166,18 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--sizes",
         type=_names,
-        default=("six",),
+        default=tuple(SETS),
         metavar="TxNxDxH,...",
-        help="steps, sequences, features, hidden units; or sets: six (the default), caffe2 (its own benchmark's 24)",
+        help="steps, sequences, features, hidden units; or sets: six, caffe2 (its own benchmark's 24); by default both",
     )
     p.add_argument("--peers", type=_names, metavar="A,B", help="by default all that can run here")
-    p.add_argument("--turns", type=int, default=15, help="measured runs of each program")
+    p.add_argument("--turns", type=int, default=15, help="measured runs of each program, at most")
+    p.add_argument(
+        "--seconds", type=float, default=20.0, help="after which no more turns of a size begin, from the third on"
+    )
+    p.add_argument(
+        "--devices", type=int, metavar="N", help="divide the CPU for one more row of jrnn; by default into its cores"
+    )
     p.add_argument("--caffe2-python", metavar="PYTHON", help="a Python that has Caffe2, to measure it too")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their conditions")
     p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures (needs the extra `plot`)")
@@ -205,6 +216,8 @@ def _train(args: argparse.Namespace) -> int:
     if args.tensorboard:
         changes.append("train.tensorboard=true")
     config = load_config(given / "config.toml" if given.is_dir() else given, changes)
+    if config.train.devices > 1 and not args.distributed and args.coordinator is None:
+        host_devices.divide(config.train.devices)
     if args.out is not None:
         out = Path(args.out)
     elif given.is_dir() and args.resume:
@@ -412,6 +425,8 @@ def _bench(args: argparse.Namespace) -> int:
         sizes=parse_sizes(args.sizes),
         peers=args.peers,
         turns=args.turns,
+        seconds=args.seconds,
+        devices=args.devices,
         caffe2_python=args.caffe2_python,
         json=args.json,
         plot=args.plot,

@@ -13,7 +13,7 @@ import jax
 from rich.console import Console
 
 from jrnn.bench import measure, peers, report
-from jrnn.bench.sizes import CELLS, MODES, SIZES, Size, flops
+from jrnn.bench.sizes import CAFFE2_SIZES, CELLS, MODES, SIZES, Size, flops
 from jrnn.errors import ConfigError, near
 from jrnn.executor import host_memory
 
@@ -25,7 +25,9 @@ class Options:
     Attributes:
         cells, modes, peers: names; peers None for all that can run here.
         sizes: what to run them on.
-        turns: measured runs of each program.
+        turns: measured runs of each program, at most.
+        seconds: after which no more turns of a size begin, but for the first three.
+        devices: how many devices a CPU is divided into for a further row of jrnn; None for its cores, 1 for no such row.
         caffe2_python: a Python interpreter that has Caffe2, to measure it too.
         json, plot: files to write.
         compare: a JSON file of an earlier run to compare with.
@@ -33,9 +35,11 @@ class Options:
 
     cells: Sequence[str] = ("lstm", "gru")
     modes: Sequence[str] = MODES
-    sizes: Sequence[Size] = SIZES
+    sizes: Sequence[Size] = (*SIZES, *CAFFE2_SIZES)
     peers: Sequence[str] | None = None
     turns: int = 15
+    seconds: float = 20.0
+    devices: int | None = None
     caffe2_python: str | None = None
     json: Path | None = None
     plot: Path | None = None
@@ -50,7 +54,8 @@ def run(options: Options) -> list[report.Record]:
         ConfigError: a cell, mode or peer that there is not.
         DataError: a file to compare with that is not a benchmark's.
     """
-    known = peers.available(options.caffe2_python)
+    devices = _cores() if options.devices is None else options.devices
+    known = peers.available(options.caffe2_python, devices if jax.default_backend() == "cpu" else 1)
     chosen = list(known) if options.peers is None else list(options.peers)
     for what, names, all_names in (
         ("cell", options.cells, CELLS),
@@ -72,7 +77,7 @@ def run(options: Options) -> list[report.Record]:
         built = {name: known[name](cell, size, mode) for name in chosen}
         programs = {name: program for name, program in built.items() if program is not None}
         try:
-            timings = measure.in_turns(programs, options.turns)
+            timings = measure.in_turns(programs, options.turns, options.seconds)
         finally:
             for program in programs.values():
                 program.close()
@@ -95,7 +100,9 @@ def run(options: Options) -> list[report.Record]:
                 )
             )
     options.console.print(report.times_table(records, gemm))
-    options.console.print(report.ratios_table(records))
+    for ours in ("jrnn", peers.on_devices(devices)):
+        if report.ratios(records, ours):
+            options.console.print(report.ratios_table(records, ours))
     if old is not None:
         options.console.print(report.comparison_table(old, records))
     if options.json:
@@ -112,7 +119,7 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "device": f"{device.platform} {device.device_kind}",
         "devices": len(jax.devices()),
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": _cores(),
         "system": platform.platform(),
         "versions": peers.versions(),
         "flags": {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ},
@@ -121,6 +128,10 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "keeps_memory": host_memory.kept,
         "turns": turns,
     }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from jrnn.bench.peers import Program
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
+_TURNS = 3  # that are worth a median
 
 
 @dataclass(frozen=True)
@@ -35,23 +37,26 @@ class Timing:
         return Timing(median, low, high, len(seconds))
 
 
-def in_turns(programs: Mapping[str, Program], turns: int) -> dict[str, Timing]:
+def in_turns(programs: Mapping[str, Program], turns: int, seconds: float = math.inf) -> dict[str, Timing]:
     """Runs all programs in turns, each turn in an order of its own.
 
+    After `seconds` no more turns begin, but for the first three.
     Before it is measured a program runs unmeasured, as in a training loop it would follow itself: whoever ran before leaves
     its data in the caches and its threads (OpenMP's, for some milliseconds) busy waiting on the cores.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    took: dict[str, list[float]] = {name: [] for name in programs}
     for program in programs.values():
         program.run()
-    orders = random.Random(0)
-    for _ in range(turns):
+    orders, start = random.Random(0), time.perf_counter()
+    for turn in range(turns):
+        if turn >= _TURNS and time.perf_counter() - start > seconds:
+            break
         for name in orders.sample(list(programs), len(programs)):
             settled = 0.0
             while settled < _SETTLED:
                 settled += programs[name].run()
-            seconds[name].append(programs[name].run())
-    return {name: Timing.of(values) for name, values in seconds.items()}
+            took[name].append(programs[name].run())
+    return {name: Timing.of(values) for name, values in took.items()}
 
 
 def gemm_flops(turns: int = 5, side: int = 1024) -> float:

@@ -11,10 +11,12 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
+import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ from flax import nnx
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError
-from jrnn.executor import scan
+from jrnn.executor import host_memory, scan
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
 
@@ -62,17 +64,19 @@ def clocked(fn: Callable[[], Any]) -> Callable[[], float]:
     return run
 
 
-def _compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Program:
+def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Program:
+    """The program of a function `(weights, x) -> outputs`, or of its gradients."""
+
     def loss(weights: Any, x: Any) -> Any:
         return jnp.sum(forward(weights, x) ** 2)
 
     fn = jax.grad(loss, argnums=(0, 1)) if mode == "train" else forward
     start = time.perf_counter()
-    compiled = jax.jit(fn).lower(weights, x).compile()
+    program = jax.jit(fn).lower(weights, x).compile()
     seconds = time.perf_counter() - start
-    memory = compiled.memory_analysis()
+    memory = program.memory_analysis()
     return Program(
-        clocked(lambda: jax.block_until_ready(compiled(weights, x))),
+        clocked(lambda: jax.block_until_ready(program(weights, x))),
         seconds,
         None if memory is None else int(memory.temp_size_in_bytes),
     )
@@ -82,7 +86,7 @@ def _scanned(which: Callable) -> Peer:
     def build(cell: str, size: Size, mode: str) -> Program:
         weights, x = steps.inputs(cell, size)
         carry = steps.initial(cell, size)
-        return _compiled(lambda p, x: which(steps.STEPS[cell](p), carry, x)[1], weights, x, mode)
+        return compiled(lambda p, x: which(steps.STEPS[cell](p), carry, x)[1], weights, x, mode)
 
     return build
 
@@ -95,7 +99,7 @@ def flax_rnn(cell: str, size: Size, mode: str) -> Program | None:
     module = nnx.RNN(cells[cell](size.features, size.hidden, rngs=nnx.Rngs(0)), time_major=True)
     graph, weights, rest = nnx.split(module, nnx.Param, ...)
     x, carry = steps.inputs(cell, size)[1], steps.initial(cell, size)
-    return _compiled(lambda p, x: nnx.merge(graph, p, rest)(x, initial_carry=carry), weights, x, mode)
+    return compiled(lambda p, x: nnx.merge(graph, p, rest)(x, initial_carry=carry), weights, x, mode)
 
 
 def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
@@ -124,49 +128,83 @@ def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
 
 
 def caffe2(python: str, cell: str, size: Size, mode: str) -> Program | None:
-    """Caffe2 itself, in a process of its own that waits for its turns."""
+    """Caffe2 itself, in a process of its own."""
     if cell != "lstm":
         return None
     script = Path(__file__).with_name("caffe2_worker.py")
-    arguments = [str(size.steps), str(size.batch), str(size.features), str(size.hidden), mode]
-    worker = subprocess.Popen(
-        [python, str(script), *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert worker.stdin is not None and worker.stdout is not None
-    to, back = worker.stdin, worker.stdout
+    return _Process(
+        [python, str(script), str(size.steps), str(size.batch), str(size.features), str(size.hidden), mode]
+    ).program()
 
-    def run() -> float:
+
+def divided(devices: int, cell: str, size: Size, mode: str) -> Program | None:
+    """`jrnn.scan` with the batch divided over as many devices as the CPU is told to count as, in a process of its own."""
+    if size.batch % devices:
+        return None
+    asked = dict(devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host_memory.kept)
+    process = _Process([sys.executable, "-m", "jrnn.bench.divided", json.dumps(asked)])
+    return process.program(*process.ask())
+
+
+class _Process:
+    """A process that answers each line that it is sent with a line of JSON, and ends when there are no more."""
+
+    def __init__(self, command: Sequence[str]):
+        self._command = command
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            if command[0] == sys.executable
+            else None,
+        )
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self._to, self._back = self._popen.stdin, self._popen.stdout
+
+    def ask(self) -> Any:
         with contextlib.suppress(BrokenPipeError):  # a dead process also answers nothing
-            to.write("run\n")
-            to.flush()
-        line = back.readline()
+            self._to.write("run\n")
+            self._to.flush()
+        line = self._back.readline()
         if not line:
-            again = " ".join([python, str(script), *arguments])
-            raise DataError(f"the Caffe2 process ended with status {worker.wait()}; see what it says: {again}")
-        return float(json.loads(line))
+            status, again = self._popen.wait(), shlex.join(self._command)
+            raise DataError(f"the process to measure ended with status {status}; see what it says: {again}")
+        return json.loads(line)
 
-    def close() -> None:
+    def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
-            to.close()
-        worker.wait(timeout=30)
-        back.close()
+            self._to.close()
+        self._popen.wait(timeout=30)
+        self._back.close()
 
-    return Program(run, close=close)
+    def program(self, *costs: Any) -> Program:
+        return Program(self.ask, *costs, close=self.close)
 
 
-def available(caffe2_python: str | None) -> dict[str, Peer]:
-    """The peers that can run here, by name; jrnn comes first."""
-    found: dict[str, Peer] = {"jrnn": _scanned(scan), "lax.scan": _scanned(jax.lax.scan), "flax": flax_rnn}
+def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
+    """The peers that can run here, by name; jrnn comes first, then jrnn on `devices` devices if these are more than one."""
+    found: dict[str, Peer] = {"jrnn": _scanned(scan)}
+    if devices > 1:
+        found[on_devices(devices)] = functools.partial(divided, devices)
+    found |= {"lax.scan": _scanned(jax.lax.scan), "flax": flax_rnn}
     if _HAS_TORCH:
         found["torch"] = torch_rnn
     if caffe2_python:
         found["caffe2"] = functools.partial(caffe2, caffe2_python)
     found |= {name: functools.partial(_by_executor, name) for name in ("scan", "associative")}
     return found
+
+
+def on_devices(devices: int) -> str:
+    """What the tables call jrnn on several devices.
+
+    >>> on_devices(2)
+    'jrnn x2'
+    """
+    return f"jrnn x{devices}"
 
 
 def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:

@@ -59,7 +59,7 @@ class Fission:
         )
         stacked.update(zip(self.core.ys, core_ys))
         for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
-            if out in stacked:
+            if not jaxprs.is_literal(out) and out in stacked:
                 stacked[v] = shifted(stacked[out], first, loop.reverse)
         _over_time(self.sunk, self.late, env, stacked)
 

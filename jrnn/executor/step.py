@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from jrnn.executor.loop import Loop
 
 @dataclass(frozen=True)
 class Traced:
-    """A loop with the values that it is given, and the trees of what it returns."""
+    """A loop with the values that it is given, and the trees and weak types of what it returns."""
 
     loop: Loop
     consts: tuple[Any, ...]
@@ -23,8 +23,11 @@ class Traced:
     xs: tuple[Any, ...]
     carry_tree: Any
     ys_tree: Any
+    weak: tuple[bool, ...]  # which of the carries and outputs are of a type that gives way to others
 
-    def unflatten(self, carry: list[Any], ys: list[Any]) -> tuple[Any, Any]:
+    def unflatten(self, carry: Sequence[Any], ys: Sequence[Any]) -> tuple[Any, Any]:
+        flat = [_weakly_typed(v) if weak else v for v, weak in zip((*carry, *ys), self.weak)]
+        carry, ys = flat[: len(carry)], flat[len(carry) :]
         return jax.tree.unflatten(self.carry_tree, carry), jax.tree.unflatten(self.ys_tree, ys)
 
 
@@ -39,8 +42,13 @@ def trace_step(
     """Traces a step, or returns None for what `jax.lax.scan` had better be given itself.
 
     That is: no steps at all, side effects, a carry whose type changes (`lax.scan` promotes it, or says what is wrong),
-    inputs that do not fit together, and shardings in the types of the values, which decide where contractions end up.
+    arguments that do not fit, and shardings in the types of the values, which decide where contractions end up. And all
+    steps where JAX is told to run Python as it is written, or to look for NaN, which needs the operations as they are.
     """
+    if jax.config.jax_disable_jit or jax.config.jax_debug_nans or jax.config.jax_debug_infs:
+        return None
+    if not isinstance(unroll, int) or unroll < 0:
+        return None
     init, carry_tree = jax.tree.flatten(carry)
     leaves, xs_tree = jax.tree.flatten(xs)
     leaves = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
@@ -62,7 +70,7 @@ def trace_step(
         trees[:] = [new_tree, ys_tree]
         return [*new, *ys]
 
-    avals = [*map(jax.typeof, init), *(jax.typeof(leaf[0]) for leaf in leaves)]
+    avals = [*map(jax.typeof, init), *jax.make_jaxpr(lambda xs: [x[0] for x in xs])(leaves).out_avals]
     try:
         program = jaxprs.trace(flat_step, avals)
     except _Unfit:
@@ -84,7 +92,12 @@ def trace_step(
         reverse,
         unroll,
     )
-    return Traced(views.direct(loop), program.consts, tuple(init), tuple(leaves), carry_tree, trees[1])
+    weak = tuple(a.weak_type for a in outs)
+    return Traced(views.direct(loop), program.consts, tuple(init), tuple(leaves), carry_tree, trees[1], weak)
+
+
+def _weakly_typed(v: Any) -> Any:
+    return jax.lax.convert_element_type_p.bind(v, new_dtype=v.dtype, weak_type=True, sharding=None)
 
 
 def _is_sharded_by_type(aval: Any) -> bool:

@@ -27,7 +27,8 @@ def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array
     Traceback (most recent call last):
     jrnn.errors.LayerError: lstm: lengths[0] is 5, but the sequences have 4 steps; lengths must lie between 0 and 4
     """
-    lengths = jnp.asarray(lengths) if isinstance(lengths, jax.Array) else jnp.asarray(np.asarray(lengths))
+    if not isinstance(lengths, jax.Array):
+        lengths = np.asarray(lengths)  # not jnp's, which would wrap integers of 64 bits before they are checked
     if lengths.size and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise LayerError(f"{where}: lengths are {lengths.dtype}; they must be integers")
     if lengths.shape != (batch,):
@@ -40,7 +41,7 @@ def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array
                     f"{where}: lengths[{n}] is {length}, but the sequences have {steps} steps; "
                     f"lengths must lie between 0 and {steps}"
                 )
-    return lengths.astype(jnp.int32)
+    return jnp.asarray(lengths, jnp.int32)
 
 
 def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -> None:
@@ -69,14 +70,30 @@ def check_state(where: str, unit: Unit, hx: Any, shapes: tuple[tuple[int, ...], 
     wanted = " and ".join(str(list(shape)) for shape in shapes)
     if unit.states == 2:
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
-            given = f"{len(hx)} values" if isinstance(hx, (tuple, list)) else f"an array {list(jnp.shape(hx))}"
+            given = f"{len(hx)} values" if isinstance(hx, (tuple, list)) else _described(hx)
             raise LayerError(f"{where}: hx must be a pair (h, c) of arrays {wanted}, but is {given}")
         states = tuple(hx)
     elif isinstance(hx, (tuple, list)):
         raise LayerError(f"{where}: hx must be one array {wanted}, but is {len(hx)} values")
     else:
         states = (hx,)
-    for name, state, shape in zip(("h", "c"), states, shapes, strict=False):
-        if jnp.shape(state) != shape:
-            raise LayerError(f"{where}: the state {name} is {list(jnp.shape(state))} but must be {list(shape)}")
-    return tuple(jnp.asarray(state).astype(dtype) for state in states)
+    return tuple(
+        _check_one_state(where, name, state, shape).astype(dtype)
+        for name, state, shape in zip("hc", states, shapes, strict=False)
+    )
+
+
+def _check_one_state(where: str, name: str, state: Any, shape: tuple[int, ...]) -> jax.Array:
+    try:
+        array = jnp.asarray(state)
+    except (TypeError, ValueError) as error:
+        raise LayerError(f"{where}: the state {name} is {_described(state)}; it must be an array {list(shape)}") from error
+    if array.shape != shape:
+        raise LayerError(f"{where}: the state {name} is {list(array.shape)} but must be {list(shape)}")
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise LayerError(f"{where}: the state {name} is {array.dtype}; it must be real")
+    return array
+
+
+def _described(value: Any) -> str:
+    return f"an array {list(value.shape)}" if hasattr(value, "shape") else f"of type {type(value).__name__}"

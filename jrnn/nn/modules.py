@@ -16,8 +16,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jrnn.errors import LayerError
+from jrnn.nn.layers import zoneout_rates
 from jrnn.nn.params import Layout, check_params, init
-from jrnn.nn.settings import read
+from jrnn.nn.settings import check_floating, read
 from jrnn.nn.stack import run_stack, step_cell, step_stack
 from jrnn.nn.units import GRU as GRU_UNIT
 from jrnn.nn.units import LSTM as LSTM_UNIT
@@ -35,6 +37,9 @@ class _Parameters(nnx.Module):
         return self.layout.shapes()
 
     def _create(self, rngs: nnx.Rngs, dtype: Any) -> None:
+        if not isinstance(rngs, nnx.Rngs):
+            raise LayerError(f"{self.layout.unit.name}: rngs is of type {type(rngs).__name__}; give flax.nnx.Rngs(seed)")
+        check_floating("param_dtype", dtype)
         for name, value in init(self._shapes(), self.layout.hidden_size, rngs.params(), dtype).items():
             setattr(self, name, nnx.Param(value))
 
@@ -74,7 +79,8 @@ class _Stack(_Parameters):
         **settings: Any,
     ) -> None:
         self.layout = Layout(unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm)
-        self.settings = read(unit.name, settings)
+        self.settings = read(unit.name, settings, _Stack.__init__.__kwdefaults__)
+        zoneout_rates(self.settings, (None,) * unit.states)  # an error here, not at the first call
         self.deterministic = deterministic
         self._create(rngs, param_dtype)
         self.rngs = rngs.dropout.fork() if self.settings.random else nnx.data(None)
@@ -85,7 +91,19 @@ class _Stack(_Parameters):
         source = self.rngs if rngs is None else rngs
         if isinstance(source, nnx.Rngs):
             return source.dropout()
-        return source() if isinstance(source, nnx.RngStream) else source
+        if isinstance(source, nnx.RngStream):
+            return source()
+        if not isinstance(source, jax.Array):
+            raise LayerError(
+                f"{self.layout.unit.name}: rngs is of type {type(source).__name__}; it must be flax.nnx.Rngs, one of its "
+                "streams, or a key"
+            )
+        return source
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """What `nnx.view(model, deterministic=...)` changes: whether nothing is random."""
+        if deterministic is not None:
+            self.deterministic = deterministic
 
     def __call__(self, x: Any, hx: Any = None, *, lengths: Any = None, rngs: Rngs | None = None) -> tuple[Any, Any]:
         """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], of an LSTM a pair with c_n [L K, N, H].
@@ -193,6 +211,8 @@ class _Cell(_Parameters):
         rngs: nnx.Rngs,
     ) -> None:
         self.layout = Layout(unit, input_size, hidden_size, bias=bias)
+        if dtype is not None:
+            check_floating("dtype", dtype)
         self.dtype = dtype
         self._create(rngs, param_dtype)
 

@@ -173,7 +173,9 @@ def pad_sequence(
     sequences: Sequence[Any], batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> jax.Array:
     """Stacks sequences [T_n, *] to one padded array [T, N, *], T the longest or `total_length`."""
-    arrays = [np.asarray(sequence) for sequence in sequences]
+    # On the host, where a new set of lengths compiles nothing, but for sequences that are being traced.
+    xp = jnp if any(isinstance(sequence, jax.core.Tracer) for sequence in sequences) else np
+    arrays = [xp.asarray(sequence) for sequence in sequences]
     if not arrays:
         raise LayerError("pad_sequence: there are no sequences; give at least one")
     longest = max(len(array) for array in arrays)
@@ -187,10 +189,9 @@ def pad_sequence(
                 f"pad_sequence: sequence {n} is {list(array.shape)}, but the first is {list(arrays[0].shape)}; "
                 "all but the first axis must agree"
             )
-    padded = np.full((total, len(arrays), *features), padding_value, np.result_type(*arrays))
-    for n, array in enumerate(arrays):
-        padded[: len(array), n] = array
-    return _turned(jnp.asarray(padded), batch_first)
+    dtype = xp.result_type(*arrays)
+    padded = [xp.concatenate([a, xp.full((total - len(a), *features), padding_value, dtype)]) for a in arrays]
+    return jnp.asarray(xp.stack(padded, axis=0 if batch_first else 1))
 
 
 def pack_sequence(

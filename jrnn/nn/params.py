@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -64,8 +65,9 @@ class Layout:
     def __post_init__(self) -> None:
         for name, least in (("input_size", 1), ("hidden_size", 1), ("num_layers", 1), ("proj_size", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise LayerError(f"{self.unit.name}: {name} is {value!r}; it must be an integer of at least {least}")
+            object.__setattr__(self, name, int(value))  # numpy's integers are welcome, but shapes are Python's
         if self.proj_size and not self.unit.projects:
             raise LayerError(f"{self.unit.name}: proj_size is {self.proj_size}, but only an LSTM has a projection")
         if self.proj_size >= self.hidden_size:

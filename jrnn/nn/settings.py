@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 import jax.numpy as jnp
@@ -48,10 +50,13 @@ class Settings:
             ("recurrent_dropout", (self.recurrent_dropout,)),
             ("zoneout", zoneouts),
         ):
-            if not all(0.0 <= rate <= 1.0 for rate in rates):
-                raise LayerError(f"{name} is {getattr(self, name)!r}; a probability lies between 0 and 1")
-        if self.dtype is not None and not jnp.issubdtype(self.dtype, jnp.floating):
-            raise LayerError(f"dtype is {self.dtype!r}; it must be a floating type, or None")
+            if not all(isinstance(rate, Real) and 0.0 <= rate <= 1.0 for rate in rates):
+                pair = ", and zoneout may be a pair (h, c) of them" if name == "zoneout" else ""
+                raise LayerError(f"{name} is {getattr(self, name)!r}; a probability lies between 0 and 1{pair}")
+        if not isinstance(self.unroll, Integral) or self.unroll < 1:
+            raise LayerError(f"unroll is {self.unroll!r}; it must be an integer of at least 1")
+        if self.dtype is not None:
+            check_floating("dtype", self.dtype)
 
     @property
     def random(self) -> bool:
@@ -59,8 +64,23 @@ class Settings:
         return any((self.dropout, self.recurrent_dropout, self.zoneout not in (0, (0, 0))))
 
 
-def read(where: str, options: dict[str, Any]) -> Settings:
-    """Settings from keyword arguments, with an error that suggests the near name.
+def check_floating(name: str, dtype: Any) -> None:
+    """Raises a LayerError unless `dtype` names a floating type of 16 bits or more.
+
+    >>> check_floating("param_dtype", "bf16")
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: param_dtype is 'bf16'; it must be a floating type such as 'float32' or 'bfloat16'
+    """
+    try:
+        known = jnp.dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or not jnp.issubdtype(known, jnp.floating) or known.itemsize < 2:
+        raise LayerError(f"{name} is {dtype!r}; it must be a floating type such as 'float32' or 'bfloat16'")
+
+
+def read(where: str, options: dict[str, Any], others: Iterable[str] = ()) -> Settings:
+    """Settings from keyword arguments, with an error that suggests the near name; `others` are taken beside them.
 
     >>> read("lstm", {"drpout": 0.5})
     Traceback (most recent call last):
@@ -69,5 +89,5 @@ def read(where: str, options: dict[str, Any]) -> Settings:
     known = [field.name for field in fields(Settings)]
     for name in options:
         if name not in known:
-            raise LayerError(f"{where}: no setting is called {name!r}{near(name, known)}")
+            raise LayerError(f"{where}: no setting is called {name!r}{near(name, [*others, *known])}")
     return Settings(**options)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jrnn.bench import measure, peers, report, steps
+from jrnn.bench import divided, measure, peers, report, steps
 from jrnn.bench.main import Options, run
 from jrnn.bench.peers import Program
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
@@ -22,7 +22,7 @@ TINY = Size(3, 2, 3, 4)
 
 def quiet(**options):
     text = io.StringIO()
-    found = Options(sizes=[TINY], turns=2, console=Console(file=text, width=200), **options)
+    found = Options(devices=1, sizes=[TINY], turns=2, console=Console(file=text, width=200), **options)
     return found, text
 
 
@@ -83,6 +83,12 @@ def test_programs_take_turns_in_changing_orders_and_follow_themselves():
     assert set(blocks) == {"aabbbb", "bbbbaa"}
 
 
+def test_large_programs_take_fewer_turns():
+    program = Program(lambda: 1.0)
+    assert measure.in_turns({"a": program}, 8, seconds=0.0)["a"].turns == 3
+    assert measure.in_turns({"a": program}, 2, seconds=0.0)["a"].turns == 2
+
+
 def test_operations_are_counted():
     assert flops("lstm", Size(10, 2, 3, 5), "train") == 3 * 2 * 10 * 2 * (3 + 5) * 20
     assert len(SIZES) == 6 and Size.parse(str(TINY)) == TINY
@@ -106,6 +112,20 @@ def test_a_worker_process_is_timed_and_told_to_stop(tmp_path):
     program.close()
     assert log.read_text() == "3 2 3 4 train\nstopped\n"
     assert peers.caffe2(str(stand_in), "gru", TINY, "train") is None
+
+
+def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
+    """The row "jrnn x2": its process answers with its costs, then with seconds."""
+    assert peers.divided(2, "lstm", Size(3, 3, 3, 4), "train") is None, "3 sequences cannot be divided by 2"
+    program = peers.divided(2, "lstm", Size(3, 2, 3, 4), "train")
+    try:
+        assert program.compile_seconds > 0 and program.peak_bytes > 0
+        assert 0 < program.run() < 60
+    finally:
+        program.close()
+    one = divided.build(1, "gru", TINY, "train")
+    assert one.run() > 0
+    assert "jrnn x2" in peers.available(None, 2) and "jrnn x1" not in peers.available(None, 1)
 
 
 def test_a_worker_that_dies_is_reported(tmp_path):
