@@ -87,7 +87,9 @@ def _check_one_state(where: str, name: str, state: Any, shape: tuple[int, ...]) 
     try:
         array = jnp.asarray(state)
     except (TypeError, ValueError) as error:
-        raise LayerError(f"{where}: the state {name} is {_described(state)}; it must be an array {list(shape)}") from error
+        raise LayerError(
+            f"{where}: the state {name} is {_described(state)}; it must be an array {list(shape)}"
+        ) from error
     if array.shape != shape:
         raise LayerError(f"{where}: the state {name} is {list(array.shape)} but must be {list(shape)}")
     if jnp.issubdtype(array.dtype, jnp.complexfloating):

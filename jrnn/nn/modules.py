@@ -38,7 +38,9 @@ class _Parameters(nnx.Module):
 
     def _create(self, rngs: nnx.Rngs, dtype: Any) -> None:
         if not isinstance(rngs, nnx.Rngs):
-            raise LayerError(f"{self.layout.unit.name}: rngs is of type {type(rngs).__name__}; give flax.nnx.Rngs(seed)")
+            raise LayerError(
+                f"{self.layout.unit.name}: rngs is of type {type(rngs).__name__}; give flax.nnx.Rngs(seed)"
+            )
         check_floating("param_dtype", dtype)
         for name, value in init(self._shapes(), self.layout.hidden_size, rngs.params(), dtype).items():
             setattr(self, name, nnx.Param(value))

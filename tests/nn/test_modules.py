@@ -115,8 +115,12 @@ def test_dropout_follows_train_and_eval():
     np.testing.assert_array_equal(module(X, rngs=nnx.Rngs(4))[0], module(X, rngs=nnx.Rngs(4).dropout)[0])
     module.eval()
     np.testing.assert_array_equal(module(X)[0], module(X)[0])
+    noisy = nnx.view(module, deterministic=False)
+    assert (noisy(X)[0] != noisy(X)[0]).any() and module.deterministic
     module.train()
     assert (module(X)[0] != module(X)[0]).any()
+    with pytest.raises(LayerError, match="rngs is of type int; it must be flax.nnx.Rngs, one of its streams, or a key"):
+        module(X, rngs=0)
 
 
 def test_nnx_sees_an_ordinary_module():
@@ -165,12 +169,31 @@ def test_second_derivatives(x64):
         ((D, 2.5), {}, "hidden_size is 2.5"),
         ((D, H, 0), {}, "num_layers is 0"),
         ((D, H), {"proj_size": 4}, "proj_size is 4; it must be smaller than hidden_size, 4"),
+        ((True, H), {}, "input_size is True; it must be an integer"),
         ((D, H), {"drop": 0.1}, "no setting is called 'drop'"),
+        ((D, H), {"bidirectonal": True}, "'bidirectonal'; did you mean 'bidirectional'"),
+        ((D, H), {"zoneout": (0.1, 0.1, 0.1)}, r"zoneout is \(0.1, 0.1, 0.1\)"),
+        ((D, H), {"zoneout": [0.1, 0.1]}, r"zoneout is \[0.1, 0.1\]; .* may be a pair"),
+        ((D, H), {"dropout": "0.1"}, "dropout is '0.1'; a probability lies"),
+        ((D, H), {"unroll": 0}, "unroll is 0; it must be an integer of at least 1"),
+        ((D, H), {"dtype": "bf16"}, "dtype is 'bf16'; it must be a floating type"),
+        ((D, H), {"param_dtype": jnp.int32}, "param_dtype is .*int32.*; it must be a floating type"),
+        ((D, H), {"rngs": 0}, r"rngs is of type int; give flax.nnx.Rngs\(seed\)"),
     ],
 )
 def test_impossible_modules_are_errors(arguments, settings, message):
     with pytest.raises(LayerError, match=message):
-        nn.LSTM(*arguments, rngs=nnx.Rngs(0), **settings)
+        nn.LSTM(*arguments, **{"rngs": nnx.Rngs(0), **settings})
+
+
+def test_impossible_cells_are_errors():
+    with pytest.raises(LayerError, match="dtype is .*int32.*; it must be a floating type"):
+        nn.GRUCell(D, H, dtype=jnp.int32, rngs=nnx.Rngs(0))
+
+
+def test_sizes_may_be_numpys():
+    module = nn.GRU(np.int64(D), np.int32(H), num_layers=np.int8(2), rngs=nnx.Rngs(0))
+    assert module(X)[1].shape == (2, N, H) and type(module.layout.hidden_size) is int
 
 
 def test_an_unknown_nonlinearity_is_an_error():
@@ -199,6 +222,11 @@ def test_an_unknown_nonlinearity_is_an_error():
         (X, None, [3, -1], r"lengths\[1\] is -1"),
         (X, None, [3], r"lengths are \[1\]; they must be \[2\], one for each sequence"),
         (X, None, [1.0, 2.0], "they must be integers"),
+        (X, None, [None, 2], "lengths are object; they must be integers"),
+        (X, None, np.array([2**40, 2]), r"lengths\[0\] is 1099511627776, but"),
+        (X, {"h": 0, "c": 0}, None, "but is of type dict"),
+        (X, (np.zeros((1, N, H)), None), None, r"the state c is of type NoneType; it must be an array \[1, 2, 4\]"),
+        (X, (np.zeros((1, N, H), np.complex64),) * 2, None, "the state h is complex64; it must be real"),
     ],
 )
 def test_what_does_not_fit_is_named(x, hx, lengths, message):

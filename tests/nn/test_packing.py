@@ -52,6 +52,14 @@ def test_sequences_of_a_list():
     np.testing.assert_array_equal(nn.pad_sequence(sequences, batch_first=True)[1], np.full((3, 2), 3))
 
 
+def test_a_list_may_be_differentiated():
+    sequences = [jnp.array([1.0, 2.0, 3.0]), jnp.zeros(0), jnp.array([4.0])]
+    packed, pull = jax.vjp(lambda s: nn.pack_sequence(s, enforce_sorted=False).data, sequences)
+    np.testing.assert_array_equal(packed, nn.pack_sequence(sequences, enforce_sorted=False).data)
+    for found, expected in zip(pull(jnp.arange(1.0, 10.0))[0], ([1, 3, 4], [], [2]), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_modules_take_and_give_packed_sequences():
     module = nn.LSTM(2, 3, num_layers=2, bidirectional=True, batch_first=True, rngs=nnx.Rngs(0))
     x = np.random.RandomState(0).standard_normal((3, 5, 2)).astype(np.float32)
