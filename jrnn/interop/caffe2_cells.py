@@ -55,6 +55,8 @@ def from_caffe2(
             "function than PyTorch's GRU; only linear_before_reset=True converts"
         )
     order = convention("caffe2", kind).order
+    if num_layers < 1:
+        raise ConversionError(f"caffe2 {kind}: num_layers is {num_layers}; it must be at least 1")
     params: Params = {}
     for layer in range(num_layers):
         names = _names(kind, scope, layer, num_layers)

@@ -60,20 +60,23 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
     """A cell's arrays as another system lays them out, from PyTorch's parameters.
 
     Raises:
-        ConversionError: a parameter is missing; there is a projection or layer normalisation, which only PyTorch's layout
-            here holds; or a GRU's hidden bias of the candidate is not zero and the system has no place for it.
+        ConversionError: a parameter is missing or of another kind's shape; there is a projection or layer normalisation,
+            which only PyTorch's layout here holds; or a GRU's hidden bias of the candidate is not zero and the system has
+            no place for it.
     """
     row, source = convention(system, kind), convention("pytorch", kind)
     for extra in ("weight_hr", "norm_ih", "norm_hh"):
         if extra + suffix in params:
             raise ConversionError(f"{system} {kind}: there is no place for {extra + suffix!r} in its cells")
-    arrays = {}
-    for name in Cell._fields:
-        if name + suffix in params:
-            turned = reorder(np.asarray(params[name + suffix]), source.order, row.order)
-            arrays[name] = np.ascontiguousarray(turned.T) if row.transposed and turned.ndim == 2 else turned
-        elif name.startswith("weight"):
+    for name in ("weight_ih", "weight_hh"):
+        if name + suffix not in params:
             raise ConversionError(f"{system} {kind}: the parameters lack {name + suffix!r}; they are {sorted(params)}")
+    given = {name: np.asarray(params[name + suffix]) for name in Cell._fields if name + suffix in params}
+    _check(system, kind, Cell(**given), len(source.order), source.transposed)
+    arrays = {}
+    for name, array in given.items():
+        turned = reorder(array, source.order, row.order)
+        arrays[name] = np.ascontiguousarray(turned.T) if row.transposed and turned.ndim == 2 else turned
     cell = Cell(**arrays)
     if cell.bias_ih is None and cell.bias_hh is None:
         return cell
@@ -103,7 +106,8 @@ def suffixes(params: Mapping[str, Any]) -> list[str]:
 def _check(system: str, kind: str, cell: Cell, gates: int, transposed: bool) -> None:
     shapes = [tuple(array.shape[::-1]) if transposed else tuple(array.shape) for array in cell[:2]]
     if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][0] or shapes[1][0] != gates * shapes[1][1]:
-        wanted = (f"[D, {gates} H]", f"[H, {gates} H]") if transposed else (f"[{gates} H, D]", f"[{gates} H, H]")
+        rows = f"{gates} H" if gates > 1 else "H"
+        wanted = (f"[D, {rows}]", f"[H, {rows}]") if transposed else (f"[{rows}, D]", f"[{rows}, H]")
         raise ConversionError(
             f"{system} {kind}: the weights are {list(cell.weight_ih.shape)} and {list(cell.weight_hh.shape)}; they must "
             f"be {wanted[0]} and {wanted[1]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -24,8 +25,12 @@ def from_flax(cell: Any, suffix: str = "_l0") -> Params:
     """PyTorch's parameters of a flax.nnx cell.
 
     Args:
-        cell: an `nnx.LSTMCell`, `OptimizedLSTMCell`, `GRUCell` or `SimpleCell`; its activations must be the usual ones.
+        cell: an `nnx.LSTMCell`, `OptimizedLSTMCell`, `GRUCell` or `SimpleCell` with the usual activations; a SimpleCell may
+            have relu, for `jrnn.nn.RNN(..., nonlinearity="relu")`.
         suffix: the layer and direction in a stack, such as "_l1_reverse", or "" for `jrnn.nn.LSTMCell` and its like.
+
+    Raises:
+        ConversionError: not one of these cells, or one that computes something else.
 
     >>> cell = nnx.OptimizedLSTMCell(3, 4, rngs=nnx.Rngs(0))
     >>> {name: value.shape for name, value in from_flax(cell).items()}
@@ -67,10 +72,20 @@ def to_flax(params: Mapping[str, Any], cell: Any, suffix: str = "_l0") -> Any:
 
 
 def _kind(cell: Any) -> str:
+    name = type(cell).__name__
     if type(cell) not in _KINDS:
         known = ", ".join(sorted(known.__name__ for known in _KINDS))
-        raise ConversionError(f"flax: {type(cell).__name__} is not a cell that can be converted; those are {known}")
-    return _KINDS[type(cell)]
+        raise ConversionError(f"flax: {name} is not a cell that can be converted; those are {known}")
+    kind = _KINDS[type(cell)]
+    probe = np.linspace(-3, 3, 7, dtype=np.float32)
+    for role, usual in (("gate_fn", ("sigmoid",)), ("activation_fn", ("tanh", "relu") if kind == "RNN" else ("tanh",))):
+        given = getattr(cell, role, None)
+        if given is not None and not any(np.allclose(given(probe), getattr(jax.nn, f)(probe)) for f in usual):
+            found = getattr(given, "__name__", given)
+            raise ConversionError(f"flax {name}: its {role} is {found}, but jrnn.nn has {' or '.join(usual)} there")
+    if getattr(cell, "residual", False):
+        raise ConversionError(f"flax {name}: it adds its state to the new one (residual=True), which jrnn.nn does not")
+    return kind
 
 
 def _biased(cell: Any) -> Any:

@@ -64,7 +64,7 @@ def convention(system: str, kind: str) -> Convention:
     ('i', 'o', 'f', 'g')
     >>> convention("onnx", "LTSM")
     Traceback (most recent call last):
-    jrnn.errors.ConversionError: onnx has no cell called 'LTSM'; did you mean 'LSTM'?
+    jrnn.errors.ConversionError: onnx has no cell called 'LTSM'; did you mean 'LSTM'?; known are ['RNN', 'LSTM', 'GRU']
     """
     if (system, kind) in CONVENTIONS:
         return CONVENTIONS[system, kind]
@@ -72,7 +72,7 @@ def convention(system: str, kind: str) -> Convention:
     if system not in systems:
         raise ConversionError(f"no system is called {system!r}{near(system, systems)}; known are {systems}")
     kinds = [k for s, k in CONVENTIONS if s == system]
-    raise ConversionError(f"{system} has no cell called {kind!r}{near(kind, kinds)}")
+    raise ConversionError(f"{system} has no cell called {kind!r}{near(kind, kinds)}; known are {kinds}")
 
 
 def reorder(array: np.ndarray, old: tuple[str, ...], new: tuple[str, ...], axis: int = 0) -> np.ndarray:

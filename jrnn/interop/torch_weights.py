@@ -49,7 +49,10 @@ def load_state_dict(path: str | PathLike[str], prefix: str = "") -> Params:
         if not name.startswith(prefix):
             continue
         if entry["dtype"] not in _TYPES:
-            raise ConversionError(f"{path}: {name} is {entry['dtype']}; weights must be one of {sorted(_TYPES)}")
+            raise ConversionError(
+                f"{path}: {name} is {entry['dtype']}; weights must be one of {sorted(_TYPES)}; a prefix, such as "
+                "'encoder.', takes the weights of one module"
+            )
         flat = np.frombuffer(entry["data"], _TYPES[entry["dtype"]])
         params[name.removeprefix(prefix)] = flat.reshape(entry["shape"])
     if not params:
@@ -58,6 +61,13 @@ def load_state_dict(path: str | PathLike[str], prefix: str = "") -> Params:
 
 
 def save_state_dict(params: Mapping[str, Any], path: str | PathLike[str], prefix: str = "") -> None:
-    """Writes parameters (`module.params()`) to a safetensors file that PyTorch's `load_state_dict` takes, bit for bit."""
+    """Writes parameters (`module.params()`) to a safetensors file that PyTorch's `load_state_dict` takes, bit for bit.
+
+    Raises:
+        ConversionError: the file cannot be written.
+    """
     arrays = {prefix + name: np.ascontiguousarray(np.asarray(value)) for name, value in params.items()}
-    save_file(arrays, path)
+    try:
+        save_file(arrays, path)
+    except (SafetensorError, OSError) as error:
+        raise ConversionError(f"{path} cannot be written as safetensors: {error}") from error

@@ -13,6 +13,7 @@ Shapes: T time, N batch, D input, H hidden, L layers. Gates are in the order r, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -95,6 +96,7 @@ def gru_cell_forward(
     >>> float(new[0, 0]), float(gates.z[0, 0])
     (0.5, 0.5)
     """
+    _check_cell(x, hidden, W3=W3, U3=U3, bW3=bW3, bU3=bU3)
     return _advance(x @ W3.T + bW3, U3, bU3, hidden)
 
 
@@ -118,6 +120,7 @@ def gru_cell_backward(
         W3, U3: the weights.
         gates: what `gru_cell_forward` kept.
     """
+    _check_cell(x, h, dnext=dnext, W3=W3, U3=U3)
     dh, dwx, duh = _retreat(dnext, h, U3, gates)
     return CellGradients(
         dx=dwx @ W3,
@@ -182,7 +185,18 @@ def gru_backward(
 
     Returns:
         `(d_x [T, N, D], d_start [L, N, H], d_weights)`, d_start that of the initial hidden states.
+
+    Raises:
+        LayerError: gradients or weights of other sizes than the cache's.
     """
+    steps, batch, size = cache.hiddens[-1].shape
+    layers = len(cache.hiddens)
+    _check_shapes(
+        {"d_output": d_output, "d_hidden": d_hidden},
+        {"d_output": (steps, batch, size), "d_hidden": (layers, batch, size)},
+        f"the cache is of {layers} layers with hidden [{steps}, {batch}, {size}]",
+    )
+    _check(cache.inputs[0], weights, d_hidden)
     grads, starts = [], []
     for k in reversed(range(len(cache.inputs))):
         W3, U3, _, _ = weights.layer(k)
@@ -225,11 +239,30 @@ def _check(x: jax.Array, weights: Weights, hidden: jax.Array) -> None:
         bW3s=(layers, 1, 3 * size),
         bU3s=(layers, 1, 3 * size),
     )
-    for name, shape, array in zip(Weights._fields, wanted, weights, strict=True):
-        if jnp.shape(array) != shape:
-            raise LayerError(
-                f"stacked_gru: {name} is {list(jnp.shape(array))} but must be {list(shape)}, as x is {list(x.shape)} "
-                f"and hidden {list(hidden.shape)}"
-            )
+    _check_shapes(weights._asdict(), wanted._asdict(), f"x is {list(x.shape)} and hidden {list(hidden.shape)}")
     if hidden.shape[1] != batch:
         raise LayerError(f"stacked_gru: hidden is {list(hidden.shape)}, but x has a batch of {batch}")
+
+
+def _check_cell(x: jax.Array, hidden: jax.Array, **others: jax.Array) -> None:
+    if jnp.ndim(x) != 2 or jnp.ndim(hidden) != 2 or len(x) != len(hidden):
+        raise LayerError(
+            f"stacked_gru: x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}; they must be [N, D] and [N, H]"
+        )
+    (_, features), (_, size) = x.shape, hidden.shape
+    wanted = {
+        "W3": (3 * size, features),
+        "U3": (3 * size, size),
+        "bW3": (1, 3 * size),
+        "bU3": (1, 3 * size),
+        "dnext": hidden.shape,
+    }
+    _check_shapes(others, wanted, f"x is {list(x.shape)} and hidden {list(hidden.shape)}")
+
+
+def _check_shapes(arrays: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]], because: str) -> None:
+    for name, array in arrays.items():
+        if jnp.shape(array) != wanted[name]:
+            raise LayerError(
+                f"stacked_gru: {name} is {list(jnp.shape(array))} but must be {list(wanted[name])}, as {because}"
+            )

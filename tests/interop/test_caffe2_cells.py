@@ -80,6 +80,8 @@ def test_what_does_not_fit_is_named(recorded):
     blobs = part(recorded, "lstm", "blobs")
     with pytest.raises(ConversionError, match=r"the blob 'cel/i2h_w' is missing; did you mean 'cell/i2h_w'"):
         from_caffe2("LSTM", blobs, "cel")
+    with pytest.raises(ConversionError, match="num_layers is 0"):
+        from_caffe2("LSTM", blobs, "cell", num_layers=0)
     with pytest.raises(ConversionError, match=r"weights are \[8, 3\] and \[6, 2\]; they must be"):
         from_caffe2("LSTM", blobs | {"cell/gates_t_w": np.ones((6, 2))}, "cell")
     with pytest.raises(ConversionError, match="only an LSTM forgets"):

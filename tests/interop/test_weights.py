@@ -82,8 +82,10 @@ def test_files_that_do_not_fit_are_named(tmp_path):
     save_file({"rnn.weight": np.ones(3), "rnn.steps": np.ones(3, np.int64)}, path)
     with pytest.raises(ConversionError, match=r"no name begins with 'lstm\.'"):
         interop.load_state_dict(path, prefix="lstm.")
-    with pytest.raises(ConversionError, match=r"rnn\.steps is I64"):
+    with pytest.raises(ConversionError, match=r"rnn\.steps is I64; .* a prefix"):
         interop.load_state_dict(path)
+    with pytest.raises(ConversionError, match="cannot be written as safetensors"):
+        interop.save_state_dict({}, tmp_path / "missing" / "w.safetensors")
 
 
 # flax.nnx
@@ -123,6 +125,13 @@ def test_what_flax_cannot_hold_is_an_error():
         interop.to_flax(stack("LSTM").params(), nnx.OptimizedLSTMCell(5, 4, rngs=nnx.Rngs(0)))
     with pytest.raises(ConversionError, match="Linear is not a cell"):
         interop.from_flax(nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
+    with pytest.raises(ConversionError, match="its activation_fn is relu, but jrnn.nn has tanh there"):
+        interop.from_flax(nnx.LSTMCell(3, 4, activation_fn=nnx.relu, rngs=nnx.Rngs(0)))
+    with pytest.raises(ConversionError, match="its gate_fn is hard_sigmoid, but jrnn.nn has sigmoid there"):
+        interop.to_flax(params, nnx.GRUCell(3, 4, gate_fn=nnx.hard_sigmoid, rngs=nnx.Rngs(0)))
+    with pytest.raises(ConversionError, match="residual=True"):
+        interop.from_flax(nnx.SimpleCell(4, 4, residual=True, rngs=nnx.Rngs(0)))
+    assert interop.from_flax(nnx.SimpleCell(3, 4, activation_fn=nnx.relu, rngs=nnx.Rngs(0)))
 
 
 # Keras and ONNX: their layers' definitions, written out step by step from their documentation
@@ -211,6 +220,10 @@ def test_keras_lists_that_do_not_fit_are_errors():
         interop.from_keras("GRU", weights, use_bias=False)
     with pytest.raises(ConversionError, match="have no layer 2"):
         interop.to_keras("GRU", stack("GRU").params(), layer=2)
+    with pytest.raises(ConversionError, match=r"\[12, 3\] and \[12, 4\]; they must be \[H, D\] and \[H, H\]"):
+        interop.to_keras("RNN", stack("GRU").params())
+    with pytest.raises(ConversionError, match=r"no cell called 'SimpleRNN'; known are \['RNN', 'LSTM', 'GRU'\]"):
+        interop.from_keras("SimpleRNN", weights)
 
 
 @pytest.mark.parametrize(("kind", "theirs"), [("LSTM", onnx_lstm), ("GRU", onnx_gru)])
