@@ -35,6 +35,8 @@ Form = tuple[dict[Var, Any], Any]  # the factor of each carry, and what is added
 
 def refusal(loop: Loop) -> str | None:
     """Why a loop is not affine with a diagonal Jacobian, or None when it is."""
+    if any(map(jaxprs.draws_otherwise_at_once, loop.eqns)):
+        return "its keys give other random numbers to all steps at once"
     stacks = [jax.ShapeDtypeStruct((loop.length, *v.aval.shape), v.aval.dtype) for v in loop.xs]
     try:
         jax.eval_shape(
@@ -55,6 +57,14 @@ def suits_bulk(loop: Loop) -> bool:
 def mixes(loop: Loop) -> bool:
     """Whether carries read each other, so that K of them have K^2 factors for every element of every step."""
     return any(len(group) > 1 for group in _groups(loop))
+
+
+def discards(loop: Loop) -> bool:
+    """Whether a select drops a carry, as a reset does: that forgets an infinite carry, which a factor of zero does not."""
+    of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
+    selects = [eqn.invars[1:] for eqn in loop.eqns if eqn.primitive.name == "select_n"]
+    reads = [{not jaxprs.is_literal(a) and a in found for a in cases} for cases in selects for found in of_carry]
+    return any(len(both) > 1 for both in reads)
 
 
 def run(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -18,7 +18,7 @@ from jrnn.executor import affine, cudnn, pieces, recompute
 from jrnn.executor.fission import Fission, split
 from jrnn.executor.gradient import differentiable
 from jrnn.executor.masking import masked
-from jrnn.executor.step import Traced, trace_step
+from jrnn.executor.step import AS_IT_IS, Traced, trace_step
 
 # From how many steps on an affine step is better solved than run: by rounds on accelerators, where a short loop is as good;
 # by a loop of multiplications and additions alone on a CPU, at every length but where carries mix (docs/performance.md).
@@ -44,8 +44,9 @@ class Request:
         """The step and xs with the lengths worked in."""
         if self.lengths is None:
             return self.step, self.xs
-        leaves = jax.tree.leaves(self.xs)
-        steps = jnp.shape(leaves[0])[0] if leaves else self.length
+        steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(self.xs) if jnp.ndim(leaf)), self.length)
+        if steps is None:
+            return self.step, self.xs  # `jax.lax.scan` says what is wrong with it
         return masked(self.step, self.lengths), (jnp.arange(steps), self.xs)
 
     @functools.cached_property
@@ -126,7 +127,9 @@ def _run_apart(request: Request, traced: Traced) -> tuple[Any, Any]:
 
 def _affine_refusal(request: Request) -> str | None:
     if request.traced is None:
-        return "the step has side effects, or its carry changes type"
+        return f"jax.lax.scan itself runs it ({AS_IT_IS})"
+    if request.recompute is not None:
+        return "it keeps all states, which recompute forbids"
     return affine.refusal(request.fission.core)
 
 
@@ -134,7 +137,11 @@ def _solving_pays(request: Request) -> bool:
     if request.recompute is not None or request.platform not in _SOLVING_PAYS or request.traced is None:
         return False
     core, long = request.fission.core, request.traced.loop.length >= _SOLVING_PAYS[request.platform]
-    return long and affine.suits_bulk(core) and not (request.platform == "cpu" and affine.mixes(core))
+    return (
+        long
+        and affine.suits_bulk(core)
+        and not (affine.discards(core) or (request.platform == "cpu" and affine.mixes(core)))
+    )
 
 
 def _run_affine(request: Request) -> tuple[Any, Any]:
@@ -169,5 +176,7 @@ def choose(request: Request, name: str) -> tuple[Executor, list[str]]:
             reasons.append(f"{executor.name}: {why}")
     names = [e.name for e in EXECUTORS]
     if name not in names:
-        raise ScanError(f"scan: there is no executor {name!r}; there are auto, {', '.join(names)}{near(name, names)}")
+        raise ScanError(
+            f"scan: there is no executor {name!r}; there are auto, {', '.join(names)}{near(str(name), names)}"
+        )
     raise ScanError(f"scan: executor {name!r} cannot run this step ({reasons[-1]}); use 'auto' or 'scan'")

@@ -9,8 +9,9 @@ from typing import Any
 from jrnn.executor import jaxprs, pieces, rewrite
 from jrnn.executor import recompute as recomputation
 from jrnn.executor.executors import choose
-from jrnn.executor.residuals import Perturbed, gradient, is_smooth
+from jrnn.executor.residuals import Perturbed, SideEffects, gradient, is_smooth
 from jrnn.executor.scan import request_of
+from jrnn.executor.step import AS_IT_IS
 
 
 @dataclass(frozen=True)
@@ -109,13 +110,17 @@ def explain_scan(
     traced = request.traced
     nothing: tuple[Item, ...] = ()
     if traced is None:
-        why = ("jax.lax.scan itself runs it (side effects, no steps, explicit sharding, or a carry that changes type)",)
-        return Explanation("lax.scan", (*refused, *why), *(nothing,) * 6, (0, 0), None, 1)
+        why = f"jax.lax.scan itself runs it ({AS_IT_IS})"
+        return Explanation("lax.scan", tuple(dict.fromkeys((*refused, why))), *(nothing,) * 6, (0, 0), None, 1)
     steps, fission = traced.loop.length, request.fission
     checkpoints = recomputation.chunk_length(recompute, steps)
     core = rewrite.together(fission.core)
     perturbed = Perturbed.of(core, [is_smooth(v) for v in core.inputs])
-    grad = gradient(core, perturbed, recomputation.forbidden(recompute, traced.loop.eqns))
+    try:
+        grad = gradient(core, perturbed, recomputation.forbidden(recompute, traced.loop.eqns))
+    except SideEffects:
+        why = "jax.lax.scan itself differentiates the loop (a derivative rule has side effects)"
+        return Explanation(chosen.name, (*refused, why), *(nothing,) * 6, (0, 0), checkpoints, 1)
     back = grad.fission
     made = jaxprs.producers([*fission.loop.eqns, *grad.forward.eqns, *grad.again, *back.loop.eqns])
 

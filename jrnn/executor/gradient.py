@@ -19,7 +19,7 @@ from jrnn.executor import rewrite
 from jrnn.executor.fission import slices, split
 from jrnn.executor.linear import Flat, Linear, tangent_p
 from jrnn.executor.loop import Loop
-from jrnn.executor.residuals import Perturbed, gradient
+from jrnn.executor.residuals import Perturbed, SideEffects, gradient
 
 
 def differentiable(loop: Loop, forbidden: Any = None) -> Callable[[Flat, Flat, Flat], tuple[Flat, Flat]]:
@@ -36,6 +36,10 @@ def differentiable(loop: Loop, forbidden: Any = None) -> Callable[[Flat, Flat, F
 
     def run(*flat: Any) -> Flat:
         carry, ys = plain.run(flat[:n_consts], flat[n_consts : n_consts + n_carry], flat[n_consts + n_carry :])
+        return [*carry, *ys]
+
+    def run_as_written(*flat: Any) -> Flat:
+        carry, ys = loop.run(flat[:n_consts], flat[n_consts : n_consts + n_carry], flat[n_consts + n_carry :])
         return [*carry, *ys]
 
     @functools.cache
@@ -68,11 +72,11 @@ def differentiable(loop: Loop, forbidden: Any = None) -> Callable[[Flat, Flat, F
         return run(*flat)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Flat, Flat]:
-        given = tuple(
-            not isinstance(t, SymbolicZero) and jnp.issubdtype(jnp.result_type(p), jnp.inexact)
-            for p, t in zip(primals, tangents)
-        )
-        grad, linear = build(given)
+        given = _given(primals, tangents)
+        try:
+            grad, linear = build(given)
+        except SideEffects:
+            return jvp_where_given(run_as_written, primals, tangents)
         carry, ys = grad.forward.run(
             primals[:n_consts], primals[n_consts : n_consts + n_carry], primals[n_consts + n_carry :]
         )
@@ -94,6 +98,29 @@ def differentiable(loop: Loop, forbidden: Any = None) -> Callable[[Flat, Flat, F
         return flat[:n_carry], flat[n_carry:]
 
     return runner
+
+
+def _given(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[bool, ...]:
+    """Which arguments of a rule have tangents."""
+    return tuple(
+        not isinstance(t, SymbolicZero) and jnp.issubdtype(jnp.result_type(p), jnp.inexact)
+        for p, t in zip(primals, tangents)
+    )
+
+
+def jvp_where_given(run: Callable[..., Sequence[Any]], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """`jax.jvp` for a rule with symbolic zeros: of a function of flat arguments, of which some have no tangents."""
+    moving = [i for i, given in enumerate(_given(primals, tangents)) if given]
+
+    def of_moving(*values: Any) -> Sequence[Any]:
+        flat = list(primals)
+        for i, v in zip(moving, values):
+            flat[i] = v
+        return run(*flat)
+
+    outs, moved = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+    smooth = [jnp.issubdtype(out.dtype, jnp.inexact) for out in outs]
+    return outs, [t if is_smooth else zero_tangent(out) for out, t, is_smooth in zip(outs, moved, smooth)]
 
 
 def zero_tangent(primal: Any) -> SymbolicZero:

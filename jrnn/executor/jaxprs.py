@@ -170,11 +170,11 @@ def is_movable(eqn: Any) -> bool:
         return all(is_movable(e) for inner in sub_jaxprs(eqn) for e in inner.eqns)
     foreign = "callback" in name or "ffi" in name or "pallas" in name or "custom" in name
     return (
-        not foreign and not _draws_otherwise_at_once(eqn) and not any(True for _ in sub_jaxprs(eqn)) and not eqn.effects
+        not foreign and not draws_otherwise_at_once(eqn) and not any(True for _ in sub_jaxprs(eqn)) and not eqn.effects
     )
 
 
-def _draws_otherwise_at_once(eqn: Any) -> bool:
+def draws_otherwise_at_once(eqn: Any) -> bool:
     """Whether it makes random numbers that are others under `vmap`: those of all keys but JAX's default, threefry's."""
     keys = [a.aval.dtype.name for a in eqn.invars if jnp.issubdtype(a.aval.dtype, jax.dtypes.prng_key)]
     return eqn.primitive.name == "rng_bit_generator" or any(name != "key<fry>" for name in keys)

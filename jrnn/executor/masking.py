@@ -23,11 +23,22 @@ def masked(step: Callable, lengths: jax.Array) -> Callable:
     def masked_step(carry: Any, timed: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         t, x = timed
         alive = t < lengths
-        new_carry, y = step(carry, jax.tree.map(lambda leaf: _without_padding(alive, leaf), x))
+        out = step(carry, jax.tree.map(lambda leaf: _without_padding(alive, leaf), x))
+        if not _fits(out, carry):
+            return out  # `jax.lax.scan` says what is wrong with it
+        new_carry, y = out
         held = jax.tree.map(lambda new, old: _where(alive, new, old, "carry"), new_carry, carry)
         return held, jax.tree.map(lambda leaf: _where(alive, leaf, jnp.zeros_like(leaf), "output"), y)
 
     return masked_step
+
+
+def _fits(out: Any, carry: Any) -> bool:
+    """Whether a step's result is a pair whose carry has the types of the old one, or better than weak ones."""
+    if not (isinstance(out, tuple) and len(out) == 2 and jax.tree.structure(out[0]) == jax.tree.structure(carry)):
+        return False
+    pairs = [(jax.typeof(new), jax.typeof(old)) for new, old in zip(jax.tree.leaves(out[0]), jax.tree.leaves(carry))]
+    return all(new.shape == old.shape and (new.dtype == old.dtype or old.weak_type) for new, old in pairs)
 
 
 def _without_padding(alive: jax.Array, leaf: Any) -> Any:

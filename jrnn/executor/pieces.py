@@ -16,11 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
 from jrnn.executor import jaxprs
-from jrnn.executor.gradient import zero_tangent
+from jrnn.executor.gradient import jvp_where_given
 from jrnn.executor.loop import Loop
 
 _PIECES = 4
@@ -75,17 +73,7 @@ def when_differentiated(run: Callable[..., Sequence[Any]], whole: Callable[..., 
         return whole(*flat)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
-
-        def of_moving(*values: Any) -> Sequence[Any]:
-            flat = list(primals)
-            for i, v in zip(moving, values):
-                flat[i] = v
-            return run(*flat)
-
-        outs, moved = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
-        smooth = [jnp.issubdtype(out.dtype, jnp.inexact) for out in outs]
-        return outs, [t if is_smooth else zero_tangent(out) for out, t, is_smooth in zip(outs, moved, smooth)]
+        return jvp_where_given(run, primals, tangents)
 
     either.defjvp(rule, symbolic_zeros=True)
     return either

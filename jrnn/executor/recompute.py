@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn.errors import ScanError, near
 from jrnn.executor import jaxprs
@@ -20,7 +21,7 @@ def check(recompute: Any) -> None:
     """Raises a ScanError for what `recompute` cannot be."""
     if recompute is None or recompute in ("contractions", "sqrt"):
         return
-    if isinstance(recompute, int) and not isinstance(recompute, bool) and recompute >= 1:
+    if isinstance(recompute, (int, np.integer)) and not isinstance(recompute, bool) and recompute >= 1:
         return
     names = isinstance(recompute, (list, tuple, set, frozenset)) and all(isinstance(n, str) for n in recompute)
     if not names:
@@ -41,7 +42,11 @@ def forbidden(recompute: Any, eqns: Sequence[Any]) -> Forbidden | None:
     known = {e.params["name"] for e in eqns if e.primitive.name == "name"}
     for name in recompute:
         if name not in known:
-            raise ScanError(f"scan: recompute names {name!r}, but the step gives no value that name{near(name, known)}")
+            given = f"only {', '.join(map(repr, sorted(known)))}" if known else "none has a name"
+            raise ScanError(
+                f"scan: recompute names {name!r}, but the step gives no value that name ({given}){near(name, known)}; "
+                f"give it one outside of inner loops with jax.ad_checkpoint.checkpoint_name"
+            )
     return lambda step, had: _about(frozenset(recompute), step, had)
 
 
@@ -64,9 +69,9 @@ def _about(names: Collection[str], step: Sequence[Any], had: Collection[Var]) ->
 def chunk_length(recompute: Any, steps: int) -> int | None:
     """Steps between checkpoints, or None when there are none."""
     pieces = math.isqrt(steps) if recompute == "sqrt" else recompute
-    if not isinstance(pieces, int) or steps < 2:
+    if not isinstance(pieces, (int, np.integer)) or steps < 2:
         return None
-    return math.ceil(steps / min(pieces, steps))
+    return math.ceil(steps / min(int(pieces), steps))
 
 
 def in_chunks(

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.executor import jaxprs, rewrite
+from jrnn.executor import jaxprs, rewrite, sums
 from jrnn.executor.fission import Fission, computation, shifted, split
 from jrnn.executor.jaxprs import Atom, Var
 from jrnn.executor.loop import Loop
@@ -60,6 +60,10 @@ class Perturbed:
 
 def is_smooth(atom: Atom) -> bool:
     return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+
+
+class SideEffects(Exception):
+    """A step whose derivative rules have side effects."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +125,12 @@ class Gradient:
         for v, out, first in zip(self.forward.carry, self.forward.carry_out, init):
             if v in self.stacks and v not in stacked:
                 stacked[v] = shifted(stacked[out], first, self.loop.reverse)
-        sums = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in self.backward.carry[n_carry:]]
+        zeros = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in self.backward.carry[n_carry:]]
         carry, ct_xs = self.fission.run(
-            consts, [*cts[:n_carry], *sums], [*xs, *(stacked[v] for v in self.stacks), *cts[n_carry:]]
+            consts, [*cts[:n_carry], *zeros], [*xs, *(stacked[v] for v in self.stacks), *cts[n_carry:]]
         )
-        return carry[n_carry:], carry[:n_carry], ct_xs
+        moving = [v for v, p in zip(self.loop.consts, self.perturbed.consts) if p]
+        return [total.astype(v.aval.dtype) for total, v in zip(carry[n_carry:], moving)], carry[:n_carry], ct_xs
 
 
 def gradient(loop: Loop, perturbed: Perturbed, forbidden: Forbidden | None = None) -> Gradient:
@@ -135,6 +140,9 @@ def gradient(loop: Loop, perturbed: Perturbed, forbidden: Forbidden | None = Non
         loop: the loop.
         perturbed: what has tangents.
         forbidden: see `recompute.forbidden`.
+
+    Raises:
+        SideEffects: derivative rules of the user's own have some, so that each must be run once, and in order.
     """
     joint = _joint(loop, perturbed)
     at = len(loop.consts), len(loop.consts) + len(loop.carry), len(loop.inputs)
@@ -194,15 +202,17 @@ def gradient(loop: Loop, perturbed: Perturbed, forbidden: Forbidden | None = Non
 def _joint(loop: Loop, perturbed: Perturbed) -> jaxprs.Program:
     """One step and its vjp.
 
-    Inputs: consts, carry, xs; cotangents of the perturbed carries and ys; a sum for each perturbed const. Outputs:
-    carry_out, ys; cotangents of the perturbed carries; the sums, grown; cotangents of the perturbed xs.
+    Inputs: consts, carry, xs; cotangents of the perturbed carries and ys; a sum for each perturbed const, in float32 where
+    the const is narrower. Outputs: carry_out, ys; cotangents of the perturbed carries; the sums, grown; cotangents of
+    the perturbed xs.
     """
     n = len(loop.inputs)
     moving = [i for i, p in enumerate((*perturbed.consts, *perturbed.carry, *perturbed.xs)) if p]
     n_consts, n_carry = sum(perturbed.consts), sum(perturbed.carry)
     avals = [v.aval for v in loop.inputs]
     cotangents = [a.aval for a, p in zip(loop.outputs, perturbed.outputs) if p]
-    sums = [v.aval for v, p in zip(loop.consts, perturbed.consts) if p]
+    moving_consts = [v.aval for v, p in zip(loop.consts, perturbed.consts) if p]
+    totals = [a.update(dtype=sums.accumulator(a.dtype)) for a in moving_consts]
 
     def fn(*args: Any) -> list[Any]:
         given, cts, totals = args[:n], args[n : n + len(cotangents)], args[n + len(cotangents) :]
@@ -217,10 +227,12 @@ def _joint(loop: Loop, perturbed: Perturbed) -> jaxprs.Program:
 
         _, pull, outs = jax.vjp(step, [given[i] for i in moving], has_aux=True)
         (made,) = pull(list(cts))
-        grown = [jax.lax.add(total, ct) for total, ct in zip(totals, made[:n_consts])]
+        grown = [jax.lax.add(total, ct.astype(total.dtype)) for total, ct in zip(totals, made[:n_consts])]
         return [*outs, *made[n_consts : n_consts + n_carry], *grown, *made[n_consts + n_carry :]]
 
-    program = jaxprs.trace(fn, [*avals, *cotangents, *sums])
+    program = jaxprs.trace(fn, [*avals, *cotangents, *totals])
+    if program.effects:
+        raise SideEffects
     assert not program.constvars, "a step's constants are its explicit inputs"
     return program
 

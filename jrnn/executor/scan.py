@@ -49,8 +49,8 @@ def scan(
             to store. "contractions": everything but the results of contractions. A list of names: also the values that
             the step names so with `jax.ad_checkpoint.checkpoint_name`, what leads to them, and what follows from them
             cheaply. A number: everything, from so many checkpoints of the carry; "sqrt": from sqrt(T) of them.
-        executor: "scan", "associative" (steps that are affine in the carry with a diagonal Jacobian), "cudnn" (an
-            `LstmStep` in float32 on CUDA), or "auto".
+        executor: "scan", "associative" (steps that are affine in the carry with a diagonal Jacobian, and whose carries stay
+            finite), "cudnn" (an `LstmStep` in float32 on CUDA), or "auto".
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].

@@ -8,9 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn.executor import jaxprs, views
 from jrnn.executor.loop import Loop
+
+# What is given to `jax.lax.scan` as it is.
+AS_IT_IS = "side effects, no steps, explicit sharding, a carry that changes type, or JAX is asked to debug"
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def trace_step(
     """
     if jax.config.jax_disable_jit or jax.config.jax_debug_nans or jax.config.jax_debug_infs:
         return None
-    if not isinstance(unroll, int) or unroll < 0:
+    if not isinstance(unroll, (int, np.integer)) or unroll < 0:
         return None
     init, carry_tree = jax.tree.flatten(carry)
     leaves, xs_tree = jax.tree.flatten(xs)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn.executor import jaxprs
 from jrnn.executor.contraction import over_time
@@ -65,26 +66,45 @@ def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contract
     return [] if contractions_only else [v]
 
 
-def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: int) -> Any:
-    """The sum over time of `v`; `stacked` holds what varies, [T, ...], and `env` what is constant."""
+def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: int, dtype: Any = None) -> Any:
+    """The sum over time of `v`; `stacked` holds what varies, [T, ...], and `env` what is constant.
+
+    It is formed in `dtype`, by default the type of `v`: where the step widens a value before it adds it, not even the sum
+    of the narrow values may be narrow.
+    """
+    dtype = dtype or v.aval.dtype
     if jaxprs.is_literal(v) or v in env:
-        value = jnp.asarray(jaxprs.read(env, v))
-        return value * jnp.asarray(length, value.dtype)
+        return _repeated(jaxprs.value(env, v).astype(dtype), length)
     if v in stacked:
-        return jnp.sum(stacked[v], axis=0, dtype=stacked[v].dtype)
+        return jnp.sum(stacked[v], axis=0, dtype=dtype)
     eqn = made[v]
     with jaxprs.in_scope(eqn):
+        if eqn.primitive.name == "convert_element_type":
+            narrow = jnp.promote_types(dtype, eqn.invars[0].aval.dtype) != dtype
+            return total(eqn.invars[0], made, stacked, env, length, None if narrow else dtype).astype(dtype)
         if eqn.primitive.name == "dot_general":
-            return _contraction(eqn, stacked, env, length)
+            return _contraction(eqn, stacked, env, length, dtype)
         operand = eqn.invars[0]
         inner = made.get(operand) if not jaxprs.is_literal(operand) and operand not in stacked else None
         if inner is not None and _is_swapped_dot(eqn, inner):
-            return _contraction(inner, stacked, env, length, swap=True)
+            return _contraction(inner, stacked, env, length, dtype, swap=True)
         if eqn.primitive.name == "reduce_sum" and operand in stacked:
             axes = (0, *(a + 1 for a in eqn.params["axes"]))
-            return jnp.sum(stacked[operand], axis=axes, dtype=stacked[operand].dtype)
-        sums = [total(a, made, stacked, env, length) for a in eqn.invars]
+            return jnp.sum(stacked[operand], axis=axes, dtype=dtype)
+        sums = [total(a, made, stacked, env, length, dtype) for a in eqn.invars]
         return eqn.primitive.bind(*sums, **eqn.params)
+
+
+def _repeated(value: Any, length: int) -> Any:
+    """`value * length`; integers wrap around as sums do, and what `length` overflows is multiplied in float32."""
+    dtype = value.dtype
+    wide = accumulator(dtype)
+    return (value.astype(wide) * np.asarray(length).astype(wide)).astype(dtype)
+
+
+def accumulator(dtype: Any) -> Any:
+    """The type to form a long sum of `dtype` in: float32 for narrower floats."""
+    return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
 
 
 def _is_linear(eqn: Any) -> bool:
@@ -103,7 +123,7 @@ def _is_swapped_dot(eqn: Any, inner: Any) -> bool:
     return not lhs_batch and tuple(eqn.params["permutation"]) == (*range(free, rank), *range(free))
 
 
-def _contraction(eqn: Any, stacked: Env, env: Env, length: int, swap: bool = False) -> Any:
+def _contraction(eqn: Any, stacked: Env, env: Env, length: int, dtype: Any, swap: bool = False) -> Any:
     """The sum over time of a dot: time is contracted together with the dot's own axes."""
     (lhs, rhs), (dims, batch) = eqn.invars, eqn.params["dimension_numbers"]
     if swap:
@@ -118,7 +138,7 @@ def _contraction(eqn: Any, stacked: Env, env: Env, length: int, swap: bool = Fal
         batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
     settings = dict(
         precision=_exchanged(eqn.params["precision"]) if swap else eqn.params["precision"],
-        preferred_element_type=eqn.params["preferred_element_type"],
+        preferred_element_type=dtype if dtype != eqn.outvars[0].aval.dtype else eqn.params["preferred_element_type"],
     )
     if fixed or batch[0]:
         return jax.lax.dot_general(*values, (dims, batch), **settings)
