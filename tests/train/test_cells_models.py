@@ -12,7 +12,7 @@ from jrnn.errors import ConfigError
 from jrnn.train.check import GradientCheck
 from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
-from jrnn.train.models.cells import LSTMS, OTHERS, CellsConfig, TokenCellsConfig, cells_model
+from jrnn.train.models.cells import AFFINE, LSTMS, OTHERS, CellsConfig, TokenCellsConfig, cells_model
 from jrnn.train.models.net import for_evaluation
 from jrnn.train.settings import decode
 from jrnn.train.tasks.examples import Examples
@@ -45,14 +45,21 @@ def test_every_cell_can_be_asked_for(cell):
     model = cells_model(TokenCellsConfig(cell=cell, embedding=2, hidden=3, layers=2), LANGUAGE)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     assert shapes[f"{cell}/i2h_w"].shape[1] == 2 and shapes[f"{cell}/layer_1/i2h_w"].shape[1] == 3
-    kinds = ["hidden", "cell"] if cell in LSTMS else ["hidden"]
+    kinds = {"lru": ["real", "imaginary"]}.get(cell, ["hidden", "cell"] if cell in LSTMS else ["hidden"])
     assert list(model.initial_carry(B)) == [f"{kind}_{k}" for k in range(2) for kind in kinds]
     assert cells_model(CellsConfig(cell=cell, hidden=3), CLASSIFY).initial_carry(B) == {}
 
 
-def test_both_gradients_agree_at_the_end_of_sequences(rng):
-    """GRU layers with a residual connection, read at the end of sequences of several lengths, in float64."""
-    model = cells_model(CellsConfig(cell="gru", hidden=3, layers=2, residual=True), CLASSIFY)
+@pytest.mark.parametrize("cell", AFFINE)
+def test_cells_without_recurrent_products_have_none_dropped(cell):
+    with pytest.raises(ConfigError, match=f"recurrent_dropout must be 0 where model.cell is '{cell}'"):
+        CellsConfig(cell=cell, recurrent_dropout=0.1)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lru"])
+def test_both_gradients_agree_at_the_end_of_sequences(cell, rng):
+    """Layers with a residual connection, read at the end of sequences of several lengths, in float64."""
+    model = cells_model(CellsConfig(cell=cell, hidden=3, layers=2, residual=True), CLASSIFY)
     for name, (size, difference) in (
         GradientCheck(model, B).compare(model.init(jax.random.key(1)), classified(rng)).items()
     ):

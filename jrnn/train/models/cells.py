@@ -16,9 +16,12 @@ from ...cells import (
     GRUCell,
     LayerNormLSTMCell,
     LayerNormMILSTMCell,
+    LRUCell,
     LSTMCell,
     LSTMOptions,
     MILSTMCell,
+    MinGRUCell,
+    MinLSTMCell,
     RecurrentDropoutCell,
     StackedCell,
     run_cell,
@@ -34,7 +37,8 @@ LSTMS = {
     "mi_lstm": MILSTMCell,
     "layer_norm_mi_lstm": LayerNormMILSTMCell,
 }
-OTHERS = {"gru": GRUCell, "basic_rnn": BasicRNNCell}
+AFFINE = {"min_gru": MinGRUCell, "min_lstm": MinLSTMCell, "lru": LRUCell}  # no product of the state with weights
+OTHERS = {"gru": GRUCell, "basic_rnn": BasicRNNCell, **AFFINE}
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ class CellsConfig:
     """Recurrent layers of `jrnn.cells` and an output layer: all of them operators of one net."""
 
     kind: Literal["cells"] = "cells"
-    cell: Literal["lstm", "layer_norm_lstm", "mi_lstm", "layer_norm_mi_lstm", "gru", "basic_rnn"] = "lstm"
+    cell: Literal[
+        "lstm", "layer_norm_lstm", "mi_lstm", "layer_norm_mi_lstm", "gru", "basic_rnn", "min_gru", "min_lstm", "lru"
+    ] = "lstm"
     hidden: int = 256
     layers: int = 1
     residual: bool = False  # from the second layer on, a layer's input is added to its output
@@ -54,6 +60,8 @@ class CellsConfig:
     def __post_init__(self):
         check_sizes(self, "hidden", "layers")
         check_ratios(self, "dropout", "layer_dropout", "recurrent_dropout")
+        rule = f"model.recurrent_dropout must be 0 where model.cell is {self.cell!r}, which has no recurrent products"
+        require(not (self.recurrent_dropout and self.cell in AFFINE), rule, self.recurrent_dropout)
 
 
 @dataclass(frozen=True)
