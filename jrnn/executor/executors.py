@@ -17,6 +17,7 @@ from jrnn.errors import ScanError, near
 from jrnn.executor import affine, cudnn, pieces, recompute
 from jrnn.executor.fission import Fission, split
 from jrnn.executor.gradient import differentiable
+from jrnn.executor.loop import Loop
 from jrnn.executor.masking import masked
 from jrnn.executor.step import AS_IT_IS, Traced, trace_step
 
@@ -95,32 +96,40 @@ def _run_loop(request: Request) -> tuple[Any, Any]:
     return _run_apart(request, traced)
 
 
-def _run_apart(request: Request, traced: Traced) -> tuple[Any, Any]:
-    """Runs the loop taken apart; where derivatives are asked for, in pieces if they pay."""
+def _run_apart(request: Request, traced: Traced, solver: Callable[[Loop], Callable] | None = None) -> tuple[Any, Any]:
+    """Runs the loop taken apart: where derivatives are asked for in pieces if they pay, otherwise in chunks if it is large.
+
+    Args:
+        solver: what makes a runner of the core; the differentiable loop by default.
+    """
     loop = traced.loop
-    forbidden = recompute.forbidden(request.recompute, loop.eqns)
+    run_core = solver or functools.partial(differentiable, forbidden=recompute.forbidden(request.recompute, loop.eqns))
 
     @functools.cache
     def parts(steps: int) -> tuple[Fission, Callable]:
         fission = request.fission if steps == loop.length else split(replace(loop, length=steps))
-        return fission, differentiable(fission.core, forbidden)
+        return fission, run_core(fission.core)
 
     def run_some(consts: Any, carry: Any, xs: Any, steps: int) -> tuple[Any, Any]:
         fission, core = parts(steps)
         return fission.run(consts, carry, xs, core)
 
     number = pieces.count(request.fission.core, request.platform)
-    if number == 1:
+    chunk = pieces.chunk(request.fission, request.platform, solved=solver is not None)
+    if number == 1 and chunk is None:
         return traced.unflatten(*run_some(traced.consts, traced.init, traced.xs, loop.length))
     n_consts, n_carry = len(loop.consts), len(loop.carry)
 
-    def run(number: int, *flat: Any) -> list[Any]:
+    def run(number: int, chunk: int | None, *flat: Any) -> list[Any]:
         consts, init, xs = flat[:n_consts], flat[n_consts : n_consts + n_carry], flat[n_consts + n_carry :]
-        run_piece = functools.partial(run_some, consts)
-        carry, ys = pieces.in_pieces(run_piece, init, xs, loop.length, number, request.reverse)
+        some = functools.partial(run_some, consts)
+        if chunk is not None:
+            carry, ys = recompute.in_chunks(some, list(init), list(xs), loop.length, chunk, request.reverse)
+        else:
+            carry, ys = pieces.in_pieces(some, init, xs, loop.length, number, request.reverse)
         return [*carry, *ys]
 
-    either = pieces.when_differentiated(functools.partial(run, number), functools.partial(run, 1))
+    either = pieces.when_differentiated(functools.partial(run, number, None), functools.partial(run, 1, chunk))
     flat = either(*traced.consts, *traced.init, *traced.xs)
     return traced.unflatten(flat[:n_carry], flat[n_carry:])
 
@@ -145,10 +154,8 @@ def _solving_pays(request: Request) -> bool:
 
 
 def _run_affine(request: Request) -> tuple[Any, Any]:
-    traced, fission = request.traced, request.fission
-    assert traced is not None
-    core = functools.partial(affine.run, fission.core)
-    return traced.unflatten(*fission.run(traced.consts, traced.init, traced.xs, core))
+    assert request.traced is not None
+    return _run_apart(request, request.traced, lambda core: functools.partial(affine.run, core))
 
 
 EXECUTORS = (

@@ -42,6 +42,7 @@ class Explanation:
         in_loop: contractions that stay in the forward and in the reverse loop.
         checkpoints: steps between checkpoints, or None.
         pieces: of time in which the loop is run, so that bulk work is done beside it; 1 for whole.
+        chunk: steps at a time where no gradients are asked for, or None for all.
     """
 
     executor: str
@@ -55,6 +56,7 @@ class Explanation:
     in_loop: tuple[int, int]
     checkpoints: int | None
     pieces: int
+    chunk: int | None
 
     @property
     def stored_bytes(self) -> int:
@@ -77,6 +79,8 @@ class Explanation:
             lines.append(f"checkpoints: every {self.checkpoints} steps; the above holds within one chunk")
         if self.pieces > 1:
             lines.append(f"pieces of time, the bulk work of one beside the loop of another: {self.pieces}")
+        if self.chunk:
+            lines.append(f"steps at a time where no gradients are asked for: {self.chunk}")
         return "\n".join(lines)
 
 
@@ -111,7 +115,7 @@ def explain_scan(
     nothing: tuple[Item, ...] = ()
     if traced is None:
         why = f"jax.lax.scan itself runs it ({AS_IT_IS})"
-        return Explanation("lax.scan", tuple(dict.fromkeys((*refused, why))), *(nothing,) * 6, (0, 0), None, 1)
+        return Explanation("lax.scan", tuple(dict.fromkeys((*refused, why))), *(nothing,) * 6, (0, 0), None, 1, None)
     steps, fission = traced.loop.length, request.fission
     checkpoints = recomputation.chunk_length(recompute, steps)
     core = rewrite.together(fission.core)
@@ -120,7 +124,7 @@ def explain_scan(
         grad = gradient(core, perturbed, recomputation.forbidden(recompute, traced.loop.eqns))
     except SideEffects:
         why = "jax.lax.scan itself differentiates the loop (a derivative rule has side effects)"
-        return Explanation(chosen.name, (*refused, why), *(nothing,) * 6, (0, 0), checkpoints, 1)
+        return Explanation(chosen.name, (*refused, why), *(nothing,) * 6, (0, 0), checkpoints, 1, None)
     back = grad.fission
     made = jaxprs.producers([*fission.loop.eqns, *grad.forward.eqns, *grad.again, *back.loop.eqns])
 
@@ -139,6 +143,7 @@ def explain_scan(
         (_contractions(core.eqns), _contractions(back.core.eqns)),
         checkpoints,
         1 if checkpoints else pieces.count(fission.core, request.platform),
+        None if checkpoints else pieces.chunk(fission, request.platform, chosen.name == "associative"),
     )
 
 

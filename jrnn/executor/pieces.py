@@ -1,9 +1,12 @@
-"""A scan in a few pieces of time, so that the bulk work of one piece is done beside the loop of another.
+"""A scan in a few pieces of time: to do the bulk work of one piece beside the loop of another, or to need little memory.
 
 XLA:CPU runs a loop of small contractions on one core, and what is done before and after it on all of them. In pieces, the
 contractions before and after the loop of one piece (inputs, coefficients, gradients of weights) need nothing of the
 next piece's loop, and the runtime gives them to the other cores meanwhile. The results are the same; the program is
 longer by as many loops. A gradient gains; without one there is too little bulk work, and the scan runs whole.
+
+Unless it is large: arrays of all steps that nobody asked for, such as the projected inputs, cost more to write to fresh
+memory and read back than a loop over chunks, whose arrays stay in the caches.
 
 Shapes: T time.
 """
@@ -17,7 +20,8 @@ from typing import Any
 
 import jax
 
-from jrnn.executor import jaxprs
+from jrnn.executor import host_memory, jaxprs
+from jrnn.executor.fission import Fission
 from jrnn.executor.gradient import jvp_where_given
 from jrnn.executor.loop import Loop
 
@@ -28,6 +32,10 @@ _STEPS = 12
 _LARGE = 1 << 22
 # Contractions of the loop, over all its steps, that take about a millisecond: below it nothing is worth a task.
 _WORK = 10**8
+
+# Bytes beyond which glibc gives memory back and takes it anew, page by page; and what stays in a core's cache.
+_BULK = 32 << 20
+_CHUNK = 1 << 20
 
 Run = Callable[[Sequence[Any], Sequence[Any], int], tuple[Sequence[Any], Sequence[Any]]]
 
@@ -41,6 +49,19 @@ def count(core: Loop, platform: str) -> int:
     work = core.length * sum(_operations(e) for e in contractions)
     small = constants and max(map(jaxprs.nbytes, constants)) <= _LARGE
     return _PIECES if small and work >= _WORK else 1
+
+
+def chunk(fission: Fission, platform: str, solved: bool) -> int | None:
+    """How many steps at a time to run a scan that is not differentiated; None for all.
+
+    `solved` says that the core is solved and not run, from two factors and a result of each carry at each step.
+    """
+    if platform != "cpu" or host_memory.kept:
+        return None
+    asked = {*fission.loop.xs, *(v for v in fission.loop.ys if not jaxprs.is_literal(v))}
+    made = {*fission.early, *fission.core.ys, *fission.late} - asked
+    step = sum(map(jaxprs.nbytes, made)) + solved * 3 * sum(map(jaxprs.nbytes, fission.core.carry))
+    return max(_STEPS, _CHUNK // step) if step * fission.loop.length > _BULK else None
 
 
 def in_pieces(

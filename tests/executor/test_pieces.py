@@ -73,3 +73,51 @@ def test_pieces_where_they_pay(monkeypatch):
     assert told(monkeypatch, 20, 128, 128).pieces == 1, "few steps"
     assert told(monkeypatch, 100, 1, 128).pieces == 1, "little work"
     assert told(monkeypatch, 100, 32, 640).pieces == 1, "a contraction that takes all cores by itself"
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru_reversed", "accumulators", "affine"])
+@pytest.mark.parametrize("size", [2, 5])
+def test_chunks_compute_the_same(name, size, x64, monkeypatch):
+    """Also where the last chunk is shorter (5 = 2 + 2 + 1), and beside gradients, which are not formed in chunks."""
+    if name == "affine":
+        params = dict(x=jnp.asarray(np.random.RandomState(0).randn(T, 2, 3)))
+        make = lambda p: (lambda h, x: (h * jnp.tanh(x) + x,) * 2, jnp.ones((2, 3)), p["x"], {})  # noqa: E731
+    else:
+        make, params = CASES[name]
+        params = jax.tree.map(jnp.asarray, params)
+
+    def run(p):
+        step, carry, xs, keywords = make(p)
+        return scan(step, carry, xs, **keywords)
+
+    def both(p):
+        def smooth(p):
+            return sum(jnp.sum(v**2) for v in jax.tree.leaves(run(p)) if jnp.issubdtype(v.dtype, jnp.inexact))
+
+        return run(p), jax.grad(smooth)(p)
+
+    whole = jax.jit(both)(params)
+    asked = []
+    monkeypatch.setattr(pieces, "chunk", lambda *args, **kw: asked.append(1) or size)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13), jax.jit(lambda p: both(p))(params), whole
+    )
+    assert asked
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="chunks are for a CPU")
+def test_a_large_scan_needs_little_memory(monkeypatch):
+    """Forward, 4,000 steps of an LSTM: the projected inputs alone would be 65 MB. Nothing is run."""
+    monkeypatch.setattr(pieces.host_memory, "kept", False)
+    h = jnp.zeros((16, 64))
+    p = {k: jnp.zeros(s) for k, s in dict(wx=(8, 256), wh=(64, 256), b=(1, 256)).items()}
+    x = jnp.zeros((4000, 16, 8))
+
+    def last(p, h, x):
+        return scan(lstm_step(p), (h, h), x)[0]
+
+    compiled = jax.jit(last).lower(p, h, x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 8e6
+    assert "steps at a time where no gradients are asked for: 64" in str(explain_scan(lstm_step(p), (h, h), x))
+    monkeypatch.setattr(pieces.host_memory, "kept", True)
+    assert explain_scan(lstm_step(p), (h, h), x).chunk is None, "memory that is kept costs less than small chunks"
