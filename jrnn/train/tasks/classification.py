@@ -6,9 +6,8 @@ Shapes: N examples, T steps, D features.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +16,7 @@ import numpy as np
 from ...errors import ConfigError, DataError
 from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
 from ..settings import require
-from .examples import AXES, Examples, Scaling, Shuffled, checksum, in_batches, predictor, split
+from .examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, split
 from .task import TaskKind
 
 
@@ -101,16 +100,9 @@ def _within(lengths: np.ndarray, steps: int) -> bool:
 
 
 @dataclass(frozen=True)
-class ClassificationTask:
+class ClassificationTask(HeldOutTask):
     """Examples, scaled, with a class each; see `Task`."""
 
-    train: Shuffled
-    held_out: Examples
-    kept: Mapping[str, Any]
-    model: Model
-
-    axes: ClassVar[Mapping[str, int]] = AXES
-    item: ClassVar[str] = "examples"
     unit: ClassVar[str] = "nats"
 
     @classmethod
@@ -130,24 +122,10 @@ class ClassificationTask:
         batches = Shuffled.of(train, config.data.batch, config.seed, config.data.noise)
         return cls(batches, held_out, kept, _model(config, kept))
 
-    @property
-    def items(self) -> int:
-        return self.train.batch
-
-    def validation(self) -> Sequence[Examples]:
-        return in_batches(self.held_out, self.train.batch)
-
-    @cached_property
-    def _predict(self) -> Callable:
-        return predictor(self.model)
-
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         """`accuracy`: the share of the held-out examples whose class is the likeliest one."""
-        logits = self._predict(params, self.validation())
-        return {"accuracy": float(np.mean(logits.argmax(axis=-1) == self.held_out.targets))}
-
-    def fingerprint(self) -> dict[str, Any]:
-        return dict(self.kept)
+        found = self.predicted(params).argmax(axis=-1)
+        return {"accuracy": float(np.mean(found == self.held_out.targets))}
 
 
 def _valid_steps(examples: Examples) -> np.ndarray:

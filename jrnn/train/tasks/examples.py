@@ -6,10 +6,10 @@ Shapes: T steps, B examples in a batch, D features.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -139,3 +139,34 @@ def predictor(model: Model) -> Callable[[Params, Sequence[Examples]], np.ndarray
         return model.predict(params, model.initial_carry(batch.inputs.shape[1]), batch)[0]
 
     return lambda params, batches: np.concatenate([compiled(params, batch) for batch in batches])
+
+
+@dataclass(frozen=True)
+class HeldOutTask:
+    """What tasks share whose examples are at hand, some to train on and the others held out; see `Task`."""
+
+    train: Shuffled
+    held_out: Examples
+    kept: Mapping[str, Any]
+    model: Model
+
+    axes: ClassVar[Mapping[str, int]] = AXES
+    item: ClassVar[str] = "examples"
+
+    @property
+    def items(self) -> int:
+        return self.train.batch
+
+    def validation(self) -> Sequence[Examples]:
+        return in_batches(self.held_out, self.train.batch)
+
+    @cached_property
+    def _predict(self) -> Callable[[Params, Sequence[Examples]], np.ndarray]:
+        return predictor(self.model)
+
+    def predicted(self, params: Params) -> np.ndarray:
+        """What the model puts out for the held-out examples."""
+        return self._predict(params, self.validation())
+
+    def fingerprint(self) -> dict[str, Any]:
+        return dict(self.kept)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ import numpy as np
 from ...errors import ConfigError, DataError, near
 from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
 from ..settings import require
-from .examples import AXES, Examples, Scaling, Shuffled, checksum, in_batches, predictor
+from .examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, predictor
 from .task import TaskKind, Trained
 
 
@@ -105,20 +104,14 @@ def windows(inputs: np.ndarray, targets: np.ndarray, window: int, horizon: int) 
 
 
 @dataclass(frozen=True)
-class ForecastTask:
+class ForecastTask(HeldOutTask):
     """Windows of a scaled time series; the last rows are validated with, each from a window that may reach further back.
 
     See `Task`.
     """
 
     data: ForecastData
-    train: Shuffled
-    held_out: Examples
-    kept: Mapping[str, Any]
-    model: Model
 
-    axes: ClassVar[Mapping[str, int]] = AXES
-    item: ClassVar[str] = "examples"
     unit: ClassVar[str] = "mean squared error of the scaled values"
 
     @classmethod
@@ -137,28 +130,14 @@ class ForecastTask:
             batches = Shuffled.of(train, data.batch, config.seed)
         except DataError as e:
             raise e.at(data.path) from None
-        return cls(data, batches, held_out, kept, _model(config, kept))
-
-    @property
-    def items(self) -> int:
-        return self.train.batch
-
-    def validation(self) -> Sequence[Examples]:
-        return in_batches(self.held_out, self.train.batch)
-
-    @cached_property
-    def _predict(self) -> Callable:
-        return predictor(self.model)
+        return cls(batches, held_out, kept, _model(config, kept), data)
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         """The root of the mean squared error of each column, in its own units."""
-        found = _unscaled(self.data, self.kept, self._predict(params, self.validation()))
+        found = _unscaled(self.data, self.kept, self.predicted(params))
         truth = _unscaled(self.data, self.kept, self.held_out.targets)
         errors = np.sqrt(np.mean(np.square(found - truth), axis=(0, 1)))
         return {f"rmse_{name}": float(error) for name, error in zip(self.data.targets, errors)}
-
-    def fingerprint(self) -> dict[str, Any]:
-        return dict(self.kept)
 
 
 def _scaling(kept: Mapping[str, Any], which: str) -> Scaling:
