@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.errors import ConversionError
-from jrnn.interop.cells import Cell, Params, from_system, suffixes, to_system
+from jrnn.interop.cells import Cell, Params, from_system, one_direction, to_system
 from jrnn.nn.stacked_gru import Weights
 
 
@@ -33,16 +32,14 @@ def to_arraymancer(params: Mapping[str, Any]) -> Weights:
     Raises:
         ConversionError: a reverse direction, which the stacked GRU lacks.
     """
-    found = suffixes(params)
-    if any(suffix.endswith("_reverse") for suffix in found):
-        raise ConversionError("arraymancer GRU: it has one direction, but these parameters have two")
+    found = one_direction("arraymancer", "GRU", params)
     cells = [to_system("arraymancer", "GRU", params, suffix) for suffix in found]
-    zeros = np.zeros(cells[0].weight_hh.shape[0], cells[0].weight_hh.dtype)
+    biases_ih, biases_hh = zip(*(cell.biases for cell in cells), strict=True)
     rest = [cell.weight_ih for cell in cells[1:]]
     return Weights(
         W3s0=cells[0].weight_ih,
-        W3sN=np.stack(rest) if rest else np.zeros((0, *cells[0].weight_hh.shape), zeros.dtype),
+        W3sN=np.stack(rest) if rest else np.zeros_like(cells[0].weight_hh, shape=(0, *cells[0].weight_hh.shape)),
         U3s=np.stack([cell.weight_hh for cell in cells]),
-        bW3s=np.stack([zeros if cell.bias_ih is None else cell.bias_ih for cell in cells])[:, None],
-        bU3s=np.stack([zeros if cell.bias_hh is None else cell.bias_hh for cell in cells])[:, None],
+        bW3s=np.stack(biases_ih)[:, None],
+        bU3s=np.stack(biases_hh)[:, None],
     )

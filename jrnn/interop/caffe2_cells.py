@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError, near
-from jrnn.interop.cells import Cell, Params, from_system, suffixes, to_system
-from jrnn.interop.gates import convention
+from jrnn.interop.cells import Cell, Params, from_system, one_direction, to_system
+from jrnn.interop.gates import convention, other_gru
 
 _GRU_BLOBS = {"r": "reset_gate_t", "z": "update_gate_t", "n": "output_gate_t"}
 
@@ -50,10 +50,7 @@ def from_caffe2(
     [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
     """
     if kind == "GRU" and not linear_before_reset:
-        raise ConversionError(
-            "caffe2 GRU: without linear_before_reset the reset gate scales h before the product, which is another "
-            "function than PyTorch's GRU; only linear_before_reset=True converts"
-        )
+        raise other_gru("caffe2", "without linear_before_reset", "linear_before_reset=True")
     order = convention("caffe2", kind).order
     if num_layers < 1:
         raise ConversionError(f"caffe2 {kind}: num_layers is {num_layers}; it must be at least 1")
@@ -85,16 +82,11 @@ def to_caffe2(kind: str, params: Mapping[str, Any], scope: str) -> Params:
     Raises:
         ConversionError: a reverse direction, a projection or layer normalisation, which these cells lack.
     """
-    found = suffixes(params)
-    if any(suffix.endswith("_reverse") for suffix in found):
-        raise ConversionError(
-            f"caffe2 {kind}: its cells have one direction, but these parameters have two; convert each by itself"
-        )
+    found = one_direction("caffe2", kind, params)
     blobs: Params = {}
     for layer, suffix in enumerate(found):
         cell = to_system("caffe2", kind, params, suffix)
-        zeros = np.zeros(cell.weight_hh.shape[0], cell.weight_hh.dtype)
-        bias_ih, bias_hh = (zeros if bias is None else bias for bias in (cell.bias_ih, cell.bias_hh))
+        bias_ih, bias_hh = cell.biases
         hidden = [(cell.weight_hh, bias_hh)]
         if kind == "GRU":
             hidden = list(zip(np.split(cell.weight_hh, 3), np.split(bias_hh, 3), strict=True))

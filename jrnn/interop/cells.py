@@ -33,6 +33,12 @@ class Cell(NamedTuple):
     bias_ih: np.ndarray | None = None
     bias_hh: np.ndarray | None = None
 
+    @property
+    def biases(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both biases, zeros where it has none; of systems whose matrices are not transposed."""
+        zeros = np.zeros(self.weight_hh.shape[0], self.weight_hh.dtype)
+        return tuple(zeros if bias is None else bias for bias in (self.bias_ih, self.bias_hh))
+
 
 def from_system(system: str, kind: str, cell: Cell, suffix: str = "_l0") -> Params:
     """PyTorch's parameters of a cell that another system lays out.
@@ -101,6 +107,24 @@ def suffixes(params: Mapping[str, Any]) -> list[str]:
     if not found:
         raise ConversionError(f"these are not a recurrent stack's parameters: no weight_ih_l0 in {sorted(params)}")
     return sorted(found, key=lambda suffix: (int(suffix.removesuffix("_reverse").removeprefix("_l")), suffix))
+
+
+def suffixes_of_layer(system: str, kind: str, params: Mapping[str, Any], layer: int) -> list[str]:
+    """The suffix of each direction of one layer; a ConversionError where there is no such layer."""
+    found = [suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"]
+    if not found:
+        raise ConversionError(f"{system} {kind}: the parameters have no layer {layer}; they are {sorted(params)}")
+    return found
+
+
+def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str]:
+    """The suffix of every layer, for a system without a reverse direction; a ConversionError where there is one."""
+    found = suffixes(params)
+    if any(suffix.endswith("_reverse") for suffix in found):
+        raise ConversionError(
+            f"{system} {kind}: its cells have one direction, but these parameters have two; convert each by itself"
+        )
+    return found
 
 
 def _check(system: str, kind: str, cell: Cell, gates: int, transposed: bool) -> None:

@@ -75,6 +75,14 @@ def convention(system: str, kind: str) -> Convention:
     raise ConversionError(f"{system} has no cell called {kind!r}{near(kind, kinds)}; known are {kinds}")
 
 
+def other_gru(system: str, given: str, wanted: str) -> ConversionError:
+    """The refusal of a GRU whose reset gate acts before the product: what it was known by, and what would convert."""
+    return ConversionError(
+        f"{system} GRU: {given} the reset gate scales h before the product, which is another function than PyTorch's GRU; "
+        f"only {wanted} converts"
+    )
+
+
 def reorder(array: np.ndarray, old: tuple[str, ...], new: tuple[str, ...], axis: int = 0) -> np.ndarray:
     """An array whose blocks along `axis`, one for each gate, are put from the old order into the new.
 

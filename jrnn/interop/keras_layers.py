@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import Cell, Params, from_system, suffixes, to_system
+from jrnn.interop.cells import Cell, Params, from_system, suffixes_of_layer, to_system
+from jrnn.interop.gates import other_gru
 
 
 def from_keras(
@@ -55,10 +56,7 @@ def from_keras(
 def to_keras(kind: str, params: Mapping[str, Any], *, layer: int = 0) -> list[np.ndarray]:
     """The list for `layer.set_weights(...)` of one layer of a stack; both directions' lists where it has two."""
     weights: list[np.ndarray] = []
-    found = [suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"]
-    if not found:
-        raise ConversionError(f"keras {kind}: the parameters have no layer {layer}; they are {sorted(params)}")
-    for suffix in found:
+    for suffix in suffixes_of_layer("keras", kind, params, layer):
         cell = to_system("keras", kind, params, suffix)
         weights += [cell.weight_ih, cell.weight_hh]
         if cell.bias_ih is not None:
@@ -70,8 +68,6 @@ def _split_bias(kind: str, kernel: np.ndarray, recurrent: np.ndarray, bias: np.n
     if kind != "GRU" or bias is None:
         return Cell(kernel, recurrent, bias)
     if bias.ndim != 2 or bias.shape[0] != 2:
-        raise ConversionError(
-            f"keras GRU: the bias is {list(bias.shape)}, so reset_after is False: the reset gate scales h before the "
-            "product, which is another function than PyTorch's GRU; only reset_after=True, with a bias [2, 3H], converts"
-        )
+        given = f"the bias is {list(bias.shape)}, so reset_after is False:"
+        raise other_gru("keras", given, "reset_after=True, with a bias [2, 3H],")
     return Cell(kernel, recurrent, bias[0], bias[1])

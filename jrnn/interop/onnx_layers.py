@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import Cell, Params, from_system, suffixes, to_system
+from jrnn.interop.cells import Cell, Params, from_system, suffixes_of_layer, to_system
+from jrnn.interop.gates import other_gru
 
 
 def from_onnx(kind: str, W: Any, R: Any, B: Any = None, *, layer: int = 0, linear_before_reset: bool = False) -> Params:
@@ -28,10 +29,7 @@ def from_onnx(kind: str, W: Any, R: Any, B: Any = None, *, layer: int = 0, linea
         ConversionError: wrong shapes, or a GRU without `linear_before_reset`.
     """
     if kind == "GRU" and not linear_before_reset:
-        raise ConversionError(
-            "onnx GRU: without linear_before_reset the reset gate scales h before the product, which is another function "
-            "than PyTorch's GRU; only linear_before_reset=1 converts"
-        )
+        raise other_gru("onnx", "without linear_before_reset", "linear_before_reset=1")
     W, R, B = np.asarray(W), np.asarray(R), None if B is None else np.asarray(B)
     if W.ndim != 3 or R.ndim != 3 or W.shape[0] not in (1, 2) or R.shape[0] != W.shape[0]:
         raise ConversionError(
@@ -50,10 +48,7 @@ def to_onnx(
     kind: str, params: Mapping[str, Any], *, layer: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """W, R and B of one layer of a stack. A GRU's operator must have `linear_before_reset=1`."""
-    found = [suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"]
-    if not found:
-        raise ConversionError(f"onnx {kind}: the parameters have no layer {layer}; they are {sorted(params)}")
-    cells = [to_system("onnx", kind, params, suffix) for suffix in found]
+    cells = [to_system("onnx", kind, params, suffix) for suffix in suffixes_of_layer("onnx", kind, params, layer)]
     biases = None
     if cells[0].bias_ih is not None:
         biases = np.stack([np.concatenate([cell.bias_ih, cell.bias_hh]) for cell in cells])
