@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigError, near
+from ..errors import ConfigError, JrnnError, near
 
 T = TypeVar("T")
 
@@ -26,16 +26,30 @@ def require(true: bool, rule: str, value: Any) -> None:
         raise ConfigError(f"{rule}, is {value!r:.200}")
 
 
+def read_utf8(path: str | Path, error: type[JrnnError], rule: str = "") -> str:
+    """The text of a file, without a byte order mark and with newlines alone at the ends of lines.
+
+    Raises:
+        JrnnError: of this type, for a file that is missing (with the rule that it breaks), unreadable or not UTF-8.
+    """
+    try:
+        return Path(path).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except FileNotFoundError:
+        raise error(f"{path}: no such file{rule}") from None
+    except OSError as e:
+        raise error(f"{path}: cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError as e:
+        raise error(
+            f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}; convert it, as with: "
+            f"iconv -f latin1 -t utf-8 {path}"
+        ) from None
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; ConfigError where it is missing or is not TOML."""
+    text = read_utf8(path, ConfigError)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
-    except UnicodeDecodeError as e:
-        raise ConfigError(f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}") from None
+        return tomllib.loads(text)
     except ValueError as e:  # tomllib's own error, or a number of thousands of digits
         raise ConfigError(f"{path}: is not TOML: {e}") from None
     except RecursionError:

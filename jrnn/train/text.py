@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..errors import ConfigError, DataError
-from .settings import require
+from .settings import read_utf8, require
 from .words import WordVocabulary, cut
 
 
@@ -59,19 +58,7 @@ def read_text(data: TextConfig) -> str:
     if data.source == "python-docs":
         return _python_docs()
     assert data.path is not None
-    try:
-        raw = Path(data.path).read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{data.path}: no such file; data.path must name a UTF-8 text") from None
-    except OSError as e:
-        raise DataError(f"{data.path}: cannot be read: {e.strerror}") from None
-    try:
-        return raw.decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as e:
-        raise DataError(
-            f"{data.path}: is not UTF-8: byte {e.start} is 0x{raw[e.start]:02x}; convert it, as with: "
-            f"iconv -f latin1 -t utf-8 {data.path}"
-        ) from None
+    return read_utf8(data.path, DataError, "; data.path must name a UTF-8 text")
 
 
 def _python_docs() -> str:

@@ -90,6 +90,8 @@ def test_files(tmp_path):
     assert load_config(path, ["train.steps=6"]).train.steps == 6
     with pytest.raises(ConfigError, match=r"c\.toml with --set train\.stepz=6: unknown key 'train\.stepz'"):
         load_config(path, ["train.stepz=6"])
+    path.write_bytes(b"\xef\xbb\xbf[train]\r\nsteps = 7\r\n")  # as editors on Windows write it
+    assert load_config(path).train.steps == 7
     path.write_text("[train]\nsteps = \n")
     with pytest.raises(ConfigError, match=r"c\.toml: is not TOML: .*line 2"):
         load_config(path)

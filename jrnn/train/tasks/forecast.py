@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import ConfigError, DataError, near
 from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
-from ..settings import require
+from ..settings import read_utf8, require
 from .examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, predictor
 from .task import TaskKind, Trained
 
@@ -59,14 +59,7 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
     Raises:
         DataError: for a file that is missing or not UTF-8, a column that it lacks, or a cell that is not a number.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; data.path must name a CSV file") from None
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
-    except UnicodeDecodeError as e:
-        raise DataError(f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}") from None
+    text = read_utf8(path, DataError, "; data.path must name a CSV file")
     rows = csv.reader(io.StringIO(text, newline=""))
     header = [name.strip() for name in next(rows, [])]
     for name in names:
