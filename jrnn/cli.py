@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,15 +37,24 @@ from .train.runs import as_json, find_runs, runs_tables, summarize
 from .train.subject import subject_of_config
 
 INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
+PIPE_CLOSED = 141  # and of one whose reader, such as `head`, went away
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status: 0, 1 for a check that failed, 2 for a mistake, 130 interrupted."""
+    """Runs the command line and returns the exit status.
+
+    0; 1 for a check that failed, 2 for a mistake; 130 where it was interrupted, 141 where nobody reads what it prints.
+    """
     args = _parser().parse_args(argv)
     if argv is None:  # the process is ours
         host_memory.keep()
     try:
-        return args.function(args)
+        status = args.function(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still holds when it ends
+        return PIPE_CLOSED
     except JrnnError as e:
         if args.debug:
             raise

@@ -1,5 +1,8 @@
 """The command line: what it prints, its exit statuses, and that a mistake is one line without a traceback."""
 
+import os
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -188,6 +191,15 @@ def test_bench_measures_and_writes(files, capsys):
     assert main(["bench", *chosen, "--json", "figures.json"]) == 0
     assert "2x1x3x4" in capsys.readouterr().out
     assert "lax.scan" in (files / "figures.json").read_text()
+
+
+def test_a_reader_that_goes_away_is_no_mistake():
+    """As with `jrnn ops | head -1`, here for a pipe that nobody reads from the start."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    ran = subprocess.run([sys.executable, "-m", "jrnn", "ops", "lstm"], stdout=writes, stderr=subprocess.PIPE)
+    os.close(writes)
+    assert (ran.returncode, ran.stderr) == (141, b"")
 
 
 def test_debug_shows_where_an_error_came_from(files):

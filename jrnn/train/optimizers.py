@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -96,10 +96,11 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     _check_options("optimizer.options", make, config.options, known)
     options = dict(config.options)
     if config.decay == "matrices":
-        if "mask" not in known:
-            takers = ", ".join(name for name, f in OPTIMIZERS.items() if "mask" in _parameters(f))
+        mask = _mask_of_decay(known)
+        if mask is None:
+            takers = ", ".join(name for name, f in OPTIMIZERS.items() if _mask_of_decay(_parameters(f)))
             raise ConfigError(f'optimizer.decay = "matrices" needs an optimizer with weight decay: {takers}')
-        options["mask"] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+        options[mask] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     if "key" in known:
         options["key"] = jax.random.key(0)  # of the noise that the optimizer adds
     steady = config.schedule == "constant" and not config.warmup and not config.schedule_options
@@ -107,6 +108,11 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     optimizer = _made("optimizer.options", make, {"learning_rate": rate, **options})
     clip = [optax.clip_by_global_norm(config.clip)] if config.clip else []
     return optax.with_extra_args_support(optax.chain(*clip, optimizer))
+
+
+def _mask_of_decay(options: Container[str]) -> str | None:
+    """What an optimizer of these options calls the one that says which parameters decay."""
+    return next((name for name in ("weight_decay_mask", "mask") if name in options), None)
 
 
 def _choose(where: str, what: str, name: str, known: Mapping[str, Any], shown: Iterable[str]) -> Any:
