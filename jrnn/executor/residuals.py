@@ -125,12 +125,12 @@ class Gradient:
         for v, out, first in zip(self.forward.carry, self.forward.carry_out, init):
             if v in self.stacks and v not in stacked:
                 stacked[v] = shifted(stacked[out], first, self.loop.reverse)
-        zeros = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in self.backward.carry[n_carry:]]
+        moving = [value for value, p in zip(consts, self.perturbed.consts) if p]
+        zeros = [jnp.zeros_like(value, v.aval.dtype) for value, v in zip(moving, self.backward.carry[n_carry:])]
         carry, ct_xs = self.fission.run(
             consts, [*cts[:n_carry], *zeros], [*xs, *(stacked[v] for v in self.stacks), *cts[n_carry:]]
         )
-        moving = [v for v, p in zip(self.loop.consts, self.perturbed.consts) if p]
-        return [total.astype(v.aval.dtype) for total, v in zip(carry[n_carry:], moving)], carry[:n_carry], ct_xs
+        return [total.astype(value.dtype) for total, value in zip(carry[n_carry:], moving)], carry[:n_carry], ct_xs
 
 
 def gradient(loop: Loop, perturbed: Perturbed, forbidden: Forbidden | None = None) -> Gradient:

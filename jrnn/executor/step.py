@@ -74,6 +74,8 @@ def trace_step(
         trees[:] = [new_tree, ys_tree]
         return [*new, *ys]
 
+    if any(_is_sharded_by_type(jax.typeof(leaf)) for leaf in (*init, *leaves)):
+        return None
     avals = [*map(jax.typeof, init), *jax.make_jaxpr(lambda xs: [x[0] for x in xs])(leaves).out_avals]
     try:
         program = jaxprs.trace(flat_step, avals)
@@ -83,7 +85,7 @@ def trace_step(
     fits = trees[0] == carry_tree and all(
         (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type) for a, b in zip(avals, outs[: len(init)])
     )
-    if program.effects or not fits or any(map(_is_sharded_by_type, (*avals, *(v.aval for v in program.constvars)))):
+    if program.effects or not fits or any(_is_sharded_by_type(v.aval) for v in program.constvars):
         return None
     loop = Loop(
         program.eqns,

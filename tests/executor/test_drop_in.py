@@ -182,3 +182,24 @@ def test_with_lengths_mistakes_are_reported_as_without(step, xs, error, message)
 def test_impossible_requests_say_what_is_wrong(keywords, message):
     with pytest.raises(ScanError, match=message):
         scan(lambda h, x: (h * x, h), H0, XS, **keywords)
+
+
+def test_gradients_inside_shard_map_vary_as_their_values_do(x64):
+    """The sums of the reverse loop are told apart over the mesh like the constants whose gradients they are."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    large = jnp.linspace(-1, 1, 130 * 140).reshape(130, 140)  # too large to be summed after the loop
+
+    def loss(run, large, xs):
+        def shard(large, xs):
+            def step(h, x):
+                h = jnp.tanh(h + x)
+                return h, jnp.sum(jnp.sin(large * h[0, 0]))
+
+            return jax.lax.psum(jnp.sum(run(step, xs[0], xs)[1]), "data")
+
+        return jax.shard_map(shard, mesh=mesh, in_specs=(spec(), spec(None, "data")), out_specs=spec())(large, xs)
+
+    xs = jnp.tile(XS, (1, len(jax.devices()), 1))
+    ours, theirs = (jax.jit(jax.grad(functools.partial(loss, run)))(large, xs) for run in (scan, jax.lax.scan))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)
