@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ def plot_runs(runs: Sequence[Path], out: Path) -> None:
         raise DataError("plots need matplotlib: pip install 'jrnn[plot]'") from None
     if out.suffix not in SUFFIXES:
         raise DataError(f"{out}: the name of a plot must end in {', '.join(SUFFIXES)}")
-    summaries = [summarize(run) for run in runs]
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    told = [textwrap.fill(label, 110, subsequent_indent="    ") for label in labels([summarize(run) for run in runs])]
+    lines = sum(label.count("\n") + 1 for label in told)
+    figure = Figure(figsize=(9, 5.2 + 0.2 * lines), layout="constrained")
     axes = figure.subplots()
-    for number, (run, label) in enumerate(zip(runs, labels(summaries))):
+    for number, (run, label) in enumerate(zip(runs, told)):
         color = f"C{number % 10}"
         (steps, losses), (validation_steps, validations) = curves(run)
         axes.plot(steps, losses, color=color, alpha=0.2, linewidth=0.6)
@@ -42,7 +44,7 @@ def plot_runs(runs: Sequence[Path], out: Path) -> None:
         axes.plot(validation_steps, validations, "o--", color=color, markersize=4, linewidth=0.8)
     axes.set(xlabel="step", ylabel="loss", title="training (line) and validation (dots)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside lower left", fontsize="small")  # below, as runs may differ in many keys
     try:
         figure.savefig(out, dpi=150)
     except OSError as e:

@@ -117,6 +117,13 @@ def test_losses_are_drawn(runs, capsys, suffix, magic):
     assert out.read_bytes().startswith(magic)
 
 
+def test_a_legend_of_many_keys_has_room(runs):
+    """One that does not fit makes matplotlib warn, which is an error here."""
+    for name in "cd":
+        make_run(runs / name, **{f"a_long_key_{k}": f"value of {name}" for k in range(20)})
+    plot_runs([runs / "c", runs / "d"], runs / "losses.png")
+
+
 def test_curves_and_smoothing(runs):
     (steps, losses), (where, validations) = curves(runs / "a")
     np.testing.assert_array_equal(steps, np.arange(1, 7))
