@@ -17,10 +17,7 @@ def divide(count: int) -> bool:
     """Lets the CPU count as `count` devices; False where XLA_FLAGS say already how many, or JAX has begun.
 
     It holds for all that the process does, so a program asks for it, at its start, before JAX has run anything: the command
-    `jrnn train --devices N` does. Data and carries must then be put on the devices in parts, and weights on all of them:
-
-        mesh = jax.make_mesh((count,), ("batch",))
-        x = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "batch")))
+    `jrnn train --devices N` does. Data must then be put on the devices in parts, and weights on all (docs/scaling.md).
     """
     if _FLAG in os.environ.get("XLA_FLAGS", ""):
         return False

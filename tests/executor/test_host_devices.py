@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from pages import blocks_of
 
 from jrnn.executor import host_devices
 
 DIVIDE = """
 import json, sys, jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jrnn import scan
 from jrnn.executor import host_devices
 
@@ -28,21 +30,34 @@ def loss(weights, x, h):
 
 gradient, found = jax.jit(jax.grad(loss)), []
 for count in (1, jax.device_count()):
-    mesh = jax.make_mesh((count,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:count])
+    mesh = Mesh(jax.devices()[:count], ("batch",))
     put = lambda value, *spec: jax.device_put(value, NamedSharding(mesh, P(*spec)))
     found.append(np.asarray(gradient(put(weights), put(x, None, "batch"), put(np.zeros((4, 3), np.float32), "batch"))))
 np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
 print(json.dumps([divided, jax.device_count(), host_devices.divide(3), jax.device_count()]))
 """
+TELL = """
+import json
+shards = lambda v: [s.data.shape for s in v.addressable_shards]
+print(json.dumps([shards(x), shards(gradients["weight_hh_l1"])]))
+"""
 
 
-@pytest.mark.parametrize("flags, expected", [("", [True, 2, False, 2]), ("4", [False, 4, False, 4])])
-def test_dividing(flags, expected):
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"--{host_devices._FLAG}={flags}" if flags else "",
-        "JAX_PLATFORMS": "cpu",
-    }
-    done = subprocess.run([sys.executable, "-c", DIVIDE], env=environment, capture_output=True, text=True)
+def run(program, devices=""):
+    flags = f"--{host_devices._FLAG}={devices}" if devices else ""
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == expected
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("devices, expected", [("", [True, 2, False, 2]), ("4", [False, 4, False, 4])])
+def test_dividing(devices, expected):
+    assert run(DIVIDE, devices) == expected
+
+
+def test_the_example_of_the_documentation():
+    """Its data lies in two parts, and its gradients on each device whole."""
+    page = Path(__file__).parents[2] / "docs" / "scaling.md"
+    (example,) = [block for language, block in blocks_of(page.read_text(encoding="utf-8")) if language == "python"]
+    assert run(example + TELL) == [[[100, 8, 32]] * 2, [[256, 64]] * 2]
