@@ -9,6 +9,7 @@ be compiled anew. So the array has a fixed capacity, and rows past the last one 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -53,15 +54,23 @@ def bucket(length: int, *, least: int = 8, per_octave: int = 4) -> int:
     >>> [bucket(n) for n in (0, 3, 8, 9, 11, 100, 1000)]
     [8, 8, 8, 10, 12, 112, 1024]
     """
-    if length < 0 or least < 1 or per_octave < 1:
-        raise LayerError(
-            f"bucket: length is {length}, least {least}, per_octave {per_octave}; a length must be at least 0, the "
-            "others at least 1"
-        )
+    length = _integer("bucket: length", length, 0)
+    least, per_octave = _integer("bucket: least", least, 1), _integer("bucket: per_octave", per_octave, 1)
     if length <= least:
         return least
     step = max(1, (1 << (length - 1).bit_length() - 1) // per_octave)
     return -(-length // step) * step
+
+
+def _integer(what: str, value: Any, least: int) -> int:
+    """An integer of any kind, also numpy's or JAX's outside of jit, as Python's."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or found < least:
+        raise LayerError(f"{what} is {value}; it must be an integer of at least {least}, known outside of jit")
+    return found
 
 
 def pack_padded_sequence(
@@ -101,7 +110,7 @@ def pack_padded_sequence(
         raise LayerError(
             f"pack_padded_sequence: lengths are {known.tolist()}; they must fall, or give enforce_sorted=False"
         )
-    capacity = steps * batch if capacity is None else capacity
+    capacity = steps * batch if capacity is None else _integer("pack_padded_sequence: capacity", capacity, 0)
     if known is not None and known.sum() > capacity:
         raise LayerError(
             f"pack_padded_sequence: the lengths add up to {known.sum()} rows, but capacity is {capacity}; "
@@ -232,8 +241,7 @@ def bucketed(
     >>> bucketed(["a" * n for n in (3, 30, 5, 31, 32)], batch_size=2)
     [(8, [0, 2]), (32, [1, 3]), (32, [4])]
     """
-    if batch_size < 1:
-        raise LayerError(f"bucketed: batch_size is {batch_size}; it must be at least 1")
+    batch_size = _integer("bucketed: batch_size", batch_size, 1)
     groups: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
         groups.setdefault(bucket(len(sequence), least=least, per_octave=per_octave), []).append(index)

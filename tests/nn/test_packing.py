@@ -100,6 +100,8 @@ def test_what_does_not_fit_is_an_error():
         nn.pack_padded_sequence(x, [1, 1, 1])
     with pytest.raises(LayerError, match="lengths are float32; they must be integers"):
         nn.pack_padded_sequence(x, jnp.ones(2))
+    with pytest.raises(LayerError, match="capacity is 8.0; it must be an integer"):
+        nn.pack_padded_sequence(x, [3, 1], capacity=8.0)
     with pytest.raises(LayerError, match=r"x is \[3\]; it must be \[T, N, ...\]"):
         nn.pack_padded_sequence(jnp.ones(3), [1])
     with pytest.raises(LayerError, match="total_length is 2, but the packed sequences may have 3 steps"):
@@ -121,8 +123,10 @@ def test_buckets_hold_and_waste_little(length, least, per_octave):
 
 def test_there_are_few_buckets():
     assert len({nn.bucket(n) for n in range(1, 1025)}) == 1 + 4 * 7
-    with pytest.raises(LayerError, match="a length must be at least 0"):
-        nn.bucket(-1)
+    assert nn.bucket(np.int64(9)) == nn.bucket(jnp.array(9)) == 10
+    for length in (-1, 2.5, "a"):
+        with pytest.raises(LayerError, match=f"length is {length}; it must be an integer of at least 0"):
+            nn.bucket(length)
     with pytest.raises(LayerError, match="batch_size is 0"):
         nn.bucketed([[1]], 0)
 
