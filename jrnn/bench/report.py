@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from jrnn.bench.sizes import SETS
 from jrnn.errors import DataError
 
 
@@ -36,15 +37,13 @@ class Record:
 
 
 def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str, str], dict[str, float]]:
-    """`{(cell, mode, peer): {size: our time over the peer's}}`, with their geometric mean under "mean"."""
+    """`{(cell, mode, size): {peer: our time over the peer's}}`."""
     records = list(records)
     mine = {r.job: r.median for r in records if r.peer == ours}
     found: dict[tuple[str, str, str], dict[str, float]] = {}
     for r in records:
         if r.peer != ours and r.job in mine:
-            found.setdefault((r.cell, r.mode, r.peer), {})[r.size] = mine[r.job] / r.median
-    for sizes in found.values():
-        sizes["mean"] = math.exp(sum(map(math.log, sizes.values())) / len(sizes))
+            found.setdefault(r.job, {})[r.peer] = mine[r.job] / r.median
     return found
 
 
@@ -73,16 +72,44 @@ def times_table(records: Sequence[Record], gemm: float) -> Table:
 
 
 def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
-    """The time of `ours` over each peer's: below 1 is faster."""
+    """The time of `ours` over each peer's, below 1 is faster, and geometric means over each set of sizes."""
     found = ratios(records, ours)
-    sizes = list(dict.fromkeys(size for row in found.values() for size in row if size != "mean"))
+    peers = list(dict.fromkeys(peer for row in found.values() for peer in row))
     table = Table(title=f"time of {ours} over the peer's (below 1: {ours} is faster)")
-    for name in ("cell", "mode", "peer", "geometric mean", *sizes):
-        table.add_column(name, justify="left" if name in ("cell", "mode", "peer") else "right")
-    for (cell, mode, peer), row in found.items():
-        cells = [f"{row[size]:.2f}" if size in row else "" for size in sizes]
-        table.add_row(cell, mode, peer, f"{row['mean']:.2f}", *cells)
+    for name in ("cell", "mode", "T x N x D x H", *peers):
+        table.add_column(name, justify="left" if name in ("cell", "mode") else "right", no_wrap=True)
+
+    def add(cell: str, mode: str, what: str, row: dict[str, float]) -> None:
+        table.add_row(cell, mode, what, *(f"{row[peer]:.2f}" if peer in row else "" for peer in peers))
+
+    for cell, mode in dict.fromkeys(job[:2] for job in found):
+        rows = {size: row for (c, m, size), row in found.items() if (c, m) == (cell, mode)}
+        for size, row in rows.items():
+            add(cell, mode, size, row)
+        for what, sizes in _sets(list(rows)):
+            add(cell, mode, what, {peer: _mean([rows[s][peer] for s in sizes if peer in rows[s]]) for peer in peers})
+        table.add_section()
     return table
+
+
+def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """What to take means over: the sets of sizes, as far as they are there, and what is in none of them.
+
+    >>> _sets(["100x1x128x128", "3x2x1x1"])
+    [('geometric mean of six (1 of 6)', ['100x1x128x128']), ('geometric mean', ['3x2x1x1'])]
+    """
+    found, rest = [], list(sizes)
+    for name, members in SETS.items():
+        here = [str(size) for size in members if str(size) in sizes]
+        rest = [size for size in rest if size not in here]
+        if here:
+            part = "" if len(here) == len(members) else f" ({len(here)} of {len(members)})"
+            found.append((f"geometric mean of {name}{part}", here))
+    return [*found, *([("geometric mean", rest)] if rest else [])]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
 def save(path: Path, conditions: dict[str, Any], records: Sequence[Record]) -> None:
@@ -131,7 +158,8 @@ def plot(path: Path, records: Sequence[Record]) -> None:
         raise DataError("--plot needs matplotlib: pip install 'jrnn[plot]'") from e
     panels = list(dict.fromkeys((r.cell, r.mode) for r in records))
     peers = list(dict.fromkeys(r.peer for r in records))
-    figure = Figure(figsize=(11, 3.2 * len(panels)), layout="constrained")
+    most = max(len({r.size for r in records if (r.cell, r.mode) == panel}) for panel in panels)
+    figure = Figure(figsize=(max(11, 0.8 * most), 3.6 * len(panels)), layout="constrained")
     for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels):
         mine = [r for r in records if (r.cell, r.mode) == panel]
         sizes = list(dict.fromkeys(r.size for r in mine))
@@ -141,6 +169,7 @@ def plot(path: Path, records: Sequence[Record]) -> None:
             at = [sizes.index(r.size) + (k - (len(peers) - 1) / 2) * width for r in rows]
             axes.bar(at, [r.median * 1e3 for r in rows], width, label=peer)
         axes.set(title=" ".join(panel), yscale="log", ylabel="ms", xticks=range(len(sizes)), xticklabels=sizes)
+        axes.tick_params(axis="x", labelrotation=30 if most > 8 else 0)
         axes.legend(fontsize="small", ncols=len(peers))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

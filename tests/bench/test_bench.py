@@ -89,6 +89,26 @@ def test_large_programs_take_fewer_turns():
     assert measure.in_turns({"a": program}, 2, seconds=0.0)["a"].turns == 2
 
 
+def test_ratios_and_their_means_by_set_of_sizes():
+    def record(size, peer, median):
+        return report.Record("lstm", str(size), "train", peer, median, median, median, 3, None, None, 1.0)
+
+    times = {("100x1x128x128", 1.0): 2.0, ("500x8x64x64", 1.0): 0.5, ("3x2x1x1", 3.0): 1.0}
+    records = [
+        record(size, peer, t) for (size, ours), their in times.items() for peer, t in (("jrnn", ours), ("flax", their))
+    ]
+    text = io.StringIO()
+    Console(file=text, width=200).print(report.ratios_table(records))
+    lines = [line.split("│")[3:5] for line in text.getvalue().splitlines() if "lstm" in line]
+    assert [(what.strip(), ratio.strip()) for what, ratio in lines] == [
+        ("100x1x128x128", "0.50"),
+        ("500x8x64x64", "2.00"),
+        ("3x2x1x1", "3.00"),
+        ("geometric mean of six (2 of 6)", "1.00"),
+        ("geometric mean", "3.00"),
+    ]
+
+
 def test_operations_are_counted():
     assert flops("lstm", Size(10, 2, 3, 5), "train") == 3 * 2 * 10 * 2 * (3 + 5) * 20
     assert len(SIZES) == 6 and Size.parse(str(TINY)) == TINY
