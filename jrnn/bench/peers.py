@@ -30,7 +30,7 @@ from flax import nnx
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError
-from jrnn.executor import host_memory, scan
+from jrnn.executor import LstmStep, host_memory, scan
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
 
@@ -127,6 +127,16 @@ def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
     return Program(clocked(run))
 
 
+def cudnn(cell: str, size: Size, mode: str) -> Program | None:
+    """NVIDIA's LSTM kernel through JAX; through torch it is what `torch_rnn` runs on CUDA."""
+    if cell != "lstm":
+        return None
+    weights, x = steps.inputs(cell, size)
+    carry = steps.initial(cell, size)
+    rows = {"w_x": weights["wx"].T, "w_h": weights["wh"].T, "b": weights["b"][0]}
+    return compiled(lambda p, x: scan(LstmStep(**p), carry, x, executor="cudnn")[1], rows, x, mode)
+
+
 def caffe2(python: str, cell: str, size: Size, mode: str) -> Program | None:
     """Caffe2 itself, in a process of its own."""
     if cell != "lstm":
@@ -192,6 +202,8 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     found |= {"lax.scan": _scanned(jax.lax.scan), "flax": flax_rnn}
     if _HAS_TORCH:
         found["torch"] = torch_rnn
+    if jax.default_backend() == "gpu":
+        found["cudnn"] = cudnn
     if caffe2_python:
         found["caffe2"] = functools.partial(caffe2, caffe2_python)
     found |= {name: functools.partial(_by_executor, name) for name in ("scan", "associative")}
