@@ -48,7 +48,7 @@ class Request:
         steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(self.xs) if jnp.ndim(leaf)), self.length)
         if steps is None:
             return self.step, self.xs  # `jax.lax.scan` says what is wrong with it
-        return masked(self.step, self.lengths), (jnp.arange(steps), self.xs)
+        return masked(self.step, self.lengths, self.xs), (jnp.arange(steps), self.xs)
 
     @functools.cached_property
     def traced(self) -> Traced | None:

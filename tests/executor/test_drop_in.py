@@ -171,6 +171,24 @@ def test_with_lengths_mistakes_are_reported_as_without(step, xs, error, message)
         scan(step, H0, xs, lengths=jnp.array([3, 1]))
 
 
+def test_padding_is_nothing_to_divide_by(x64):
+    """The step is evaluated past the ends too, but on nothing that the sequence does not hold."""
+    xs = np.arange(1.0, T * N + 1).reshape(T, N)
+    lengths = np.array([3, 0])
+
+    def loss(w, xs):
+        last, ys = scan(lambda h, x: (h * 0.5 + w * jnp.log(x), w / x), jnp.zeros(N), xs, lengths=lengths)
+        return jnp.sum(last) + jnp.sum(ys)
+
+    for padding in (0.0, np.nan):
+        padded = np.where(np.arange(T)[:, None] < lengths, xs, padding)
+        of_w, of_x = jax.grad(loss, (0, 1))(2.0, jnp.asarray(padded))
+        a, b, c = xs[:3, 0]
+        np.testing.assert_allclose(of_w, np.log([a, b, c]) @ [0.25, 0.5, 1] + 1 / a + 1 / b + 1 / c)
+        np.testing.assert_allclose(of_x[:3, 0], 2 * np.array([0.25 / a, 0.5 / b, 1 / c]) - 2 / xs[:3, 0] ** 2)
+        assert not np.any(of_x[3:]) and not np.any(of_x[:, 1])
+
+
 @pytest.mark.parametrize(
     "keywords, message",
     [
