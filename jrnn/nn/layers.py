@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
-from jrnn.executor import scan
+from jrnn.executor import LstmStep, scan
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
-from jrnn.nn.units import State, Unit
+from jrnn.nn.units import LSTM, State, Unit
 
 EPSILON = 1e-5  # of layer normalisation, as in PyTorch's LayerNorm
 
@@ -139,6 +139,13 @@ def make_step(
     return step
 
 
+def _is_plain_lstm(unit: Unit, weights: Weights, settings: Settings, noise: Noise) -> bool:
+    """Whether a layer is what `LstmStep` computes, which kernels of others know."""
+    more = (weights.norm_ih, weights.norm_hh, weights.weight_hr, *noise)
+    zoned = any(zoneout_rates(settings, (None,) * unit.states))
+    return unit is LSTM and not zoned and all(part is None for part in more)
+
+
 def run_layer(
     unit: Unit,
     weights: Weights,
@@ -160,10 +167,15 @@ def run_layer(
         key: for the masks of a training run; None when nothing is random.
     """
     noise = draw(settings, key, x.shape[0], state)
+    step, xs = make_step(unit, weights, settings, dtype, noise.recurrent), (x, noise.keep)
+    if settings.executor == "cudnn" and _is_plain_lstm(unit, weights, settings, noise):
+        biases = [b for b in (weights.bias_ih, weights.bias_hh) if b is not None]
+        bias = sum(biases) if biases else jnp.zeros(weights.weight_ih.shape[:1], dtype)
+        step, xs = LstmStep(weights.weight_ih, weights.weight_hh, bias), x
     return scan(
-        make_step(unit, weights, settings, dtype, noise.recurrent),
+        step,
         state,
-        (x, noise.keep),
+        xs,
         reverse=reverse,
         unroll=settings.unroll,
         lengths=lengths,
