@@ -20,6 +20,31 @@ def concrete(array: Any) -> np.ndarray | None:
     return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
 
 
+def check_array(where: str, name: str, value: Any) -> jax.Array:
+    """`value` as an array.
+
+    >>> check_array("lstm", "x", None)
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: lstm: x is of type NoneType; it must be an array
+    """
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise LayerError(f"{where}: {name} is {_described(value)}; it must be an array") from error
+
+
+def check_key(where: str, key: Any) -> None:
+    """`key` must be one of `jax.random`, new or old style, or None.
+
+    >>> check_key("lstm", 0)
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: lstm: key is of type int; it must be one that jax.random.key makes
+    """
+    dtype = getattr(key, "dtype", None)
+    if key is not None and (dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32)):
+        raise LayerError(f"{where}: key is {_described(key)}; it must be one that jax.random.key makes")
+
+
 def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array:
     """Lengths as [N] int32, each from 0 to T. Inside jit, where they have no values, only type and shape are checked.
 

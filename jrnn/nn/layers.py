@@ -60,7 +60,8 @@ def zoneout_rates(settings: Settings, state: State) -> tuple[float, ...]:
     if not isinstance(settings.zoneout, tuple):
         return (settings.zoneout,) * len(state)
     if len(settings.zoneout) != len(state):
-        raise LayerError(f"zoneout is {settings.zoneout!r}, but this unit has {len(state)} state; give one probability")
+        fits = "one probability, or a pair (h, c) of them" if len(state) == 2 else "one probability"
+        raise LayerError(f"zoneout is {settings.zoneout!r}, but this unit has {len(state)} state{'s' * (len(state) > 1)}; give {fits}")
     return settings.zoneout
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError
-from jrnn.nn.checks import check_features, check_lengths, check_state
+from jrnn.nn.checks import check_array, check_features, check_key, check_lengths, check_state
 from jrnn.nn.layers import accumulator, make_step, mask, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
@@ -39,6 +39,7 @@ def run_stack(
         `(output, states)`, states a tuple of (h,) or (h, c).
     """
     layout = layout_of(unit, params)
+    check_key(where, key)
     if isinstance(x, PackedSequence):
         if lengths is not None:
             raise LayerError(f"{where}: a PackedSequence knows its lengths; give no others")
@@ -47,15 +48,15 @@ def run_stack(
         output, states = _stack(unit, where, layout, params, padded, hx, lengths, key, settings)
         repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=x.data.shape[0])
         return x._replace(data=repacked.data), states
-    x = jnp.asarray(x)
+    x = check_array(where, "x", x)
     size = layout.input_size
     check_features(
         where, x, size, {2: f"[T, {size}]", 3: f"[N, T, {size}]" if settings.batch_first else f"[T, N, {size}]"}
     )
     if x.ndim == 2:
         one = None if lengths is None else jnp.reshape(jnp.asarray(lengths), (-1,))
-        state = jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 1), hx)
-        output, states = _stack(unit, where, layout, params, x[:, None], state, one, key, settings)
+        hx = _with_batch(where, layout, params, x, hx, settings)
+        output, states = _stack(unit, where, layout, params, x[:, None], hx, one, key, settings)
         return output[:, 0], tuple(state[:, 0] for state in states)
     if not settings.batch_first:
         return _stack(unit, where, layout, params, x, hx, lengths, key, settings)
@@ -115,6 +116,13 @@ def _stack(
     return x, tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
 
 
+def _with_batch(where: str, layout: Layout, params: Params, x: jax.Array, hx: Any, settings: Settings) -> Any:
+    """The state of one sequence, which has no axis of the batch, with one of size 1."""
+    shapes = tuple((rows, size) for rows, _, size in _state_shapes(layout, 1))
+    states = check_state(where, layout.unit, hx, shapes, accumulator(_compute_type(params, x, settings.dtype)))
+    return tuple(state[:, None] for state in states) if len(states) > 1 else states[0][:, None]
+
+
 def _state_shapes(layout: Layout, batch: int) -> tuple[tuple[int, ...], ...]:
     rows = layout.num_layers * layout.directions
     return ((rows, batch, layout.output_size), (rows, batch, layout.hidden_size))[: layout.unit.states]
@@ -125,11 +133,13 @@ def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings
     layout = layout_of(unit, params)
     if layout.bidirectional:
         raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go step by step")
-    x = jnp.asarray(x)
+    if isinstance(x, PackedSequence):
+        raise LayerError(f"{where}: a step takes x of one step, [N, {layout.input_size}], not a PackedSequence")
+    x = check_array(where, "x", x)
     check_features(where, x, layout.input_size, {1: f"[{layout.input_size}]", 2: f"[N, {layout.input_size}]"})
     single = x.ndim == 1
     if single:
-        x, hx = x[None], jax.tree.map(lambda leaf: jnp.expand_dims(leaf, 1), hx)
+        x, hx = x[None], _with_batch(where, layout, params, x, hx, settings)
     dtype = _compute_type(params, x, settings.dtype)
     states = check_state(where, unit, hx, _state_shapes(layout, x.shape[0]), accumulator(dtype))
     last = []
@@ -144,7 +154,7 @@ def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings
 def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: Any) -> State:
     """One step of one cell, [N, D] or [D]."""
     layout = cell_layout_of(unit, params)
-    x = jnp.asarray(x)
+    x = check_array(where, "x", x)
     check_features(where, x, layout.input_size, {1: f"[{layout.input_size}]", 2: f"[N, {layout.input_size}]"})
     single = x.ndim == 1
     shape = (layout.hidden_size,) if single else (x.shape[0], layout.hidden_size)

@@ -217,7 +217,10 @@ def test_an_unknown_nonlinearity_is_an_error():
         ),
         (X, (np.zeros((1, N, H)),), None, "but is 1 values"),
         (X, (np.zeros((1, N, H)), np.zeros((2, N, H))), None, r"the state c is \[2, 2, 4\] but must be \[1, 2, 4\]"),
-        (X[:, 0], (np.zeros((1, N, H)),) * 2, None, r"the state h is \[1, 1, 2, 4\] but must be \[1, 1, 4\]"),
+        (X[:, 0], (np.zeros((1, N, H)),) * 2, None, r"the state h is \[1, 2, 4\] but must be \[1, 4\]"),
+        (X[:, 0], (np.zeros(H),) * 2, None, r"the state h is \[4\] but must be \[1, 4\]"),
+        (X[:, 0], (0.0, 0.0), None, r"the state h is \[\] but must be \[1, 4\]"),
+        (None, None, None, "LSTM: x is of type NoneType; it must be an array"),
         (X, None, [6, 1], r"lengths\[0\] is 6, but the sequences have 5 steps; lengths must lie between 0 and 5"),
         (X, None, [3, -1], r"lengths\[1\] is -1"),
         (X, None, [3], r"lengths are \[1\]; they must be \[2\], one for each sequence"),
@@ -241,6 +244,12 @@ def test_states_and_steps_that_do_not_fit_are_named():
         make("GRU", bidirectional=True).step(X[0])
     with pytest.raises(LayerError, match=r"GRU.step: x is \[5, 2, 3\] but must be \[3\] or \[N, 3\]"):
         make("GRU").step(X)
+    with pytest.raises(LayerError, match="GRU.step: x is of type str"):
+        make("GRU").step("x")
+    with pytest.raises(LayerError, match=r"a step takes x of one step, \[N, 3\], not a PackedSequence"):
+        make("GRU").step(nn.pack_sequence([X[:, 0]]))
+    with pytest.raises(LayerError, match="gru: key is of type int; it must be one that jax.random.key makes"):
+        nn.functional.gru(make("GRU").params(), X, dropout=0.5, key=0)
 
 
 @pytest.mark.parametrize(
