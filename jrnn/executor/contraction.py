@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrnn.executor import jaxprs
+
 Axes = tuple[Sequence[int], Sequence[int]]
 
 
@@ -35,7 +37,7 @@ def over_time(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_
     if jax.default_backend() != "cpu" or not jnp.issubdtype(result, jnp.floating):
         return dot(lhs, rhs, axes, precision)
     kind = jnp.finfo(result)
-    if lhs.size <= rhs.size:
+    if jaxprs.elements(lhs.shape) <= jaxprs.elements(rhs.shape):
         return jax.lax.reduce_precision(dot(lhs, rhs, axes, precision), kind.nexp, kind.nmant)
     made = dot(rhs, lhs, axes[::-1], precision[::-1] if isinstance(precision, tuple) else precision)
     own = rhs.ndim - len(axes[1])

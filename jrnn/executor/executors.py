@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ScanError, near
-from jrnn.executor import affine, cudnn, pieces, recompute
+from jrnn.executor import affine, cudnn, jaxprs, pieces, recompute
 from jrnn.executor.fission import Fission, split
 from jrnn.executor.gradient import differentiable
 from jrnn.executor.loop import Loop
@@ -145,7 +145,7 @@ def _affine_refusal(request: Request) -> str | None:
 def _solving_pays(request: Request) -> bool:
     if request.recompute is not None or request.platform not in _SOLVING_PAYS or request.traced is None:
         return False
-    core, long = request.fission.core, request.traced.loop.length >= _SOLVING_PAYS[request.platform]
+    core, long = request.fission.core, jaxprs.extent(request.traced.loop.length) >= _SOLVING_PAYS[request.platform]
     return (
         long
         and affine.suits_bulk(core)

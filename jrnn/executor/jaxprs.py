@@ -6,6 +6,7 @@ new trace of an evaluation, and nothing here builds equations by hand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ def _call_body(eqn: Any) -> Any | None:
 
 # What an equation is like --------------------------------------------------------------------------------------------
 
+_OPEN = 64  # elements of a dimension that is not known, where sizes are compared
 _CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _LOOKUPS = ("gather",)
 _SOLVERS = ("triangular_solve", "cholesky", "lu", "qr", "eigh", "eig", "svd", "fft")
@@ -193,10 +195,23 @@ def is_view(eqn: Any) -> bool:
     )
 
 
+def is_known(dimension: Any) -> bool:
+    """Whether a dimension is a number, and not left open by `jax.export`."""
+    return isinstance(dimension, (int, np.integer))
+
+
+def extent(dimension: Any) -> int:
+    """A dimension; for one that `jax.export` leaves open, what it may be, where sizes are compared."""
+    return int(dimension) if is_known(dimension) else _OPEN
+
+
+def elements(shape: Sequence[Any]) -> int:
+    return math.prod(map(extent, shape))
+
+
 def nbytes(atom: Atom) -> int:
     """Bytes of one value; typed keys and other extended types count as their items do."""
-    aval = atom.aval
-    return int(np.prod(aval.shape, dtype=np.int64)) * getattr(aval.dtype, "itemsize", 4)
+    return elements(atom.aval.shape) * getattr(atom.aval.dtype, "itemsize", 4)
 
 
 # Pieces --------------------------------------------------------------------------------------------------------------

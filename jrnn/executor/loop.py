@@ -58,7 +58,7 @@ class Loop:
             step,
             list(init),
             list(xs),
-            length=self.length,
+            length=None if xs else self.length,  # what `jax.export` leaves open may not be given
             reverse=self.reverse,
             unroll=self.unroll,
         )

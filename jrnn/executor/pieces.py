@@ -13,7 +13,6 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,7 +41,7 @@ Run = Callable[[Sequence[Any], Sequence[Any], int], tuple[Sequence[Any], Sequenc
 
 def count(core: Loop, platform: str) -> int:
     """In how many pieces to run a scan of which `core` is what stays in the loop; 1 for whole."""
-    if platform != "cpu" or _cores() < 2 or jax.local_device_count() > 1 or core.length < _PIECES * _STEPS:
+    if platform != "cpu" or _cores() < 2 or jax.local_device_count() > 1 or _short(core):
         return 1
     contractions = [e for e in core.eqns if e.primitive.name == "dot_general"]
     constants = [a for e in contractions for a in e.invars if a in core.consts]
@@ -56,7 +55,7 @@ def chunk(fission: Fission, platform: str, solved: bool) -> int | None:
 
     `solved` says that the core is solved and not run, from two factors and a result of each carry at each step.
     """
-    if platform != "cpu" or host_memory.kept:
+    if platform != "cpu" or host_memory.kept or _short(fission.loop):
         return None
     asked = {*fission.loop.xs, *(v for v in fission.loop.ys if not jaxprs.is_literal(v))}
     made = {*fission.early, *fission.core.ys, *fission.late} - asked
@@ -102,8 +101,13 @@ def when_differentiated(run: Callable[..., Sequence[Any]], whole: Callable[..., 
 
 def _operations(eqn: Any) -> int:
     (contracted, _), _ = eqn.params["dimension_numbers"]
-    inner = math.prod(eqn.invars[0].aval.shape[a] for a in contracted)
-    return 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+    inner = [eqn.invars[0].aval.shape[a] for a in contracted]
+    return 2 * jaxprs.elements(inner) * jaxprs.elements(eqn.outvars[0].aval.shape)
+
+
+def _short(loop: Loop) -> bool:
+    """Too few steps to divide, or as many as `jax.export` leaves open."""
+    return not jaxprs.is_known(loop.length) or loop.length < _PIECES * _STEPS
 
 
 def _cores() -> int:

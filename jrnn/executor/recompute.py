@@ -68,8 +68,15 @@ def _about(names: Collection[str], step: Sequence[Any], had: Collection[Var]) ->
 
 def chunk_length(recompute: Any, steps: int) -> int | None:
     """Steps between checkpoints, or None when there are none."""
+    if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
+        return None
+    if not jaxprs.is_known(steps):
+        raise ScanError(
+            f"scan: recompute={recompute!r} divides the steps, but how many there are ({steps}) is left open; "
+            "give recompute='contractions' or None, or export with a fixed number"
+        )
     pieces = math.isqrt(steps) if recompute == "sqrt" else recompute
-    if not isinstance(pieces, (int, np.integer)) or steps < 2:
+    if steps < 2:
         return None
     return math.ceil(steps / min(int(pieces), steps))
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jrnn.executor import jaxprs
 from jrnn.executor.contraction import over_time
@@ -99,7 +98,7 @@ def _repeated(value: Any, length: int) -> Any:
     """`value * length`; integers wrap around as sums do, and what `length` overflows is multiplied in float32."""
     dtype = value.dtype
     wide = accumulator(dtype)
-    return (value.astype(wide) * np.asarray(length).astype(wide)).astype(dtype)
+    return (value.astype(wide) * jnp.asarray(length).astype(wide)).astype(dtype)
 
 
 def accumulator(dtype: Any) -> Any:

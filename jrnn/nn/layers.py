@@ -60,8 +60,12 @@ def zoneout_rates(settings: Settings, state: State) -> tuple[float, ...]:
     if not isinstance(settings.zoneout, tuple):
         return (settings.zoneout,) * len(state)
     if len(settings.zoneout) != len(state):
-        fits = "one probability, or a pair (h, c) of them" if len(state) == 2 else "one probability"
-        raise LayerError(f"zoneout is {settings.zoneout!r}, but this unit has {len(state)} state{'s' * (len(state) > 1)}; give {fits}")
+        has = (
+            "2 states; give one probability, or a pair (h, c) of them"
+            if len(state) == 2
+            else "1 state; give one probability"
+        )
+        raise LayerError(f"zoneout is {settings.zoneout!r}, but this unit has {has}")
     return settings.zoneout
 
 
