@@ -27,7 +27,7 @@ from rich.console import Console
 from jrnn import nn, scan
 from jrnn.bench import measure, report
 from jrnn.bench.main import conditions
-from jrnn.bench.peers import Program, clocked
+from jrnn.bench.peers import Program, clocked, torch_program
 from jrnn.bench.sizes import MODES, Size, flops
 from jrnn.bench.steps import STEPS
 from jrnn.executor import host_memory
@@ -94,18 +94,7 @@ def torch_rnn(cell: str, size: Size, mode: str, layers: int, both: bool) -> Prog
     import torch
 
     module = getattr(torch.nn, cell.upper())(size.features, size.hidden, layers, bidirectional=both)
-    x = torch.tensor(np.array(_input(size)), requires_grad=mode == "train")
-
-    def run() -> None:
-        if mode == "train":
-            x.grad = None
-            module.zero_grad()
-            (module(x)[0] ** 2).sum().backward()
-        else:
-            with torch.no_grad():
-                module(x)
-
-    return Program(clocked(run))
+    return torch_program(module, _input(size), mode)
 
 
 def _input(size: Size) -> Any:

@@ -109,9 +109,16 @@ def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
     cells = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
     if cell not in cells:
         return None
+    return torch_program(cells[cell](size.features, size.hidden), steps.inputs(cell, size)[1], mode)
+
+
+def torch_program(module: Any, x: Any, mode: str) -> Program:
+    """A recurrent module of torch, time first."""
+    import torch
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = cells[cell](size.features, size.hidden).to(device)
-    x = torch.tensor(np.array(steps.inputs(cell, size)[1]), device=device, requires_grad=mode == "train")
+    module = module.to(device)
+    x = torch.tensor(np.array(x), device=device, requires_grad=mode == "train")
 
     def run() -> None:
         if mode == "train":
