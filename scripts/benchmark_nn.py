@@ -120,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     host_memory.keep()
-    gemm, records, console = measure.gemm_flops(), [], Console()
+    gemm, records = measure.gemm_flops(), []
+    console = Console(width=None if sys.stdout.isatty() else 140)
     jobs = [(c, s, m, t) for c in args.cells.split(",") for s in STACKS for m in MODES for t in args.sizes.split(",")]
     for cell, stack, mode, text in jobs:
         size, (layers, both) = Size.parse(text), STACKS[stack]

@@ -87,7 +87,8 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
         for size, row in rows.items():
             add(cell, mode, size, row)
         for what, sizes in _sets(list(rows)):
-            add(cell, mode, what, {peer: _mean([rows[s][peer] for s in sizes if peer in rows[s]]) for peer in peers})
+            measured = {peer: [rows[s][peer] for s in sizes if peer in rows[s]] for peer in peers}
+            add(cell, mode, what, {peer: _mean(found) for peer, found in measured.items() if found})
         table.add_section()
     return table
 
@@ -109,7 +110,7 @@ def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def save(path: Path, conditions: dict[str, Any], records: Sequence[Record]) -> None:
