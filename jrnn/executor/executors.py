@@ -103,7 +103,9 @@ def _run_apart(request: Request, traced: Traced, solver: Callable[[Loop], Callab
         solver: what makes a runner of the core; the differentiable loop by default.
     """
     loop = traced.loop
-    run_core = solver or functools.partial(differentiable, forbidden=recompute.forbidden(request.recompute, loop.eqns))
+    run_core = solver or functools.partial(
+        differentiable, forbidden=recompute.forbidden(request.recompute, traced.names)
+    )
 
     @functools.cache
     def parts(steps: int) -> tuple[Fission, Callable]:

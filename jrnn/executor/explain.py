@@ -121,7 +121,7 @@ def explain_scan(
     core = rewrite.together(fission.core)
     perturbed = Perturbed.of(core, [is_smooth(v) for v in core.inputs])
     try:
-        grad = gradient(core, perturbed, recomputation.forbidden(recompute, traced.loop.eqns))
+        grad = gradient(core, perturbed, recomputation.forbidden(recompute, traced.names))
     except SideEffects:
         why = "jax.lax.scan itself differentiates the loop (a derivative rule has side effects)"
         return Explanation(chosen.name, (*refused, why), *(nothing,) * 6, (0, 0), checkpoints, 1, None)

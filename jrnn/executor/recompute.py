@@ -32,14 +32,13 @@ def check(recompute: Any) -> None:
         )
 
 
-def forbidden(recompute: Any, eqns: Sequence[Any]) -> Forbidden | None:
-    """The rule of what must not be stored, for a step of these equations: a function of the equations that a gradient
-    knows the step by, and of what is at hand anyway."""
+def forbidden(recompute: Any, known: Collection[str]) -> Forbidden | None:
+    """The rule of what must not be stored, for a step that gives values the names `known`: a function of the equations
+    that a gradient knows the step by, and of what is at hand anyway."""
     if recompute == "contractions":
         return lambda step, had: {v for e in step if e.primitive.name in jaxprs.CHEAP for v in e.outvars}
     if not isinstance(recompute, (list, tuple, set, frozenset)):
         return None
-    known = {e.params["name"] for e in eqns if e.primitive.name == "name"}
     for name in recompute:
         if name not in known:
             given = f"only {', '.join(map(repr, sorted(known)))}" if known else "none has a name"

@@ -28,6 +28,7 @@ class Traced:
     carry_tree: Any
     ys_tree: Any
     weak: tuple[bool, ...]  # which of the carries and outputs are of a type that gives way to others
+    names: frozenset[str]  # that the step gives values, be they used or not
 
     def unflatten(self, carry: Sequence[Any], ys: Sequence[Any]) -> tuple[Any, Any]:
         flat = [_weakly_typed(v) if weak else v for v, weak in zip((*carry, *ys), self.weak)]
@@ -99,7 +100,8 @@ def trace_step(
         unroll,
     )
     weak = tuple(a.weak_type for a in outs)
-    return Traced(views.direct(loop), program.consts, tuple(init), tuple(leaves), carry_tree, trees[1], weak)
+    names = frozenset(e.params["name"] for e in program.eqns if e.primitive.name == "name")
+    return Traced(views.direct(loop), program.consts, tuple(init), tuple(leaves), carry_tree, trees[1], weak, names)
 
 
 def _weakly_typed(v: Any) -> Any:
