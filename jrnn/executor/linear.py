@@ -75,3 +75,18 @@ ad.primitive_jvps[tangent_p] = _jvp
 ad.primitive_transposes[tangent_p] = _transpose
 batching.primitive_batchers[tangent_p] = _batch
 mlir.register_lowering(tangent_p, mlir.lower_fun(_apply, multiple_results=True))
+
+
+# A function with a derivative rule of its own must give its results the batch axes that the rule gives them: JAX takes
+# those of the one for the other's. Both put theirs in front by this, which is no operation besides.
+_in_front_p = jex.Primitive("jrnn_batch_in_front")
+_in_front_p.def_impl(lambda value: value)
+_in_front_p.def_abstract_eval(lambda aval: aval)
+ad.deflinear2(_in_front_p, lambda ct, _: [ct])
+batching.primitive_batchers[_in_front_p] = lambda args, dims: (_in_front_p.bind(jnp.moveaxis(args[0], dims[0], 0)), 0)
+mlir.register_lowering(_in_front_p, lambda ctx, value: [value])
+
+
+def batch_in_front(values: Sequence[Any]) -> Flat:
+    """The values, which under `vmap` have their batch axis in front."""
+    return [_in_front_p.bind(value) for value in values]

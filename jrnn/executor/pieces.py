@@ -22,6 +22,7 @@ import jax
 from jrnn.executor import host_memory, jaxprs
 from jrnn.executor.fission import Fission
 from jrnn.executor.gradient import jvp_where_given
+from jrnn.executor.linear import batch_in_front
 from jrnn.executor.loop import Loop
 
 _PIECES = 4
@@ -90,7 +91,7 @@ def when_differentiated(run: Callable[..., Sequence[Any]], whole: Callable[..., 
 
     @jax.custom_jvp
     def either(*flat: Any) -> Sequence[Any]:
-        return whole(*flat)
+        return batch_in_front(whole(*flat))
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         return jvp_where_given(run, primals, tangents)

@@ -46,6 +46,26 @@ def test_lengths_in_pieces(x64, monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), run(p), whole)
 
 
+def test_many_at_once_in_pieces_and_chunks(monkeypatch):
+    """JAX takes the batch axes of the whole for those of the pieces."""
+    xs = jnp.linspace(-1, 1, 30).reshape(5, 2, 3)
+
+    def loss(scale, **keywords):
+        def step(h, x):
+            mapped = jax.lax.map(jnp.tanh, x * scale)
+            return h * 0.5 + mapped, (jnp.argmax(mapped, axis=1), mapped)
+
+        h, (_, ys) = scan(step, xs[0], xs * scale, **keywords)
+        return jnp.sum(h) + jnp.sum(ys**2)
+
+    def gradient(**keywords):
+        return jax.grad(lambda scales: jnp.sum(jax.vmap(lambda s: loss(s, **keywords))(scales)))(jnp.array([1.0, 0.5]))
+
+    whole = gradient()
+    monkeypatch.setattr(pieces, "count", lambda core, platform: 2)
+    np.testing.assert_allclose(gradient(recompute=1), whole, rtol=1e-5)
+
+
 def test_without_derivatives_there_is_one_loop(monkeypatch):
     monkeypatch.setattr(pieces, "count", lambda core, platform: 2)
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(0, **LSTM))
