@@ -69,7 +69,7 @@ def differentiable(loop: Loop, forbidden: Any = None) -> Callable[[Flat, Flat, F
 
     @jax.custom_jvp
     def smooth(*flat: Any) -> Flat:
-        return batch_in_front(run(*flat))
+        return batch_in_front(run(*flat), flat)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Flat, Flat]:
         given = _given(primals, tangents)
@@ -80,7 +80,7 @@ def differentiable(loop: Loop, forbidden: Any = None) -> Callable[[Flat, Flat, F
         carry, ys = grad.forward.run(
             primals[:n_consts], primals[n_consts : n_consts + n_carry], primals[n_consts + n_carry :]
         )
-        outs = batch_in_front([*carry, *ys[: len(loop.ys)]])
+        outs = batch_in_front([*carry, *ys[: len(loop.ys)]], primals)
         moved = tangent_p.bind(
             *primals,
             *ys,
@@ -121,7 +121,7 @@ def jvp_where_given(run: Callable[..., Sequence[Any]], primals: Sequence[Any], t
     outs, moved = jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
     smooth = [jnp.issubdtype(out.dtype, jnp.inexact) for out in outs]
     moved = [t if is_smooth else zero_tangent(out) for out, t, is_smooth in zip(outs, moved, smooth)]
-    return batch_in_front(outs), moved
+    return batch_in_front(outs, primals), moved
 
 
 def zero_tangent(primal: Any) -> SymbolicZero:

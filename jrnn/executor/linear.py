@@ -78,15 +78,31 @@ mlir.register_lowering(tangent_p, mlir.lower_fun(_apply, multiple_results=True))
 
 
 # A function with a derivative rule of its own must give its results the batch axes that the rule gives them: JAX takes
-# those of the one for the other's. Both put theirs in front by this, which is no operation besides.
+# those of the one for the other's. By this, which is no operation besides, both put one in front of every result as soon as
+# one of their arguments has one.
 _in_front_p = jex.Primitive("jrnn_batch_in_front")
-_in_front_p.def_impl(lambda value: value)
-_in_front_p.def_abstract_eval(lambda aval: aval)
-ad.deflinear2(_in_front_p, lambda ct, _: [ct])
-batching.primitive_batchers[_in_front_p] = lambda args, dims: (_in_front_p.bind(jnp.moveaxis(args[0], dims[0], 0)), 0)
-mlir.register_lowering(_in_front_p, lambda ctx, value: [value])
+_in_front_p.multiple_results = True
 
 
-def batch_in_front(values: Sequence[Any]) -> Flat:
-    """The values, which under `vmap` have their batch axis in front."""
-    return [_in_front_p.bind(value) for value in values]
+def _in_front_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, count: int) -> tuple[Flat, Flat]:
+    return _in_front_p.bind(*primals, count=count), list(tangents[:count])
+
+
+def _in_front_batch(args: Sequence[Any], dims: Sequence[Any], *, count: int) -> tuple[Flat, list[int]]:
+    size = next(a.shape[d] for a, d in zip(args, dims) if d is not None)
+    moved = [
+        jnp.broadcast_to(a, (size, *jnp.shape(a))) if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims)
+    ]
+    return _in_front_p.bind(*moved, count=count), [0] * count
+
+
+_in_front_p.def_impl(lambda *values, count: list(values[:count]))
+_in_front_p.def_abstract_eval(lambda *avals, count: list(avals[:count]))
+ad.primitive_jvps[_in_front_p] = _in_front_jvp
+batching.primitive_batchers[_in_front_p] = _in_front_batch
+mlir.register_lowering(_in_front_p, lambda ctx, *values, count: list(values[:count]))
+
+
+def batch_in_front(values: Sequence[Any], arguments: Sequence[Any]) -> Flat:
+    """The values; under `vmap` of one of the arguments, each with the batch axis in front."""
+    return _in_front_p.bind(*values, *arguments, count=len(values))

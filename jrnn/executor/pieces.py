@@ -91,7 +91,7 @@ def when_differentiated(run: Callable[..., Sequence[Any]], whole: Callable[..., 
 
     @jax.custom_jvp
     def either(*flat: Any) -> Sequence[Any]:
-        return batch_in_front(whole(*flat))
+        return batch_in_front(whole(*flat), flat)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         return jvp_where_given(run, primals, tangents)

@@ -66,6 +66,26 @@ def test_many_at_once_in_pieces_and_chunks(monkeypatch):
     np.testing.assert_allclose(gradient(recompute=1), whole, rtol=1e-5)
 
 
+@pytest.mark.parametrize("keywords", [{}, dict(recompute="sqrt")])
+def test_many_at_once_of_which_some_results_are_the_same(keywords, monkeypatch):
+    xs = jnp.linspace(-1, 1, 30).reshape(5, 2, 3)
+
+    def loss(which, scale, xs, **keywords):
+        def step(carry, x):
+            same, h = carry
+            return (same * 0.5 + x.T @ x, jnp.tanh(h * scale + x)), (same, x)
+
+        (same, h), (ys, _) = which(step, (jnp.ones((3, 3)), xs[0]), xs, **keywords)
+        return jnp.sum(same * scale) + jnp.sum(h) + jnp.sum(ys**2)
+
+    def gradient(which, **keywords):
+        many = jax.vmap(lambda s, xs: loss(which, s, xs, **keywords), (0, None))
+        return jax.grad(lambda xs: jnp.sum(many(jnp.array([1.0, 0.5]), xs)))(xs)
+
+    monkeypatch.setattr(pieces, "count", lambda core, platform: 2)
+    np.testing.assert_allclose(gradient(scan, **keywords), gradient(jax.lax.scan), rtol=1e-5, atol=1e-5)
+
+
 def test_without_derivatives_there_is_one_loop(monkeypatch):
     monkeypatch.setattr(pieces, "count", lambda core, platform: 2)
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(0, **LSTM))
