@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jrnn.cli import _parser
+from jrnn.cli.parser import make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ def test_a_command(line):
     words = shlex.split(line)
     if "sh" in words:
         words = shlex.split(words[-1])
-    args = _parser().parse_args(words[words.index("jrnn") + 1 :])
+    args = make_parser().parse_args(words[words.index("jrnn") + 1 :])
     assert args.command in ("train", "runs", "plot")
     if args.command == "train":
         assert (ROOT / args.config).is_file()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import cli
+from jrnn.cli import main, training
 from jrnn.errors import ConfigError, DataError, UsageError
 from jrnn.train import train
 from jrnn.train.beam import Beams
@@ -191,9 +191,9 @@ def test_coverage_is_not_for_low_precision():
 def test_the_command_says_how_to_search_and_where_to_draw(monkeypatch, capsys):
     given = {}
     monkeypatch.setattr(
-        cli, "sample_run", lambda run, seed, **changes: given.update(run=run, **changes) or "2026-11-20"
+        training, "sample_run", lambda run, seed, **changes: given.update(run=run, **changes) or "2026-11-20"
     )
-    assert cli.main(["sample", "runs/s", "--prompt", "20 Nov 2026", "--beam", "3", "--attention", "a.png"]) == 0
+    assert main(["sample", "runs/s", "--prompt", "20 Nov 2026", "--beam", "3", "--attention", "a.png"]) == 0
     assert capsys.readouterr().out == "2026-11-20\n"
     asked = {name: value for name, value in given.items() if value is not None}
     assert asked == {"run": "runs/s", "prompt": "20 Nov 2026", "beam": 3, "attention": "a.png"}

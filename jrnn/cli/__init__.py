@@ -1,0 +1,38 @@
+"""The command line: one sub-command calls one function. A user's mistake is one line and exit status 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from jrnn.cli.parser import make_parser
+from jrnn.cli.training import INTERRUPTED
+from jrnn.errors import JrnnError
+from jrnn.executor import host_memory
+
+PIPE_CLOSED = 141  # the shell's status of a command whose reader, such as `head`, went away
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status.
+
+    0; 1 for a check that failed, 2 for a mistake; 130 where it was interrupted, 141 where nobody reads what it prints.
+    """
+    args = make_parser().parse_args(argv)
+    if argv is None:  # the process is ours
+        host_memory.keep()
+    try:
+        status = args.function(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still holds when it ends
+        return PIPE_CLOSED
+    except JrnnError as e:
+        if args.debug:
+            raise
+        print(f"jrnn {args.command}: error: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -1,0 +1,192 @@
+"""The commands about nets: run, show, check, convert."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrnn.cli.console import wide_console
+from jrnn.convert import from_factory, read_nets, write_python
+from jrnn.errors import JrnnError, UsageError, near
+from jrnn.execution_step import Plan
+from jrnn.feeds import parse_feeds
+from jrnn.gradcheck import (
+    INEXACT,
+    TOLERANCE,
+    Effort,
+    Subject,
+    check,
+    page,
+    subject_of_file,
+    subject_of_target,
+    table_of,
+)
+from jrnn.graph import show, to_dot, to_svg, upgrade
+from jrnn.ir import Net
+from jrnn.lowering import describe_value, infer_shapes, run_net
+from jrnn.plans import run_plan
+from jrnn.proto import read_net, read_net_or_plan, write_net
+from jrnn.train import export_run, load_config
+from jrnn.train.subject import subject_of_config
+
+
+def run_command(args: argparse.Namespace) -> int:
+    model, blobs = read_net_or_plan(args.net), _load_blobs(args)
+    nets = model.networks if isinstance(model, Plan) else (model,)
+    written = dict.fromkeys(o for net in nets for op in net.ops for o in op.outputs)
+    for name in args.fetch or ():
+        if name not in written and name not in blobs:
+            kind = "plan" if isinstance(model, Plan) else "net"
+            raise UsageError(f"--fetch {name}: {kind} {model.name!r} has no such blob{near(name, [*written, *blobs])}")
+    options = {"key": jax.random.key(args.seed), "max_iterations": args.max_iterations}
+    if isinstance(model, Plan):
+        found = run_plan(model, blobs, **options)
+        wanted = args.fetch or [n for n in written if isinstance(found.get(n), np.ndarray)]
+    else:
+        found = {**blobs, **run_net(model, blobs, **options)}
+        wanted = args.fetch or list(model.external_outputs) or list(written)
+    for name in wanted:
+        if name not in found:
+            raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
+    for name in wanted:
+        print(f"{name} {describe_value(found[name])}\n{found[name]}")
+        if args.save:
+            _save(Path(args.save), name, found[name])
+    return 0
+
+
+def _save(folder: Path, name: str, value: Any) -> None:
+    path = folder / (name.replace("/", ".") + ".npy")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(path, value)
+    except OSError as e:
+        raise UsageError(f"--save: {path}: {e.strerror}") from None
+
+
+def show_command(args: argparse.Namespace) -> int:
+    net, blobs = _load_net(args)
+    if args.dot or args.svg:
+        return _draw(net, args.dot, args.svg)
+    try:
+        shapes = infer_shapes(net, blobs, key=jax.random.key(args.seed))
+    except JrnnError as e:
+        print(show(net))
+        if blobs:
+            raise
+        print(f"\nshapes are not known ({e}); give the inputs with --feed, and the parameters with --init")
+        return 0
+    print(show(net, shapes))
+    _print_parameters(net, blobs)
+    return 0
+
+
+def _draw(net: Net, dot: Path | None, svg: Path | None) -> int:
+    for path, drawn in ((dot, to_dot), (svg, to_svg)):
+        if path is not None:
+            _write(path, drawn(net))
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}") from None
+
+
+def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
+    given = [name for name in net.external_inputs if name in blobs]
+    if not given:
+        return
+    width = max(map(len, given))
+    print("\ninputs and parameters")
+    for name in given:
+        print(f"  {name:{width}}  {describe_value(blobs[name])}")
+    print(f"  {sum(np.size(blobs[name]) for name in given):,} numbers in all")
+
+
+def check_command(args: argparse.Namespace) -> int:
+    with jax.enable_x64(True):
+        subject = _subject(args)
+        effort = Effort(TOLERANCE if subject.exact else INEXACT, max_elements=args.elements, directions=2, second=True)
+        report = check(subject, effort, inner=args.html is not None)
+    if args.html:
+        _write(args.html, page(report, subject.net))
+    if args.json:
+        print(json.dumps(report.to_dict(), indent=2, allow_nan=False))
+        return 0 if report.agrees else 1
+    console = wide_console()
+    console.print(table_of(report))
+    for line in (*report.notes, *(() if report.fault is None else (f"first fault: {report.fault}",))):
+        print(line)
+    print("the gradients agree" if report.agrees else "the gradients DISAGREE")
+    return 0 if report.agrees else 1
+
+
+def _subject(args: argparse.Namespace) -> Subject:
+    """What `jrnn check` is to check."""
+    is_config, is_function = args.net.endswith(".toml"), _is_factory(Path(args.net))
+    for option, given, fits in (
+        ("--set", args.set, is_config),
+        ("--scan", args.scan, is_function),
+        ("--init", args.init, not is_config and not is_function),
+        ("--loss", args.loss, not is_config and not is_function),
+        ("--feed", args.feed, not is_config),
+    ):
+        if given and not fits:
+            raise UsageError(f"{option} means nothing for {args.net}")
+    if is_config:
+        return subject_of_config(load_config(args.net, args.set))
+    feeds = parse_feeds(args.feed, args.seed)
+    if is_function:
+        return subject_of_target(args.net, feeds, scanned=args.scan)
+    return subject_of_file(args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed))
+
+
+def convert_command(args: argparse.Namespace) -> int:
+    source, out = Path(args.source), Path(args.out)
+    if args.to == "py":
+        if _is_run(source):
+            package = export_run(source)
+        else:
+            package = from_factory(args.source) if _is_factory(source) else read_nets(source, args.init)
+        write_python(replace(package, predict_net=upgrade(package.predict_net)), out)
+    elif args.init is not None:
+        raise UsageError(f"--init {args.init}: the weights are written with --to py alone")
+    elif _is_factory(source):
+        from_factory(args.source).save(out)
+    elif _is_run(source):
+        export_run(source).save(out)
+    else:
+        write_net(upgrade(read_net(source)), out)
+    print(f"wrote {args.out}")
+    return 0
+
+
+def _is_run(source: Path) -> bool:
+    return (source / "config.toml").is_file()
+
+
+def _is_factory(source: Path) -> bool:
+    return ":" in source.name and not source.exists()
+
+
+def _load_net(args: argparse.Namespace) -> tuple[Net, dict[str, Any]]:
+    """The net, and its blobs."""
+    return read_net(Path(args.net)), _load_blobs(args)
+
+
+def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:
+    """The blobs that --init makes and --feed gives."""
+    blobs: dict[str, Any] = {}
+    if args.init:
+        blobs.update(run_net(read_net(Path(args.init)), {}, key=jax.random.key(args.seed)))
+    return blobs | parse_feeds(args.feed, args.seed)

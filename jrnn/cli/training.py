@@ -1,0 +1,79 @@
+"""The commands about training: train, sample, plot, runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from jrnn.cli.console import wide_console
+from jrnn.errors import UsageError
+from jrnn.executor import host_devices
+from jrnn.train import load_config, sample_run, train
+from jrnn.train.devices import join
+from jrnn.train.plot import plot_runs
+from jrnn.train.run_dir import first_free
+from jrnn.train.runs import as_json, find_runs, runs_tables, summarize
+
+INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
+
+
+def train_command(args: argparse.Namespace) -> int:
+    if args.distributed or args.coordinator is not None:
+        join(args.coordinator, args.processes, args.process)
+    elif args.processes is not None or args.process is not None:
+        raise UsageError("--processes and --process need --coordinator HOST:PORT, where process 0 listens")
+    given, changes = Path(args.config), list(args.set)
+    if args.devices is not None:
+        changes.append(f"train.devices={args.devices}")
+    if args.tensorboard:
+        changes.append("train.tensorboard=true")
+    config = load_config(given / "config.toml" if given.is_dir() else given, changes)
+    if config.train.devices > 1 and not args.distributed and args.coordinator is None:
+        host_devices.divide(config.train.devices)
+    if args.out is not None:
+        out = Path(args.out)
+    elif given.is_dir() and args.resume:
+        out = given
+    else:
+        name = given.resolve().name if given.is_dir() else given.stem
+        out = Path("runs", name) if args.resume else first_free(Path("runs"), name)
+    is_first = jax.process_index() == 0
+    console = Console(quiet=not is_first)
+    console.print(f"run directory: {out}", markup=False, highlight=False, soft_wrap=True)
+    result = train(config, out, resume=args.resume, profile=args.profile, console=console)
+    if not is_first:
+        return INTERRUPTED if result.interrupted else 0
+    if result.interrupted:
+        print(f"stopped at step {result.step}; continue with: jrnn train {out} --resume", file=sys.stderr)
+        return INTERRUPTED
+    writes = config.kind.write is not None
+    if writes and not args.no_sample:
+        print(f"--- what it writes:\n{sample_run(out)}\n---")
+    print(f"{result}; more: jrnn sample {out}" if writes else result)
+    return 0
+
+
+def sample_command(args: argparse.Namespace) -> int:
+    names = ("prompt", "length", "temperature", "beam", "attention")
+    print(sample_run(args.run_dir, args.seed, **{name: getattr(args, name) for name in names}))
+    return 0
+
+
+def plot_command(args: argparse.Namespace) -> int:
+    plot_runs(args.runs, args.out)
+    print(f"wrote {args.out}")
+    return 0
+
+
+def runs_command(args: argparse.Namespace) -> int:
+    found = [summarize(run) for run in find_runs(args.folder)]
+    if args.json:
+        print(json.dumps(as_json(found), indent=1))
+    else:
+        wide_console().print(*runs_tables(found))
+    return 0
