@@ -166,7 +166,7 @@ class Cases:
         with np.load(golden / "proto" / "blobs.npz") as file:
             blobs = [file[k].tobytes() for k in file.files if "|blob" in k]
         tensors = [b[b.index(b"Tensor\x1a") + 8 :] for b in blobs]
-        configs = [p.read_bytes() for p in sorted((TESTS.parent / "configs").glob("*.toml"))]
+        configs = [p.read_bytes() for p in sorted((TESTS.parent / "jrnn" / "configs").glob("*.toml"))]
         plan_texts = [format_message(message_class("PlanDef").FromString(p)).encode() for p in plans[:6]]
         self.kinds = {
             "net": (("NetDef", nets), ("text", texts)),

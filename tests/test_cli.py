@@ -145,6 +145,17 @@ def test_ops_lists_operators(capsys):
     assert lines == sorted(lines)
 
 
+def test_configs_lists_what_train_finds_by_name(files, capsys):
+    assert main(["configs"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n    ") >= 6 and "adding\n    The adding problem over 200 steps" in out
+    changes = ["train.steps=1", "model.hidden=2", "data.batch=2", "model.memory=0", "train.steps_per_call=1"]
+    assert main(["train", "forecast", *(f"--set={change}" for change in changes)]) == 0
+    assert "run directory: runs/forecast\n" in capsys.readouterr().out
+    assert main(["sample", "runs/forecast"]) == 0
+    assert capsys.readouterr().out.startswith("step,demand\n1,")
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -166,7 +177,8 @@ def test_ops_lists_operators(capsys):
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
         (["bench", "--sizes", "3x4"], "the size '3x4' must be written TxNxDxH"),
         (["bench", "--cells", "lsmt"], "there is no cell 'lsmt' here"),
-        (["train", "nope.toml"], "nope.toml: no such file"),
+        (["train", "nope.toml"], "nope.toml: no such file; `jrnn configs` lists"),
+        (["train", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
         (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),
         (["train", "text.toml"], "missing.txt: no such file"),
         (["train", "text.toml", "--set", "data.path=latin.txt"], "latin.txt: is not UTF-8: byte 3 is 0xe9"),

@@ -34,6 +34,7 @@ from jrnn.lowering import describe_value, infer_shapes, run_net
 from jrnn.plans import run_plan
 from jrnn.proto import read_net, read_net_or_plan, write_net
 from jrnn.train import export_run, load_config
+from jrnn.train.shipped import find_config
 from jrnn.train.subject import subject_of_config
 
 
@@ -133,7 +134,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 def _subject(args: argparse.Namespace) -> Subject:
     """What `jrnn check` is to check."""
-    is_config, is_function = args.net.endswith(".toml"), _is_factory(Path(args.net))
+    is_config, is_function = find_config(args.net).suffix == ".toml", _is_factory(Path(args.net))
     for option, given, fits in (
         ("--set", args.set, is_config),
         ("--scan", args.scan, is_function),

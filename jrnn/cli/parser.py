@@ -23,7 +23,7 @@ def make_parser() -> argparse.ArgumentParser:
         return found
 
     p = command(training.train_command, "train", "train a model as a configuration says")
-    p.add_argument("config", help="a TOML file, or a run directory: its config")
+    p.add_argument("config", help="a TOML file, the name of a config that ships, or a run directory: its config")
     p.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, as in train.steps=100"
     )
@@ -69,6 +69,8 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("folder", nargs="?", default="runs", help="where they are, or below it (default: %(default)s)")
     p.add_argument("--json", action="store_true", help="print JSON, with whole configs")
 
+    command(training.configs_command, "configs", "list the configs that ship, which train finds by name")
+
     p = command(nets.run_command, "run", "run a net, operator by operator, or a plan, net by net")
     _add_net(p)
     p.add_argument(
@@ -103,9 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--init", metavar="NET", help="with --to py, the net that makes the weights of a NetDef file")
 
     p = command(nets.check_command, "check", "compute gradients in three ways, in float64, and compare them")
-    _add_net(
-        p, "a NetDef file, a package, a config (.toml), or MODULE:FUNCTION of a JAX function, whose arguments are fed"
-    )
+    _add_net(p, "a NetDef file, a package, a config, or MODULE:FUNCTION of a JAX function, whose arguments are fed")
     p.add_argument("--loss", help="the blob to differentiate, of one element (default: loss, else all outputs)")
     p.add_argument(
         "--scan", action="store_true", help="the function is a step (carry, x) -> (carry, y): run it over time"

@@ -1,4 +1,4 @@
-"""The commands about training: train, sample, plot, runs."""
+"""The commands about training: train, sample, plot, runs, configs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from jrnn.train.devices import join
 from jrnn.train.plot import plot_runs
 from jrnn.train.run_dir import first_free
 from jrnn.train.runs import as_json, find_runs, runs_tables, summarize
+from jrnn.train.shipped import config_names, describe_config
 
 INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
 
@@ -76,4 +77,10 @@ def runs_command(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(found), indent=1))
     else:
         wide_console().print(*runs_tables(found))
+    return 0
+
+
+def configs_command(args: argparse.Namespace) -> int:
+    for name in config_names():
+        print(f"{name}\n    {describe_config(name)}")
     return 0

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, near
 from .settings import decode, override, read_toml, require
+from .shipped import find_config
 from .tasks import KINDS, TaskKind
 
 
@@ -143,12 +144,15 @@ def _hint(name: Any, known: Mapping[str, Any]) -> str:
 
 
 def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
-    """The configuration of a TOML file, with `a.b=value` assignments on top.
+    """The configuration of a TOML file, or of a config that ships, by its name; with `a.b=value` assignments on top.
+
+    >>> load_config("char_lstm", ["train.steps=20"]).train.steps
+    20
 
     Raises:
         ConfigError: for a missing file, a key that does not exist (with the near name), or an impossible value.
     """
-    path = Path(path)
+    path = find_config(path)
     tables = read_toml(path)
     decode(Config, tables, str(path))  # so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)

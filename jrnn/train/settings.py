@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ConfigError, JrnnError, near
+from .shipped import near_config
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ def read_utf8(path: str | Path, error: type[JrnnError], rule: str = "") -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file; ConfigError where it is missing or is not TOML."""
-    text = read_utf8(path, ConfigError)
+    text = read_utf8(path, ConfigError, near_config(path))
     try:
         return tomllib.loads(text)
     except ValueError as e:  # tomllib's own error, or a number of thousands of digits

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jrnn.cli.parser import make_parser
+from jrnn.train.shipped import config_names
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
@@ -22,7 +23,7 @@ def test_a_command(line):
     args = make_parser().parse_args(words[words.index("jrnn") + 1 :])
     assert args.command in ("train", "runs", "plot")
     if args.command == "train":
-        assert (ROOT / args.config).is_file()
+        assert args.config in config_names()
         together = (args.coordinator, args.processes, args.process)
         assert None not in together or together == (None, None, None)
 

@@ -12,11 +12,11 @@ from jrnn.train import load_config
 from jrnn.train.config import GradientConfig, OptimizerConfig, TrainConfig
 from jrnn.train.models import TOKEN_MODELS
 from jrnn.train.settings import decode
+from jrnn.train.shipped import FOLDER, config_names
 from jrnn.train.tasks import KINDS
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
 
 
 def tables():
@@ -67,14 +67,14 @@ def test_every_task_is_listed():
 
 def test_the_example_is_a_configuration():
     example = re.search(r"```toml\n(.*?)```", DOC, re.S)[1]
-    config = decode(type(load_config(CONFIGS[0])), tomllib.loads(example), "docs/training.md")
+    config = decode(type(load_config(config_names()[0])), tomllib.loads(example), "docs/training.md")
     assert config.model.bidirectional
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
-def test_a_config_loads_and_opens_with_its_command(path):
+@pytest.mark.parametrize("name", config_names())
+def test_a_config_loads_and_opens_with_its_command(name):
     """And the README's table names it."""
-    load_config(path)
-    head = path.read_text(encoding="utf-8").partition("\n")[0]
-    assert re.match(rf"# .*jrnn train configs/{path.name}", head)
-    assert f"configs/{path.name}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    load_config(name)
+    head = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
+    assert re.match(rf"# .*jrnn train {name}\b", head)
+    assert f"| `{name}` |" in (ROOT / "README.md").read_text(encoding="utf-8")

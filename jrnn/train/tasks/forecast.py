@@ -10,22 +10,27 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from ...errors import ConfigError, DataError, near
 from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
 from ..settings import read_utf8, require
+from ..shipped import DEMAND
 from .examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, predictor
 from .task import TaskKind, Trained
 
 
 @dataclass(frozen=True)
 class ForecastData:
-    """A CSV file whose first line names the columns, and whose rows follow each other in time at equal distances."""
+    """A CSV file whose first line names the columns, and whose rows follow each other in time at equal distances.
 
-    path: str | None = None  # the file's path, from the working directory
+    The source "demand" is a file that ships with jrnn: an hourly load and the temperature, generated.
+    """
+
+    source: Literal["demand", "file"] = "file"
+    path: str | None = None  # the file's path, from the working directory; giving one means source = "file"
     targets: list[str] = field(default_factory=list)  # the columns to predict
     inputs: list[str] = field(default_factory=list)  # the columns to read; by default those to predict
     window: int = 48  # rows that a forecast is made from
@@ -34,12 +39,18 @@ class ForecastData:
     batch: int = 64
 
     def __post_init__(self):
-        if self.path is None:
+        if self.path is not None:
+            object.__setattr__(self, "source", "file")
+        elif self.source == "file":
             raise ConfigError("data.path must name a CSV file")
         require(len(self.targets) > 0, "data.targets must name at least one column to predict", self.targets)
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
         for name in ("window", "horizon", "batch"):
             require(getattr(self, name) >= 1, f"data.{name} must be at least 1", getattr(self, name))
+
+    @property
+    def file(self) -> str | Path:
+        return DEMAND if self.path is None else self.path
 
     @property
     def read(self) -> list[str]:
@@ -110,8 +121,7 @@ class ForecastTask(HeldOutTask):
     @classmethod
     def load(cls, config: Any) -> ForecastTask:
         data = config.data
-        assert data.path is not None
-        inputs, targets = read_columns(data.path, data.read), read_columns(data.path, data.targets)
+        inputs, targets = read_columns(data.file, data.read), read_columns(data.file, data.targets)
         border = round(len(inputs) * (1 - data.validation))
         of_inputs, of_targets = Scaling.fit(inputs[:border]), Scaling.fit(targets[:border])
         kept = {"inputs": vars(of_inputs), "targets": vars(of_targets), "sha256": checksum(inputs, targets)}
@@ -122,7 +132,7 @@ class ForecastTask(HeldOutTask):
             held_out = windows(x[start:], y[start:], data.window, data.horizon)
             batches = Shuffled.of(train, data.batch, config.seed)
         except DataError as e:
-            raise e.at(data.path) from None
+            raise e.at(data.file) from None
         return cls(batches, held_out, kept, _model(config, kept), data)
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
@@ -158,7 +168,7 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
 def _write(trained: Trained, seed: int) -> str:
     """The forecast as CSV; nothing is drawn, so that the seed is of no consequence."""
     data, kept = trained.config.data, trained.fingerprint
-    path = trained.config.sample.path or data.path
+    path = trained.config.sample.path or data.file
     rows = _scaling(kept, "inputs").apply(read_columns(path, data.read))
     if len(rows) < data.window:
         raise DataError(f"{path}: has {len(rows)} rows; a forecast is made from data.window = {data.window}")
