@@ -4,7 +4,8 @@ import os
 
 import quick_compilation
 
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick_compilation.flags()])
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers of pytest-xdist inherit the flags
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick_compilation.flags()])
 
 import jax
 import pytest

@@ -20,7 +20,7 @@ def test_it_opens_with_the_two_commands():
     assert README.index(first) < 100
 
 
-@pytest.mark.parametrize("script", ["scripts/train.sh", "scripts/test.sh", ".ci/run"])
+@pytest.mark.parametrize("script", ["scripts/train.sh", "scripts/test.sh", "scripts/matrix.sh", ".ci/run"])
 def test_scripts_are_executable_and_valid(script):
     assert os.access(ROOT / script, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / script], check=True)
