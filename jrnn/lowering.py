@@ -39,6 +39,7 @@ class Context:
     for. trips: how loops whose number of trips depends on the data are differentiated. max_iterations: after how many trips
     a loop that is run eagerly counts as endless. in_branch: whether a branch or a loop is being traced. recompute: blobs
     that a gradient is to compute again instead of keeping them; their values are marked with the name RECOMPUTED.
+    wide: every floating-point result becomes float64, also of operators that name a narrower type: gradients are checked so.
     """
 
     key: Any = None
@@ -50,6 +51,7 @@ class Context:
     max_iterations: int | None = None
     in_branch: bool = False
     recompute: frozenset[str] = frozenset()
+    wide: bool = False
 
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network that runs in this one; `salt` tells two such networks apart."""
@@ -214,6 +216,8 @@ def _call(step: Step, inputs: list, env: Blobs, context: Context) -> tuple:
         kwargs["op"] = step.op
     if "key" in reserved:
         kwargs["key"] = context.op_key(step.op)
+    if "wide" in reserved:
+        kwargs["wide"] = context.wide
     if "context" in reserved:
         kwargs["context"] = replace(context, outer={**context.outer, **env}, unread=step.unread)
     if step.may_be_static and all(_is_static(x) for x in inputs):
@@ -225,7 +229,12 @@ def _call(step: Step, inputs: list, env: Blobs, context: Context) -> tuple:
     results = results if isinstance(results, tuple) else (results,)
     if step.definition.gradient == "stops":  # JAX's gradient ends where the generated net's does
         results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
-    return results
+    return tuple(map(_widened, results)) if context.wide else results
+
+
+def _widened(x: Any) -> Any:
+    is_float = isinstance(x, (jax.Array, np.ndarray)) and jnp.issubdtype(x.dtype, jnp.floating)
+    return x.astype(np.float64) if is_float else x
 
 
 def _is_static(x: Any) -> bool:
@@ -277,7 +286,9 @@ def _as_numpy(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, jax.Array) else value
 
 
-def run_net(net: Net, blobs: Mapping[str, Any], *, key: Any = None, max_iterations: int | None = None) -> Blobs:
+def run_net(
+    net: Net, blobs: Mapping[str, Any], *, key: Any = None, max_iterations: int | None = None, wide: bool = False
+) -> Blobs:
     """Runs a net operator by operator, like a Caffe2 workspace, with 64-bit integers and floats kept.
 
     Args:
@@ -286,6 +297,7 @@ def run_net(net: Net, blobs: Mapping[str, Any], *, key: Any = None, max_iteratio
         key: a `jax.random.key` for operators that draw random numbers; those with a `random_seed` in their device option
             work without.
         max_iterations: a While loop that goes on after so many trips is an error.
+        wide: whether every floating-point result becomes float64, also where an operator names a narrower type.
 
     Returns:
         Every blob that the net wrote, by name, as numpy arrays.
@@ -302,12 +314,14 @@ def run_net(net: Net, blobs: Mapping[str, Any], *, key: Any = None, max_iteratio
     p = plan(net)
     with jax.enable_x64(True):
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
-        env = execute(p, given, Context(key=key, eager=True, max_iterations=max_iterations))
+        env = execute(p, given, Context(key=key, eager=True, max_iterations=max_iterations, wide=wide))
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
         return {name: jax.tree.map(_as_numpy, env[name]) for name in written}
 
 
-def to_jax(net: Net, outputs: Iterable[str] | None = None, *, trips: Trips = CHECKPOINTED) -> Callable[..., Blobs]:
+def to_jax(
+    net: Net, outputs: Iterable[str] | None = None, *, trips: Trips = CHECKPOINTED, wide: bool = False
+) -> Callable[..., Blobs]:
     """The pure function of a net: `fn(blobs, *, key=None) -> dict`, to be jitted, differentiated, vmapped, sharded.
 
     Args:
@@ -316,6 +330,8 @@ def to_jax(net: Net, outputs: Iterable[str] | None = None, *, trips: Trips = CHE
             none. Operators that no output needs are left out.
         trips: how While loops are differentiated in reverse, see `Trips`. Where the condition depends on integer numpy
             blobs alone, the trips are counted at once and the loop is a scan, whatever this says.
+        wide: whether every floating-point result becomes float64, also where an operator names a narrower type; to be
+            traced with JAX's 64-bit types enabled.
 
     Returns:
         A function of a dict of blobs. Integer blobs given as numpy arrays are static: operators may turn them into shapes.
@@ -335,17 +351,32 @@ def to_jax(net: Net, outputs: Iterable[str] | None = None, *, trips: Trips = CHE
 
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
-        env = execute(p, given, Context(key=key, trips=trips))
+        env = execute(p, given, Context(key=key, trips=trips, wide=wide))
+        for name in wanted:
+            if name not in env:
+                raise NetError(unwritten_output(net, name))
         return {name: env[name] for name in wanted}
 
     fn.__name__ = fn.__qualname__ = net.name or "net"
     return fn
 
 
-def infer_shapes(net: Net, blobs: Mapping[str, Any], *, key: Any = None) -> dict[str, jax.ShapeDtypeStruct]:
+def unwritten_output(net: Net, name: str) -> str:
+    """What is wrong with an output that has no value."""
+    written = dict.fromkeys(o for op in net.ops for o in op.outputs)
+    return (
+        f"net {net.name!r} declares the output {name!r}, which no operator writes and which was not given"
+        f"{near(name, written)}; it writes {', '.join(map(repr, written)) or 'nothing'}"
+    )
+
+
+def infer_shapes(
+    net: Net, blobs: Mapping[str, Any], *, key: Any = None, wide: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of every blob of a net, derived by tracing; nothing is computed.
 
-    `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Blobs of strings are left out. Raises as `run_net` does.
+    `key` and `wide` are those of `run_net`. `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Blobs of strings are left out.
+    Raises as `run_net` does.
     """
     p = plan(net)
     concrete = {n: v for n, v in blobs.items() if _is_static(v)}
@@ -353,7 +384,7 @@ def infer_shapes(net: Net, blobs: Mapping[str, Any], *, key: Any = None) -> dict
     scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()
 
     def run(given):
-        env = execute(p, {**concrete, **given}, Context(key=key))
+        env = execute(p, {**concrete, **given}, Context(key=key, wide=wide))
         return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
 
     with scope:

@@ -1,9 +1,10 @@
 """The table of operators: `@op` and `@gradient` fill it, lowering and autodiff read it.
 
 An operator is a function. Its positional parameters are the input blobs (default None: optional; `*xs`: any number), its
-keyword-only parameters are the Arguments, decoded by annotation. Three keyword-only names are filled by lowering
-instead: `key` (a PRNG key of the operator's own, or None where the run has none), `op` (the `Op` record) and `context` (for
-operators that run nets).
+keyword-only parameters are the Arguments, decoded by annotation. Four keyword-only names are filled by lowering
+instead: `key` (a PRNG key of the operator's own, or None where the run has none), `op` (the `Op` record), `context` (for
+operators that run nets) and `wide` (whether floating-point numbers are all float64 in this run, for operators that only
+change the data type).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from .errors import OpError, UnknownOperatorError, near
 from .ir import Message, Net, Numbers, Op
 
-RESERVED = ("key", "op", "context")
+RESERVED = ("key", "op", "context", "wide")
 
 # Operators that autodiff itself emits.
 ACCUMULATE = "Sum"
@@ -53,7 +54,7 @@ class OpDef:
     gradient maker answers. `outputs` is the least and the greatest number of outputs (None: any number).
     `inplace` maps an output to the input that it may overwrite. `copies` marks outputs equal to the input, `random` a use
     of `key`, `dynamic` outputs whose shapes depend on the values of inputs. `updates` are inputs that the operator
-    changes in place.
+    changes in place. `cuts` says in words which gradients an `Op` stops because its arguments ask for that, or None.
     """
 
     type: str
@@ -70,6 +71,7 @@ class OpDef:
     random: bool
     dynamic: bool
     updates: tuple[int, ...]
+    cuts: Callable[[Op], str | None] | None
     where: str
 
     def check_arity(self, op: Op) -> None:
@@ -160,6 +162,7 @@ def op(
     random: bool = False,
     dynamic: bool = False,
     updates: tuple[int, ...] = (),
+    cuts: Callable[[Op], str | None] | None = None,
 ):
     """Registers a function as the operator `type`; see the module's docstring for what its signature means."""
     assert gradient in (None, "stops", "forbidden")
@@ -195,6 +198,7 @@ def op(
             random=random,
             dynamic=dynamic,
             updates=updates,
+            cuts=cuts,
             where=where,
         )
         return fn

@@ -172,6 +172,11 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
             ["run", "net.pbtxt", "--feed", "x=normal[2,3]", "--feed", "w=normal[4,5]", "--feed", "b=[0, 0, 0, 0]"],
             "w must be",
         ),
+        (
+            ["run", "lost.pbtxt"],
+            "run: error: net '' declares the output 'y', which no operator writes and which was not",
+        ),
+        (["convert", "lost.pbtxt", "lost.py", "--to", "py"], "declares the output 'y', which no operator writes"),
         (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
         (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
@@ -189,6 +194,7 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
 )
 def test_a_mistake_is_one_line(files, capsys, argv, message):
     (files / "net.npy").write_text("not numbers")
+    (files / "lost.pbtxt").write_text('external_output: "y"')
     (files / "typo.toml").write_text("[model]\nhiden = 3\n")
     (files / "text.toml").write_text('[data]\npath = "missing.txt"\n')
     (files / "latin.txt").write_bytes(b"caf\xe9")

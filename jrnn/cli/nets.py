@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn.cli.console import wide_console
 from jrnn.convert import from_factory, read_nets, write_python
-from jrnn.errors import JrnnError, UsageError, near
+from jrnn.errors import JrnnError, NetError, UsageError, near
 from jrnn.execution_step import Plan
 from jrnn.feeds import parse_feeds
 from jrnn.gradcheck import (
@@ -30,7 +30,7 @@ from jrnn.gradcheck import (
 )
 from jrnn.graph import show, to_dot, to_svg, upgrade
 from jrnn.ir import Net
-from jrnn.lowering import describe_value, infer_shapes, run_net
+from jrnn.lowering import describe_value, infer_shapes, run_net, unwritten_output
 from jrnn.plans import run_plan
 from jrnn.proto import read_net, read_net_or_plan, write_net
 from jrnn.train import export_run, load_config
@@ -54,8 +54,10 @@ def run_command(args: argparse.Namespace) -> int:
         found = {**blobs, **run_net(model, blobs, **options)}
         wanted = args.fetch or list(model.external_outputs) or list(written)
     for name in wanted:
-        if name not in found:
+        if name not in found and isinstance(model, Plan):
             raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
+        if name not in found:
+            raise NetError(unwritten_output(model, name))
     for name in wanted:
         print(f"{name} {describe_value(found[name])}\n{found[name]}")
         if args.save:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import ConversionError, JrnnError, describe_op
 from ..ir import Net, Op
+from ..lowering import unwritten_output
 from ..ops.control import bindings
 from ..ops.recurrent_wiring import Link, parse
 from ..registry import DO, IF, SCOPE, WHILE, lookup
@@ -109,7 +110,10 @@ def to_python(net: Net, weights: Iterable[str] = ()) -> str:
         writer.add(f"{writer.declare(scope, blob)} = {source}[{blob!r}]")
     _write_net(writer, net, scope)
     outputs = net.external_outputs or tuple(dict.fromkeys(o for op in net.ops for o in op.outputs))
-    found = ", ".join(f"{o!r}: {scope.find(o)}" for o in outputs if scope.find(o) is not None)
+    for o in outputs:
+        if scope.find(o) is None:
+            raise ConversionError(unwritten_output(net, o))
+    found = ", ".join(f"{o!r}: {scope.find(o)}" for o in outputs)
     writer.add(f"return {{{found}}}")
     helpers = [inspect.getsource(getattr(python_helpers, h)) for h in writer.helpers]
     head = f'"""The net {net.name!r} as a function of JAX."""\n\nimport jax\nimport jax.numpy as jnp\nfrom jax import lax\n'

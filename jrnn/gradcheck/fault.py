@@ -17,6 +17,7 @@ from ..ir import Op
 from ..lowering import run_net
 from ..ops.recurrent_network import initial_state
 from ..ops.recurrent_wiring import Wiring, parse
+from ..registry import lookup
 from .compare import Effort, agreements, gradients_part, net_error
 from .report import BlobAgreement, Fault
 from .subject import Subject, function_of, subject_of_net
@@ -43,12 +44,21 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
     wrong = [b for b in found if not b.agrees] or found
     b = max([b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error, b.difference_error))
     inside = _fault_in_step(op, at, effort) if workspace_of(op) is Workspace.STEP else None
-    return Fault(describe_op(low, op.type, op.outputs, s.net.name), op.type, b.name, b.worst, b.values, inside)
+    where = describe_op(low, op.type, op.outputs, s.net.name)
+    return Fault(where, op.type, b.name, b.worst, b.values, inside, _cut(op))
+
+
+def _cut(op: Op) -> str | None:
+    """Which gradients an operator stops by design."""
+    definition = lookup(op.type)
+    if definition.gradient == "stops":
+        return f"every gradient ends at a {op.type}"
+    return definition.cuts(op) if definition.cuts else None
 
 
 def _suffix(s: Subject, k: int) -> Subject:
     """The operators from number k on, with one gradient that arrives: that of all rows, mixed."""
-    written = run_net(replace(s.net, ops=s.net.ops[:k], external_outputs=()), s.blobs, key=s.key)
+    written = run_net(replace(s.net, ops=s.net.ops[:k], external_outputs=()), s.blobs, key=s.key, wide=True)
     known = {**s.blobs, **written}
     net = replace(s.net, ops=s.net.ops[k:], external_outputs=())
     given = {n: known[n] for n in dict.fromkeys((*reads(net), *s.seeds)) if n in known}
@@ -106,7 +116,7 @@ def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
         if new is not None and (link.offset > 0 or link.external.removesuffix("_grad") in w.collected):
             blobs[link.internal] = step.seeds[new][0]
     run = replace(step.net, ops=(*step.net.ops, *w.backward_step_net.ops), external_inputs=(), external_outputs=())
-    got = run_net(run, blobs, key=step.key)
+    got = run_net(run, blobs, key=step.key, wide=True)
     names = dict(zip((w.inputs[k] for k in w.params), w.param_grads))
     inner = {k.external: k.internal for k in w.links}
     names |= {inner[n]: k.internal for n in w.sequences for k in w.backward_links if k.external == n + "_grad"}

@@ -24,7 +24,7 @@ def inner_errors(s: Subject) -> dict[str, float]:
     of its first value.
     """
     taken = set(all_names(s.net))
-    known = infer_shapes(s.net, s.blobs, key=s.key)
+    known = infer_shapes(s.net, s.blobs, key=s.key, wide=True)
     first: dict[str, int] = {}
     for k, op in enumerate(s.net.ops):
         for name in op.outputs:
@@ -35,7 +35,7 @@ def inner_errors(s: Subject) -> dict[str, float]:
     for k, op in enumerate(s.net.ops):
         ops += [op, *(Op.of(ACCUMULATE, [n, shifts[n]], [n]) for n in op.outputs if first.get(n) == k)]
     shapes = _first_shapes(s, first)
-    shifted = to_jax(replace(s.net, ops=tuple(ops)), s.seeds)
+    shifted = to_jax(replace(s.net, ops=tuple(ops)), s.seeds, wide=True)
 
     def loss(zeros):
         outputs = shifted({**s.blobs, **zeros}, key=s.key)
@@ -45,7 +45,7 @@ def inner_errors(s: Subject) -> dict[str, float]:
     arriving = {y: free_name(f"{y}_arriving", taken) for y in s.seeds}
     full, found = add_gradients(s.net, arriving)
     dense = {n: found[n] for n in first if n in found and not isinstance(found[n], GradientSlice)}
-    fn = to_jax(full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()))
+    fn = to_jax(full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()), wide=True)
     given = {**s.blobs, **{arriving[y]: seeds[0] for y, seeds in s.seeds.items()}}
     by_net = given | jax.jit(lambda floats: fn({**given, **floats}, key=s.key))(
         {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}
@@ -59,5 +59,5 @@ def _first_shapes(s: Subject, first: dict[str, int]) -> dict[str, tuple[int, ...
     ops: list[Op] = []
     for k, op in enumerate(s.net.ops):
         ops += [op, *(Op.of(ACCUMULATE, [n], [names[n]]) for n in op.outputs if first.get(n) == k)]
-    got = infer_shapes(replace(s.net, ops=tuple(ops), external_outputs=()), s.blobs, key=s.key)
+    got = infer_shapes(replace(s.net, ops=tuple(ops), external_outputs=()), s.blobs, key=s.key, wide=True)
     return {n: got[name].shape for n, name in names.items()}

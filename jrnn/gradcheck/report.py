@@ -44,7 +44,8 @@ class Fault:
 
     `operator` names it, `blob` is the input whose gradient is wrong while those of the outputs are right, and `values`
     are JAX's gradient, the net's and the central difference at `index`. `inside` is the operator of its step net. Where a
-    JAX function is at fault, `operator` is an equation of it, and there is no net's gradient.
+    JAX function is at fault, `operator` is an equation of it, and there is no net's gradient. `cut` says which gradients the
+    operator stops because its arguments ask for that.
     """
 
     operator: str
@@ -53,6 +54,7 @@ class Fault:
     index: tuple[int, ...]
     values: tuple[float, float | None, float]
     inside: Fault | str | None = None
+    cut: str | None = None
 
     def __str__(self) -> str:
         jax, net, difference = self.values
@@ -76,6 +78,8 @@ class Fault:
         if by_net and not by_jax:
             return "JAX's is wrong"
         if abs(jax - net) <= near:
+            if self.cut:
+                return f"differences stand alone, because {self.cut}"
             return (
                 "differences stand alone: a gradient rule that is not the derivative, or a kink within a step of here"
             )

@@ -112,7 +112,7 @@ def subject_of_net(
 
 def function_of(net: Net, outputs: Iterable[str], given: Mapping[str, Any], key: Any) -> Callable:
     """The net as a function of some of its blobs, with the others as given."""
-    run = to_jax(net, outputs)
+    run = to_jax(net, outputs, wide=True)
     return lambda point: run({**given, **point}, key=key)
 
 

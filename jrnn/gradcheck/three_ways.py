@@ -41,7 +41,8 @@ def by_net(s: Subject) -> Gradients:
     full, found = add_gradients(s.net, arriving)
     reached = {n: found[n] for n in s.wrt if n in found}
     blobs = [b for g in reached.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
-    fn = to_jax(full, dict.fromkeys(b for b in blobs if b not in arriving.values()))  # one may be passed through
+    wanted = dict.fromkeys(b for b in blobs if b not in arriving.values())  # one may be passed through
+    fn = to_jax(full, wanted, wide=True)
 
     def run(point: Mapping[str, Any]) -> Gradients:
         def one(seeds: Mapping[str, Any]) -> Gradients:

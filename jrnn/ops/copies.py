@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..errors import GradientError, OpError, near
 from ..registry import gradient, op
@@ -151,9 +152,10 @@ def _type_number(value: int | str, argument: str) -> int:
 
 
 @op("Cast")
-def cast(x, *, to: int | str = 1, from_type: int | str | None = None):
+def cast(x, *, to: int | str = 1, from_type: int | str | None = None, wide=False):
     """x as another data type. Fractions are cut off towards zero; as booleans, all numbers but 0 are true."""
-    return jnp.asarray(x).astype(dtype_of(_type_number(to, "to")))
+    dtype = dtype_of(_type_number(to, "to"))
+    return jnp.asarray(x).astype(np.float64 if wide and jnp.issubdtype(dtype, jnp.floating) else dtype)
 
 
 @gradient("Cast")

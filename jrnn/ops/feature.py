@@ -94,15 +94,19 @@ _LARGEST_HALF = 65504.0
 
 
 @op("FloatToHalf")
-def float_to_half(x, *, clip: bool = False):
+def float_to_half(x, *, clip: bool = False, wide=False):
     """32-bit floats as 16-bit ones; `clip` brings those too large to the largest instead of infinity."""
+    if wide:
+        return jnp.clip(x, -_LARGEST_HALF, _LARGEST_HALF) if clip else jnp.asarray(x)
     if x.dtype != np.float32:
         raise OpError(f"x is {describe(x)}; it must be float32")
     return (jnp.clip(x, -_LARGEST_HALF, _LARGEST_HALF) if clip else x).astype(jnp.float16)
 
 
 @op("HalfToFloat")
-def half_to_float(x):
+def half_to_float(x, *, wide=False):
+    if wide:
+        return jnp.asarray(x)
     if x.dtype != np.float16:
         raise OpError(f"x is {describe(x)}; it must be float16")
     return x.astype(jnp.float32)

@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from ..errors import OpError
 from ..executor import scan
 from ..graph.ssa import undeclared_reads
+from ..ir import Op
 from ..lowering import RECOMPUTED, Context, Plan, execute, plan
 from ..registry import op
 from .recurrent_wiring import Link, Wiring, parse
@@ -50,7 +51,13 @@ def recurrent_network_blob_fetcher(workspaces, *, prefix: str = "rnn"):
     return np.array([f"{prefix}_{name}".encode() for name, _ in workspaces.steps()], dtype=object)
 
 
-@op("RecurrentNetwork", outputs=(1, None))
+def _cut(op: Op) -> str | None:
+    given = op.integers("outputs_with_grads")
+    named = ", ".join(repr(op.outputs[k]) for k in given if 0 <= k < len(op.outputs))
+    return f"argument outputs_with_grads {list(given)} lets only the gradients of {named} pass" if given else None
+
+
+@op("RecurrentNetwork", outputs=(1, None), cuts=_cut)
 def recurrent_network(*inputs, op, context):
     w = parse(op, op.inputs, op.outputs)
     keep = _names_to_keep(w, context)

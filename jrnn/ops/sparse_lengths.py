@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ..autodiff import GradientSlice
+from ..ir import Op
 from ..registry import gradient, op
 from .checks import check_rank, check_shape
 from .segments import check_lengths, known_lengths, per_row, segment_ids
@@ -44,7 +45,13 @@ def sparse_lengths_mean(data, indices, lengths):
     return _over_lengths(jax.ops.segment_sum(rows, ids, lengths.size), lengths)
 
 
-@op("SparseLengthsWeightedSum")
+def _cut(op: Op) -> str | None:
+    return (
+        None if op.arg("grad_on_weights", 0) else "argument grad_on_weights is 0, so that the weights get no gradient"
+    )
+
+
+@op("SparseLengthsWeightedSum", cuts=_cut)
 def sparse_lengths_weighted_sum(data, weights, indices, lengths, *, grad_on_weights: bool = False):
     """Rows times their weights [L], summed. Without `grad_on_weights` the weights get no gradient."""
     check_shape(weights, indices.shape, "weights")

@@ -215,7 +215,10 @@ def _window(
     for name, values, wanted in (("stride", s, rank), ("dilation", d, rank), ("pad", p, 2 * rank)):
         if len(values) != wanted:
             raise OpError(f"{name}s {list(values)} has {len(values)} entries; kernels {list(k)} asks for {wanted}")
-    if any(v < 1 for v in (*k, *s, *d)) or any(v < 0 for v in p):
+    sizes = (
+        () if global_pooling else k
+    )  # Caffe's translator writes kernel 0 next to global_pooling, which sets the kernel
+    if any(v < 1 for v in (*sizes, *s, *d)) or any(v < 0 for v in p):
         raise OpError(
             f"kernels {list(k)}, strides {list(s)} and dilations {list(d)} must be positive, and pads {list(p)} not negative"
         )

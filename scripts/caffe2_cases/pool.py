@@ -22,6 +22,9 @@ for type in ("MaxPool", "AveragePool", "LpPool"):
         ),
         case(type, {"x": normal(1, 5, 4, 2)}, ["out"], gradient=True, kernel=2, stride=2, pad=1, order="NHWC"),
         case(type, {"x": normal(2, 2, 3, 4)}, ["out"], gradient=True, global_pooling=1),
+        case(type, {"x": normal(2, 2, 3, 4)}, ["out"], gradient=True, global_pooling=1, kernel=0, stride=1, pad=0),
+        case(type, {"x": normal(2, 2, 4, 3)}, ["out"], global_pooling=1, kernel_h=0, kernel_w=0),
+        case(type, {"x": normal(2, 2, 4, 3)}, ["out"], global_pooling=1, kernels=[0, 5], legacy_pad=3),
         case(type, {"x": normal(2, 3, 4, 2)}, ["out"], gradient=True, global_pooling=1, order="NHWC"),
     ]
 for type in ("MaxPool", "AveragePool"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import cells, registry
+from jrnn import Op, cells, registry
 from jrnn.gradcheck import Effort, Fault, GradientReport, check, over_time, subject_of_function, subject_of_net
 from jrnn.gradcheck.page import marks
 from jrnn.gradcheck.three_ways import direction_errors
@@ -214,3 +214,41 @@ def test_inputs_without_a_gradient_are_told():
     assert report.agrees and [b.name for b in report.blobs] == ["x", "scale", "shift"]
     assert report.notes == ("the net has no gradient of mean, var, and JAX has: they were left out",)
     assert not jrnn.check_gradients(net, blobs, wrt=["mean"]).agrees
+
+
+def test_types_that_a_net_names_do_not_narrow_the_check():
+    """A Cast to float within the net, weights that the net itself fills, and half precision on the way."""
+    ops = (
+        Op.of("Cast", ["x"], ["single"], to=1, from_type=1),
+        Op.of("FloatToHalf", ["single"], ["half"]),
+        Op.of("HalfToFloat", ["half"], ["image"]),
+        Op.of("GivenTensorFill", [], ["w"], shape=[1, 1, 2, 2], values=[0.1, -0.2, 0.3, 0.7]),
+        Op.of("Conv", ["image", "w"], ["y"], kernel=2),
+    )
+    report = jrnn.check_gradients(jrnn.Net("n", ops, ("x",), ("y",)), {"x": RNG.standard_normal((1, 1, 3, 3))})
+    assert report.agrees and report.blobs[0].net_error == 0, report
+
+
+def test_gradients_that_an_argument_cuts_are_said_to_be():
+    net, blobs = recurrent()
+    k = next(k for k, op in enumerate(net.ops) if op.type == "RecurrentNetwork")
+    rnn = net.ops[k].with_args({"outputs_with_grads": [1]})
+    net = replace(net, ops=(*net.ops[:k], rnn, *net.ops[k + 1 :]))
+    fault = jrnn.check_gradients(net, blobs).fault
+    assert fault.type == "RecurrentNetwork"
+    assert f"because argument outputs_with_grads [1] lets only the gradients of '{rnn.outputs[1]}' pass" in str(fault)
+
+
+@pytest.mark.parametrize(
+    "op, because",
+    [
+        (Op.of("StopGradient", ["x"], ["y"]), "every gradient ends at a StopGradient"),
+        (Op.of("SparseLengthsWeightedSum", ["t", "x", "i", "l"], ["y"]), "grad_on_weights is 0"),
+    ],
+)
+def test_gradients_that_end_by_design_are_said_to(op, because):
+    x, t = RNG.standard_normal(2), RNG.standard_normal((3, 2))
+    blobs = {"x": x, "t": t, "i": np.array([2, 0], np.int32), "l": np.array([2], np.int32)}
+    read = {n: v for n, v in blobs.items() if n in op.inputs}
+    fault = jrnn.check_gradients(jrnn.Net("n", (op,), tuple(read), ("y",)), read, wrt=["x"]).fault
+    assert "differences stand alone, because " in str(fault) and because in str(fault)
