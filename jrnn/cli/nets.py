@@ -162,6 +162,8 @@ def convert_command(args: argparse.Namespace) -> int:
         else:
             package = from_factory(args.source) if _is_factory(source) else read_nets(source, args.init)
         write_python(replace(package, predict_net=upgrade(package.predict_net)), out)
+        for name, why in package.inputs.items():
+            print(f"input {name!r}: {why}")
     elif args.init is not None:
         raise UsageError(f"--init {args.init}: the weights are written with --to py alone")
     elif _is_factory(source):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ConversionError, near
+from ..errors import ConversionError
 from ..lowering import to_jax
 from .package import Package
 
@@ -25,9 +25,11 @@ class Predictor:
     """
 
     def __init__(self, package: Package):
-        self.input_names = package.input_names
+        self.package = package
+        self.inputs = package.inputs
+        self.input_names = tuple(self.inputs)
         self.output_names = package.output_names
-        weights = package.weights()
+        weights = package.filled()
         self._weights = {n: jnp.asarray(w) for n, w in weights.items() if w.dtype.kind == "f"}
         static = {n: w for n, w in weights.items() if w.dtype.kind != "f"}  # integers and strings may decide shapes
         run = to_jax(package.predict_net, self.output_names)
@@ -35,6 +37,9 @@ class Predictor:
 
     def __call__(self, *values: Any, **named: Any) -> dict[str, np.ndarray]:
         """The outputs, by name, from inputs given in the order of `input_names`, or by name.
+
+        `inputs` says why each of these counts as an input. Any other blob that the predict net reads may be given by name,
+        in the place of what the init net fills.
 
         Raises:
             ConversionError: inputs that are missing, unknown, or given twice. OpError: inputs that do not fit the net.
@@ -45,13 +50,7 @@ class Predictor:
         for name in named:
             if name in given:
                 raise ConversionError(f"input {name!r} is given twice, by place and by name")
-            if name not in self.input_names:
-                raise ConversionError(f"the package has no input {name!r}{near(name, self.input_names)}")
         given |= named
-        missing = [n for n in self.input_names if n not in given]
-        if missing:
-            raise ConversionError(
-                f"the package needs {', '.join(map(repr, self.input_names))}; {missing[0]!r} is missing"
-            )
+        self.package.check_inputs(given)
         found = self._run(self._weights, {n: np.asarray(v) if isinstance(v, list) else v for n, v in given.items()})
         return {n: np.asarray(found[n]) for n in self.output_names}

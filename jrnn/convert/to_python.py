@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from ..errors import ConversionError, JrnnError, describe_op
+from ..graph.scope import reads
 from ..ir import Net, Op
 from ..lowering import unwritten_output
 from ..ops.control import bindings
@@ -28,7 +29,7 @@ from .package import Package
 from .python_ops import EXPRESSIONS, Call
 
 RECURRENT = "RecurrentNetwork"
-_NAMES = {"jax", "jnp", "lax", "np", "inputs", "weights", "carry", "now", "predict", "load_weights"}
+_NAMES = {"jax", "jnp", "lax", "np", "blobs", "inputs", "weights", "carry", "now", "predict", "load_weights"}
 
 
 class _Scope:
@@ -86,7 +87,8 @@ def to_python(net: Net, weights: Iterable[str] = ()) -> str:
 
     Args:
         net: the net.
-        weights: external inputs that the function takes apart, in a dict.
+        weights: external inputs that the function takes apart, in a dict. A blob that is also among its inputs is taken from
+            there.
 
     Returns:
         The source. Its function is `predict(weights, inputs) -> outputs`, all of them dicts of arrays by blob.
@@ -104,10 +106,12 @@ def to_python(net: Net, weights: Iterable[str] = ()) -> str:
     """
     _check(net)
     writer, scope = _Writer(set(_all_reads(net))), _Scope()
-    weights = set(weights)
-    for blob in net.external_inputs:
-        source = "weights" if blob in weights else "inputs"
-        writer.add(f"{writer.declare(scope, blob)} = {source}[{blob!r}]")
+    given = "inputs"
+    if set(weights):
+        writer.add("blobs = {**weights, **inputs}")
+        given = "blobs"
+    for blob in dict.fromkeys((*net.external_inputs, *reads(net))):
+        writer.add(f"{writer.declare(scope, blob)} = {given}[{blob!r}]")
     _write_net(writer, net, scope)
     outputs = net.external_outputs or tuple(dict.fromkeys(o for op in net.ops for o in op.outputs))
     for o in outputs:
@@ -128,7 +132,7 @@ def write_python(package: Package, path: str | Path, *, seed: int = 0) -> None:
     """
     path = Path(path)
     net = package.predict_net
-    weights = package.weights(key=jax.random.key(seed))
+    weights = package.filled(key=jax.random.key(seed))
     source = to_python(net, weights)
     main = f"""
 
@@ -141,6 +145,7 @@ def load_weights(path=__file__.removesuffix(".py") + ".npz"):
 
 if __name__ == "__main__":
     print("inputs {", ".join(package.input_names)}; outputs {", ".join(package.output_names)}")
+    print("a value for any of these may be among the inputs too:")
     for name, value in load_weights().items():
         print(f"  {{name}} {{value.dtype}}{{list(value.shape)}}")
 """

@@ -47,7 +47,7 @@ def _read(path: str, init: str | None, key: Any) -> tuple[Net, dict[str, Any]]:
             raise not_a_net from None
     else:
         package = load_package(path)
-    return package.predict_net, package.weights(key=key)
+    return package.predict_net, package.filled(key=key)
 
 
 def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -> Subject:

@@ -227,3 +227,55 @@ def test_predictor_files_that_lack_something(tmp_path):
     del meta.nets[:]
     with pytest.raises(FormatError, match="no PREDICT_NET_TYPE"):
         with_meta()
+
+
+FC = (Op.of("FC", ["data", "w", "b"], ["y"]),)
+FILLS = (
+    Op.of("GivenTensorFill", [], ["w"], shape=[2, 3], values=[1.0] * 6),
+    Op.of("GivenTensorFill", [], ["b"], shape=[2], values=[0.5, -0.5]),
+)
+
+
+@pytest.mark.parametrize(
+    "fill, because",
+    [
+        (Op.of("ConstantFill", [], ["data"], shape=[1]), "a single number, before the first weight"),
+        (
+            Op.of("GivenTensorFill", [], ["data"], shape=[1, 3], values=[0.0, 1.0, 2.0]),
+            "the first operator, FC, reads it",
+        ),
+    ],
+    ids=["number", "example"],
+)
+def test_inputs_that_the_init_net_fills(fill, because, tmp_path):
+    """Caffe's translator fills an input with a number, exporters of PyTorch's day with the example they traced."""
+    Package(Net("init", (fill, *FILLS)), Net("predict", FC, ("data", "w", "b"))).save(tmp_path)
+    package = load_package(tmp_path)
+    assert package.weight_names == ("w", "b") and package.output_names == ("y",)
+    assert list(package.inputs) == ["data"] and because in package.inputs["data"]
+    predict = Predictor(package)
+    x = np.array([[1.0, 2.0, 3.0]], np.float32)
+    for got in (predict(x), predict(data=x), package.to_jax()({"data": x})):
+        np.testing.assert_array_equal(got["y"], [[6.5, 5.5]])
+    zeros = np.zeros((2, 3), np.float32)
+    np.testing.assert_array_equal(predict(x, w=zeros)["y"], [[0.5, -0.5]])  # any blob that the init net fills
+    write_python(package, tmp_path / "model.py")
+    module = runpy.run_path(str(tmp_path / "model.py"))
+    for more, want in (({}, [[6.5, 5.5]]), ({"w": zeros}, [[0.5, -0.5]])):
+        np.testing.assert_array_equal(module["predict"](module["load_weights"](), {"data": x, **more})["y"], want)
+    with pytest.raises(ConversionError, match="no input 'dat'; did you mean 'data'"):
+        predict(dat=x)
+
+
+def test_an_example_serves_where_nothing_is_given():
+    example = Op.of("GivenTensorFill", [], ["data"], shape=[1, 3], values=[0.0, 1.0, 2.0])
+    predict = Predictor(Package(Net("init", (example, *FILLS)), Net("predict", FC)))  # which declares nothing
+    np.testing.assert_array_equal(predict()["y"], [[3.5, 2.5]])
+
+
+def test_inputs_that_nothing_fills_come_alone():
+    """Next to those, a single number or the first operator's input is a weight."""
+    ops = (Op.of("Mul", ["s", "x"], ["y"]),)
+    one = Op.of("ConstantFill", [], ["s"], shape=[1], value=2.0)
+    package = Package(Net("init", (one,)), Net("n", ops, ("s", "x"), ("y",)))
+    assert package.inputs == {"x": "the init net does not fill it"} and package.weight_names == ("s",)
