@@ -4,6 +4,8 @@ The names here are the public ones; see the README for a first run. `jrnn.nn`, `
 need flax or other libraries that take time to load, and are imported by name.
 """
 
+import importlib
+
 from . import cells, graph, ops, plans
 from .autodiff import GradientSlice, add_gradients
 from .builder import NetBuilder
@@ -15,6 +17,15 @@ from .lowering import infer_shapes, run_net, to_jax
 from .proto import read_net, serialize_net, write_net
 from .recurrent import recurrent_net, unrolled_net
 from .step_blobs import retrieve_step_blobs
+
+_LAZY = {"from_onnx": "jrnn.onnx"}  # what needs an optional extra is imported when it is asked for
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'jrnn' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
 
 __all__ = [
     "GradientSlice",
@@ -29,6 +40,7 @@ __all__ = [
     "explain_scan",
     "export_package",
     "from_jax",
+    "from_onnx",
     "graph",
     "infer_shapes",
     "load_package",

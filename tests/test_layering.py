@@ -35,18 +35,21 @@ LEVELS = {
     "testing": 7,
     "train": 7,
     "bench": 7,
-    "cli": 8,
-    "__main__": 9,
-    "__init__": 9,
+    "onnx": 8,
+    "cli": 9,
+    "__main__": 10,
+    "__init__": 10,
 }
 ONLY_IN = {  # third-party package: the rooms that may know it
-    "google": {"proto"},
+    "google": {"proto", "onnx"},
     "argparse": {"cli"},
     "flax": {"nn", "interop", "train", "bench"},
     "optax": {"train"},
     "orbax": {"train"},
     "rich": {"train", "cli", "bench", "gradcheck"},
     "safetensors": {"interop"},
+    "onnx": {"onnx"},
+    "onnxruntime": {"onnx"},
 }
 # fmt: off
 OPTIONAL = {

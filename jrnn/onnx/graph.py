@@ -1,0 +1,209 @@
+"""ONNX graphs as frozen records, and their evaluation node by node.
+
+A value is a numpy array where it is known while the graph is traced (shapes, axes, numbers of steps and what follows from
+them), a JAX array otherwise, a list for a sequence, or None for what is left out or an empty optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+from onnx import AttributeProto, helper, numpy_helper
+
+from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
+from jrnn.onnx.table import OPERATORS
+
+STANDARD = ("", "ai.onnx")
+DEPTH = 32  # of graphs inside graphs
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes in order. `consts` are known values; `params` maps a value's name to its key among the parameters."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    consts: Mapping[str, np.ndarray]
+    params: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One node. `run(graph, args)` evaluates a graph that the node holds, where the node is."""
+
+    type: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    opset: int
+    run: Any = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        named = f" {self.name!r}" if self.name else ""
+        return f"node{named} {self.type} -> {', '.join(map(repr, self.outputs))}"
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute's value."""
+        return self.attributes.get(name, default)
+
+    def ints(self, name: str, given: Any = None) -> tuple[int, ...] | None:
+        """Integers that newer operator sets pass as an input and older ones as an attribute; None where both are absent."""
+        if given is not None:
+            return tuple(int(v) for v in np.atleast_1d(self.known(given, name)).tolist())
+        found = self.get(name)
+        return None if found is None else tuple(int(v) for v in np.atleast_1d(found).tolist())
+
+    def known(self, value: Any, what: str) -> np.ndarray:
+        """A value that must be known while the graph is traced."""
+        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+            return np.asarray(value)
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise ConversionError(
+                f"{self}: {what} depends on values that are not known while the function is traced, so the shape of the "
+                "result would not be either; give the integer inputs behind it as numpy arrays from outside of jit"
+            )
+        return np.asarray(value)
+
+
+class Reader:
+    """Turns a GraphProto into a Graph; collects the parameters as it goes."""
+
+    def __init__(self, opset: int) -> None:
+        self.opset = opset
+        self.params: dict[str, np.ndarray] = {}
+
+    def graph(self, proto: onnx.GraphProto, path: str = "", depth: int = 0) -> Graph:
+        if depth > DEPTH:
+            raise FormatError(f"graphs are nested deeper than {DEPTH} levels")
+        consts: dict[str, np.ndarray] = {}
+        params: dict[str, str] = {}
+
+        def put(name: str, value: np.ndarray) -> None:
+            if is_param(value):
+                params[name] = path + name
+                self.params[path + name] = value
+            else:
+                consts[name] = value
+
+        for tensor in proto.initializer:
+            put(tensor.name, array_of(tensor))
+        for sparse in proto.sparse_initializer:
+            put(sparse.values.name, _dense(sparse))
+        nodes = []
+        for node in proto.node:
+            domain, label = node.domain, node.name or next(iter(node.output), "")
+            if domain not in STANDARD or node.op_type not in (*OPERATORS, "Constant"):
+                raise self._unknown(node)
+            attributes = {a.name: self._attribute(a, f"{path}{label}/", depth) for a in node.attribute}
+            if node.op_type == "Constant":
+                put(node.output[0], _constant(attributes, label))
+                continue
+            inputs, outputs = tuple(node.input), tuple(node.output)
+            nodes.append(Node(node.op_type, node.name, inputs, outputs, attributes, self.opset))
+        inputs = tuple(i.name for i in proto.input if depth or i.name not in {*consts, *params})
+        return Graph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params)
+
+    def _unknown(self, node: onnx.NodeProto) -> UnknownOperatorError:
+        shown = Node(node.op_type, node.name, (), tuple(node.output), {}, self.opset)
+        if node.domain not in STANDARD:
+            return UnknownOperatorError(f"{shown}: operators of the domain {node.domain!r} are not read")
+        hint = near(node.op_type, OPERATORS)
+        return UnknownOperatorError(f"{shown}: jrnn has no operator {node.op_type!r} of ONNX{hint}")
+
+    def _attribute(self, a: onnx.AttributeProto, path: str, depth: int) -> Any:
+        if a.ref_attr_name:
+            raise FormatError(f"the attribute {a.name!r} refers to {a.ref_attr_name!r} outside of a function")
+        if a.type == AttributeProto.GRAPH:
+            return self.graph(a.g, f"{path}{a.name}/", depth + 1)
+        value = helper.get_attribute_value(a)
+        if a.type == AttributeProto.TENSOR:
+            return array_of(value)
+        if a.type == AttributeProto.SPARSE_TENSOR:
+            return _dense(value)
+        if a.type == AttributeProto.STRING:
+            return value.decode(errors="replace")
+        if a.type == AttributeProto.STRINGS:
+            return [v.decode(errors="replace") for v in value]
+        return list(value) if a.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
+
+
+def is_param(value: np.ndarray) -> bool:
+    """Whether a constant is a parameter: floating, and of rank 1 or more. Scalars are constants, such as an epsilon."""
+    return value.ndim > 0 and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def array_of(tensor: onnx.TensorProto) -> np.ndarray:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise FormatError(f"the tensor {tensor.name!r} cannot be read: {error}") from error
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
+    values, indices = array_of(sparse.values), array_of(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    try:
+        if indices.ndim == 1:
+            dense.reshape(-1)[indices] = values
+        else:
+            dense[tuple(indices.T)] = values
+    except (IndexError, ValueError) as error:
+        raise FormatError(f"the sparse tensor {sparse.values.name!r} cannot be read: {error}") from error
+    return dense
+
+
+def _constant(attributes: Mapping[str, Any], label: str) -> np.ndarray:
+    for name, value in attributes.items():
+        if name in ("value", "sparse_value"):
+            return value
+        if name in ("value_float", "value_floats"):
+            return np.asarray(value, np.float32)
+        if name in ("value_int", "value_ints"):
+            return np.asarray(value, np.int64)
+    raise ConversionError(f"node {label!r} Constant: it holds {sorted(attributes)}; strings are not read")
+
+
+_MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, OverflowError)
+
+
+def evaluate(graph: Graph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a graph for values of its inputs; `outer` are the values of the graphs around it."""
+    env = {**outer, **graph.consts, **{name: params[key] for name, key in graph.params.items()}}
+    env.update(zip(graph.inputs, args, strict=True))
+    for node in graph.nodes:
+        env.update(zip(node.outputs, _call(node, env, params), strict=False))
+    return [_look_up(env, name, f"graph {graph.name!r}") for name in graph.outputs]
+
+
+def _look_up(env: Mapping[str, Any], name: str, where: str) -> Any:
+    if name and name not in env:
+        raise FormatError(f"{where}: the value {name!r} is not defined{near(name, [n for n in env if n])}")
+    return env[name] if name else None
+
+
+def _call(node: Node, env: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[Any]:
+    values = [_look_up(env, name, str(node)) for name in node.inputs]
+    if any(isinstance(v, Graph) for v in node.attributes.values()):
+        scope = dict(env)
+        node = replace(node, run=lambda graph, args: evaluate(graph, args, scope, params))
+    try:
+        found = OPERATORS[node.type](node, *values)
+    except JrnnError as error:
+        raise error if str(error).startswith("node") else error.at(str(node)) from None
+    except _MISTAKES as error:
+        shapes = ", ".join("-" if v is None else _shown(v) for v in values)
+        raise OpError(f"{node}: cannot be run on ({shapes}): {error}") from error
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _shown(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a sequence of {len(value)}"

@@ -1,0 +1,201 @@
+"""from_onnx: an ONNX file becomes a pure JAX function with its parameters as a pytree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import onnx.parser
+from google.protobuf.message import DecodeError
+from onnx import checker, helper, inliner, numpy_helper, shape_inference
+
+from jrnn.errors import FormatError, OpError, near
+from jrnn.onnx.graph import STANDARD, Graph, Reader, evaluate
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An input or output: its type, and its shape with a name or None for a size that may vary; None for no array."""
+
+    name: str
+    dtype: Any
+    shape: tuple[int | str | None, ...] | None
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.name}: {self.dtype or 'a sequence'}"
+        return f"{self.name}: {self.dtype}[{', '.join('?' if s is None else str(s) for s in self.shape)}]"
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """A pure function of inputs and parameters.
+
+    Attributes:
+        params: every floating constant of rank 1 or more, by its name in the file; of a constant inside of If, Loop or Scan,
+            with the path to it. These are what `jax.grad` and optimizers work on.
+        inputs, outputs: what the function takes and returns.
+    """
+
+    params: dict[str, jax.Array]
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
+    graph: Graph = field(repr=False)
+    proto: onnx.ModelProto = field(repr=False)
+
+    def __call__(self, inputs: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The outputs by name.
+
+        Args:
+            inputs: arrays by name. Integers and booleans that are numpy arrays or Python numbers are known while the
+                function is traced: what the graph derives from them may decide shapes, branches and numbers of steps.
+            params: instead of the file's own, all or some of them.
+
+        Raises:
+            OpError: inputs that are missing, unknown, or of another type or shape.
+            ConversionError: a shape, or whether a branch is taken, that must be known and is not.
+        """
+        own = self.params
+        for name in params or ():
+            if name not in own:
+                raise OpError(f"no parameter is called {name!r}{near(name, own)}")
+        for name in inputs:
+            if name not in (known := [s.name for s in self.inputs]):
+                raise OpError(f"no input is called {name!r}{near(name, known)}; the inputs are {known}")
+        values = [_checked(spec, inputs) for spec in self.inputs]
+        found = evaluate(self.graph, values, {}, {**own, **(params or {})})
+        return {spec.name: v if isinstance(v, list) else jnp.asarray(v) for spec, v in zip(self.outputs, found)}
+
+    def save(self, path: str | os.PathLike, params: Mapping[str, Any] | None = None) -> None:
+        """Writes the model with other parameters, such as fine-tuned ones.
+
+        Raises:
+            OpError: a parameter that is unknown or of another shape.
+        """
+        given = dict(params or {})
+        for name, value in given.items():
+            if name not in self.params or np.shape(value) != self.params[name].shape:
+                raise OpError(f"{name!r} of {np.shape(value)} is no parameter{near(name, self.params)}")
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        _replace(proto.graph, given)
+        onnx.save(proto, os.fspath(path))
+
+
+def from_onnx(source: str | os.PathLike | bytes | onnx.ModelProto) -> OnnxModel:
+    """Reads an ONNX model as a pure JAX function with named inputs and outputs and its parameters as a pytree.
+
+    RNN, LSTM, GRU, Loop and Scan run on `jrnn.scan`; all of it can be jitted, differentiated and vmapped. A size
+    that varies is that of the array that is given.
+
+    Args:
+        source: the path of a file, which may keep its tensors in files next to it; its bytes; or a `ModelProto`.
+
+    Raises:
+        FormatError: no valid ONNX model.
+        UnknownOperatorError: an operator that jrnn does not read, with its node and a near name.
+        ConversionError: what cannot be a JAX function.
+
+    >>> head = '<ir_version: 8, opset_import: ["" : 17]>'
+    >>> proto = onnx.parser.parse_model(head + "twice (float[N] x) => (float[N] y) { y = Add(x, x) }")
+    >>> model = from_onnx(proto)
+    >>> print(model.inputs[0], model({"x": jnp.arange(3.0)})["y"])
+    x: float32[N] [0. 2. 4.]
+    """
+    proto = _load(source)
+    try:
+        checker.check_model(proto)
+        if proto.functions:
+            proto = inliner.inline_local_functions(proto)
+        proto = shape_inference.infer_shapes(proto)
+    except (checker.ValidationError, shape_inference.InferenceError, ValueError, RuntimeError, DecodeError) as error:
+        raise FormatError(f"not a valid ONNX model: {str(error).strip()}") from error
+    opset = max((o.version for o in proto.opset_import if o.domain in STANDARD), default=0)
+    reader = Reader(opset)
+    graph = reader.graph(proto.graph)
+    names = {i.name: i for i in proto.graph.input}
+    return OnnxModel(
+        {name: jnp.asarray(value) for name, value in reader.params.items()},
+        tuple(_spec(names[name]) for name in graph.inputs),
+        tuple(_spec(o) for o in proto.graph.output),
+        graph,
+        proto,
+    )
+
+
+def _load(source: Any) -> onnx.ModelProto:
+    if isinstance(source, onnx.ModelProto):
+        return source
+    try:
+        if isinstance(source, bytes):
+            return onnx.load_model_from_string(source)
+        if not Path(source).is_file():
+            raise FormatError(f"{os.fspath(source)}: no such file")
+        return onnx.load(os.fspath(source))
+    except (DecodeError, ValueError, OSError, checker.ValidationError) as error:
+        where = "the bytes" if isinstance(source, bytes) else os.fspath(source)
+        raise (
+            error if isinstance(error, FormatError) else FormatError(f"{where}: cannot be read as ONNX: {error}")
+        ) from error
+
+
+def _spec(value: onnx.ValueInfoProto) -> Spec:
+    if not value.type.HasField("tensor_type"):
+        return Spec(value.name, None, None)
+    tensor = value.type.tensor_type
+    try:
+        dtype = jax.dtypes.canonicalize_dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except (KeyError, TypeError) as error:
+        raise FormatError(
+            f"{value.name!r} has the element type {tensor.elem_type}, which jrnn does not read"
+        ) from error
+    if not tensor.HasField("shape"):
+        return Spec(value.name, dtype, None)
+    return Spec(
+        value.name,
+        dtype,
+        tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim),
+    )
+
+
+def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
+    if spec.name not in inputs:
+        raise OpError(f"the input {spec} is missing")
+    value = inputs[spec.name]
+    if spec.dtype is None:
+        return value
+    if not isinstance(value, jax.Array):
+        value = np.asarray(value)
+    same = jax.dtypes.canonicalize_dtype(value.dtype) == spec.dtype
+    fits = spec.shape is None or (
+        len(spec.shape) == value.ndim
+        and all(not isinstance(s, int) or s == n for s, n in zip(spec.shape, value.shape, strict=True))
+    )
+    if not same or not fits:
+        raise OpError(f"an array {value.dtype}{list(value.shape)} was given for the input {spec}")
+    return jnp.asarray(value) if jnp.issubdtype(value.dtype, jnp.floating) else value
+
+
+def _replace(graph: onnx.GraphProto, params: Mapping[str, Any], path: str = "") -> None:
+    """Puts other values in the place of a graph's floating constants; names are as in `Reader.graph`."""
+
+    def put(tensor: onnx.TensorProto, key: str) -> None:
+        if key in params:
+            dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(params[key]).astype(dtype), tensor.name))
+
+    for tensor in graph.initializer:
+        put(tensor, path + tensor.name)
+    for node in graph.node:
+        for a in node.attribute:
+            if node.op_type == "Constant" and a.name == "value":
+                put(a.t, path + node.output[0])
+            if a.type == onnx.AttributeProto.GRAPH:
+                _replace(a.g, params, f"{path}{node.name or node.output[0]}/{a.name}/")

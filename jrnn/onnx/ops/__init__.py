@@ -1,0 +1,3 @@
+"""The operators of ONNX that jrnn reads; importing this package fills `jrnn.onnx.table.OPERATORS`."""
+
+from jrnn.onnx.ops import contract, control, elementwise, recurrent, shapes

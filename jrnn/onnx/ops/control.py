@@ -1,0 +1,168 @@
+"""If, Loop and Scan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jrnn.errors import ConversionError
+from jrnn.executor import scan, while_loop
+from jrnn.onnx.table import op
+
+
+def _concrete(value: Any) -> bool:
+    return not isinstance(value, jax.core.Tracer)
+
+
+def _arrays(values) -> tuple[jax.Array, ...]:
+    return tuple(jnp.asarray(v) for v in values)
+
+
+@op("If")
+def _(node, condition):
+    branches = node.get("else_branch"), node.get("then_branch")
+    if _concrete(condition):
+        return tuple(node.run(branches[bool(np.asarray(condition).reshape(()))], []))
+    types = [jax.eval_shape(lambda b=b: _arrays(node.run(b, []))) for b in branches]
+    for name, no, yes in zip(node.outputs, *types, strict=True):
+        if (no.shape, no.dtype) != (yes.shape, yes.dtype):
+            raise ConversionError(
+                f"{node}: {name!r} is {yes.dtype}{list(yes.shape)} in one branch and {no.dtype}{list(no.shape)} in the "
+                "other, and the condition is not known while the function is traced; give the input behind it as a numpy array"
+            )
+    no, yes = (lambda b=b: _arrays(node.run(b, [])) for b in branches)
+    return tuple(lax.cond(jnp.asarray(condition).reshape(()), yes, no))
+
+
+@op("Loop")
+def _(node, count, condition, *carried):
+    body, width = node.get("body"), len(carried)
+    if count is not None and not _concrete(count) and len(body.outputs) > 1 + width:
+        node.known(count, "the number of steps")
+    goes_on = _goes_on(body)
+    if goes_on and count is not None and _concrete(count) and (condition is None or _concrete(condition)):
+        steps = int(np.asarray(count).reshape(())) if condition is None or np.asarray(condition).all() else 0
+        if all(hasattr(v, "dtype") for v in carried) and (found := _scanned(node, body, steps, carried)) is not None:
+            return found
+    elif len(body.outputs) == 1 + width and all(hasattr(v, "dtype") for v in carried):
+        return _while(node, body, count, condition, carried)
+    return _unrolled(node, body, count, condition, list(carried))
+
+
+def _goes_on(body) -> bool:
+    """Whether the condition that the body returns is the one that it is given, or is true."""
+    name, makers = body.outputs[0], {o: n for n in body.nodes for o in n.outputs}
+    while name in makers and makers[name].type == "Identity":
+        name = makers[name].inputs[0]
+    return name == body.inputs[1] or (name in body.consts and bool(body.consts[name].all()))
+
+
+def _scanned(node, body, steps: int, carried):
+    """A loop of a known number of steps as a scan; None where the carries change their shapes or are sequences."""
+    start = _arrays(carried)
+    true = np.asarray(True)
+
+    def step(state, k):
+        _, *found = node.run(body, [k, true, *state])
+        return _arrays(found[: len(state)]), _arrays(found[len(state) :])
+
+    try:
+        types = jax.eval_shape(step, start, jnp.zeros((), jnp.int32))[0]
+    except (ConversionError, TypeError):  # the body needs the counter's value, or holds sequences
+        return None
+    if [(t.shape, t.dtype) for t in types] != [(s.shape, s.dtype) for s in start]:
+        return None
+    last, outputs = scan(step, start, jnp.arange(steps, dtype=jnp.int32))
+    return (*last, *outputs)
+
+
+def _while(node, body, count, condition, carried):
+    """A loop whose number of steps depends on values that are computed; it has no outputs of every step."""
+
+    def go(k, on, *_):
+        return on if count is None else on & (k < jnp.asarray(count).reshape(()).astype(k.dtype))
+
+    def step(k, on, *rest):
+        on, *rest = node.run(body, [k, on, *rest])
+        return (k + 1, jnp.asarray(on).reshape(()), *_arrays(rest))
+
+    on = jnp.asarray(True if condition is None else condition).reshape(())
+    start = (jnp.zeros((), jnp.int32), on, *_arrays(carried))
+    (go_flat, go_values), (step_flat, step_values) = _without_closure(go, start), _without_closure(step, start)
+    return tuple(
+        while_loop(
+            lambda values, state: go_flat(values[0], state)[0],
+            lambda values, state: tuple(step_flat(values[1], state)),
+            (go_values, step_values),
+            start,
+        )[2:]
+    )
+
+
+def _without_closure(function, state):
+    """`function` of the values that it sees from outside and of a state, and these values."""
+    closed = jax.make_jaxpr(function)(*state)
+    return lambda values, state: jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, values))(*state), closed.consts
+
+
+def _unrolled(node, body, count, condition, state):
+    """A loop step by step while the graph is traced; its condition must be known."""
+    steps = np.inf if count is None else int(node.known(count, "the number of steps").reshape(()))
+    on, k, width = True if condition is None else condition, 0, len(state)
+    outputs: list[list[Any]] = [[] for _ in body.outputs[1 + width :]]
+    while k < steps and bool(node.known(np.asarray(on) if _concrete(on) else on, "the condition").all()):
+        on, *found = node.run(body, [np.asarray(k, np.int64), np.asarray(on), *state])
+        state, k = found[:width], k + 1
+        for values, value in zip(outputs, found[width:], strict=True):
+            values.append(value)
+    if not k and outputs:
+        raise ConversionError(f"{node}: a loop of no steps has no outputs of every step, as their shapes are not known")
+    return (*state, *(jnp.stack(_arrays(values)) for values in outputs))
+
+
+@op("Scan")
+def _(node, *values):
+    if node.opset < 9:
+        return _scan8(node, *values)
+    body, sequences = node.get("body"), node.get("num_scan_inputs")
+    width = len(values) - sequences
+    start, xs = _arrays(values[:width]), _arrays(values[width:])
+    outputs = len(body.outputs) - width
+    in_axes, in_ways = node.get("scan_input_axes", [0] * sequences), node.get("scan_input_directions", [0] * sequences)
+    out_axes, out_ways = node.get("scan_output_axes", [0] * outputs), node.get("scan_output_directions", [0] * outputs)
+    xs = tuple(jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, in_axes, strict=True))
+    # The first input's direction is the loop's; what goes the other way is turned around.
+    reverse = bool(in_ways[0])
+    xs = tuple(jnp.flip(x, 0) if way != reverse else x for x, way in zip(xs, in_ways, strict=True))
+    last, ys = scan(_scan_step(node, body, width), start, xs, reverse=reverse)
+    ys = [jnp.flip(y, 0) if way != reverse else y for y, way in zip(ys, out_ways, strict=True)]
+    return (*last, *(jnp.moveaxis(y, 0, axis) for y, axis in zip(ys, out_axes, strict=True)))
+
+
+def _scan_step(node, body, width: int):
+    def step(state, x):
+        found = node.run(body, [*state, *x])
+        new = tuple(v.astype(s.dtype).reshape(s.shape) for v, s in zip(_arrays(found[:width]), state, strict=True))
+        return new, _arrays(found[width:])
+
+    return step
+
+
+def _scan8(node, lengths, *values):
+    """Operator set 8: every state and sequence has a batch in front, and sequences may have lengths."""
+    body, sequences = node.get("body"), node.get("num_scan_inputs")
+    width = len(values) - sequences
+    start, xs = _arrays(values[:width]), _arrays(values[width:])
+    ways = node.get("directions", [0] * sequences)
+    reverse = bool(ways[0])
+    if len(set(ways)) > 1:
+        raise ConversionError(f"{node}: sequences that run in two directions are read from operator set 9 on")
+    xs = tuple(jnp.swapaxes(x, 0, 1) for x in xs)
+    step = jax.vmap(_scan_step(node, body, width))
+    last, ys = scan(step, start, xs, reverse=reverse, lengths=None if lengths is None else jnp.asarray(lengths))
+    return (*last, *(jnp.swapaxes(y, 0, 1) for y in ys))

@@ -1,0 +1,182 @@
+"""Operators that work element by element."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from onnx import TensorProto, helper
+
+from jrnn.errors import ConversionError
+from jrnn.onnx.table import cast, known, op, spread, xp
+
+_NUMPY = {
+    "Abs": "abs", "Neg": "negative", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Sin": "sin", "Cos": "cos", "Tan": "tan",
+    "Asin": "arcsin", "Acos": "arccos", "Atan": "arctan", "Sinh": "sinh", "Cosh": "cosh", "Asinh": "arcsinh",
+    "Acosh": "arccosh", "Atanh": "arctanh", "Tanh": "tanh", "Floor": "floor", "Ceil": "ceil", "Round": "round",
+    "Sign": "sign", "Reciprocal": "reciprocal", "Not": "logical_not", "IsNaN": "isnan", "BitwiseNot": "invert",
+}  # fmt: skip
+_BINARY = {
+    "Add": "add", "Sub": "subtract", "Mul": "multiply", "Equal": "equal", "Less": "less", "LessOrEqual": "less_equal",
+    "Greater": "greater", "GreaterOrEqual": "greater_equal", "And": "logical_and", "Or": "logical_or",
+    "Xor": "logical_xor", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
+}  # fmt: skip
+
+
+@op(*_NUMPY)
+def _(node, x):
+    return getattr(xp(x), _NUMPY[node.type])(x)
+
+
+@op(*_BINARY)
+def _(node, a, b):
+    axis = node.get("axis")
+    if node.get("broadcast") and axis is not None:  # before operator set 7: b begins at this axis of a
+        b = b.reshape(np.shape(b) + (1,) * (a.ndim - axis - b.ndim))
+    return getattr(xp(a, b), _BINARY[node.type])(*spread(a, b))
+
+
+@op("Div")
+def _(node, a, b):
+    a, b = spread(a, b)
+    if np.issubdtype(a.dtype, np.integer):  # towards zero
+        return np.asarray(a - np.fmod(a, b)) // b if known(a, b) else lax.div(*jnp.broadcast_arrays(a, b))
+    return xp(a, b).divide(a, b)
+
+
+@op("Mod")
+def _(node, a, b):
+    return (xp(a, b).fmod if node.get("fmod") else xp(a, b).mod)(*spread(a, b))
+
+
+@op("Pow")
+def _(node, a, b):
+    found = xp(a, b).power(*spread(a, b))
+    return cast(found, a.dtype)
+
+
+@op("Sum", "Mean", "Min", "Max")
+def _(node, *values):
+    reduce = {"Min": "minimum", "Max": "maximum"}.get(node.type, "add")
+    total = functools.reduce(getattr(xp(*values), reduce), spread(*values))
+    return total / len(values) if node.type == "Mean" else total
+
+
+@op("Where")
+def _(node, condition, a, b):
+    return xp(condition, a, b).where(*spread(condition, a, b))
+
+
+@op("Identity")
+def _(node, x):
+    return x
+
+
+@op("Dropout")
+def _(node, x, ratio=None, training=None):
+    if training is not None and node.known(training, "training_mode").item():
+        raise ConversionError(f"{node}: training_mode is set; graphs are read for inference")
+    return x, np.ones(x.shape, bool)
+
+
+@op("Cast")
+def _(node, x):
+    return cast(x, _dtype(node, node.get("to")))
+
+
+@op("CastLike")
+def _(node, x, like):
+    return cast(x, like.dtype)
+
+
+def _dtype(node, code: Any) -> np.dtype:
+    if code == TensorProto.STRING:
+        raise ConversionError(f"{node}: strings are not read")
+    return helper.tensor_dtype_to_np_dtype(code)
+
+
+@op("Clip")
+def _(node, x, low=None, high=None):
+    low, high = (node.get(name) if v is None else v for name, v in (("min", low), ("max", high)))
+    low, high = (None if v is None else xp(x, v).asarray(v).astype(x.dtype) for v in (low, high))
+    return x if low is None and high is None else xp(x, *(v for v in (low, high) if v is not None)).clip(
+        x, *(None if v is None else v.reshape((1,) * x.ndim) for v in (low, high))
+    )  # fmt: skip
+
+
+@op("Relu")
+def _(node, x):
+    return xp(x).maximum(x, x.dtype.type(0)) if known(x) else jax.nn.relu(x)
+
+
+@op("IsInf")
+def _(node, x):
+    signs = [jnp.isposinf] * node.get("detect_positive", 1) + [jnp.isneginf] * node.get("detect_negative", 1)
+    return functools.reduce(jnp.logical_or, [sign(x) for sign in signs], jnp.zeros(x.shape, bool))
+
+
+def _scaled(x, value: float):
+    return jnp.asarray(value, x.dtype)
+
+
+ACTIVATIONS = {  # name: (function of x, alpha and beta; their defaults), as RNN, GRU and LSTM use too
+    "Relu": (lambda x, a, b: jax.nn.relu(x), None, None),
+    "Tanh": (lambda x, a, b: jnp.tanh(x), None, None),
+    "Sigmoid": (lambda x, a, b: jax.nn.sigmoid(x), None, None),
+    "Affine": (lambda x, a, b: _scaled(x, a) * x + _scaled(x, b), 1.0, 0.0),
+    "LeakyRelu": (lambda x, a, b: jnp.where(x >= 0, x, _scaled(x, a) * x), 0.01, None),
+    "ThresholdedRelu": (lambda x, a, b: jnp.where(x > _scaled(x, a), x, jnp.zeros_like(x)), 1.0, None),
+    "ScaledTanh": (lambda x, a, b: _scaled(x, a) * jnp.tanh(_scaled(x, b) * x), 1.0, 1.0),
+    "HardSigmoid": (lambda x, a, b: jnp.clip(_scaled(x, a) * x + _scaled(x, b), 0, 1), 0.2, 0.5),
+    "Elu": (lambda x, a, b: jnp.where(x >= 0, x, _scaled(x, a) * jnp.expm1(jnp.minimum(x, 0))), 1.0, None),
+    "Softsign": (lambda x, a, b: x / (1 + jnp.abs(x)), None, None),
+    "Softplus": (lambda x, a, b: jax.nn.softplus(x), None, None),
+}
+
+
+@op("Sigmoid", "LeakyRelu", "ThresholdedRelu", "HardSigmoid", "Elu", "Softsign", "Softplus")
+def _(node, x):
+    function, alpha, beta = ACTIVATIONS[node.type]
+    return function(jnp.asarray(x), node.get("alpha", alpha), node.get("beta", beta))
+
+
+@op("Selu")
+def _(node, x):
+    x = jnp.asarray(x)
+    alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
+    return _scaled(x, gamma) * ACTIVATIONS["Elu"][0](x, alpha, None)
+
+
+@op("Celu")
+def _(node, x):
+    return jax.nn.celu(jnp.asarray(x), node.get("alpha", 1.0))
+
+
+@op("Gelu")
+def _(node, x):
+    return jax.nn.gelu(jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh")
+
+
+@op("HardSwish")
+def _(node, x):
+    return x * ACTIVATIONS["HardSigmoid"][0](jnp.asarray(x), 1 / 6, 0.5)
+
+
+@op("Mish")
+def _(node, x):
+    return x * jnp.tanh(jax.nn.softplus(jnp.asarray(x)))
+
+
+@op("Erf")
+def _(node, x):
+    return lax.erf(jnp.asarray(x))
+
+
+@op("PRelu")
+def _(node, x, slope):
+    x, slope = spread(x, slope)
+    return jnp.where(x < 0, slope * x, x)

@@ -1,0 +1,284 @@
+"""Operators that make, move and pick elements."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jrnn.errors import ConversionError
+from jrnn.onnx.table import known, op, xp
+
+
+@op("Shape")
+def _(node, x):
+    return np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))]
+
+
+@op("Size")
+def _(node, x):
+    return np.asarray(math.prod(x.shape), np.int64)
+
+
+@op("Reshape")
+def _(node, x, shape=None):
+    sizes = node.ints("shape", shape)
+    if not node.get("allowzero", 0):
+        sizes = [x.shape[k] if size == 0 else size for k, size in enumerate(sizes)]
+    return x.reshape(tuple(sizes))
+
+
+@op("Flatten")
+def _(node, x):
+    axis = range(x.ndim + 1)[node.get("axis", 1)] if node.get("axis", 1) >= 0 else x.ndim + node.get("axis")
+    return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+
+
+@op("Squeeze")
+def _(node, x, axes=None):
+    axes = node.ints("axes", axes)
+    return xp(x).squeeze(x, axes)
+
+
+@op("Unsqueeze")
+def _(node, x, axes=None):
+    return xp(x).expand_dims(x, node.ints("axes", axes))
+
+
+@op("Transpose")
+def _(node, x):
+    return xp(x).transpose(x, node.get("perm"))
+
+
+@op("Concat")
+def _(node, *values):
+    return xp(*values).concatenate(values, axis=node.get("axis", 1))
+
+
+@op("Split")
+def _(node, x, split=None):
+    axis, sizes = node.get("axis", 0), node.ints("split", split)
+    count = len(node.outputs)
+    if sizes is None:
+        piece = math.ceil(x.shape[axis] / count)
+        sizes = [min(piece, x.shape[axis] - k * piece) for k in range(count)]
+    if sum(sizes) != x.shape[axis] or min(sizes) < 0:
+        raise ValueError(f"split {list(sizes)} does not sum to the size {x.shape[axis]} of axis {axis}")
+    return tuple(xp(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis))
+
+
+@op("Slice")
+def _(node, x, starts=None, ends=None, axes=None, steps=None):
+    starts, ends = node.ints("starts", starts), node.ints("ends", ends)
+    axes = node.ints("axes", axes) or range(len(starts))
+    steps = node.ints("steps", steps) or [1] * len(starts)
+    index = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if step < 0 and end < -x.shape[axis]:
+            end = None  # down to and with the first element
+        index[axis] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+@op("Gather")
+def _(node, x, indices):
+    axis = node.get("axis", 0)
+    if known(x, indices):
+        return np.take(x, indices, axis=axis)
+    return jnp.take(jnp.asarray(x), jnp.asarray(indices), axis=axis, mode="wrap" if x.shape[axis] else None)
+
+
+@op("GatherElements")
+def _(node, x, indices):
+    return xp(x, indices).take_along_axis(x, indices, axis=node.get("axis", 0))
+
+
+@op("GatherND")
+def _(node, x, indices):
+    def pick(x, indices):
+        return x[tuple(jnp.moveaxis(indices, -1, 0))]
+
+    for _ in range(node.get("batch_dims", 0)):
+        pick = jax.vmap(pick)
+    return pick(jnp.asarray(x), jnp.asarray(indices))
+
+
+def _scatter(x, index, updates, reduction: str):
+    at = jnp.asarray(x).at[index]
+    return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[reduction](updates)
+
+
+@op("ScatterND")
+def _(node, x, indices, updates):
+    return _scatter(x, tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0)), updates, node.get("reduction", "none"))
+
+
+@op("ScatterElements", "Scatter")
+def _(node, x, indices, updates):
+    indices = jnp.asarray(indices)
+    index = list(jnp.indices(indices.shape, sparse=True))
+    index[node.get("axis", 0)] = indices
+    return _scatter(x, tuple(index), updates, node.get("reduction", "none"))
+
+
+@op("Expand")
+def _(node, x, shape):
+    sizes = node.ints("shape", shape)
+    return xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, sizes))
+
+
+@op("Tile")
+def _(node, x, repeats):
+    return xp(x).tile(x, node.ints("repeats", repeats))
+
+
+@op("Pad")
+def _(node, x, pads=None, value=None, axes=None):
+    pads, mode = node.ints("pads", pads), node.get("mode", "constant")
+    axes = node.ints("axes", axes) or range(x.ndim)
+    widths = np.zeros((x.ndim, 2), int)
+    widths[list(axes)] = np.reshape(pads, (2, -1)).T
+    if (widths < 0).any():  # negative widths crop
+        x = x[tuple(slice(max(-a, 0), size - max(-b, 0)) for (a, b), size in zip(widths, x.shape))]
+        widths = np.maximum(widths, 0)
+    if mode != "constant":
+        return xp(x).pad(x, widths, mode)
+    value = node.get("value", 0) if value is None else value.reshape(())
+    return (np if known(x, np.asarray(value)) else jnp).pad(x, widths, constant_values=value)
+
+
+@op("ConstantOfShape")
+def _(node, shape):
+    value = np.asarray(node.get("value", np.zeros(1, np.float32))).reshape(())
+    return np.full(node.ints("shape", shape), value)
+
+
+@op("Range")
+def _(node, start, limit, delta):
+    start, limit, delta = (node.known(v, n) for v, n in ((start, "start"), (limit, "limit"), (delta, "delta")))
+    return np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
+
+
+@op("EyeLike")
+def _(node, x):
+    return np.eye(*x.shape, k=node.get("k", 0), dtype=x.dtype)
+
+
+@op("OneHot")
+def _(node, indices, depth, values):
+    depth, axis = int(node.known(depth, "depth").item()), node.get("axis", -1)
+    indices = jnp.asarray(indices).astype(jnp.int32)
+    hot = jax.nn.one_hot(jnp.where(indices < 0, indices + depth, indices), depth, axis=axis, dtype=bool)
+    return jnp.where(hot, values[1], values[0])
+
+
+@op("Trilu")
+def _(node, x, k=None):
+    k = 0 if k is None else int(node.known(k, "k").item())
+    return (xp(x).triu if node.get("upper", 1) else xp(x).tril)(x, k)
+
+
+@op("NonZero")
+def _(node, x):
+    return np.asarray(np.nonzero(node.known(x, "its input")), np.int64)
+
+
+@op("ReverseSequence")
+def _(node, x, lengths):
+    time, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
+    moved = jnp.moveaxis(jnp.asarray(x), (batch, time), (0, 1))
+    steps, lengths = jnp.arange(moved.shape[1]), jnp.asarray(lengths)[:, None]
+    index = jnp.where(steps[None] < lengths, lengths - 1 - steps[None], steps[None])
+    found = jax.vmap(lambda row, k: row[k])(moved, index)
+    return jnp.moveaxis(found, (0, 1), (batch, time))
+
+
+@op("CumSum")
+def _(node, x, axis):
+    axis = int(node.known(axis, "axis").item())
+    x = jnp.flip(x, axis) if node.get("reverse") else jnp.asarray(x)
+    found = lax.cumsum(x, axis % x.ndim)
+    found = found - x if node.get("exclusive") else found
+    return jnp.flip(found, axis) if node.get("reverse") else found
+
+
+@op("TopK")
+def _(node, x, k=None):
+    (count,) = node.ints("k", k)
+    axis, x = node.get("axis", -1), jnp.asarray(x)
+    order = jnp.argsort(x, axis=axis, stable=True, descending=bool(node.get("largest", 1)))
+    index = lax.slice_in_dim(order, 0, count, axis=axis % x.ndim)
+    return jnp.take_along_axis(x, index, axis=axis), index
+
+
+# Sequences and optionals are lists, and values or None, while the graph is traced.
+
+
+@op("SequenceEmpty")
+def _(node):
+    return []
+
+
+@op("SequenceConstruct")
+def _(node, *values):
+    return list(values)
+
+
+@op("SequenceInsert")
+def _(node, sequence, value, position=None):
+    at = len(sequence) if position is None else int(node.known(position, "position").item())
+    at = at + len(sequence) if at < 0 else at
+    return [*sequence[:at], value, *sequence[at:]]
+
+
+@op("SequenceErase")
+def _(node, sequence, position=None):
+    at = -1 if position is None else int(node.known(position, "position").item())
+    return [v for k, v in enumerate(sequence) if k != range(len(sequence))[at]]
+
+
+@op("SequenceAt")
+def _(node, sequence, position):
+    return sequence[int(node.known(position, "position").item())]
+
+
+@op("SequenceLength")
+def _(node, sequence):
+    return np.asarray(len(sequence), np.int64)
+
+
+@op("ConcatFromSequence")
+def _(node, sequence):
+    join = xp(*sequence).stack if node.get("new_axis", 0) else xp(*sequence).concatenate
+    return join(sequence, axis=node.get("axis"))
+
+
+@op("SplitToSequence")
+def _(node, x, split=None):
+    axis = node.get("axis", 0)
+    size = x.shape[axis]
+    sizes = [1] * size if split is None else node.ints("split", split)
+    if split is not None and np.ndim(split) == 0:
+        sizes = [sizes[0]] * (size // sizes[0]) + [size % sizes[0]] * bool(size % sizes[0])
+    parts = xp(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis)
+    return [p if split is not None or node.get("keepdims", 1) else p.squeeze(axis) for p in parts]
+
+
+@op("Optional")
+def _(node, value=None):
+    return value
+
+
+@op("OptionalHasElement")
+def _(node, value=None):
+    return np.asarray(value is not None)
+
+
+@op("OptionalGetElement")
+def _(node, value):
+    if value is None:
+        raise ConversionError(f"{node}: the optional is empty")
+    return value

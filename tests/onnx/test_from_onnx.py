@@ -1,0 +1,195 @@
+"""from_onnx: parameters, transformations, control flow, files and their errors."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+import jrnn
+from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
+
+
+def read(text):
+    return jrnn.from_onnx(parser.parse_model(HEAD + text))
+
+
+def lstm(opset=17):
+    """A small tagger: LSTM, then a linear layer; its number of steps and sequences is open."""
+    rng = np.random.default_rng(0)
+    weights = {"W": (1, 16, 3), "R": (1, 16, 4), "B": (1, 32), "V": (4, 2)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("LSTM", ["x", "W", "R", "B"], ["y4", "h", "c"], hidden_size=4),
+            helper.make_node("Squeeze", ["y4", "one"], ["y"]),
+            helper.make_node("MatMul", ["y", "V"], ["out"]),
+        ],
+        "tagger",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", "N", 3])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["T", "N", 2])],
+        [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n) for n, s in weights.items()]
+        + [numpy_helper.from_array(np.array([1]), "one")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def onnxruntime_of(source, feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(source, options).run(None, feeds)
+
+
+def test_a_model_is_a_pure_function_with_parameters():
+    model = jrnn.from_onnx(lstm())
+    assert sorted(model.params) == ["B", "R", "V", "W"]
+    assert [str(s) for s in (*model.inputs, *model.outputs)] == ["x: float32[T, N, 3]", "out: float32[T, N, 2]"]
+    x = jnp.ones((5, 2, 3))
+    by_jit = jax.jit(model)({"x": x}, model.params)["out"]
+    np.testing.assert_allclose(by_jit, model({"x": x})["out"], atol=1e-6)
+    many = jax.vmap(lambda v: model({"x": x}, {"V": v})["out"])(jnp.stack([model.params["V"], 2 * model.params["V"]]))
+    np.testing.assert_allclose(many[1], 2 * by_jit, atol=1e-5)
+
+
+def test_a_model_is_fine_tuned_and_saved(tmp_path):
+    model = jrnn.from_onnx(lstm())
+    x, target = jax.random.normal(jax.random.key(0), (5, 2, 3)), jnp.ones((5, 2, 2))
+
+    def loss(params):
+        return jnp.mean((model({"x": x}, params)["out"] - target) ** 2)
+
+    step = jax.jit(lambda p: jax.tree.map(lambda p, g: p - 0.1 * g, p, jax.grad(loss)(p)))
+    params = model.params
+    for _ in range(30):
+        params = step(params)
+    assert loss(params) < 0.5 * loss(model.params)
+    model.save(tmp_path / "tuned.onnx", params)
+    (out,) = onnxruntime_of(tmp_path / "tuned.onnx", {"x": np.asarray(x)})
+    np.testing.assert_allclose(out, model({"x": x}, params)["out"], atol=1e-5)
+    again = jrnn.from_onnx(tmp_path / "tuned.onnx")
+    np.testing.assert_array_equal(again.params["R"], params["R"])
+    with pytest.raises(OpError, match=r"'r' of \(1,\) is no parameter"):
+        model.save(tmp_path / "no.onnx", {"r": np.ones(1)})
+
+
+COUNT = """agraph (float[N] x, int64 n) => (float[N] y, float[K, N] all) {
+    go = Constant <value = bool {1}> ()
+    y, all = Loop (n, go, x) <body = body (int64 i, bool c, float[N] a) => (bool d, float[N] b, float[N] s)
+        { d = Identity(c)  b = Add(a, a)  s = Identity(b) }>
+}"""
+
+
+def test_a_loop_of_a_known_number_of_steps_is_a_scan():
+    model = read(COUNT)
+    grad = jax.jit(jax.grad(lambda x: model({"x": x, "n": 3})["all"].sum()))
+    np.testing.assert_allclose(grad(jnp.ones(2)), [14.0, 14.0])
+    assert "scan" in str(jax.make_jaxpr(lambda x: model({"x": x, "n": 3}))(jnp.ones(2)))
+    with pytest.raises(
+        ConversionError, match=r"Loop -> 'y', 'all': the number of steps depends on values that are not"
+    ):
+        jax.jit(model)({"x": jnp.ones(2), "n": jnp.int32(3)})
+
+
+WHILE = """agraph (float[N] x, float top) => (float[N] y) {
+    y = Loop (, , x) <body = body (int64 i, bool c, float[N] a) => (bool d, float[N] b)
+        { b = Add(a, a)  s = ReduceMax <keepdims = 0> (b)  d = Less(s, top) }>
+}"""
+
+
+def test_a_loop_until_a_value_is_reached_has_a_gradient():
+    model = jax.jit(read(WHILE))
+    assert model({"x": jnp.asarray([1.0, 3.0]), "top": jnp.float32(20)})["y"].tolist() == [8.0, 24.0]
+    grad = jax.grad(lambda x: model({"x": x, "top": jnp.float32(20)})["y"].sum())
+    assert grad(jnp.asarray([1.0, 3.0])).tolist() == [8.0, 8.0]
+
+
+CHOOSE = """agraph (float[N] x, bool c) => (float[M] y) {
+    y = If (c) <then_branch = yes () => (float[N] a) { a = Neg(x) },
+                else_branch = no () => (float[M] b) { two = Constant <value_ints = [2]> ()  b = Tile(x, two) }>
+}"""
+
+
+def test_a_branch_that_changes_the_shape_must_be_known():
+    model = read(CHOOSE)
+    x = jnp.ones(2)
+    assert jax.jit(lambda x: model({"x": x, "c": False}))(x)["y"].shape == (4,)
+    assert model({"x": x, "c": np.asarray(True)})["y"].tolist() == [-1.0, -1.0]
+    with pytest.raises(
+        ConversionError, match=r"If -> 'y': 'y' is float32\[2\] in one branch and float32\[4\] in the other"
+    ):
+        jax.jit(model)({"x": x, "c": jnp.asarray(True)})
+
+
+def test_layout_1_is_layout_0_transposed():
+    """onnxruntime has no layout 1."""
+    proto = lstm()
+    batched = onnx.ModelProto()
+    batched.CopyFrom(proto)
+    batched.graph.node[0].attribute.append(helper.make_attribute("layout", 1))
+    batched.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.array([2]), "one"))
+    x = jax.random.normal(jax.random.key(0), (5, 2, 3))
+    found = jrnn.from_onnx(batched)({"x": jnp.swapaxes(x, 0, 1)})["out"]
+    np.testing.assert_allclose(jnp.swapaxes(found, 0, 1), jrnn.from_onnx(proto)({"x": x})["out"], atol=1e-6)
+
+
+def test_external_and_sparse_tensors_are_read(tmp_path):
+    proto, x = lstm(), np.ones((5, 2, 3), np.float32)
+    expected = jrnn.from_onnx(proto)({"x": x})["out"]
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    np.testing.assert_array_equal(jrnn.from_onnx(tmp_path / "m.onnx")({"x": x})["out"], expected)
+    (tmp_path / "m.data").unlink()
+    with pytest.raises(FormatError, match="cannot be read as ONNX"):
+        jrnn.from_onnx(tmp_path / "m.onnx")
+
+    sparse = lstm()
+    dense = numpy_helper.to_array(sparse.graph.initializer[3])
+    values = numpy_helper.from_array(dense.reshape(-1), "V")
+    del sparse.graph.initializer[3]
+    indices = numpy_helper.from_array(np.arange(8), "V_indices")
+    sparse.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4, 2]))
+    np.testing.assert_array_equal(jrnn.from_onnx(sparse)({"x": x})["out"], expected)
+
+
+def test_what_is_wrong_is_named(tmp_path):
+    model = jrnn.from_onnx(lstm())
+    with pytest.raises(OpError, match=r"the input x: float32\[T, N, 3\] is missing"):
+        model({})
+    with pytest.raises(OpError, match=r"no input is called 'X'; the inputs are \['x'\]"):
+        model({"X": 1})
+    with pytest.raises(OpError, match=r"int64\[5, 2, 3\] was given for the input x: float32"):
+        model({"x": np.ones((5, 2, 3), np.int64)})
+    with pytest.raises(OpError, match=r"float32\[5, 2, 4\] was given"):
+        model({"x": jnp.ones((5, 2, 4))})
+    with pytest.raises(OpError, match="no parameter is called 'w'"):
+        model({"x": jnp.ones((5, 2, 3))}, {"w": 1})
+    with pytest.raises(ConversionError, match=r"node LSTM -> .*: W is \[1, 16, 3\] but must be \[1, 20, 3\]"):
+        model({"x": jnp.ones((5, 2, 3))}, {"R": jnp.ones((1, 16, 5))})
+    with pytest.raises(UnknownOperatorError, match=r"node Det -> 'y': jrnn has no operator 'Det'"):
+        read("agraph (float[2, 2] x) => (float y) { y = Det(x) }")
+    with pytest.raises(FormatError, match="no such file"):
+        jrnn.from_onnx(tmp_path / "missing.onnx")
+    with pytest.raises(OpError, match=r"node Reshape -> 'y': cannot be run on \(float32\[2\], int64\[1\]\)"):
+        read("agraph (float[2] x) => (float[3] y) { s = Constant <value_ints = [3]> ()  y = Reshape(x, s) }")(
+            {"x": jnp.ones(2)}
+        )
+
+
+def test_damaged_files_end_in_an_error():
+    """Bytes changed at random: an error of jrnn, or a model that runs or refuses in the same way."""
+    rng, good = random.Random(0), lstm().SerializeToString()
+    ends = {"read": 0, "refused": 0}
+    for _ in range(300):
+        bad = bytearray(good)
+        for _ in range(rng.choice([1, 2, 8])):
+            bad[rng.randrange(len(bad))] = rng.randrange(256)
+        try:
+            jrnn.from_onnx(bytes(bad[: rng.choice([len(bad), rng.randrange(len(bad))])]))
+            ends["read"] += 1
+        except JrnnError:
+            ends["refused"] += 1
+    assert min(ends.values()) > 10, ends
