@@ -33,7 +33,7 @@ def _(node, condition):
         if (no.shape, no.dtype) != (yes.shape, yes.dtype):
             raise ConversionError(
                 f"{node}: {name!r} is {yes.dtype}{list(yes.shape)} in one branch and {no.dtype}{list(no.shape)} in the "
-                "other, and the condition is not known while the function is traced; give the input behind it as a numpy array"
+                "other, and the condition is not known while the function is traced; give its input as a numpy array"
             )
     no, yes = (lambda b=b: _arrays(node.run(b, [])) for b in branches)
     return tuple(lax.cond(jnp.asarray(condition).reshape(()), yes, no))
