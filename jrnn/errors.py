@@ -70,6 +70,10 @@ class TrainError(JrnnError):
     """A training run that cannot go on."""
 
 
+class GradientWarning(UserWarning):
+    """A loss whose gradients are all stopped on their way back, so that nothing can be trained by it."""
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` when a known name is close to `name`, else the empty string.
 

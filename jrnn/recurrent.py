@@ -30,14 +30,13 @@ def recurrent_net(
     b: NetBuilder,
     step_net: Net,
     inputs: Sequence[tuple[str, str]],
-    initial_states: Sequence[tuple[str, str] | tuple[str, str, int]],
+    initial_states: Sequence[tuple[str, str]],
     links: Mapping[str, str],
-    scratch_sizes: Sequence[int] = (),
     *,
     outputs: Sequence[str] = (),
     timestep: str | None = None,
     scope: str | None = None,
-    outputs_with_grads: Sequence[int] = (0,),
+    outputs_with_grads: Sequence[int] | None = None,
     without_gradient: Iterable[str] = (),
     recompute_blobs_on_backward: Iterable[str] = (),
     forward_only: bool = False,
@@ -52,13 +51,12 @@ def recurrent_net(
         initial_states: pairs (blob of the step net that holds the previous state, first value in `b`). A first value is
             [D], [N, D] or [1, N, D]; beyond Caffe2 also [1, N, ...], or a number for a state [1], of any data type.
         links: from the blob of the previous state to the blob of the new state.
-        scratch_sizes: of Caffe2's builders before 2017-03, as is a third element, the size, of an initial state. Shapes
-            are derived here: neither is needed, and neither has an effect.
         outputs: blobs of the step net [1, ...] that are no states, to be collected over time. Caffe2 has no such outputs.
         timestep: the step net's blob of the time index, int32 [1].
         scope: prefix of the operator's own blobs; a fresh one by default.
-        outputs_with_grads: which of the states' outputs (all_0, last_0, all_1, ...) pass gradients on. A gradient that
-            arrives at any other stops there: this is Caffe2's rule. Collected outputs always pass theirs on.
+        outputs_with_grads: which of the states' outputs (all_0, last_0, all_1, ...) pass gradients on, by position; all
+            by default. A gradient that arrives at any other stops there. Collected outputs always pass theirs on. Caffe2's
+            builder lists output 0 alone by default, and its gradient maker needs a gradient of each that is listed.
         without_gradient: blobs of the step net, among the inputs, previous states and outputs, at which the backward pass
             stops; those that hold integers must be named here.
         recompute_blobs_on_backward: blobs of the step net that are computed again in the backward pass, not stored; this
@@ -91,7 +89,10 @@ def recurrent_net(
         recompute = tuple(recompute_blobs_on_backward)
         backward = _backward_args(step, result, wires, references, op_inputs, set(recompute))
         given = [len(of_states) + k for k, name in enumerate(outputs) if name not in wires.stopped]
-        backward |= {"outputs_with_grads": (*outputs_with_grads, *given), "recompute_blobs_on_backward": recompute}
+        passing = outputs_with_grads
+        if passing is None:
+            passing = [2 * k + end for k, p in enumerate(wires.previous) if p not in wires.stopped for end in range(2)]
+        backward |= {"outputs_with_grads": (*passing, *given), "recompute_blobs_on_backward": recompute}
     args = {
         "alias_src": [s for s in wires.states for _ in range(2)],
         "alias_dst": of_states,
@@ -118,13 +119,13 @@ def unrolled_net(
     *,
     steps: int,
     timestep: str | None = None,
-    outputs_with_grads: Sequence[int] = (0,),
+    outputs_with_grads: Sequence[int] | None = None,
 ) -> list[RecurrentState]:
     """Appends to `b` the operators of every step of a sequence of `steps` steps, instead of a recurrent network.
 
     Blobs that the step net writes stand under `timestep_0/`, `timestep_1/`, ... A first value must be [1, N, ...]: nothing
-    spreads a smaller one over the batch. Outputs that are not among `outputs_with_grads` get a gradient of zeros, for
-    operators that need one of each output. The rest is as with `recurrent_net`.
+    spreads a smaller one over the batch. Where `outputs_with_grads` is given, the other outputs get a gradient of
+    zeros, for operators that need one of each output. The rest is as with `recurrent_net`.
 
     Raises:
         NetError: for names that are not where they should be, or less than one step.
@@ -154,7 +155,7 @@ def unrolled_net(
         for new, blobs in zip(wires.new, zip(*made))
     ]
     for k, name in enumerate(name for s in states for name in (s.all, s.last)):
-        if k not in outputs_with_grads:
+        if outputs_with_grads is not None and k not in outputs_with_grads:
             b.add(Op.of("ZeroGradient", [name]))
     return states
 
@@ -178,7 +179,6 @@ class _Wires:
             raise NetError(f"recurrent network {prefix!r} has no sequence to run over; give at least one input")
         if not initial_states:
             raise NetError(f"recurrent network {prefix!r} has no state; what depends on one step alone needs no loop")
-        initial_states = [tuple(state[:2]) for state in initial_states]
         written = {o for op in step_net.ops for o in op.outputs}
         for previous, _ in initial_states:
             if previous not in links:

@@ -84,12 +84,11 @@ def test_states_of_any_rank_and_type(x64):
         b,
         step.build(),
         [("x_t", b.input("x"))],
-        [("count_prev", b.input("zero")), ("image_prev", b.input("first"), 7)],  # with a size, as once was needed
+        [("count_prev", b.input("zero")), ("image_prev", b.input("first"))],
         {"count_prev": "count", "image_prev": "image"},
-        [3],
         without_gradient=["count_prev"],
-        outputs_with_grads=(2,),
     )
+    assert b.ops[-1].arg("outputs_with_grads") == (2, 3)
     b.SumElements(b.Tanh(out[1].all), "loss")
     rng = np.random.default_rng(0)
     shape = (N, D, 2, 5)

@@ -31,5 +31,5 @@ from .layers import (
 from .lru import LRUCell
 from .lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, MILSTMCell
 from .minimal import MinGRUCell, MinLSTMCell
-from .options import BasicRNNOptions, GRUOptions, LayerOptions, LRUOptions, LSTMOptions
+from .options import BasicRNNOptions, CommonOptions, GRUOptions, LayerOptions, LRUOptions, LSTMOptions
 from .stack import StackedCell

@@ -88,10 +88,6 @@ class AttentionCell(Cell):
         return self.encoder.lengths is not None and self.encoder.mask_padding
 
     @property
-    def output_states(self) -> tuple[int, ...]:
-        return (*self.decoder.output_states, self._context_index)
-
-    @property
     def recompute(self) -> tuple[str, ...]:
         mine = ("decoder_hidden_encoder_outputs_sum",) if self.memory_optimization and self.kind != "dot" else ()
         return (*mine, *(f"decoder/{name}" for name in self.decoder.recompute))

@@ -62,11 +62,6 @@ class Cell(ABC):
         return 0
 
     @property
-    def output_states(self) -> tuple[int, ...]:
-        """The states that the output over time is made of: by default, only these pass gradients on."""
-        return (self.output_index,)
-
-    @property
     def recompute(self) -> tuple[str, ...]:
         """Blobs of the step that the backward pass computes again."""
         return ()
@@ -96,7 +91,7 @@ class Cell(ABC):
 class RunOptions:
     """How a cell is run: see `recurrent_net`.
 
-    outputs_with_grads: by default the outputs over time of the cell's `output_states`. mask_padding: put zeros into the
+    outputs_with_grads: None lets all outputs pass gradients on. mask_padding: put zeros into the
     input after the end of each sequence first. What padding holds never shows in the outputs, but without the mask a NaN
     there makes NaNs of the gradients of the input projection (0 x NaN), as in Caffe2. unroll_steps: the number of steps T,
     to append every step's operators instead of a recurrent network; Caffe2 then takes initial states [1, N, H] alone.
@@ -161,7 +156,7 @@ def run_cell(
             "initial_states": list(zip(previous, initial_states)),
             "links": dict(zip(previous, new)),
             "timestep": timestep,
-            "outputs_with_grads": options.outputs_with_grads or tuple(2 * k for k in cell.output_states),
+            "outputs_with_grads": options.outputs_with_grads,
         }
         if options.unroll_steps is not None:
             spread = [_for_each_sequence(b, prepared, *each) for each in zip(specs, initial_states)]

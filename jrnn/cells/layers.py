@@ -19,7 +19,7 @@ from .gru import GRUCell
 from .lru import LRUCell
 from .lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, LSTMFamily, MILSTMCell
 from .minimal import MinGRUCell, MinLSTMCell
-from .options import LayerOptions, LSTMOptions
+from .options import CommonOptions, LayerOptions, LSTMOptions
 from .stack import StackedCell
 
 
@@ -123,7 +123,7 @@ class Layers(Generic[Outputs]):
     outputs: type[Outputs]
 
     @property
-    def default_options(self) -> LayerOptions:
+    def default_options(self) -> CommonOptions:
         """The options of the cell where none are given."""
         return next(f.default for f in fields(self.cell) if f.name == "options")
 
@@ -136,7 +136,7 @@ class Layers(Generic[Outputs]):
         dim_in: int,
         dim_out: int | Sequence[int],
         scope: str,
-        options: LayerOptions | None = None,
+        options: CommonOptions | None = None,
     ) -> Outputs:
         """Appends a layer over the sequence `x`, or several.
 
@@ -232,17 +232,19 @@ def layered_LSTM(
             f"layered LSTM {scope!r} takes 2 initial states or {2 * len(dim_out)}, was given {len(initial_states)}"
         )
     layers: list[LSTMLayer] = []
-    asked = options.run_options(len(dim_out), 4).outputs_with_grads or ()
+    asked = options.run_options(len(dim_out), 4).outputs_with_grads
     for k, (size_in, size) in enumerate(zip([dim_in, *dim_out], dim_out)):
         states = initial_states
         if chained and k:
             states = (layers[-1].hidden_last, layers[-1].cell_last)
         elif initial_states is not None:
             states = initial_states[2 * k : 2 * k + 2]
-        read = {p - 4 * k for p in asked if p // 4 == k}
-        if k < len(dim_out) - 1:
-            read |= {0, 1, 3} if chained else {0}
-        chosen = replace(options, outputs_with_grads=tuple(sorted(read)))
+        chosen = options
+        if asked is not None:
+            read = {p - 4 * k for p in asked if p // 4 == k}
+            if k < len(dim_out) - 1:
+                read |= {0, 1, 3} if chained else {0}
+            chosen = replace(options, outputs_with_grads=tuple(sorted(read)))
         layers += LSTM(b, x, lengths, states, size_in, size, f"{scope}_layer_{k}" if k else scope, chosen).layers
         x = layers[-1].hidden_all
     return LSTMOutputs(**asdict(layers[-1]), layers=tuple(layers))
@@ -252,14 +254,13 @@ def layered_LSTM(
 class AttentionOptions(LayerOptions):
     """kind: see AttentionCell. forget_bias, memory_optimization: of the LSTM, see LSTMOptions.
 
-    attention_memory_optimization: see AttentionCell. outputs_with_grads: of the outputs as they iterate; by default the
-    hidden states and the contexts over time. The rest is in LayerOptions.
+    attention_memory_optimization: see AttentionCell. outputs_with_grads: of the outputs as they iterate. The rest is in
+    LayerOptions.
     """
 
     kind: str = "regular"
     forget_bias: float = 0.0
     attention_memory_optimization: bool = False
-    outputs_with_grads: tuple[int | tuple[int, int], ...] = (0, 4)
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,6 @@ class LRUCell(Cell):
         parts = ("real", "imaginary")
         return tuple(StateSpec(f"{p}_t_prev", f"{p}_t", f"initial_{p}_state", self.hidden_size) for p in parts)
 
-    @property
-    def output_states(self) -> tuple[int, ...]:
-        return (0, 1)
-
     def before_loop(self, b: NetBuilder, x: str) -> None:
         turns = [((k + 1) * _GOLDEN) % 1.0 for k in range(self.hidden_size)]
         decay = self._exp(b, "nu_log", [math.log(-0.5 * math.log(r)) for r in self._squares], "decay")

@@ -10,24 +10,25 @@ from .base import RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerOptions:
+class CommonOptions:
     """What all kinds of layers share.
 
     drop_states: the state of a finished sequence becomes zero instead of being held. forward_only: build no backward step
-    net. outputs_with_grads: which outputs pass gradients on, by their place in the order in which they iterate: a number is
-    an output of the top layer, a pair (layer, number) one of any layer. memory_optimization: the backward pass computes
-    again what a step makes on its way to the state, instead of keeping it. mask_padding, unroll_steps: see RunOptions.
+    net. outputs_with_grads: where given, only these outputs pass gradients on, by their place in the order in which they
+    iterate: a number is an output of the top layer, a pair (layer, number) one of any layer. By default all of them do;
+    Caffe2's default is (0,). mask_padding, unroll_steps: see RunOptions.
     """
 
     drop_states: bool = False
     forward_only: bool = False
-    outputs_with_grads: tuple[int | tuple[int, int], ...] = (0,)
-    memory_optimization: bool = False
+    outputs_with_grads: tuple[int | tuple[int, int], ...] | None = None
     mask_padding: bool = True
     unroll_steps: int | None = None
 
     def run_options(self, layers: int, outputs: int) -> RunOptions:
         """How the cells of so many layers, of so many outputs each, are run together."""
+        if self.outputs_with_grads is None:
+            return RunOptions(None, self.forward_only, self.mask_padding, self.unroll_steps)
         given = []
         for chosen in self.outputs_with_grads:
             layer, k = chosen if isinstance(chosen, tuple) else (layers - 1, chosen)
@@ -38,6 +39,14 @@ class LayerOptions:
                 )
             given.append(outputs * layer + k)
         return RunOptions(tuple(given), self.forward_only, self.mask_padding, self.unroll_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerOptions(CommonOptions):
+    """memory_optimization: the backward pass computes again what a step makes on its way to the state, instead of keeping
+    it. The rest is in CommonOptions."""
+
+    memory_optimization: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +72,10 @@ class BasicRNNOptions(LayerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LRUOptions(LayerOptions):
+class LRUOptions(CommonOptions):
     """radius: the least and the largest absolute value that eigenvalues start with, within [0, 1]. max_phase: the largest
-    angle that they start with, in radians. outputs_with_grads: by default both parts of the state. The rest is in
-    LayerOptions; memory_optimization has no effect, for no step keeps anything but its state."""
+    angle that they start with, in radians. The rest is in CommonOptions: a step keeps nothing but its state,
+    so there is no memory_optimization."""
 
     radius: tuple[float, float] = (0.0, 1.0)
     max_phase: float = 2 * math.pi
-    outputs_with_grads: tuple[int | tuple[int, int], ...] = (0, 2)

@@ -49,10 +49,6 @@ class StackedCell(Cell):
         return self._first_state(len(self.cells) - 1) + self.cells[-1].output_index
 
     @property
-    def output_states(self) -> tuple[int, ...]:
-        return tuple(self._first_state(i) + k for i in self._connected for k in self.cells[i].output_states)
-
-    @property
     def recompute(self) -> tuple[str, ...]:
         return tuple(f"layer_{i}/{name}" for i, cell in enumerate(self.cells) for name in cell.recompute)
 

@@ -24,6 +24,7 @@ from ..ir import Op
 from ..lowering import RECOMPUTED, Context, Plan, execute, plan
 from ..registry import op
 from .recurrent_wiring import Link, Wiring, parse
+from .stopped_outputs import stop_outputs
 
 
 @jax.tree_util.register_dataclass
@@ -53,6 +54,8 @@ def recurrent_network_blob_fetcher(workspaces, *, prefix: str = "rnn"):
 
 def _cut(op: Op) -> str | None:
     given = op.integers("outputs_with_grads")
+    if set(given) >= set(range(len(op.outputs) - 1)):  # all but the step workspaces
+        return None
     named = ", ".join(repr(op.outputs[k]) for k in given if 0 <= k < len(op.outputs))
     return f"argument outputs_with_grads {list(given)} lets only the gradients of {named} pass" if given else None
 
@@ -63,7 +66,7 @@ def recurrent_network(*inputs, op, context):
     keep = _names_to_keep(w, context)
     run = run_forward(w, dict(zip(op.inputs, inputs)), keep, context)
     results = []
-    for k, name in enumerate(op.outputs):
+    for name in op.outputs:
         alias = next((a for a in w.aliases if a.dst == name), None)
         if alias is None and name in w.states:
             value = run.states[name][0:]  # compat: an output that goes by a state's name is all its slots
@@ -71,9 +74,13 @@ def recurrent_network(*inputs, op, context):
             value = run.collected.get(name, run.workspaces)
         else:
             value = run.states[alias.src][alias.offset :]
-        if w.outputs_with_grads is not None and k not in w.outputs_with_grads and value is not run.workspaces:
-            value = lax.stop_gradient(value)
         results.append(value)
+    if w.outputs_with_grads is None:
+        return tuple(results)
+    arrays = [k for k, value in enumerate(results) if value is not run.workspaces]
+    passes = [k in w.outputs_with_grads for k in arrays]
+    for k, value in zip(arrays, stop_outputs([results[k] for k in arrays], passes, w.stopped_warning)):
+        results[k] = value
     return tuple(results)
 
 

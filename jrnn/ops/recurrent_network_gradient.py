@@ -22,6 +22,7 @@ from ..lowering import Context, Plan, execute, plan
 from ..registry import ACCUMULATE, gradient, op
 from .recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
 from .recurrent_wiring import Link, Wiring, parse
+from .stopped_outputs import warn_of_stopped
 
 
 @op("RecurrentNetworkGradient", outputs=(1, None))
@@ -47,8 +48,10 @@ def _(g):
         raise GradientError("was built forward_only, without a backward step net; build it with forward_only=False")
     results = {a.dst for a in w.aliases} | set(w.collected)
     arriving = [k for k, name in enumerate(w.outputs) if name in results and g.has_grad_output(k)]
-    if w.outputs_with_grads is not None:
+    if arriving and w.outputs_with_grads is not None:
         arriving = [k for k in arriving if k in w.outputs_with_grads]  # a gradient of any other output stops here
+        if not arriving:
+            warn_of_stopped(w.stopped_warning)
     if not arriving:
         return
     initial = [k for s, k in zip(w.states, w.initial_ids) if s in w.smooth_states]

@@ -73,6 +73,17 @@ class Wiring:
         linked = {k.external for k in self.backward_links}
         return tuple(s for s in self.states if not linked or s + "_grad" in linked)
 
+    @property
+    def stopped_warning(self) -> str:
+        """What to say where the gradients of a loss arrive only at outputs that stop them."""
+        passing = self.outputs_with_grads or ()
+        names = ", ".join(f"{k} ({self.outputs[k]!r})" for k in passing)
+        return (
+            f"the RecurrentNetwork that writes {self.outputs[0]!r} stops all gradients of this loss: its argument "
+            f"outputs_with_grads lets only those of output {names} pass, and the loss depends on other outputs; list these "
+            f"too, of {dict(enumerate(self.outputs[:-1]))}, or build the layer without outputs_with_grads"
+        )
+
     def state_links(self, state: str) -> list[Link]:
         return [link for link in self.links if link.external == state]
 

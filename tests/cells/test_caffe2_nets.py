@@ -1,4 +1,7 @@
-"""Every cell against the net that the real Caffe2 builds for it: operators, arguments, blob and parameter names."""
+"""Every cell against the net that the real Caffe2 builds for it: operators, arguments, blob and parameter names.
+
+By default, gradients pass Caffe2's cells at the sequence of outputs alone: here that is asked for.
+"""
 
 import functools
 import pathlib
@@ -24,14 +27,23 @@ def _states(b, n):
 def _layer(build, count, size=H, lengths="lengths", **options):
     def run(b):
         record = cells.LSTMOptions if build is cells.layered_LSTM else type(build.default_options)
-        build(b, "input", lengths, _states(b, count), D, size, "cell", record(mask_padding=False, **options))
+        build(
+            b,
+            "input",
+            lengths,
+            _states(b, count),
+            D,
+            size,
+            "cell",
+            record(mask_padding=False, outputs_with_grads=(0,), **options),
+        )
 
     return run
 
 
-def _cell(make, count):
+def _cell(make, count, output):
     def run(b):
-        options = cells.RunOptions(mask_padding=False)
+        options = cells.RunOptions((output,), mask_padding=False)
         cells.run_cell(make(), b, "input", "lengths", _states(b, count), scope="cell", options=options)
 
     return run
@@ -40,7 +52,7 @@ def _cell(make, count):
 def _attention(kind, lengths="encoder_lengths", size=H, **options):
     def run(b):
         encoder = cells.Encoder("encoder", E, lengths, mask_padding=False)
-        record = cells.AttentionOptions(kind=kind, mask_padding=False, **options)
+        record = cells.AttentionOptions(kind=kind, mask_padding=False, outputs_with_grads=(0, 4), **options)
         cells.LSTMWithAttention(b, "input", "lengths", _states(b, 3), D, size, encoder, "cell", record)
 
     return run
@@ -65,9 +77,9 @@ CASES = {
     "layer_norm_milstm": _layer(cells.LayerNormMILSTM, 2),
     "layered": _layer(cells.layered_LSTM, 2, size=[H, H]),
     "unrolled": _layer(cells.LSTM, 4, size=[H, H], lengths=None, unroll_steps=2),
-    "residual": _cell(_stack(_lstm(D), _lstm(H), _lstm(H), residual=(1, 2)), 6),
-    "mixed": _cell(_stack(_lstm(D), cells.GRUCell(H, H)), 3),
-    "dropout": _cell(_stack(*(cells.DropoutCell(_lstm(d), 0.5) for d in (D, H))), 4),
+    "residual": _cell(_stack(_lstm(D), _lstm(H), _lstm(H), residual=(1, 2)), 6, 8),
+    "mixed": _cell(_stack(_lstm(D), cells.GRUCell(H, H)), 3, 4),
+    "dropout": _cell(_stack(*(cells.DropoutCell(_lstm(d), 0.5) for d in (D, H))), 4, 4),
     "attention_dot_same_size": _attention("dot", lengths=None, size=E),
 } | {
     f"attention_{kind}{suffix}": _attention(kind, attention_memory_optimization=bool(suffix))

@@ -190,6 +190,36 @@ def test_outputs_are_named_and_iterate_in_caffe2s_order():
     assert list(coverage)[6:] == [coverage.coverage_all, coverage.coverage_last]
 
 
+@pytest.mark.parametrize("layers", ["BasicRNN", "GRU", "LSTM", "MILSTM", "MinGRU", "LRU", "attention", "unrolled"])
+def test_a_loss_on_any_output_trains_the_weights_by_default(layers):
+    for k in range(2 if layers in ("BasicRNN", "GRU", "MinGRU") else 4):
+        b = jrnn.NetBuilder("net")
+        x = b.input("x")
+        if layers == "attention":
+            outputs = cells.LSTMWithAttention(b, x, None, None, D, H, cells.Encoder(b.input("encoder"), D), "cell")
+        else:
+            options = cells.LSTMOptions(unroll_steps=2) if layers == "unrolled" else None
+            build = cells.LSTM if layers == "unrolled" else getattr(cells, layers)
+            outputs = build(b, x, None, None, D, [H, H], "cell", options)
+        b.SumElements(list(outputs)[k], "loss")
+        net, gradients = jrnn.add_gradients(b.build(), ["loss"])
+        read = {n for op in net.ops[: len(b.ops)] for n in op.inputs}
+        assert {n for n in b.params if n in read and not n.endswith("output_w") and "output_b" not in n} <= set(
+            gradients
+        )
+        for op in (op for op in net.ops if op.type == "RecurrentNetwork"):
+            assert op.arg("outputs_with_grads") == tuple(range(len(op.outputs) - 1))
+
+
+def test_a_loss_on_the_last_state_has_the_gradient_that_differences_have():
+    b = jrnn.NetBuilder("net")
+    b.SumElements(b.Tanh(cells.LSTM(b, b.input("x"), None, None, D, H, "cell").hidden_last), "loss")
+    report = jrnn.check_gradients(b.build(), _blobs(b), "loss", max_elements=3)
+    assert report.agrees and all(any(found.values) for found in report.blobs)
+    rnn = next(op for op in b.ops if op.type == "RecurrentNetwork")
+    assert jrnn.registry.lookup(rnn.type).cuts(rnn) is None
+
+
 def test_unrolled_steps_equal_the_recurrent_network():
     results = []
     for steps in (None, T):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn.errors import GradientError, OpError
+from jrnn.errors import GradientError, GradientWarning, OpError
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "recurrent.npz")
 NAMES = sorted({k.split("|")[0] for k in GOLDEN.files})
@@ -130,11 +130,23 @@ def test_gradient_of_an_output_that_is_not_listed_stops():
         b, step, [("x_t", b.input("x"))], [("h_prev", b.input("h0"))], {"h_prev": "h"}, outputs_with_grads=(1,)
     )
     fn = jrnn.to_jax(b.build(), [out[0].all, out[0].last])
-    by_all, by_last = (
-        jax.grad(lambda x, name=name: fn({**blobs, "x": x})[name].sum())(jnp.asarray(blobs["x"]))
-        for name in (out[0].all, out[0].last)
-    )
-    assert not by_all.any() and by_last.any()
+    x = jnp.asarray(blobs["x"])
+
+    def loss(x, *names):
+        found = fn({**blobs, "x": x})
+        return sum((found[n] ** 2).sum() for n in names)
+
+    slope = jax.jit(jax.grad(loss), static_argnums=(1, 2))
+    by_last = slope(x, out[0].last)
+    assert by_last.any()
+    np.testing.assert_array_equal(slope(x, out[0].last, out[0].all), by_last)  # no warning: some gradients pass
+    tangent = jax.jvp(lambda x: loss(x, out[0].all), (x,), (x,))[1]
+    assert tangent == 0
+    with pytest.warns(GradientWarning, match=r"writes 'h_all' stops all .* only those of output 1 \('h_last'\) pass"):
+        assert not jax.vmap(slope, (0, None))(x[None], out[0].all).any()
+    b.SumElements(out[0].all, "loss")
+    with pytest.warns(GradientWarning, match=r"list these too, of \{0: 'h_all', 1: 'h_last'\}, or build"):
+        assert "x" not in jrnn.add_gradients(b.build(), ["loss"])[1]
 
 
 def test_errors_name_the_operator_and_the_rule():

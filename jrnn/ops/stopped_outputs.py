@@ -1,0 +1,84 @@
+"""Outputs of an operator at which gradients stop, with a warning where that stops all of a loss's gradients.
+
+`jax.lax.stop_gradient` would stop them without a trace. Here a primitive on the tangents knows, when it is transposed, at
+which of the outputs a cotangent arrives: at none of those that pass it on, and at one that does not, is a mistake.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from jrnn.errors import GradientWarning
+
+
+def stop_outputs(values: Sequence[Any], passes: Sequence[bool], warning: str) -> list[Any]:
+    """The values; gradients arrive only at those that `passes` names.
+
+    Args:
+        values: arrays of any dtype and shape.
+        passes: whether the value's gradient passes through, one for each value.
+        warning: what a loss's gradient warns of, once traced, where it arrives at outputs that stop it and at no other.
+    """
+    smooth = [k for k, v in enumerate(values) if jnp.issubdtype(jnp.result_type(v), jnp.inexact)]
+    found = list(values)
+    if all(passes[k] for k in smooth):
+        return found
+    kept = _stop(tuple(passes[k] for k in smooth), warning, *(found[k] for k in smooth))
+    for k, value in zip(smooth, kept):
+        found[k] = value
+    return found
+
+
+def warn_of_stopped(warning: str) -> None:
+    """Warns that all gradients of a loss stop here."""
+    warnings.warn(warning, GradientWarning, stacklevel=2)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _stop(passes: tuple[bool, ...], warning: str, *values: Any) -> tuple[Any, ...]:
+    return values
+
+
+@_stop.defjvp
+def _(passes, warning, primals, tangents):
+    return primals, tuple(_stop_p.bind(*tangents, passes=passes, warning=warning))
+
+
+_stop_p = jex.Primitive("jrnn_stop_outputs")  # linear: zeros for the tangents that do not pass
+_stop_p.multiple_results = True
+
+
+def _apply(*tangents: Any, passes: tuple[bool, ...], warning: str) -> list[Any]:
+    return [t if p else jnp.zeros_like(t) for t, p in zip(tangents, passes)]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+    moved = [ad.instantiate_zeros(t) for t in tangents]
+    return _stop_p.bind(*primals, **params), _stop_p.bind(*moved, **params)
+
+
+def _transpose(cts: Sequence[Any], *tangents: Any, passes: tuple[bool, ...], warning: str) -> list[Any]:
+    arrives = [not isinstance(ct, ad.Zero) for ct in cts]
+    if any(arrives) and not any(a and p for a, p in zip(arrives, passes)):
+        warn_of_stopped(warning)
+    return [ct if p else ad.Zero(t.aval) for ct, p, t in zip(cts, passes, tangents)]
+
+
+def _batch(args: Sequence[Any], dims: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+    return _stop_p.bind(*args, **params), list(dims)
+
+
+_stop_p.def_impl(_apply)
+_stop_p.def_abstract_eval(lambda *avals, **params: list(avals))
+ad.primitive_jvps[_stop_p] = _jvp
+ad.primitive_transposes[_stop_p] = _transpose
+batching.primitive_batchers[_stop_p] = _batch
+mlir.register_lowering(_stop_p, mlir.lower_fun(_apply, multiple_results=True))
