@@ -28,7 +28,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, as in train.steps=100"
     )
     p.add_argument("--out", metavar="DIR", help="the run directory; by default runs/NAME of the config")
-    p.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run directory")
+    p.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue from the newest checkpoint of the run, if there is one",
+    )
     p.add_argument("--no-sample", action="store_true", help="do not write text when training ends")
     p.add_argument(
         "--devices",

@@ -16,7 +16,7 @@ from jrnn.executor import host_devices
 from jrnn.train import load_config, sample_run, train
 from jrnn.train.devices import join
 from jrnn.train.plot import plot_runs
-from jrnn.train.run_dir import first_free
+from jrnn.train.run_dir import RunDir, first_free
 from jrnn.train.runs import as_json, find_runs, runs_tables, summarize
 from jrnn.train.shipped import config_names, describe_config
 
@@ -33,6 +33,11 @@ def train_command(args: argparse.Namespace) -> int:
         changes.append(f"train.devices={args.devices}")
     if args.tensorboard:
         changes.append("train.tensorboard=true")
+    if given.is_dir() and not RunDir(given).is_begun():
+        raise UsageError(
+            f"{given}: is not a run directory: it has no config.toml; a run that was stopped before it wrote one is started "
+            f"again with its config: jrnn train CONFIG --out {given}"
+        )
     config = load_config(given / "config.toml" if given.is_dir() else given, changes)
     if config.train.devices > 1 and not args.distributed and args.coordinator is None:
         host_devices.divide(config.train.devices)

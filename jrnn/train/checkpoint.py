@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,18 @@ from ..errors import CheckpointError
 from .settings import parse_json
 
 SEAL = "sha256.json"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps orbax's own warnings off the terminal: what is wrong is checked here, and said in the run's words."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class Checkpoints:
@@ -37,14 +52,16 @@ class Checkpoints:
             enable_async_checkpointing=False,
             multiprocessing_options=_alone(),
         )
-        self._manager = ocp.CheckpointManager(
-            self.folder, item_handlers=ocp.StandardCheckpointHandler(), options=options
-        )
+        with _quiet():
+            self._manager = ocp.CheckpointManager(
+                self.folder, item_handlers=ocp.StandardCheckpointHandler(), options=options
+            )
 
     def steps(self) -> list[int]:
         """The steps of complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
+    @_quiet()
     def save(self, step: int, state: Any) -> None:
         """Saves a pytree of arrays as of `step`, unless that step is there already.
 
@@ -59,6 +76,7 @@ class Checkpoints:
         except (OSError, ValueError, RuntimeError) as e:
             raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {_first_line(e)}") from e
 
+    @_quiet()
     def restore(self, like: Any, step: int | None = None) -> tuple[Any, list[str]]:
         """The newest checkpoint that loads, or that of `step`, and warnings about newer ones that are damaged.
 
@@ -70,7 +88,7 @@ class Checkpoints:
         """
         steps = self.steps() if step is None else [step]
         if not steps:
-            raise CheckpointError(f"{self.folder}: holds no complete checkpoint; start without --resume")
+            raise CheckpointError(f"{self.folder}: holds no complete checkpoint")
         damaged: list[str] = []
         for number in reversed(steps):
             where = self.folder / str(number)

@@ -25,7 +25,8 @@ class OptimizerConfig:
     learning_rate: float = 3e-3
     schedule: str = "cosine"  # constant; cosine, linear: from learning_rate to final_rate; or any of optax's by name
     schedule_options: dict = field(default_factory=dict)  # arguments of a schedule by its optax name, as decay_rate
-    final_rate: float = 0.0  # of the schedules cosine and linear, at the last step
+    schedule_steps: int = 0  # the schedule's length; 0: train.steps
+    final_rate: float = 0.0  # of the schedules cosine and linear, at the schedule's last step
     warmup: int = 0  # steps of linear growth from 0 before the schedule starts
     clip: float = 1.0  # the greatest norm of the gradient; 0 leaves it as it is
     options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
@@ -38,6 +39,7 @@ class OptimizerConfig:
     def __post_init__(self):
         require(self.learning_rate > 0, "optimizer.learning_rate must be positive", self.learning_rate)
         require(self.final_rate >= 0, "optimizer.final_rate must not be negative", self.final_rate)
+        require(self.schedule_steps >= 0, "optimizer.schedule_steps must not be negative", self.schedule_steps)
         require(self.warmup >= 0, "optimizer.warmup must not be negative", self.warmup)
         require(self.clip >= 0, "optimizer.clip must not be negative", self.clip)
         require(self.accumulate >= 1, "optimizer.accumulate must be at least 1", self.accumulate)

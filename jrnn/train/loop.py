@@ -79,8 +79,8 @@ def train(
     Args:
         config: see `load_config`.
         out: the run directory; made where it does not exist.
-        resume: continue from the newest checkpoint in `out`. On one machine and one version the result is, to the bit, that
-            of the run without the interruption.
+        resume: continue from the newest checkpoint in `out`, or start where there is none yet. On one machine and one
+            version the result is, to the bit, that of the run without the interruption.
         profile: write a trace of a few steps to the folder `profile` of `out`, and tell where the time went.
         console: where to report; the terminal by default.
 
@@ -129,15 +129,18 @@ def _begin(config: Config, out: Path, resume: bool, console: Console, files: Exi
     if run.has_checkpoint() and not resume:
         raise ConfigError(f"{run.path}: holds a run already; continue it with --resume, or give another with --out")
     task = config.kind.load(config)
-    if resume:
+    if resume and run.is_begun():
         run.check_continues(config, task)
     steps = make_steps(config, task.axes)
     state = initial_state(task.model, steps)
     checkpoints = files.enter_context(Checkpoints(run.checkpoints, config.train.keep))
-    if resume:
+    if resume and checkpoints.steps():
         state, damaged = checkpoints.restore(state)
         for warning in damaged:
             console.print(f"warning: {warning}; going on from the one before", markup=False, soft_wrap=True)
+        console.print(f"resuming from step {int(state.step)}", markup=False, highlight=False)
+    elif resume:
+        console.print("no checkpoint to resume from: starting from the beginning", markup=False)
     run.write(config, task)
     if config.gradient.check:
         (check := GradientCheck(task.model, config.data.batch))(state.params, task.train.at(0))

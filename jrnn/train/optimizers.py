@@ -46,17 +46,28 @@ _LENGTHS = ("decay_steps", "transition_steps")  # and the number of steps
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> Schedule:
-    """The learning rate as a function of the step: linear warm-up, then the schedule until step `steps`.
+    """The learning rate as a function of the step: linear warm-up, then the schedule until its end.
+
+    Args:
+        steps: the steps of the run, which the schedule takes where the config gives it no length of its own.
 
     Raises:
         ConfigError: for an unknown schedule, or options that it does not take.
     """
-    rest = max(steps - config.warmup, 1)
+    rest = max((config.schedule_steps or steps) - config.warmup, 1)
     main = _main_schedule(config, rest)
     if config.warmup == 0:
         return main
     rise = optax.linear_schedule(config.learning_rate / config.warmup, config.learning_rate, config.warmup - 1)
     return optax.join_schedules([rise, main], [config.warmup])
+
+
+def follows_the_run(config: OptimizerConfig) -> bool:
+    """Whether the learning rate at a step depends on how many steps the run has."""
+    if config.schedule_steps or config.schedule == "constant":
+        return False
+    known = _parameters(SCHEDULES[config.schedule]) if config.schedule in SCHEDULES else _LENGTHS
+    return any(p in known and p not in config.schedule_options for p in _LENGTHS)
 
 
 def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:

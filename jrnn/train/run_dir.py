@@ -26,6 +26,7 @@ import jax
 
 from ..errors import CheckpointError, ConfigError, DataError
 from .config import Config, load_config
+from .optimizers import follows_the_run
 from .settings import encode, parse_json
 from .tasks import Task
 
@@ -79,15 +80,19 @@ class RunDir:
             os.close(self._lock)
             self._lock = None
 
+    def is_begun(self) -> bool:
+        """Whether its configuration was written: before that, nothing of a run is there."""
+        return (self.path / "config.toml").exists()
+
     def has_checkpoint(self) -> bool:
         return self.checkpoints.is_dir() and any(p.name.isdigit() for p in self.checkpoints.iterdir())
 
     def load_config(self) -> Config:
         """The run's configuration; CheckpointError where the directory holds no run."""
-        path = self.path / "config.toml"
-        if not path.exists():
-            raise CheckpointError(f"{self.path}: is not a run directory: it has no config.toml")
-        return load_config(path)
+        if not self.is_begun():
+            why = "it has no config.toml" if self.path.exists() else "there is no such folder"
+            raise CheckpointError(f"{self.path}: is not a run directory: {why}")
+        return load_config(self.path / "config.toml")
 
     def check_continues(self, config: Config, task: Task) -> None:
         """Raises where the run was of another model or of other data than the one that is to be continued."""
@@ -99,6 +104,13 @@ class RunDir:
             for key in dict.fromkeys([*old, *new]):
                 if table == "model" or key not in ("source", *PATHS["data"]):  # data may move: the fingerprint tells
                     self._check_same(f"{table}.{key}", old.get(key), new.get(key))
+        length, now = before.optimizer.schedule_steps or before.train.steps, config.train.steps
+        if length != now and follows_the_run(config.optimizer):
+            raise ConfigError(
+                f"{self.path}: its learning rate follows the schedule {config.optimizer.schedule!r} over {length} steps, "
+                f"and train.steps is {now} now; add --set optimizer.schedule_steps={length} to keep it as it is, or "
+                f"--set optimizer.schedule_steps={now} to stretch or shorten it to the run's length"
+            )
         if self.load_fingerprint() != _as_json(task.fingerprint()):
             raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..convert import Package
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from .checkpoint import Checkpoints
 from .config import Config
 from .models import Model
@@ -40,13 +40,20 @@ def load_trained(run: RunDir) -> Trained:
     Raises:
         CheckpointError: where there is no run, no checkpoint, or none that loads.
     """
-    config, kept = run.load_config(), run.load_fingerprint()
+    config = run.load_config()
+    if not run.has_checkpoint():
+        raise CheckpointError(
+            f"{run.path}: has no checkpoint, so that there are no weights yet: the first is written at step "
+            f"{min(config.train.checkpoint_every, config.train.steps)}; continue it with: jrnn train {run.path} --resume"
+        )
+    kept = run.load_fingerprint()
     model = config.kind.model(config, kept)
     state = abstract_state(model, config)
     if config.train.patience and run.best.is_dir():
         with Checkpoints(run.best, 1) as checkpoints:
-            params, _ = checkpoints.restore(state.evaluation_params)
-        return Trained(config, kept, model, params)
+            if checkpoints.steps():  # none where the run was stopped before its first validation
+                params, _ = checkpoints.restore(state.evaluation_params)
+                return Trained(config, kept, model, params)
     with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
         state, _ = checkpoints.restore(state)
     return Trained(config, kept, model, state.evaluation_params)

@@ -77,7 +77,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(start, tmp_path)
     survived = 0
     for _ in range(KILLS):
         before = newest_checkpoint(killed)
-        process = start(killed, *(["--resume"] if before else []))
+        process = start(killed, "--resume")  # which starts from the beginning where there is no checkpoint yet
         wait_for(lambda before=before: newest_checkpoint(killed) > before, process)
         time.sleep(rng.uniform(0, 0.3))
         survived += process.poll() is None

@@ -1,7 +1,9 @@
 """Whole runs, in this process: they learn, stop, go on to the bit, and refuse what does not fit."""
 
 import dataclasses
+import io
 import json
+import shutil
 import signal
 import threading
 
@@ -143,10 +145,40 @@ def test_a_changed_text_is_not_continued(whole, make_config, quiet, text_file):
 
 
 def test_nothing_to_resume(make_config, quiet, tmp_path):
-    with pytest.raises(CheckpointError, match=r"is not a run directory: it has no config\.toml"):
-        train(make_config(), tmp_path / "none", resume=True, console=quiet)
-    with pytest.raises(CheckpointError, match="is not a run directory"):
-        sample_run(tmp_path / "none")
+    """A run that was killed before its first checkpoint starts from the beginning, and says so; it has nothing to sample."""
+    config, out = make_config(train={"steps": 4}), tmp_path / "run"
+    with pytest.raises(CheckpointError, match="is not a run directory: there is no such folder"):
+        sample_run(out)
+    for write_first in (False, True):
+        if write_first:
+            shutil.rmtree(out)
+            out.mkdir()
+            with pytest.raises(CheckpointError, match=r"is not a run directory: it has no config\.toml"):
+                sample_run(out)
+            RunDir(out).write(config, config.kind.load(config))
+            with pytest.raises(
+                CheckpointError, match=rf"has no checkpoint, .* at step 4; .* jrnn train {out} --resume"
+            ):
+                sample_run(out)
+        said = Console(file=io.StringIO(), width=200)
+        assert train(config, out, resume=True, console=said).step == 4
+        assert "no checkpoint to resume from: starting from the beginning" in said.file.getvalue()
+    said = Console(file=io.StringIO(), width=200)
+    train(config, out, resume=True, console=said)
+    assert "resuming from step 4" in said.file.getvalue()
+
+
+def test_other_steps_need_a_word_on_the_schedule(make_config, quiet, tmp_path):
+    out = tmp_path / "run"
+    ended = train(make_config(train={"steps": 4}), out, console=quiet).validation_loss
+    both = r"'cosine' over 4 steps, and train.steps is 8 now; .*schedule_steps=4 to keep.*schedule_steps=8 to stretch"
+    with pytest.raises(ConfigError, match=both):
+        train(make_config(train={"steps": 8}), out, resume=True, console=quiet)
+    kept = make_config(train={"steps": 8}, optimizer={"schedule_steps": 4})
+    result = train(kept, out, resume=True, console=quiet)
+    assert (result.step, result.validation_loss) == (8, ended)  # the schedule has ended: the learning rate is 0
+    with pytest.raises(ConfigError, match="'cosine' over 4 steps, and train.steps is 8 now"):
+        train(make_config(train={"steps": 8}), out, resume=True, console=quiet)
 
 
 def test_a_step_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from jrnn.errors import ConfigError
 from jrnn.train.config import OptimizerConfig
-from jrnn.train.optimizers import OPTIMIZERS, SCHEDULES, make_optimizer, make_schedule
+from jrnn.train.optimizers import OPTIMIZERS, SCHEDULES, follows_the_run, make_optimizer, make_schedule
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -53,6 +53,23 @@ def test_schedules_of_optax_by_name(schedule, options, at):
     f = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=schedule, schedule_options=options), 10)
     for step, rate in at.items():
         np.testing.assert_allclose(float(f(step)), rate, rtol=1e-6, atol=1e-7)
+
+
+def test_a_schedule_may_have_a_length_of_its_own():
+    f = make_schedule(OptimizerConfig(learning_rate=1.0, schedule="linear", schedule_steps=5), 10)
+    assert [float(f(step)) for step in (0, 5, 10)] == [1.0, 0.0, 0.0]
+    follows = {
+        name: follows_the_run(OptimizerConfig(schedule=name, schedule_options=options))
+        for name, options in {
+            "constant": {},
+            "cosine": {},
+            "exponential_decay": {},
+            "linear_schedule": {"transition_steps": 3},
+            "piecewise_constant_schedule": {},
+        }.items()
+    }
+    assert [name for name, does in follows.items() if does] == ["cosine", "exponential_decay"]
+    assert not follows_the_run(OptimizerConfig(schedule_steps=5))
 
 
 def test_every_schedule_of_optax_is_known():

@@ -101,15 +101,6 @@ def test_the_lock_names_its_holder(tmp_path):
         RunDir(tmp_path).__enter__()
 
 
-def test_a_checkpoint_that_vanished(make_config, tmp_path, quiet):
-    run = RunDir(tmp_path / "run")
-    run.path.mkdir()
-    config = make_config()
-    run.write(config, config.kind.load(config))
-    with pytest.raises(CheckpointError, match="holds no complete checkpoint; start without --resume"):
-        train(config, run.path, resume=True, console=quiet)
-
-
 class Data:
     def fingerprint(self):
         return {"sha256": "0"}

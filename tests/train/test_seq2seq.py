@@ -148,7 +148,11 @@ def test_the_task_trains(tmp_path, quiet, monkeypatch):
     result = train(decode(Config, tables, "small.toml"), tmp_path / "run", console=quiet)
     assert result.validation_loss < np.log(len(VOCABULARY)) - 0.5  # most of what is written are digits and strokes
     assert result.metrics == {"exact_match_dates": 0.0, "exact_match_reversals": 0.0}
-    longer = {**tables, "train": {**tables["train"], "steps": 61}}
+    longer = {
+        **tables,
+        "train": {**tables["train"], "steps": 61},
+        "optimizer": {"learning_rate": 0.1, "schedule_steps": 60},
+    }
     assert train(decode(Config, longer, "small.toml"), tmp_path / "run", resume=True, console=quiet).step == 61
 
 
