@@ -1,4 +1,4 @@
-"""Convolutions over one, two, three or more dimensions, through XLA's, with their gradients.
+"""Convolutions over one, two, three or more dimensions, with their gradients.
 
 Shapes: N batch, C channels, G groups, M output channels. Order NCHW: x [N, C, *spatial], filter [M, C/G, *kernel]; order
 NHWC: x [N, *spatial, C], filter [M, *kernel, C/G].
@@ -10,26 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ..errors import OpError
 from ..registry import gradient, op
 from .checks import check_float, check_shape, describe
+from .grouped import Convolution, convolve
 from .window import Window, spatial_axes, takes_window
 
 TYPES = ("Conv", "Conv1D", "Conv2D", "Conv3D")
-LETTERS = "DHWUVXYZ"  # one for each spatial dimension
-
-
-def dimension_numbers(rank: int, channels_last: bool) -> tuple[str, str, str]:
-    """XLA's description of how image, filter and result are laid out, for `rank` spatial dimensions.
-
-    >>> dimension_numbers(2, False)
-    ('NCDH', 'OIDH', 'NCDH')
-    """
-    letters = LETTERS[:rank]
-    image = f"N{letters}C" if channels_last else f"NC{letters}"
-    return image, f"O{letters}I" if channels_last else f"OI{letters}", image
 
 
 def _checked(x: Any, filter: Any, window: Window, group: int) -> Window:
@@ -56,15 +44,8 @@ def _checked(x: Any, filter: Any, window: Window, group: int) -> Window:
 def _convolve(x: Any, filter: Any, w: Window, group: int) -> Any:
     sizes = tuple(x.shape[a] for a in spatial_axes(x.ndim, w.channels_last))
     w.output_sizes(sizes)  # raises where the kernel does not fit
-    return lax.conv_general_dilated(
-        x,
-        filter,
-        w.stride,
-        w.padding(sizes),
-        rhs_dilation=w.dilation,
-        dimension_numbers=dimension_numbers(len(sizes), w.channels_last),
-        feature_group_count=group,
-    )
+    ones = (1,) * len(sizes)
+    return convolve(x, filter, Convolution(w.stride, w.padding(sizes), w.dilation, ones, w.channels_last, group))
 
 
 def add_bias(y: Any, b: Any, channels_last: bool) -> Any:

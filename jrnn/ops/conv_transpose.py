@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ..errors import OpError
 from ..registry import gradient, op
 from .checks import check_float, describe
-from .conv import add_bias, bias_gradient, dimension_numbers, make_conv_gradient
+from .conv import add_bias, bias_gradient, make_conv_gradient
+from .grouped import Convolution, convolve
 from .window import CAFFE, NOTSET, Window, takes_window
 
 
@@ -63,16 +63,10 @@ def _transpose(x: Any, filter: Any, w: Window, group: int, extra: tuple[int, ...
     rank = len(w.kernel)
     # compat: legacy padding means none here
     pads = w.pads if w.legacy_pad == NOTSET else (0,) * (2 * rank)
-    padding = [(w.kernel[k] - 1 - pads[k], w.kernel[k] - 1 - pads[k + rank] + extra[k]) for k in range(rank)]
-    return lax.conv_general_dilated(
-        x,
-        _grouped_filter(filter, group, w.channels_last),
-        (1,) * rank,
-        padding,
-        lhs_dilation=w.stride,
-        dimension_numbers=dimension_numbers(rank, w.channels_last),
-        feature_group_count=group,
-    )
+    padding = tuple((w.kernel[k] - 1 - pads[k], w.kernel[k] - 1 - pads[k + rank] + extra[k]) for k in range(rank))
+    ones = (1,) * rank
+    how = Convolution(ones, padding, ones, w.stride, w.channels_last, group)
+    return convolve(x, _grouped_filter(filter, group, w.channels_last), how)
 
 
 @op("ConvTranspose")

@@ -18,7 +18,7 @@ from .encode import to_message
 from .minidb import format_minidb, parse_minidb
 from .schema import message_class
 from .tensors import blob_to_numpy, tensor_from_numpy
-from .wire import DEFAULT_LIMITS, Limits, parse_binary
+from .wire import DEFAULT_LIMITS, Limits, parse_binary, refuse_onnx
 
 DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
 _META = b"!!META_NET_DEF"
@@ -58,6 +58,7 @@ def write_predictor_file(model: PredictorFile, path: str | os.PathLike[str]) -> 
 
 
 def _parse(data: bytes, limits: Limits) -> PredictorFile:
+    refuse_onnx(data)
     records: dict[bytes, list[bytes]] = {}
     for key, value in parse_minidb(data, limits):
         records.setdefault(key.partition(_CHUNK_MARK)[0], []).append(value)

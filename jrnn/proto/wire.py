@@ -28,6 +28,10 @@ _WIRE_TYPES = {
 }
 
 
+# Tags of a ModelProto's length-delimited fields, one of which follows its first, the version.
+_AFTER_ONNX_VERSION = {n << 3 | LENGTH for n in (2, 3, 4, 6, 7, 8, 14)}
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a reader accepts. The defaults admit any net that protobuf can hold, and end hostile input early.
@@ -53,8 +57,20 @@ def check_size(size: int, limit: int, what: str) -> None:
         raise FormatError(f"{what} of {size} bytes is larger than the limit of {limit}")
 
 
+def refuse_onnx(data: bytes) -> None:
+    """Raises FormatError where bytes begin as an ONNX model does, with the number of its version, as no NetDef can.
+
+    >>> refuse_onnx(b"\n\x01n")
+    """
+    version, *after = data[1:3] or b"\0"
+    if data[:1] == b"\x08" and 0 < version < 128 and after and after[0] in _AFTER_ONNX_VERSION:
+        raise FormatError("is an ONNX model, not a Caffe2 net; read it with jrnn.from_onnx")
+
+
 def parse_binary(data: bytes, name: str, limits: Limits = DEFAULT_LIMITS) -> Message:
     """The message of class `name` in `data`; raises FormatError before it would create more than `limits` allow."""
+    if name in ("NetDef", "PlanDef"):
+        refuse_onnx(data)
     kind = message_class(name)
     _check_counts(data, kind.DESCRIPTOR, limits)
     message = kind()

@@ -15,6 +15,9 @@ CASES = [
     conv("Conv", (2, 3, 5, 4), (4, 3, 2, 2), kernel=2, stride=2, dilation=2, pad_t=1, pad_l=0, pad_b=2, pad_r=3),
     conv("Conv", (1, 4, 4, 4), (6, 2, 3, 3), bias=True, kernel=3, group=2, pads=[1, 0, 0, 2]),
     conv("Conv", (1, 4, 4, 4), (4, 1, 3, 3), kernel=3, group=4, pad=1),
+    conv("Conv", (2, 3, 5, 6), (6, 1, 3, 2), kernel_h=3, kernel_w=2, group=3, stride=2, dilation=2, pads=[2, 0, 1, 3]),
+    conv("Conv", (1, 4, 5, 3), (6, 2, 2, 1), bias=True, kernel=2, group=3, order="NHWC", stride=2),
+    conv("Conv", (1, 3, 7), (3, 1, 3), kernels=[3], group=3, strides=[2], pads=[1, 1]),
     conv("Conv", (2, 5, 4, 3), (4, 2, 2, 3), bias=True, kernel=2, order="NHWC", pad=1),
     conv(
         "Conv",

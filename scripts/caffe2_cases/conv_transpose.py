@@ -16,6 +16,7 @@ CASES = [
     transposed((1, 2, 3, 3), (2, 3, 2, 2), 3, kernel=2, pad_t=0, pad_l=1, pad_b=1, pad_r=0, stride=2),
     transposed((1, 4, 3, 3), (4, 2, 2, 2), 4, kernel=2, group=2, stride=2),
     transposed((1, 3, 3, 2), (2, 2, 2, 3), 3, kernels=[2, 2], strides=[2, 1], pads=[1, 0, 0, 0], order="NHWC"),
+    transposed((1, 3, 4, 3), (3, 1, 3, 3), 3, kernel=3, group=3, stride=2, pad=1, adj=1),
     transposed((1, 3, 3, 4), (4, 2, 2, 3), kernel=2, group=2, order="NHWC", adjs=[0, 0]),
     transposed((1, 2, 3, 3), (2, 3, 2, 2), kernel=2, stride=2, legacy_pad=2),
     transposed((1, 2, 2, 2), (2, 3, 1, 1), 3, kernel=1, no_gradient_to_input=1),

@@ -183,3 +183,22 @@ def test_lp_pool_of_zeros_has_a_gradient_of_zeros():
 def test_position_zero_has_waves_that_begin():
     net, blobs = net_of("SinusoidPositionEncoding", (np.zeros((1, 1), np.int32),), 1, {"embedding_size": 4})
     assert jrnn.run_net(net, blobs)["out0"].tolist() == [[[0, 1, 0, 1]]]
+
+
+@pytest.mark.parametrize("group, convolutions", [(6, 0), (3, 3)], ids=["depthwise", "groups"])
+def test_grouped_convolutions_on_a_cpu_are_made_of_what_is_fast_there(group, convolutions):
+    """XLA's own grouped convolution is many times slower there; elsewhere it stays one operation."""
+    x, w = jax.ShapeDtypeStruct((1, 6, 5, 5), np.float32), jax.ShapeDtypeStruct((6, 6 // group, 3, 3), np.float32)
+    net, _ = net_of("Conv", (IMAGE, FILTER), 1, {"kernel": 3, "group": group})
+    traced = jax.jit(jrnn.to_jax(net)).trace({"in0": x, "in1": w})
+    lowered = {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
+    assert lowered["cpu"].count("stablehlo.convolution") == convolutions
+    assert f"feature_group_count = {group} " in lowered["cuda"]
+
+
+def test_depthwise_convolutions_of_half_precision_add_up_in_single():
+    x, w = np.full((1, 2, 9, 9), 0.1, np.float16), np.ones((2, 1, 9, 9), np.float16)
+    net, blobs = net_of("Conv", (x, w), 1, {"kernel": 9, "group": 2})
+    got = jrnn.run_net(net, blobs)["out0"]
+    assert got.dtype == np.float16
+    np.testing.assert_array_equal(got, np.float16(81 * np.float32(np.float16(0.1))))

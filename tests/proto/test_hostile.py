@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jrnn
+from jrnn import proto
 from jrnn.errors import FormatError, JrnnError
 from jrnn.ir import Arg, Net, Op
 from jrnn.proto import Limits, message_class, parse_binary, read_net, serialize_net, tensor_to_numpy
@@ -240,3 +242,13 @@ def test_any_message_of_the_schema_can_be_parsed_under_limits():
     assert parse_binary(plan.SerializeToString(), "PlanDef") == plan
     with pytest.raises(FormatError, match=r"not a PlanDef: network\[0\]: truncated"):
         parse_binary(plan.SerializeToString()[:3] + field(OP, b"\x0a\x05"), "PlanDef")
+
+
+@pytest.mark.parametrize("read", [jrnn.read_net, jrnn.load_package, proto.read_plan, proto.read_net_or_plan])
+def test_an_onnx_model_is_said_to_be_one(read, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"\x08\x02\x12\x07pytorch\x1a\x030.3:\x02\n\x00")  # as PyTorch wrote them
+    with pytest.raises(
+        FormatError, match="model.onnx: is an ONNX model, not a Caffe2 net; read it with jrnn.from_onnx"
+    ):
+        read(path)
