@@ -12,6 +12,7 @@ ROOT = Path(jrnn.__file__).parent
 LEVELS = {
     "errors": 0,
     "ir": 0,
+    "jax_names": 0,
     "execution_step": 0,
     "feeds": 1,
     "proto": 1,

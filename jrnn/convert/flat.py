@@ -11,23 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.extend.core as jex
 import numpy as np
-from jax.extend import source_info_util
 
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "checkpoint": "jaxpr",
-    "remat2": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "custom_lin": "jaxpr",
-}
+from jrnn import jax_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +102,7 @@ def _new(v: Any) -> Var:
 
 
 def _atom(env: dict, atom: Any) -> Atom:
-    if isinstance(atom, jex.Literal):
+    if jax_names.is_literal(atom):
         return np.asarray(atom.val, getattr(atom.aval, "dtype", None))
     return env[atom]
 
@@ -124,7 +110,7 @@ def _atom(env: dict, atom: Any) -> Atom:
 def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict, caller: str = "") -> None:
     for eqn in eqns:
         source = source_of(eqn) or caller  # inside of JAX's own functions, the line that calls them
-        body = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+        body = eqn.params.get(jax_names.BODIES.get(eqn.primitive.name, ""))
         if body is not None:
             _open(body, eqn, env, nodes, consts, source)
             continue
@@ -163,7 +149,7 @@ def _runner(primitive: Any, params: Mapping[str, Any]) -> Callable[..., Sequence
 
 def source_of(eqn: Any) -> str:
     """`model.py:12 (forward)`: where the user wrote what became this equation."""
-    return re.sub(r"^.*/", "", source_info_util.summarize(eqn.source_info))
+    return re.sub(r"^.*/", "", jax_names.source_line(eqn))
 
 
 def evaluate(graph: Graph, args: Sequence[Any]) -> dict[Var, Any]:

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
+from jrnn.jax_names import is_traced
 from jrnn.nn.units import State, Unit
 
 
 def concrete(array: Any) -> np.ndarray | None:
     """The values of an array, or None while it is being traced and has none."""
-    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
+    return None if is_traced(array) else np.asarray(array)
 
 
 def check_array(where: str, name: str, value: Any) -> jax.Array:

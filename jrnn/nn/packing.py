@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
+from jrnn.jax_names import is_traced
 from jrnn.nn.checks import check_lengths, concrete
 
 
@@ -183,7 +184,7 @@ def pad_sequence(
 ) -> jax.Array:
     """Stacks sequences [T_n, *] to one padded array [T, N, *], T the longest or `total_length`."""
     # On the host, where a new set of lengths compiles nothing, but for sequences that are being traced.
-    xp = jnp if any(isinstance(sequence, jax.core.Tracer) for sequence in sequences) else np
+    xp = jnp if any(is_traced(sequence) for sequence in sequences) else np
     arrays = [xp.asarray(sequence) for sequence in sequences]
     if not arrays:
         raise LayerError("pad_sequence: there are no sequences; give at least one")

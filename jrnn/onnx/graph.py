@@ -17,6 +17,7 @@ import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
+from jrnn.jax_names import is_traced
 from jrnn.onnx.table import OPERATORS
 
 STANDARD = ("", "ai.onnx")
@@ -64,7 +65,7 @@ class Node:
 
     def known(self, value: Any, what: str) -> np.ndarray:
         """A value that must be known while the graph is traced."""
-        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+        if isinstance(value, jax.Array) and not is_traced(value):
             return np.asarray(value)
         if not isinstance(value, (np.ndarray, np.generic)):
             raise ConversionError(

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.interpreters import ad, batching, mlir
 
 from jrnn.errors import GradientWarning
+from jrnn.jax_names import Primitive, ad, batching, mlir
 
 
 def stop_outputs(values: Sequence[Any], passes: Sequence[bool], warning: str) -> list[Any]:
@@ -52,7 +51,7 @@ def _(passes, warning, primals, tangents):
     return primals, tuple(_stop_p.bind(*tangents, passes=passes, warning=warning))
 
 
-_stop_p = jex.Primitive("jrnn_stop_outputs")  # linear: zeros for the tangents that do not pass
+_stop_p = Primitive("jrnn_stop_outputs")  # linear: zeros for the tangents that do not pass
 _stop_p.multiple_results = True
 
 

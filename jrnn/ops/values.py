@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import OpError
+from ..jax_names import is_traced
 from .checks import describe
 
 # TensorProto.DataType, the numbers that arguments such as `dtype` hold, but for STRING.
@@ -65,7 +66,7 @@ def canonical_axis(axis: int, rank: int, name: str = "axis") -> int:
 
 def is_concrete(x: Any) -> bool:
     """Whether the values of `x` can be looked at now: it is not being traced."""
-    return not isinstance(x, jax.core.Tracer)
+    return not is_traced(x)
 
 
 def check_integers(x: Any, name: str) -> None:

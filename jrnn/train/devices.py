@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..errors import ConfigError, JrnnError, TrainError
+from ..jax_names import broadcast_one_to_all, process_allgather
 from .config import Config
 from .models.model import CARRY_AXIS
 from .step import State
@@ -137,7 +137,7 @@ class Devices:
 
     def get(self, tree: T) -> T:
         """Arrays on the devices as host arrays, whole, in every process."""
-        return multihost_utils.process_allgather(tree, tiled=True) if jax.process_count() > 1 else jax.device_get(tree)
+        return process_allgather(tree, tiled=True) if jax.process_count() > 1 else jax.device_get(tree)
 
     def local(self, tree: T) -> T:
         """Arrays that every device has, on one device of this process."""
@@ -145,13 +145,13 @@ class Devices:
 
     def from_first(self, tree: T) -> T:
         """The host arrays of the first process, in every process."""
-        return multihost_utils.broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
+        return broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""
         if jax.process_count() == 1:
             return flag
-        return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+        return bool(np.any(process_allgather(np.asarray(flag))))
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
 from jrnn.executor import scan, while_loop
+from jrnn.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.onnx.table import op
 
 
 def _concrete(value: Any) -> bool:
-    return not isinstance(value, jax.core.Tracer)
+    return not is_traced(value)
 
 
 def _arrays(values) -> tuple[jax.Array, ...]:
@@ -107,7 +107,7 @@ def _while(node, body, count, condition, carried):
 def _without_closure(function, state):
     """`function` of the values that it sees from outside and of a state, and these values."""
     closed = jax.make_jaxpr(function)(*state)
-    return lambda values, state: jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, values))(*state), closed.consts
+    return lambda values, state: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, values))(*state), closed.consts
 
 
 def _unrolled(node, body, count, condition, state):
