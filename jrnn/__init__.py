@@ -18,13 +18,19 @@ from .proto import read_net, serialize_net, write_net
 from .recurrent import recurrent_net, unrolled_net
 from .step_blobs import retrieve_step_blobs
 
-_LAZY = {"from_onnx": "jrnn.onnx"}  # what needs an optional extra is imported when it is asked for
+_LAZY = {
+    "from_onnx": "jrnn.onnx",
+    "to_onnx": "jrnn.onnx",
+}  # what needs an optional extra is imported when it is asked for
 
 
 def __getattr__(name: str):
     if name not in _LAZY:
         raise AttributeError(f"module 'jrnn' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    try:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"jrnn.{name} needs the extra 'onnx': pip install 'jrnn[onnx]'") from error
 
 
 __all__ = [
@@ -53,6 +59,7 @@ __all__ = [
     "scan",
     "serialize_net",
     "to_jax",
+    "to_onnx",
     "unrolled_net",
     "write_net",
 ]

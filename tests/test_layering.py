@@ -55,7 +55,7 @@ ONLY_IN = {  # third-party package: the rooms that may know it
 # fmt: off
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
-    "pkg_resources", "sklearn",
+    "pkg_resources", "sklearn", "onnxruntime",
 }
 # fmt: on
 FILES = sorted(p for p in ROOT.rglob("*.py"))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import tree_flatten_with_path
 
 from ..errors import ConversionError
 from ..executor import as_written
 from ..graph import live_ops, rename_blobs
+from .arguments import Leaf, arguments_of, callable_of, closed_over, path_of
 from .emit import TYPE_CODES, Blob, Emitter
 from .flat import Graph, flatten
 from .groups import recognise
@@ -29,19 +28,6 @@ _NOT_KNOWN = (
     jax.errors.TracerIntegerConversionError,
 )
 _RANDOM = ("random_", "threefry", "rng_")
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One array among the arguments: its name as a blob, and its value or its shape and type."""
-
-    name: str
-    value: Any
-    is_param: bool
-
-    @property
-    def spec(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(np.shape(self.value), jax.dtypes.canonicalize_dtype(_dtype(self.value)))
 
 
 def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | None = None) -> Package:
@@ -65,6 +51,7 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
             that Caffe2 lacks, and primitives without a rule, all of them listed with the lines that use them; or where
             the nets give other numbers than the function, with the first blob that differs.
 
+    >>> import jax.numpy as jnp
     >>> import jrnn
     >>> weights = {"dense": {"w": jnp.ones((4, 3)), "b": jnp.zeros(4)}}
     >>> def layer(weights, x):
@@ -73,11 +60,11 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
     >>> package.weight_names, [op.type for op in package.predict_net.ops]
     (('dense/b', 'dense/w'), ['FC', 'Tanh'])
     """
-    fn, params, own = _callable(fn, params)
+    fn, params, own = callable_of(fn, params)
     name = name or getattr(fn, "__name__", type(fn).__name__).strip("<>")
-    leaves, call = _arguments(fn, example_args, params, own, name)
+    leaves, call = arguments_of(fn, example_args, params, own, name)
     graph, out_names = _trace(call, leaves, name)
-    e = Emitter(name, RULES, recognise, _closed_over(fn))
+    e = Emitter(name, RULES, recognise, closed_over(fn))
     values = _declare(e, graph, leaves)
     used = graph.users()
     odd = [v for v in graph.inputs if v in used and v.dtype not in TYPE_CODES]
@@ -93,105 +80,8 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
     return package
 
 
-def _callable(fn: Any, params: Any) -> tuple[Callable, Any, bool]:
-    """The function to trace, its params, and whether they are those of a module that is a pytree itself."""
-    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(fn)) and callable(fn):
-        if params is not None:
-            raise ConversionError(f"a {type(fn).__name__} holds its own params; leave `params` out")
-
-        def call(module: Any, *args: Any) -> Any:
-            return module(*args)
-
-        call.__name__ = type(fn).__name__
-        call.__signature__ = _signature_of_call(fn)  # type: ignore[attr-defined]
-        return call, fn, True
-    if hasattr(fn, "apply") and hasattr(fn, "init"):
-        if params is None:
-            raise ConversionError(f"a {type(fn).__name__} is applied to its variables: give them as `params`")
-        module = fn
-
-        def apply(variables: Any, *args: Any) -> Any:
-            return module.apply(variables, *args)
-
-        apply.__name__ = type(module).__name__
-        apply.__signature__ = _signature_of_call(module)  # type: ignore[attr-defined]
-        return apply, params, False
-    if not callable(fn):
-        raise ConversionError(f"from_jax takes a function, was given a {type(fn).__name__}")
-    return fn, params, False
-
-
-def _signature_of_call(module: Any) -> inspect.Signature:
-    try:
-        return inspect.signature(type(module).__call__)
-    except (TypeError, ValueError):
-        return inspect.Signature()
-
-
-def _dtype(value: Any) -> Any:
-    return value.dtype if hasattr(value, "dtype") else np.result_type(value)
-
-
-def _path(prefix: str, path: Sequence[Any]) -> str:
-    inner = keystr(tuple(path), simple=True, separator="/")
-    return "/".join(part for part in (prefix, inner) if part) or "arg"
-
-
-def _arguments(fn: Callable, args: Sequence[Any], params: Any, own: bool, name: str) -> tuple[list[Leaf], Callable]:
-    """The arrays among params and arguments, and the function of a flat list of them."""
-    names = _argument_names(fn, len(args), params is not None)
-    if len(args) == 1 and isinstance(args[0], dict):
-        names = [""]
-    trees = [("", params, True)] if params is not None else []
-    trees += [(prefix, arg, False) for prefix, arg in zip(names, args)]
-    leaves: list[Leaf] = []
-    structures = []
-    for prefix, tree, is_param in trees:
-        found, structure = tree_flatten_with_path(tree)
-        structures.append((structure, len(found)))
-        for path, value in found:
-            full = _path(prefix, path)
-            leaves.append(Leaf(full.removesuffix("/value") if own and is_param else full, value, is_param))
-    for leaf in leaves:
-        _check_argument(leaf, name)
-
-    def call(flat: Sequence[Any]) -> Any:
-        rest, built = list(flat), []
-        for structure, count in structures:
-            built.append(jax.tree.unflatten(structure, rest[:count]))
-            rest = rest[count:]
-        return fn(*built)
-
-    return leaves, call
-
-
-def _argument_names(fn: Callable, count: int, has_params: bool) -> list[str]:
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    plain = plain[1:] if has_params else plain
-    return [plain[k] if k < len(plain) else f"arg_{k}" for k in range(count)]
-
-
-def _check_argument(leaf: Leaf, name: str) -> None:
-    if not (hasattr(leaf.value, "shape") and hasattr(leaf.value, "dtype")) and not isinstance(
-        leaf.value, (bool, int, float)
-    ):
-        raise ConversionError(
-            f"{name}: argument {leaf.name!r} is a {type(leaf.value).__name__}, not an array; close over settings: "
-            "from_jax(lambda x: fn(x, setting), x)"
-        )
-    for size in np.shape(leaf.value) if not hasattr(leaf.value, "shape") else leaf.value.shape:
-        if not isinstance(size, (int, np.integer)):
-            raise ConversionError(
-                f"{name}: argument {leaf.name!r} has a dimension {size}; shapes must be known numbers"
-            )
-
-
 def _trace(call: Callable, leaves: Sequence[Leaf], name: str) -> tuple[Graph, list[str]]:
-    specs = [leaf.spec if not _is_key(leaf.value) else leaf.value for leaf in leaves]
+    specs = [leaf.spec for leaf in leaves]
     try:
         with as_written(True):
             closed, out = jax.make_jaxpr(call, return_shape=True)(specs)
@@ -215,27 +105,7 @@ def _trace(call: Callable, leaves: Sequence[Leaf], name: str) -> tuple[Graph, li
         )
     if not graph.outputs:
         raise ConversionError(f"{name} returns no array; a net must have an output")
-    return graph, [_path("output", path) for path, _ in tree_flatten_with_path(out)[0]]
-
-
-def _is_key(value: Any) -> bool:
-    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
-    """The arrays that a function sees from outside, with the names of the variables that hold them."""
-    fn = inspect.unwrap(fn)
-    if not inspect.isfunction(fn):
-        return []
-    try:
-        seen = inspect.getclosurevars(fn)
-    except ValueError:  # a variable that is not set yet
-        return []
-    found: list[tuple[str, Any]] = []
-    for variable, tree in {**seen.globals, **seen.nonlocals}.items():
-        if not callable(tree) and not inspect.ismodule(tree):
-            found += [(_path(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
-    return found
+    return graph, [path_of("output", path) for path, _ in tree_flatten_with_path(out)[0]]
 
 
 def _declare(e: Emitter, graph: Graph, leaves: Sequence[Leaf]) -> list[Any]:

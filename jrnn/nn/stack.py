@@ -19,6 +19,7 @@ from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_seq
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
+from jrnn.nn.whole import as_equation, is_known, whole_layers
 
 Params = Mapping[str, Any]
 
@@ -93,18 +94,24 @@ def _stack(
         if layer and settings.dropout and key is not None:
             key, dropout_key = jax.random.split(key)
             x = x * mask(dropout_key, settings.dropout, x.shape, dtype)
+        k = len(last)
+        group = weights[k : k + layout.directions]
+        initial = [tuple(s[k + d] for s in states) for d in range(layout.directions)]
+        if whole_layers.value and is_known(unit, group[0], settings, key, dtype):
+            found, x = as_equation(unit, group, x, initial, lengths)
+            last += found
+            continue
         outputs = []
         for direction in range(layout.directions):
             layer_key = None
             if key is not None:
                 key, layer_key = jax.random.split(key)
-            k = len(last)
             state, y = run_layer(
                 unit,
-                weights[k],
+                group[direction],
                 settings,
                 x,
-                tuple(s[k] for s in states),
+                initial[direction],
                 dtype=dtype,
                 lengths=lengths,
                 reverse=direction == 1,

@@ -1,5 +1,7 @@
 """ONNX models in and out: `jrnn.from_onnx` and `jrnn.to_onnx`; needs the extra `onnx`, see docs/onnx.md."""
 
+from jrnn.onnx import bodies, ops, primitives  # these fill the tables of operators and of rules
 from jrnn.onnx.model import OnnxModel, Spec, from_onnx
+from jrnn.onnx.write import to_onnx
 
-__all__ = ["OnnxModel", "Spec", "from_onnx"]
+__all__ = ["OnnxModel", "Spec", "from_onnx", "to_onnx"]

@@ -1,0 +1,142 @@
+"""Primitives that hold jaxprs, as Scan, Loop and If, and recurrent layers of `jrnn.nn` as RNN, GRU and LSTM.
+
+Shapes: T time, N batch, D input, H hidden, K directions, G gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jrnn.convert.flat import flatten
+from jrnn.interop.gates import convention, reorder
+from jrnn.nn.units import RNN_RELU
+from jrnn.onnx.emit import Emitter, Fill, Ref, Value, known, rule
+
+
+def _types(values: Sequence) -> list[tuple]:
+    return [(v.shape, v.dtype) for v in values]
+
+
+@rule("scan")
+def _(e: Emitter, node, *values):
+    p, body = node.params, flatten(node.params["jaxpr"])
+    count, constants = _carries(node, body)
+    carried, sequences = values[constants : constants + count], list(values[constants + count :])
+    inner = _types(body.inputs[constants:])
+    if not sequences:  # Scan needs one; its steps are the loop's
+        sequences = [e.expand(np.zeros((1,), np.int32), (p["length"],))]
+        inner.append(((), np.int32))
+
+    def step(e: Emitter, refs):
+        return e.run(body, [*values[:constants], *refs[: len(body.inputs) - constants]])
+
+    graph, outputs = e.inner("step", inner, step)
+    way = {"scan_input_directions": [1] * len(sequences)} if p["reverse"] else {}
+    if p["reverse"] and len(outputs) > count:
+        way["scan_output_directions"] = [1] * (len(outputs) - count)
+    return e.ops(
+        "Scan", [*carried, *sequences], _types(node.outputs), body=graph, num_scan_inputs=len(sequences), **way
+    )
+
+
+def _carries(node, body) -> tuple[int, int]:
+    """How many carries a scan has, and how many constants: what is stacked over time has one axis more outside.
+
+    The parameter that says so has another form in every few versions of JAX.
+    """
+    carries = sum(len(v.shape) == len(inner.shape) for v, inner in zip(node.outputs, body.outputs, strict=True))
+    sequences = sum(len(v.shape) != len(inner.shape) for v, inner in zip(node.inputs, body.inputs, strict=True))
+    return carries, len(body.inputs) - sequences - carries
+
+
+@rule("while")
+def _(e: Emitter, node, *values):
+    p = node.params
+    go, step = flatten(p["cond_jaxpr"]), flatten(p["body_jaxpr"])
+    a, b = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    start = list(values[b:])
+
+    def body(e: Emitter, refs):
+        new = e.run(step, [*values[a:b], *refs[2:]])
+        return [*e.run(go, [*values[:a], *new]), *new]
+
+    graph, _ = e.inner("body", [((), np.int64), ((), np.bool_), *_types(node.outputs)], body)
+    (first,) = e.run(go, [*values[:a], *start])
+    return e.ops("Loop", [None, first, *start], _types(node.outputs), body=graph)
+
+
+@rule("cond")
+def _(e: Emitter, node, index, *values):
+    branches = [flatten(b) for b in node.params["branches"]]
+
+    def choose(e: Emitter, k: int) -> Sequence[Value]:
+        """Branch k or one after it."""
+        if k == len(branches) - 1:
+            return e.run(branches[k], values)
+        here = e.op("LessOrEqual", [e.cast(index, np.int32), np.asarray(k, np.int32)], (), np.bool_)
+        then, _ = e.inner("branch", [], lambda e, _: e.run(branches[k], values))
+        other, _ = e.inner("branch", [], lambda e, _: choose(e, k + 1))
+        return e.ops("If", [here], _types(node.outputs), then_branch=then, else_branch=other)
+
+    return tuple(choose(e, 0))
+
+
+@rule("recurrent_layer")
+def _(e: Emitter, node, x, *rest):
+    """y [T, N, K H] and the last states, by one node for all directions."""
+    unit, directions = node.params["unit"], node.params["directions"]
+    steps, batch, _ = x.shape
+    count, per = directions * unit.states, 4 if node.params["bias"] else 2
+    first, weights = rest[:count], rest[count : count + directions * per]
+    lengths = rest[-1] if node.params["lengths"] else None
+    hidden = first[0].shape[-1]
+    gates = (convention(system, unit.name).order for system in ("pytorch", "onnx"))
+    order = reorder(np.arange(unit.gates * hidden), *gates)
+
+    def packed(name: str, *kinds: int) -> Value:
+        """A parameter of all directions, in ONNX's order of gates, [K, ...]."""
+        rows = [_join(e, [_rows(e, weights[k * per + kind], order) for kind in kinds], 0) for k in range(directions)]
+        return e.hinted(_stack(e, rows), f"{unit.name}_{name}")
+
+    initial = [first[s :: unit.states] for s in range(unit.states)]
+    zero = not any(isinstance(s, Ref) or np.any(s.value if isinstance(s, Fill) else s) for s in first)
+    if lengths is not None:
+        lengths = e.clip(lengths, np.zeros((), lengths.dtype), e.cast(e.size(steps), lengths.dtype))
+    attributes = {"direction": "bidirectional" if directions == 2 else "forward", "hidden_size": hidden}
+    attributes |= {"linear_before_reset": 1} if unit.name == "GRU" else {}
+    attributes |= {"activations": ["Relu"] * directions} if unit is RNN_RELU else {}
+    shape = (directions, batch, hidden)
+    inputs = [x, packed("W", 0), packed("R", 1), packed("B", 2, 3) if per == 4 else None, lengths]
+    inputs += [] if zero else [_stack(e, s) for s in initial]
+    while inputs[-1] is None:
+        inputs.pop()
+    types = [((steps, directions, batch, hidden), x.dtype)] + [(shape, x.dtype)] * unit.states
+    y, *last = e.ops(unit.name, inputs, types, **attributes)
+    if lengths is not None and not zero:  # of a sequence of no steps the last state is the first; runtimes may give 0
+        some = e.reshape(e.op("Greater", [lengths, np.zeros((), lengths.dtype)], (batch,), np.bool_), (1, batch, 1))
+        last = [e.op("Where", [some, new, old], shape, x.dtype) for new, old in zip(last, inputs[5:], strict=True)]
+    y = e.reshape(e.transpose(y, (0, 2, 1, 3)), (steps, batch, directions * hidden))
+    one = [np.asarray(k, np.int64) for k in range(directions)]
+    return (y, *(e.op("Gather", [s, k], shape[1:], x.dtype, axis=0) for k in one for s in last))
+
+
+def _rows(e: Emitter, x: Value, order: np.ndarray) -> Value:
+    if known(x):
+        return x[order]
+    return e.op("Gather", [x, order.astype(np.int64)], x.shape, x.dtype, axis=0)
+
+
+def _stack(e: Emitter, values: Sequence[Value]) -> Value:
+    return _join(e, [e.reshape(v, (1, *v.shape)) for v in values], 0)
+
+
+def _join(e: Emitter, values: Sequence[Value], axis: int) -> Value:
+    if len(values) == 1:
+        return values[0]
+    if known(*values):
+        return np.concatenate(values, axis)
+    shape = list(values[0].shape)
+    shape[axis] = sum(v.shape[axis] for v in values)
+    return e.op("Concat", list(values), shape, values[0].dtype, axis=axis)

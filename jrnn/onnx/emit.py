@@ -1,0 +1,291 @@
+"""Emitter: nodes of an ONNX graph from values that are known (numpy arrays) or named (`Ref`)."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from jrnn.convert.flat import Graph, Node, Var
+from jrnn.errors import ConversionError, near
+
+FOLD = 4096  # elements: a result that is known is computed at once up to this size, and as long as its inputs
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value of the ONNX graph. Its sizes are numbers, or JAX's symbolic ones."""
+
+    name: str
+    shape: tuple[Any, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Fill:
+    """One known number in every element of a shape with open sizes; it becomes a node where a node reads it."""
+
+    value: np.ndarray
+    shape: tuple[Any, ...]
+
+    @property
+    def dtype(self) -> Any:
+        return self.value.dtype
+
+
+Value = Any  # np.ndarray | Ref | Fill
+# fmt: off
+MOVES = {
+    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "gather", "rev", "stack", "concatenate",
+}
+# fmt: on
+RULES: dict[str, Callable[..., Any]] = {}
+
+
+def rule(*names: str) -> Callable[[Callable], Callable]:
+    """Registers `(emitter, node, *values) -> value or tuple of values` for primitives."""
+
+    def register(function: Callable) -> Callable:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def known(*values: Value) -> bool:
+    return all(isinstance(v, np.ndarray) for v in values)
+
+
+def is_static(shape: Sequence[Any]) -> bool:
+    return all(isinstance(size, (int, np.integer)) for size in shape)
+
+
+class Emitter:
+    """A graph under construction. Constants and sizes stand in the outermost one, where all inner graphs see them."""
+
+    def __init__(self, parent: Emitter | None = None, opset: int = 0, symbols: Mapping[str, tuple] | None = None):
+        self.root: Emitter = self if parent is None else parent.root
+        self.nodes: list[onnx.NodeProto] = []
+        self.made: set[str] = set()
+        if parent is None:
+            self.opset, self.symbols = opset, dict(symbols or {})
+            self.taken: set[str] = set()
+            self.initializers: dict[str, np.ndarray] = {}
+            self.hints: dict[int, tuple[np.ndarray, str]] = {}  # names of known arrays, by their identity
+            self._constants: dict[tuple, str] = {}
+            self._sizes: dict[Any, str] = {}
+
+    # Names, constants, nodes
+
+    def claim(self, hint: str) -> str:
+        root, name, k = self.root, hint, 0
+        while name in root.taken:
+            k += 1
+            name = f"{hint}_{k}"
+        root.taken.add(name)
+        return name
+
+    def const(self, value: Any, hint: str = "const") -> str:
+        """The name of an initializer; equal ones are one."""
+        hint = self.root.hints.get(id(value), (None, hint))[1]
+        value = np.ascontiguousarray(value).reshape(np.shape(value))
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in self.root._constants:
+            name = self.root._constants[key] = self.claim(hint)
+            self.root.initializers[name] = value
+        return self.root._constants[key]
+
+    def hinted(self, value: Value, hint: str) -> Value:
+        """The value; where it is known, its initializer takes this name."""
+        if known(value):
+            self.root.hints[id(value)] = (value, hint)
+        return value
+
+    def name(self, value: Value) -> str:
+        """The name of a value; "" for an input that is left out."""
+        if isinstance(value, Fill):
+            value = self.op("Expand", [value.value, self.sizes(value.shape)], value.shape, value.dtype)
+        return "" if value is None else value.name if isinstance(value, Ref) else self.const(value)
+
+    def op(self, type: str, inputs: Sequence[Value], shape: Sequence[Any], dtype: Any, **attributes: Any) -> Ref:
+        """A node with one output."""
+        return self.ops(type, inputs, [(shape, dtype)], **attributes)[0]
+
+    def ops(self, type: str, inputs: Sequence[Value], types: Sequence[tuple], **attributes: Any) -> tuple[Ref, ...]:
+        refs = tuple(Ref(self.claim(type), tuple(shape), np.dtype(dtype)) for shape, dtype in types)
+        names = [self.name(v) for v in inputs]
+        self.nodes.append(helper.make_node(type, names, [r.name for r in refs], name=refs[0].name, **attributes))
+        self.made.update(r.name for r in refs)
+        return refs
+
+    def ints(self, *values: Any) -> np.ndarray:
+        return np.asarray(values, np.int64)
+
+    # Sizes
+
+    def size(self, size: Any) -> Value:
+        """A size as an int64 scalar, computed at run time where it is symbolic."""
+        if isinstance(size, (int, np.integer)):
+            return np.asarray(size, np.int64)
+        root = self.root
+        if str(size) not in root._sizes:
+            root._sizes[str(size)] = root._expression(ast.parse(str(size).replace("^", "**"), mode="eval").body)
+        return root._sizes[str(size)]
+
+    def _expression(self, tree: ast.AST) -> Value:
+        if isinstance(tree, ast.Constant):
+            return np.asarray(tree.value, np.int64)
+        if isinstance(tree, ast.Name):
+            name, axis = self.symbols[tree.id]
+            found = self.op("Shape", [Ref(name, (), np.float32)], (1,), np.int64, start=axis, end=axis + 1)
+            return self.op("Squeeze", [found, self.ints(0)], (), np.int64)
+        if isinstance(tree, ast.UnaryOp):
+            return self.op("Neg", [self._expression(tree.operand)], (), np.int64)
+        if isinstance(tree, ast.BinOp):
+            kind = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Pow: "Pow"}[tree.op.__class__]
+            return self.op(kind, [self._expression(tree.left), self._expression(tree.right)], (), np.int64)
+        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+            kind = {"max": "Max", "min": "Min", "mod": "Mod", "floordiv": "Div"}.get(tree.func.id)
+            if kind:
+                return self.op(kind, [self._expression(a) for a in tree.args], (), np.int64)
+        raise ConversionError(f"the size {ast.unparse(tree)} is no sum or product of the open sizes")
+
+    def sizes(self, shape: Sequence[Any]) -> Value:
+        """A shape as an int64 vector."""
+        if is_static(shape):
+            return self.ints(*shape)
+        root, key = self.root, str(tuple(shape))
+        if key not in root._sizes:
+            zero = self.ints(0)
+            parts = [root.op("Unsqueeze", [root.size(s), zero], (1,), np.int64) for s in shape]
+            root._sizes[key] = root.op("Concat", parts, (len(parts),), np.int64, axis=0)
+        return root._sizes[key]
+
+    # Common nodes
+
+    def cast(self, x: Value, dtype: Any) -> Value:
+        if x.dtype == dtype:
+            return x
+        if known(x):
+            return x.astype(dtype)
+        return self.op("Cast", [x], x.shape, dtype, to=type_code(dtype))
+
+    def reshape(self, x: Value, shape: Sequence[Any]) -> Value:
+        shape = tuple(shape)
+        if x.shape == shape:
+            return x
+        if known(x) and is_static(shape):
+            return x.reshape(shape)
+        # Of one open size the node finds the value itself; 0 is taken as a size, not as "the same as before".
+        open_sizes = [k for k, size in enumerate(shape) if not is_static([size])]
+        if len(open_sizes) == 1 and 0 not in shape:
+            wanted: Value = self.ints(*(-1 if k in open_sizes else size for k, size in enumerate(shape)))
+        else:
+            wanted = self.sizes(shape)
+        return self.op("Reshape", [x, wanted], shape, x.dtype, allowzero=1)
+
+    def expand(self, x: Value, shape: Sequence[Any]) -> Value:
+        """Sizes 1 spread to those of `shape`."""
+        shape = tuple(shape)
+        if x.shape == shape:
+            return x
+        if known(x) and is_static(shape) and math.prod(shape) <= FOLD:
+            return np.broadcast_to(x, shape)
+        if known(x) and x.size == 1 and not is_static(shape):
+            return Fill(x.reshape(()), shape)
+        return self.op("Expand", [x, self.sizes(shape)], shape, x.dtype)
+
+    def transpose(self, x: Value, order: Sequence[int]) -> Value:
+        order = tuple(int(k) for k in order)
+        if order == tuple(range(len(order))):
+            return x
+        if known(x):
+            return np.transpose(x, order)
+        return self.op("Transpose", [x], tuple(x.shape[k] for k in order), x.dtype, perm=order)
+
+    def clip(self, x: Value, low: Value, high: Value) -> Value:
+        if known(x, low, high):
+            return np.clip(x, low, high)
+        return self.op("Min", [self.op("Max", [x, low], x.shape, x.dtype), high], x.shape, x.dtype)
+
+    # Graphs
+
+    def run(self, graph: Graph, values: Sequence[Value]) -> list[Value]:
+        """Emits a flattened jaxpr; returns the values of its outputs."""
+        env: dict[Var, Value] = {v: np.asarray(value) for v, value in graph.consts.items()}
+        env.update(zip(graph.inputs, values, strict=True))
+        for node in graph.nodes:
+            args = [env[a] if isinstance(a, Var) else a for a in node.inputs]
+            found = self._folded(node, args)
+            if found is None:
+                found = self._by_rule(node, args)
+            env.update(zip(node.outputs, found, strict=True))
+        return [env[a] if isinstance(a, Var) else a for a in graph.outputs]
+
+    def _folded(self, node: Node, args: Sequence[Value]) -> Any:
+        """The outputs of a node whose inputs are all known, where they are not much larger than those."""
+        moved = args[: 1 if node.name == "gather" else None]
+        if node.name in MOVES and moved and all(isinstance(a, Fill) and a.value == moved[0].value for a in moved):
+            return [Fill(moved[0].value, node.outputs[0].shape)]
+        shapes = [v.shape for v in node.outputs]
+        if not known(*args) or node.name in ("scan", "while", "cond", "recurrent_layer", "dim_as_value"):
+            return None
+        if not all(map(is_static, shapes)):
+            return None
+        if sum(map(math.prod, shapes)) > max(FOLD, *(a.size for a in args), 0):
+            return None
+        return [np.asarray(v) for v in node.run(*args)]
+
+    def _by_rule(self, node: Node, args: Sequence[Value]) -> Sequence[Value]:
+        if node.name not in RULES:
+            raise ConversionError(
+                f"{node.source}: the primitive {node.name!r} has no rule for ONNX{near(node.name, RULES)}"
+            )
+        try:
+            found = RULES[node.name](self, node, *args)
+        except ConversionError as error:
+            raise ConversionError(f"{node.source}: {node.name}: {error}") from None
+        return found if isinstance(found, tuple) else (found,)
+
+    def inner(self, name: str, inputs: Sequence[tuple], body: Callable[[Emitter, Sequence[Ref]], Sequence[Value]]):
+        """A graph inside of this one: `body(emitter, inputs) -> outputs`, and the values that it returns."""
+        e = Emitter(self)
+        refs = [Ref(self.claim("in"), tuple(shape), np.dtype(dtype)) for shape, dtype in inputs]
+        outputs = e.owned(body(e, refs))
+        return helper.make_graph(
+            e.nodes, self.claim(name), [info(r) for r in refs], [info(r) for r in outputs]
+        ), outputs
+
+    def owned(self, values: Sequence[Value]) -> list[Ref]:
+        """Values as outputs of this graph: each made by a node of it, and no two the same."""
+        found: list[Ref] = []
+        for value in values:
+            if not isinstance(value, Ref) or value.name not in self.made or any(value.name == r.name for r in found):
+                value = self.op("Identity", [value], value.shape, value.dtype)
+            found.append(value)
+        return found
+
+
+def type_code(dtype: Any) -> int:
+    try:
+        return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConversionError(f"ONNX has no type {dtype}") from error
+
+
+def info(ref: Ref) -> onnx.ValueInfoProto:
+    """The declaration of an input or output; an open size keeps its name, what follows from open sizes has none."""
+    shape = [int(size) if is_static([size]) else str(size) if str(size).isidentifier() else None for size in ref.shape]
+    return helper.make_tensor_value_info(ref.name, type_code(ref.dtype), shape)
+
+
+def tensor(name: str, value: np.ndarray) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)

@@ -1,0 +1,132 @@
+"""to_onnx: each call below has been compared with onnxruntime by `to_onnx` itself, at the examples' sizes and at others."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from flax import nnx
+
+import jrnn
+from jrnn import nn
+from jrnn.errors import ConversionError
+from jrnn.onnx import primitives, write
+
+KINDS = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
+OPTIONS = [{}, {"bidirectional": True, "num_layers": 2}, {"batch_first": True}, {"bias": False}]
+X = jax.random.normal(jax.random.key(0), (4, 3, 2))
+
+
+def types(model):
+    return collections.Counter(node.op_type for node in model.graph.node)
+
+
+def run(model, *args):
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    return session.run(None, {i.name: np.asarray(a) for i, a in zip(session.get_inputs(), args, strict=True)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_layers_are_native_nodes_with_open_sizes(kind, options):
+    module = KINDS[kind](2, 5, rngs=nnx.Rngs(0), **options)
+    batch = 0 if "batch_first" in options else 1
+    lengths, dims = jnp.array([3, 0, 2, 1])[: X.shape[batch]], ("A, B, ...", "AB"[batch])
+    model = jrnn.to_onnx(lambda x, lengths: module(x, lengths=lengths), X, lengths, dims=dims)
+    assert types(model)[kind] == options.get("num_layers", 1) and not types(model)["Scan"]
+    (node, *_) = [node for node in model.graph.node if node.op_type == kind]
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    assert attributes.get("linear_before_reset") == (1 if kind == "GRU" else None)
+    assert attributes["direction"] == (b"bidirectional" if options.get("bidirectional") else b"forward")
+    x = jax.random.normal(jax.random.key(1), (6, 4, 2) if batch else (4, 6, 2))
+    lengths = jnp.array([6, 1, 0, 3])
+    found = jrnn.from_onnx(model)({"x": x, "lengths": lengths})
+    for ours, back, theirs in zip(jax.tree.leaves(module(x, lengths=lengths)), found.values(), run(model, x, lengths)):
+        np.testing.assert_allclose(back, ours, atol=1e-5)
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", write.OPSETS)
+def test_a_whole_model_in_every_operator_set(opset):
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.embed, self.rnn, self.head = (
+                nnx.Embed(7, 2, rngs=rngs),
+                nn.LSTM(2, 5, rngs=rngs),
+                nnx.Linear(5, 3, rngs=rngs),
+            )
+
+        def __call__(self, tokens, state):
+            y, state = self.rnn(self.embed(tokens), state)
+            return jax.nn.log_softmax(self.head(y).max(0)), state
+
+    module, tokens = Model(nnx.Rngs(0)), jnp.array([[1, 2], [6, 0], [3, 3]])
+    state = (jnp.ones((1, 2, 5)), -jnp.ones((1, 2, 5)))
+    model = jrnn.to_onnx(module, tokens, state, dims=("T, N", ("_, N, _", "_, N, _")), opset=opset, name="tagger")
+    assert model.opset_import[0].version == opset and model.graph.name == "tagger"
+    assert [i.name for i in model.graph.input] == ["tokens", "state/0", "state/1"]
+    assert {"embed/embedding", "head/kernel", "LSTM_W"} <= {t.name for t in model.graph.initializer}
+
+
+def test_scans_are_scan_nodes():
+    def model(w, x, lengths):
+        def step(carry, x):
+            h, k = carry
+            h = jnp.tanh(x @ w + h) * jnp.float32(0.9) ** k
+            return (h, k + 1), (h[:, 0], k)
+
+        return jrnn.scan(step, (jnp.zeros((x.shape[1], 2)), jnp.int32(0)), x, reverse=True)
+
+    def padded(w, x, lengths):
+        return jrnn.scan(lambda c, x: (c + x @ w, c), jnp.zeros((x.shape[1], 2)), x, lengths=lengths)
+
+    w, lengths = jnp.ones((2, 2)) / 3, jnp.array([4, 0, 2])
+    assert types(jrnn.to_onnx(model, X, lengths, params=w, dims=("T, N, _", "N")))["Scan"] == 1
+    assert types(jrnn.to_onnx(padded, X, lengths, params=w, dims=("T, N, _", "N")))["Scan"] == 1
+    grads = jrnn.to_onnx(jax.grad(lambda x: padded(w, x, lengths)[0].sum()), X)
+    assert types(grads)["Scan"]
+    normed = nn.GRU(2, 5, layer_norm=True, rngs=nnx.Rngs(0))  # no node of ONNX is this
+    assert types(jrnn.to_onnx(normed, X, dims="T, N, _"))["Scan"] == 1
+    batch = jrnn.to_onnx(jax.vmap(nn.RNN(2, 5, rngs=nnx.Rngs(0))), X)
+    assert types(batch)["Scan"] and not types(batch)["RNN"]
+    counted = jrnn.to_onnx(lambda x: jrnn.scan(lambda c, _: (2 * c, c), x, None, length=3), jnp.ones(2))
+    assert run(counted, jnp.ones(2))[1].tolist() == [[1, 1], [2, 2], [4, 4]]
+
+
+def test_loops_branches_and_windows():
+    def fn(x, k):
+        looped = jax.lax.while_loop(lambda s: s[1].sum() < 50, lambda s: (s[0] + 1, 2 * s[1]), (0, jnp.abs(x)))
+        chosen = jax.lax.switch(k, [jnp.sin, lambda x: -x, lambda x: x * looped[0]], x)
+        window = jax.lax.dynamic_slice(x, (k, 1), (2, 2))
+        written = jax.lax.dynamic_update_slice(x, window, (k, 0))
+        return looped, chosen, window, written, jnp.where(jnp.cumsum(x, 1) > 0, x[:, ::-1], x[k]), jnp.argmax(x, 0)
+
+    model = jrnn.to_onnx(fn, X[:, :, 0], jnp.int32(1))
+    assert types(model)["Loop"] == 1 and types(model)["If"] == 1
+    for k in (-3, 0, 2, 9):
+        for ours, theirs in zip(jax.tree.leaves(fn(X[:, :, 0], k)), run(model, X[:, :, 0], np.int32(k)), strict=True):
+            np.testing.assert_allclose(theirs, ours, atol=1e-6)
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(ConversionError, match=r"test_to_onnx.py:\d+.*the primitive 'sort' has no rule for ONNX"):
+        jrnn.to_onnx(lambda x: jnp.sort(x), X)
+    with pytest.raises(ConversionError, match="draws random numbers"):
+        jrnn.to_onnx(nn.LSTM(2, 3, num_layers=2, dropout=0.5, rngs=nnx.Rngs(0)), X)
+    with pytest.raises(ConversionError, match="operator sets 17 to 22 are written"):
+        jrnn.to_onnx(jnp.sin, X, opset=16)
+    with pytest.raises(ConversionError, match="do not fit the examples"):
+        jrnn.to_onnx(jnp.sin, X, dims="T, N")
+    with pytest.raises(ConversionError, match="known only when it runs"):
+        jrnn.to_onnx(lambda x: x if x[0, 0, 0] > 0 else -x, X)
+    jrnn.to_onnx(jnp.sin, X, path=tmp_path / "sin.onnx")
+    np.testing.assert_allclose(jrnn.from_onnx(tmp_path / "sin.onnx")({"x": X})["output"], np.sin(X), atol=1e-6)
+
+
+def test_a_model_that_computes_something_else_is_not_handed_out(monkeypatch):
+    monkeypatch.setitem(primitives._UNARY, "sin", "Cos")
+    with pytest.raises(ConversionError, match="onnxruntime gives another 'output'"):
+        jrnn.to_onnx(jnp.sin, X)
