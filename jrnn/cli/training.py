@@ -15,6 +15,7 @@ from jrnn.errors import UsageError
 from jrnn.executor import host_devices
 from jrnn.train import load_config, sample_run, train
 from jrnn.train.devices import join
+from jrnn.train.heartbeat import Heartbeat
 from jrnn.train.plot import plot_runs
 from jrnn.train.run_dir import RunDir, first_free
 from jrnn.train.runs import as_json, find_runs, runs_tables, summarize
@@ -59,7 +60,9 @@ def train_command(args: argparse.Namespace) -> int:
         return INTERRUPTED
     writes = config.kind.write is not None
     if writes and not args.no_sample:
-        print(f"--- what it writes:\n{sample_run(out)}\n---")
+        with Heartbeat(console, "writing a sample"):
+            text = sample_run(out)
+        print(f"--- what it writes:\n{text}\n---")
     print(f"{result}; more: jrnn sample {out}" if writes else result)
     return 0
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from .clock import Clock, Trace
 from .config import Config, TrainConfig
 from .devices import NOWHERE, Devices
 from .diagnose import first_not_finite
+from .heartbeat import Heartbeat
 from .metrics import Board, MetricsFile, Report, describe, read_metrics
 from .patience import Patience
 from .run_dir import RunDir
@@ -93,13 +94,14 @@ def train(
     """
     console = console or Console()
     with ExitStack() as files:
+        beat = files.enter_context(Heartbeat(console, "reading the data and making the model"))
         with (devices := Devices.of(config)).together():
             begin = _begin if devices.is_first else _begin_beside
-            started = begin(config, Path(out), resume, console, files)
+            started = begin(config, Path(out), resume, beat, files)
         state = devices.put_state(devices.from_first(jax.device_get(started.state)))
         seen = devices.from_first(np.array([started.patience.best, started.patience.since], np.float32))
         started.patience.best, started.patience.since = float(seen[0]), int(seen[1])
-        loop = _Loop(config, Path(out), devices, started)
+        loop = _Loop(config, Path(out), devices, started, beat)
         stop = files.enter_context(_stop_on_signal())
         files.enter_context(devices.in_touch())
         if not (profile and devices.is_first):
@@ -124,7 +126,7 @@ class _Started:
     report: Any = NOWHERE
 
 
-def _begin(config: Config, out: Path, resume: bool, console: Console, files: ExitStack) -> _Started:
+def _begin(config: Config, out: Path, resume: bool, beat: Heartbeat, files: ExitStack) -> _Started:
     run = files.enter_context(RunDir(out))
     if run.has_checkpoint() and not resume:
         raise ConfigError(f"{run.path}: holds a run already; continue it with --resume, or give another with --out")
@@ -137,21 +139,22 @@ def _begin(config: Config, out: Path, resume: bool, console: Console, files: Exi
     if resume and checkpoints.steps():
         state, damaged = checkpoints.restore(state)
         for warning in damaged:
-            console.print(f"warning: {warning}; going on from the one before", markup=False, soft_wrap=True)
-        console.print(f"resuming from step {int(state.step)}", markup=False, highlight=False)
+            beat.say(f"warning: {warning}; going on from the one before")
+        beat.say(f"resuming from step {int(state.step)}")
     elif resume:
-        console.print("no checkpoint to resume from: starting from the beginning", markup=False)
+        beat.say("no checkpoint to resume from: starting from the beginning")
     run.write(config, task)
     if config.gradient.check:
-        (check := GradientCheck(task.model, config.data.batch))(state.params, task.train.at(0))
-        console.print(f"gradients: JAX's and those of the {check.other} agree on the first batch", markup=False)
+        with beat.during("comparing gradients"):
+            (check := GradientCheck(task.model, config.data.batch))(state.params, task.train.at(0))
+        beat.say(f"gradients: JAX's and those of the {check.other} agree on the first batch")
     done = int(state.step)
     patience = Patience.after(config.train.patience, _losses_before(run, done) if resume else ())
     best = files.enter_context(Checkpoints(run.best, 1)) if config.train.patience else NOWHERE
     resume_at = done if resume else None
     board = Board(run.path / "tensorboard", resume_at) if config.train.tensorboard else None
     metrics = files.enter_context(MetricsFile(run.metrics, resume_at, board))
-    report = files.enter_context(Report(console, config.train.steps, done))
+    report = files.enter_context(Report(beat, config.train.steps, done))
     return _Started(task, steps, state, patience, checkpoints, best, metrics, report)
 
 
@@ -161,7 +164,7 @@ def _losses_before(run: RunDir, step: int) -> list[float]:
     return [m["validation_loss"] for m in found if "validation_loss" in m and m["step"] <= step]
 
 
-def _begin_beside(config: Config, out: Path, resume: bool, console: Console, files: ExitStack) -> _Started:
+def _begin_beside(config: Config, out: Path, resume: bool, beat: Heartbeat, files: ExitStack) -> _Started:
     """The part of the processes that write nothing; the state is the first one's."""
     task = config.kind.load(config)
     steps = make_steps(config, task.axes)
@@ -171,7 +174,7 @@ def _begin_beside(config: Config, out: Path, resume: bool, console: Console, fil
 class _Loop:
     """One run under way."""
 
-    def __init__(self, config: Config, run: Path, devices: Devices, started: _Started):
+    def __init__(self, config: Config, run: Path, devices: Devices, started: _Started, beat: Heartbeat):
         self.config = config
         self.run = run
         self.devices = devices
@@ -181,6 +184,7 @@ class _Loop:
         self.best = started.best
         self.metrics_file = started.metrics
         self.report = started.report
+        self.beat = beat
         shardings = (devices.state_sharding, devices.result_sharding)
         self.call = make_train_call(self.task.model, started.steps, shardings)
         self.validate = make_validation(self.task, self._put)
@@ -204,13 +208,14 @@ class _Loop:
                 batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
                 batches = self._put(batches)
                 idle = recorder.idle()
-                state, measured = self.call(state, batches, step, n)
-                self.clock.add("waiting for Python", idle)
-                recorder.record(step, n, measured)
-                step += n
-                if step == begun + n:
-                    recorder.flush()
-                    self.clock.claim(SETUP)
+                with self.beat.during("compiling") if step == begun else nullcontext():
+                    state, measured = self.call(state, batches, step, n)
+                    self.clock.add("waiting for Python", idle)
+                    recorder.record(step, n, measured)
+                    step += n
+                    if step == begun + n:
+                        recorder.flush()
+                        self.clock.claim(SETUP)
                 if trace is not None:
                     with self.clock(TRACING):
                         if trace.after_call(measured):
@@ -264,19 +269,20 @@ class _Loop:
         return first_not_finite(self.task.model, state._replace(carry=carry), batch, key)
 
     def _save(self, step: int, state: State) -> None:
-        with self.clock("checkpoints"):
+        with self.clock("checkpoints"), self.beat.during("writing a checkpoint"):
             self.checkpoints.save(step, self.devices.get(state))
 
     def _check_gradients(self, step: int, state: State) -> None:
-        with self.clock("gradient checks"):
+        with self.clock("gradient checks"), self.beat.during("comparing gradients"):
             try:
                 self.check_gradients(self.devices.get(state).params, self.task.train.at(step))
             except GradientError as e:
                 raise e.at(f"step {step}") from None
 
     def _evaluate(self, state: State) -> None:
-        self.validation_loss = self.validate(state.evaluation_params)
-        self.metrics = self.task.evaluate(self.devices.local(state.evaluation_params), self.validation_loss)
+        with self.beat.during("validating"):
+            self.validation_loss = self.validate(state.evaluation_params)
+            self.metrics = self.task.evaluate(self.devices.local(state.evaluation_params), self.validation_loss)
 
     def _validate(self, step: int, state: State) -> None:
         with self.clock(FIRST_VALIDATION if math.isnan(self.validation_loss) else "validation"):

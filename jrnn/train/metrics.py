@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from ..errors import ConfigError, TrainError
+from .heartbeat import MEASURED, Forecast, Heartbeat, duration
 from .settings import parse_json
 
 
@@ -116,8 +117,14 @@ def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:
 class Report:
     """The progress line, and the lines that stay above it."""
 
-    def __init__(self, console: Console, steps: int, done: int):
-        self._console = console
+    def __init__(self, beat: Heartbeat, steps: int, done: int):
+        console = beat.console
+        self._beat = beat
+        self._is_shown = console.is_terminal  # the progress line
+        self._steps = steps
+        self._forecast = Forecast(done, steps)
+        self._last = f"step {done} of {steps}"
+        self._predicted = False
         self._progress = Progress(
             TextColumn("[bold]step"),
             MofNCompleteColumn(),
@@ -134,6 +141,7 @@ class Report:
         self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="-")
 
     def __enter__(self) -> Report:
+        self._beat.doing(self._status)
         self._progress.start()
         return self
 
@@ -142,6 +150,17 @@ class Report:
 
     def update(self, step: int, loss: float, speed: str) -> None:
         self._progress.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
+        self._forecast.update(step, time.monotonic())
+        self._last = f"step {step} of {self._steps}: loss {loss:.3f}, {speed}"
+        if self._is_shown:
+            self._beat.heard()
+        if not self._predicted and self._forecast.measured >= MEASURED:
+            self.say(self._status())
+
+    def _status(self) -> str:
+        left = self._forecast.remaining()
+        self._predicted |= left is not None
+        return self._last if left is None else f"{self._last}, about {duration(left)} to go"
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._beat.say(text)
