@@ -5,7 +5,7 @@ from jrnn.interop.caffe2_cells import from_caffe2, to_caffe2
 from jrnn.interop.flax_cells import from_flax, to_flax
 from jrnn.interop.gates import CONVENTIONS, Convention, convention, reorder
 from jrnn.interop.keras_layers import from_keras, to_keras
-from jrnn.interop.onnx_layers import from_onnx, to_onnx
+from jrnn.interop.onnx_layers import from_onnx_arrays, to_onnx_arrays
 from jrnn.interop.torch_weights import load_state_dict, save_state_dict
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "from_caffe2",
     "from_flax",
     "from_keras",
-    "from_onnx",
+    "from_onnx_arrays",
     "load_state_dict",
     "reorder",
     "save_state_dict",
@@ -24,5 +24,5 @@ __all__ = [
     "to_caffe2",
     "to_flax",
     "to_keras",
-    "to_onnx",
+    "to_onnx_arrays",
 ]

@@ -16,7 +16,9 @@ from jrnn.interop.cells import Cell, Params, from_system, suffixes_of_layer, to_
 from jrnn.interop.gates import other_gru
 
 
-def from_onnx(kind: str, W: Any, R: Any, B: Any = None, *, layer: int = 0, linear_before_reset: bool = False) -> Params:
+def from_onnx_arrays(
+    kind: str, W: Any, R: Any, B: Any = None, *, layer: int = 0, linear_before_reset: bool = False
+) -> Params:
     """PyTorch's parameters of one ONNX operator.
 
     Args:
@@ -44,7 +46,7 @@ def from_onnx(kind: str, W: Any, R: Any, B: Any = None, *, layer: int = 0, linea
     return params
 
 
-def to_onnx(
+def to_onnx_arrays(
     kind: str, params: Mapping[str, Any], *, layer: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """W, R and B of one layer of a stack. A GRU's operator must have `linear_before_reset=1`."""

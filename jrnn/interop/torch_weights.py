@@ -1,4 +1,4 @@
-"""PyTorch state dicts in safetensors files: the names and bytes that torch writes, without pickle.
+"""PyTorch state dicts: the names and bits of its tensors, from a dict, a safetensors file, or a file of `torch.save`.
 
 In PyTorch: `safetensors.torch.save_file(model.state_dict(), path)` and `model.load_state_dict(load_file(path))`.
 """
@@ -24,40 +24,100 @@ _TYPES = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,  # numpy has none of its own, and safetensors' numpy reader refuses it
 }
+_SAVED_BY_TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or before torch 1.6 a pickle
 
 
-def load_state_dict(path: str | PathLike[str], prefix: str = "") -> Params:
-    """The floating arrays of a safetensors file whose names begin with `prefix`, without it.
+def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str = "") -> Params:
+    """The floating arrays of a PyTorch state dict whose names begin with `prefix`, without it.
 
     Args:
-        path: the file.
+        source: a dict of tensors or arrays, such as `model.state_dict()`; the path of a safetensors file; or that of a file
+            of `torch.save(model.state_dict(), path)`, which torch reads with `weights_only=True`: no code in it is run.
         prefix: the place of a recurrent module in a larger model, such as "encoder.rnn.".
 
     Returns:
-        numpy arrays of the file's own types and bits; give them to `jrnn.nn.functional` or `jrnn.nn.LSTM(...).load`.
+        numpy arrays of the source's own types and bits; give them to `jrnn.nn.functional` or `jrnn.nn.LSTM(...).load`.
 
     Raises:
-        ConversionError: not a safetensors file, or nothing in it begins with `prefix`.
+        ConversionError: no such file, torch is needed and is not there, something else than floating tensors, or nothing
+            begins with `prefix`.
+
+    >>> state = {"rnn.weight_ih_l0": np.ones((4, 3)), "head.weight": np.ones(2)}
+    >>> load_state_dict(state, prefix="rnn.")["weight_ih_l0"].shape
+    (4, 3)
     """
-    try:
-        entries = deserialize(Path(path).read_bytes())
-    except (SafetensorError, OSError) as error:
-        raise ConversionError(f"{path} cannot be read as safetensors: {error}") from error
-    names = [name for name, _ in entries]
-    params = {}
-    for name, entry in entries:
-        if not name.startswith(prefix):
-            continue
-        if entry["dtype"] not in _TYPES:
-            raise ConversionError(
-                f"{path}: {name} is {entry['dtype']}; weights must be one of {sorted(_TYPES)}; a prefix, such as "
-                "'encoder.', takes the weights of one module"
-            )
-        flat = np.frombuffer(entry["data"], _TYPES[entry["dtype"]])
-        params[name.removeprefix(prefix)] = flat.reshape(entry["shape"])
+    if isinstance(source, Mapping):
+        where, entries = "state dict", {str(name): value for name, value in source.items()}
+    else:
+        where = str(source)
+        entries = _read(Path(source))
+    params = {
+        name.removeprefix(prefix): _array(where, name, v) for name, v in entries.items() if name.startswith(prefix)
+    }
     if not params:
-        raise ConversionError(f"{path}: no name begins with {prefix!r}{near(prefix, names)}; it holds {sorted(names)}")
+        raise ConversionError(
+            f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it holds {sorted(entries)}"
+        )
     return params
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file holds, by name: arrays, or whatever torch has put there."""
+    try:
+        data = path.read_bytes()
+        if data.startswith(_SAVED_BY_TORCH):
+            return _read_by_torch(path)
+        return {name: _of_safetensors(path, name, entry) for name, entry in deserialize(data)}
+    except (SafetensorError, OSError) as error:
+        raise ConversionError(f"{path} cannot be read as safetensors, and is no file of torch.save: {error}") from error
+
+
+def _of_safetensors(path: Path, name: str, entry: Mapping[str, Any]) -> Any:
+    if entry["dtype"] not in _TYPES:
+        return entry["dtype"]
+    return np.frombuffer(entry["data"], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+
+
+def _read_by_torch(path: Path) -> dict[str, Any]:
+    try:
+        import torch
+    except ImportError:
+        raise ConversionError(
+            f"{path} is a file of torch.save, which torch alone can read, and it is not installed; where it is, two lines "
+            "convert the file:\n"
+            "    import safetensors.torch, torch\n"
+            f'    safetensors.torch.save_file(torch.load("{path}", weights_only=True), "{path.with_suffix(".safetensors")}")'
+        ) from None
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever torch, pickle or zipfile meets in a file that is damaged or holds objects
+        raise ConversionError(
+            f"{path}: torch reads no state dict from it: {str(error).strip().splitlines()[0]}; in PyTorch, save one with "
+            "torch.save(model.state_dict(), path)"
+        ) from error
+    if not isinstance(found, Mapping):
+        raise ConversionError(f"{path}: holds a {type(found).__name__}; it must hold a state dict, names to tensors")
+    return {str(name): value for name, value in found.items()}
+
+
+def _array(where: str, name: str, value: Any) -> np.ndarray:
+    """A floating tensor or array as a numpy array of its own type and bits."""
+    if hasattr(value, "detach"):  # a tensor of torch; bfloat16, which its numpy() refuses, goes by way of float32
+        value = value.detach().cpu()
+        is_bfloat16 = str(value.dtype) == "torch.bfloat16"
+        value = value.float().numpy().astype(ml_dtypes.bfloat16) if is_bfloat16 else value.numpy()
+    if isinstance(value, Mapping):
+        raise ConversionError(
+            f"{where}: {name} is a dict of {sorted(map(str, value))[:8]}; give the state dict within a checkpoint, as in "
+            f"load_state_dict(torch.load(path, weights_only=True)[{name!r}])"
+        )
+    given = value if isinstance(value, str) else getattr(value, "dtype", type(value).__name__)
+    if given not in _TYPES.values():
+        raise ConversionError(
+            f"{where}: {name} is {given}; weights must be one of {sorted(_TYPES)}; a prefix, such as 'encoder.', takes the "
+            "weights of one module"
+        )
+    return np.asarray(value)
 
 
 def save_state_dict(params: Mapping[str, Any], path: str | PathLike[str], prefix: str = "") -> None:

@@ -24,11 +24,18 @@ from typing import Any
 
 import jax
 
-from jrnn.nn.settings import read
+from jrnn.nn.settings import Settings, read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import Params, run_stack, step_cell, step_stack
 from jrnn.nn.units import GRU, LSTM, rnn_unit
 
 
+def _settings(where: str, params: Params, settings: dict[str, Any]) -> Settings:
+    chosen = read(where, settings)
+    warn_of_dropout(where, chosen.dropout, 2 if "weight_ih_l1" in params else 1)
+    return chosen
+
+
+@spelled_out()
 def rnn(
     params: Params,
     x: Any,
@@ -64,10 +71,12 @@ def rnn(
     >>> output.shape, h_n.shape, float(abs(h_n[0, 1]).max())
     ((5, 2, 4), (1, 2, 4), 0.0)
     """
-    output, states = run_stack(rnn_unit(nonlinearity), "rnn", params, x, hx, lengths, key, read("rnn", settings))
+    chosen = _settings("rnn", params, settings)
+    output, states = run_stack(rnn_unit(nonlinearity), "rnn", params, x, hx, lengths, key, chosen)
     return output, states[0]
 
 
+@spelled_out()
 def lstm(
     params: Params,
     x: Any,
@@ -91,10 +100,12 @@ def lstm(
     >>> output.shape, h_n.shape, c_n.shape
     ((2, 5, 4), (4, 2, 2), (4, 2, 4))
     """
-    output, (h, c) = run_stack(LSTM, "lstm", params, x, hx, lengths, key, read("lstm", settings))
+    chosen = _settings("lstm", params, settings)
+    output, (h, c) = run_stack(LSTM, "lstm", params, x, hx, lengths, key, chosen)
     return output, (h, c)
 
 
+@spelled_out()
 def gru(
     params: Params,
     x: Any,
@@ -113,10 +124,12 @@ def gru(
     >>> bool((output[-1] == h_n[0]).all())
     True
     """
-    output, states = run_stack(GRU, "gru", params, x, hx, lengths, key, read("gru", settings))
+    chosen = _settings("gru", params, settings)
+    output, states = run_stack(GRU, "gru", params, x, hx, lengths, key, chosen)
     return output, states[0]
 
 
+@spelled_out()
 def rnn_step(
     params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **settings: Any
 ) -> tuple[jax.Array, jax.Array]:
@@ -125,6 +138,7 @@ def rnn_step(
     return y, states[0]
 
 
+@spelled_out()
 def lstm_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One step through a stack of LSTM layers: streaming, with the state in and out.
 
@@ -156,6 +170,7 @@ def lstm_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[
     return y, (h, c)
 
 
+@spelled_out()
 def gru_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[jax.Array, jax.Array]:
     """One step through a stack of GRU layers; see `lstm_step`. The states are one array [L, N, H]."""
     y, states = step_stack(GRU, "gru_step", params, x, hx, read("gru_step", settings))

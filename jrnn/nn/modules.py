@@ -9,6 +9,7 @@ The parameters are attributes with PyTorch's names and shapes (`weight_ih_l0_rev
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from flax import nnx
 from jrnn.errors import LayerError
 from jrnn.nn.layers import zoneout_rates
 from jrnn.nn.params import Layout, check_params, init
-from jrnn.nn.settings import check_floating, read
+from jrnn.nn.settings import check_floating, read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import run_stack, step_cell, step_stack
 from jrnn.nn.units import GRU as GRU_UNIT
 from jrnn.nn.units import LSTM as LSTM_UNIT
@@ -32,6 +33,11 @@ class _Parameters(nnx.Module):
     """A module whose parameters are attributes of the names that `_shapes` lists."""
 
     layout: Layout
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = inspect.signature(cls.__init__)  # which flax's metaclass would hide from help() and editors
+        cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:], return_annotation=cls)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return self.layout.shapes()
@@ -64,6 +70,7 @@ class _Parameters(nnx.Module):
 class _Stack(_Parameters):
     """What RNN, LSTM and GRU share: a layout, settings, parameters, and a source of random keys."""
 
+    @spelled_out()
     def __init__(
         self,
         unit: Unit,
@@ -83,6 +90,7 @@ class _Stack(_Parameters):
         self.layout = Layout(unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm)
         self.settings = read(unit.name, settings, _Stack.__init__.__kwdefaults__)
         zoneout_rates(self.settings, (None,) * unit.states)  # an error here, not at the first call
+        warn_of_dropout(unit.name, self.settings.dropout, num_layers)
         self.deterministic = deterministic
         self._create(rngs, param_dtype)
         self.rngs = rngs.dropout.fork() if self.settings.random else nnx.data(None)
@@ -142,8 +150,8 @@ class RNN(_Stack):
         layer_norm: normalise each product inside the gates (Ba et al., 2016).
         deterministic: nothing is random; `train()` and `eval()` set it.
         param_dtype: the type of the parameters; float32 by default.
-        options: the five above, and settings: batch_first, dropout, recurrent_dropout, zoneout, dtype, recompute, unroll,
-            executor, see `jrnn.nn.settings.Settings`.
+        options: settings: batch_first, dropout, recurrent_dropout, zoneout, dtype, recompute, unroll, executor, see
+            `jrnn.nn.settings.Settings`.
 
     >>> rnn = RNN(3, 4, num_layers=2, nonlinearity="relu", batch_first=True, rngs=nnx.Rngs(0))
     >>> output, h_n = rnn(jnp.ones((2, 5, 3)), lengths=[5, 3])
@@ -151,6 +159,7 @@ class RNN(_Stack):
     ((2, 5, 4), (2, 2, 4))
     """
 
+    @spelled_out(_Stack.__init__, without=["proj_size"])
     def __init__(
         self,
         input_size: int,
@@ -177,6 +186,7 @@ class LSTM(_Stack):
     True
     """
 
+    @spelled_out(_Stack.__init__)
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any
     ) -> None:
@@ -192,6 +202,7 @@ class GRU(_Stack):
     ((5, 8), (2, 4))
     """
 
+    @spelled_out(_Stack.__init__, without=["proj_size"])
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any
     ) -> None:
@@ -234,6 +245,7 @@ class RNNCell(_Cell):
     (2, 4)
     """
 
+    @spelled_out(_Cell.__init__)
     def __init__(
         self,
         input_size: int,
@@ -255,6 +267,7 @@ class LSTMCell(_Cell):
     ((4,), (4,))
     """
 
+    @spelled_out(_Cell.__init__)
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True, *, rngs: nnx.Rngs, **options: Any) -> None:
         super().__init__(LSTM_UNIT, input_size, hidden_size, bias, rngs=rngs, **options)
 
@@ -266,5 +279,6 @@ class GRUCell(_Cell):
     (2, 4)
     """
 
+    @spelled_out(_Cell.__init__)
     def __init__(self, input_size: int, hidden_size: int, bias: bool = True, *, rngs: nnx.Rngs, **options: Any) -> None:
         super().__init__(GRU_UNIT, input_size, hidden_size, bias, rngs=rngs, **options)

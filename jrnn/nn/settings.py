@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 
@@ -62,6 +64,47 @@ class Settings:
     def random(self) -> bool:
         """Whether a training run of these settings draws random numbers."""
         return any((self.dropout, self.recurrent_dropout, self.zoneout not in (0, (0, 0))))
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def spelled_out(*others: Callable[..., Any], without: Iterable[str] = ()) -> Callable[[Function], Function]:
+    """A decorator: `help()` and editors show one by one what the function takes as `**settings`.
+
+    That is every keyword of `others`, functions that the settings go to, and every field of `Settings` where there are none.
+
+    >>> @spelled_out()
+    ... def run(x, **settings): ...
+    >>> list(inspect.signature(run).parameters)[:3]
+    ['x', 'batch_first', 'dropout']
+    """
+
+    def spell_out(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = [p for f in others or (Settings,) for p in inspect.signature(f).parameters.values()]
+        leave_out = {p.name for p in own} | set(without)
+        added = {
+            p.name: p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in more
+            if p.name not in leave_out and (p.kind is inspect.Parameter.KEYWORD_ONLY or not others)
+        }
+        function.__signature__ = signature.replace(parameters=[*own, *added.values()])  # type: ignore[attr-defined]
+        return function
+
+    return spell_out
+
+
+def warn_of_dropout(where: str, dropout: float, num_layers: int) -> None:
+    """Warns of a dropout that has no place: it is between layers, and there is one."""
+    if dropout and num_layers == 1:
+        warnings.warn(
+            f"{where}: dropout = {dropout} drops outputs of every layer but the last, and there is one layer: nothing is "
+            "dropped; give num_layers=2 or more, or recurrent_dropout or zoneout, or drop the output yourself",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def check_floating(name: str, dtype: Any) -> None:

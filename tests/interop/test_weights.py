@@ -1,5 +1,8 @@
 """Weights of PyTorch, flax.nnx, Keras, ONNX and Arraymancer: round trips, and the functions stay the same."""
 
+import sys
+import types
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -72,12 +75,71 @@ def test_modules_load_what_they_saved(tmp_path):
         stack("LSTM").load(nn.LSTM(3, 4, rngs=nnx.Rngs(0)).params() | {"weight_hr_l0": jnp.ones((2, 4))})
 
 
+class Tensor:
+    """What of a tensor of torch is used: it is on a device, has a gradient, and bfloat16 is no type of numpy."""
+
+    def __init__(self, value):
+        self.value, self.dtype = value, "torch." + value.dtype.name
+
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def float(self):
+        return Tensor(self.value.astype(np.float32))
+
+    def numpy(self):
+        assert self.value.dtype != ml_dtypes.bfloat16
+        return self.value
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_dict_of_tensors_or_arrays_is_a_state_dict(dtype):
+    value = np.linspace(-2, 2, 12).astype(dtype).reshape(4, 3)
+    for given in (Tensor(value), value, jnp.asarray(value) if dtype != np.float64 else value):
+        found = interop.load_state_dict({"rnn.w": given, "steps": 3}, prefix="rnn.")
+        assert list(found) == ["w"] and found["w"].dtype == dtype and found["w"].tobytes() == value.tobytes()
+
+
+def test_a_file_of_torch_is_read_by_torch_without_its_code(tmp_path, monkeypatch):
+    path, value = tmp_path / "model.pt", np.ones((2, 3), np.float32)
+    path.write_bytes(b"PK\x03\x04...")
+    asked = []
+    torch = types.ModuleType("torch")
+    holds = {"rnn.w": Tensor(value), "rnn.n": Tensor(np.ones(2, np.int64))}
+    torch.load = lambda path, **options: asked.append((path, options)) or holds
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    np.testing.assert_array_equal(interop.load_state_dict(path, prefix="rnn.w")[""], value)
+    assert asked == [(path, {"map_location": "cpu", "weights_only": True})]
+    with pytest.raises(ConversionError, match=r"model.pt: rnn.n is int64; weights must be"):
+        interop.load_state_dict(path)
+    holds = {"epoch": 3, "model": {"w": Tensor(value)}}
+    with pytest.raises(ConversionError, match=r"model is a dict of \['w'\]; .*\(torch.load\(path, .*\)\['model'\]\)"):
+        interop.load_state_dict(path, prefix="model")
+    holds = [1]
+    with pytest.raises(ConversionError, match="holds a list; it must hold a state dict"):
+        interop.load_state_dict(path)
+
+    def refuse(path, **options):
+        raise RuntimeError("Weights only load failed.\nMore")
+
+    torch.load = refuse
+    with pytest.raises(ConversionError, match=r"torch reads no state dict from it: Weights only load failed\.; in Py"):
+        interop.load_state_dict(path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    with pytest.raises(
+        ConversionError, match=r"(?s)import safetensors.torch, torch\n.*save_file\(torch.load\(.*model.saf"
+    ):
+        interop.load_state_dict(path)
+
+
 def test_files_that_do_not_fit_are_named(tmp_path):
     path = tmp_path / "w.safetensors"
     with pytest.raises(ConversionError, match="cannot be read as safetensors"):
         interop.load_state_dict(path)
     path.write_bytes(b"\x80\x04\x95 a pickle, which is never run")
-    with pytest.raises(ConversionError, match="cannot be read as safetensors"):
+    with pytest.raises(ConversionError, match="cannot be read as safetensors, and is no file of torch.save"):
         interop.load_state_dict(path)
     save_file({"rnn.weight": np.ones(3), "rnn.steps": np.ones(3, np.int64)}, path)
     with pytest.raises(ConversionError, match=r"no name begins with 'lstm\.'"):
@@ -229,7 +291,7 @@ def test_keras_lists_that_do_not_fit_are_errors():
 @pytest.mark.parametrize(("kind", "theirs"), [("LSTM", onnx_lstm), ("GRU", onnx_gru)])
 def test_onnx_operators_compute_the_same(kind, theirs):
     module = stack(kind)
-    W, R, B = interop.to_onnx(kind, module.params())
+    W, R, B = interop.to_onnx_arrays(kind, module.params())
     x = np.random.RandomState(0).standard_normal((5, 2, 3)).astype(np.float32)
     np.testing.assert_allclose(module(x)[0], theirs(x, W[0], R[0], B[0]), atol=1e-5)
 
@@ -238,17 +300,17 @@ def test_onnx_operators_compute_the_same(kind, theirs):
 @pytest.mark.parametrize("bias", [True, False])
 def test_onnx_goes_round_exactly(kind, bias):
     params = numpy_params(stack(kind, bidirectional=True, bias=bias))
-    assert_same(interop.from_onnx(kind, *interop.to_onnx(kind, params), linear_before_reset=True), params)
+    assert_same(interop.from_onnx_arrays(kind, *interop.to_onnx_arrays(kind, params), linear_before_reset=True), params)
 
 
 def test_onnx_tensors_that_do_not_fit_are_errors():
-    W, R, B = interop.to_onnx("GRU", stack("GRU").params())
+    W, R, B = interop.to_onnx_arrays("GRU", stack("GRU").params())
     with pytest.raises(ConversionError, match="linear_before_reset=1 converts"):
-        interop.from_onnx("GRU", W, R, B)
+        interop.from_onnx_arrays("GRU", W, R, B)
     with pytest.raises(ConversionError, match=r"B is \[1, 12\] but must be \[1, 24\]"):
-        interop.from_onnx("GRU", W, R, B[:, :12], linear_before_reset=True)
+        interop.from_onnx_arrays("GRU", W, R, B[:, :12], linear_before_reset=True)
     with pytest.raises(ConversionError, match="their first axis is directions"):
-        interop.from_onnx("GRU", W[0], R[0], linear_before_reset=True)
+        interop.from_onnx_arrays("GRU", W[0], R[0], linear_before_reset=True)
 
 
 # Arraymancer

@@ -1,5 +1,8 @@
 """The modules: PyTorch's names, shapes and first values; kinds of input; streaming; cells; flax.nnx's own tools; errors."""
 
+import inspect
+import pydoc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -186,6 +189,42 @@ def test_impossible_modules_are_errors(arguments, settings, message):
         nn.LSTM(*arguments, **{"rngs": nnx.Rngs(0), **settings})
 
 
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"])
+def test_help_shows_every_argument(name):
+    taken = inspect.signature(getattr(nn, name)).parameters
+    assert not {p.kind for p in taken.values()} & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    assert f"{name}({next(iter(taken.values()))}" in pydoc.render_doc(getattr(nn, name), renderer=pydoc.plaintext)
+    one_each = {"nonlinearity": "relu", "bidirectional": True, "proj_size": 1, "bias": False, "dtype": jnp.float32}
+    sizes = {"input_size": D, "hidden_size": H, "num_layers": 2, "rngs": nnx.Rngs(0)}
+    for option in taken:
+        given = {n: v for n, v in sizes.items() if n in taken}
+        given.setdefault(option, one_each.get(option, taken[option].default))
+        made = getattr(nn, name)(**given)
+        assert type(made) is getattr(nn, name)
+    assert ("proj_size" in taken) == (name == "LSTM") and ("executor" in taken) == (not name.endswith("Cell"))
+    assert {"batch_first", "dropout", "key"} < set(inspect.signature(nn.functional.gru).parameters)
+
+
+def test_a_module_of_ones_own_has_its_own_signature():
+    class Two(nn.LSTM):
+        def __init__(self, size: int, *, rngs: nnx.Rngs):
+            super().__init__(size, size, 2, rngs=rngs)
+
+    assert list(inspect.signature(Two).parameters) == ["size", "rngs"]
+    assert Two(3, rngs=nnx.Rngs(0))(jnp.ones((4, 2, 3)))[0].shape == (4, 2, 3)
+
+
+def test_dropout_between_one_layer_warns():
+    with pytest.warns(
+        UserWarning, match="LSTM: dropout = 0.5 drops outputs of every layer but the last, and there is one"
+    ):
+        module = nn.LSTM(D, H, dropout=0.5, rngs=nnx.Rngs(0))
+    assert module.settings.dropout == 0.5
+    with pytest.warns(UserWarning, match="gru: dropout = 0.5"):
+        nn.functional.gru(nn.GRU(D, H, rngs=nnx.Rngs(0)).params(), X, dropout=0.5)
+    nn.functional.gru(nn.GRU(D, H, 2, rngs=nnx.Rngs(0)).params(), X, dropout=0.5)
+
+
 def test_impossible_cells_are_errors():
     with pytest.raises(LayerError, match="dtype is .*int32.*; it must be a floating type"):
         nn.GRUCell(D, H, dtype=jnp.int32, rngs=nnx.Rngs(0))
@@ -249,7 +288,7 @@ def test_states_and_steps_that_do_not_fit_are_named():
     with pytest.raises(LayerError, match=r"a step takes x of one step, \[N, 3\], not a PackedSequence"):
         make("GRU").step(nn.pack_sequence([X[:, 0]]))
     with pytest.raises(LayerError, match="gru: key is of type int; it must be one that jax.random.key makes"):
-        nn.functional.gru(make("GRU").params(), X, dropout=0.5, key=0)
+        nn.functional.gru(make("GRU").params(), X, zoneout=0.5, key=0)
 
 
 @pytest.mark.parametrize(

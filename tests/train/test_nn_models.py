@@ -123,6 +123,7 @@ def test_what_it_cannot_do(config, signature, compute, message):
         ({"memory": 2}, "model.memory must be 0 or above 2"),
         ({"memory": 9, "cell": "rnn"}, "model.memory is for gates"),
         ({"layer_dropout": -0.1}, "model.layer_dropout must lie in"),
+        ({"layer_dropout": 0.1}, "model.layer_dropout is between layers, of which model.layers has 1"),
     ],
 )
 def test_settings_that_cannot_be(change, message):

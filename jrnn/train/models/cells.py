@@ -93,6 +93,9 @@ def check_sizes(config: Any, *names: str) -> None:
 def check_ratios(config: Any, *names: str) -> None:
     for name in names:
         require(0 <= getattr(config, name) < 1, f"model.{name} must lie in [0, 1)", getattr(config, name))
+    if "layer_dropout" in names and config.layers == 1:
+        rule = "model.layer_dropout is between layers, of which model.layers has 1, and must be 0 there"
+        require(not config.layer_dropout, rule, config.layer_dropout)
 
 
 def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DEFAULT) -> NetModel:
