@@ -17,6 +17,7 @@ from .lowering import infer_shapes, run_net, to_jax
 from .proto import read_net, serialize_net, write_net
 from .recurrent import recurrent_net, unrolled_net
 from .step_blobs import retrieve_step_blobs
+from .version import __version__
 
 _LAZY = {
     "from_onnx": "jrnn.onnx",
@@ -40,6 +41,7 @@ __all__ = [
     "Op",
     "Package",
     "Predictor",
+    "__version__",
     "add_gradients",
     "cells",
     "check_gradients",

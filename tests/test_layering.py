@@ -11,6 +11,7 @@ from jrnn import registry
 ROOT = Path(jrnn.__file__).parent
 LEVELS = {
     "errors": 0,
+    "version": 0,
     "ir": 0,
     "jax_names": 0,
     "execution_step": 0,
@@ -36,6 +37,7 @@ LEVELS = {
     "testing": 7,
     "train": 7,
     "bench": 7,
+    "doctor": 7,
     "onnx": 8,
     "cli": 9,
     "__main__": 10,

@@ -8,12 +8,14 @@ from typing import Any
 
 from jrnn.bench.sizes import CELLS, MODES, SETS
 from jrnn.cli import nets, tools, training
+from jrnn.version import __version__
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jrnn", description="A JAX-compiled functional engine for recurrent networks."
     )
+    parser.add_argument("--version", action="version", version=f"jrnn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(function: Any, name: str, summary: str) -> argparse.ArgumentParser:
@@ -121,6 +123,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     p = command(tools.ops_command, "ops", "list the operators")
     p.add_argument("pattern", nargs="?", default="", help="only those whose name contains this")
+
+    command(
+        tools.doctor_command, "doctor", "say what is installed, which devices there are, and how to get what is missing"
+    )
 
     p = command(tools.bench_command, "bench", "measure cells beside their peers, in one process and in turns")
     p.add_argument("--cells", type=_names, default=CELLS, metavar="A,B", help=f"of {', '.join(CELLS)}")

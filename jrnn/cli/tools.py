@@ -1,9 +1,10 @@
-"""The commands about jrnn itself: ops, bench."""
+"""The commands about jrnn itself: ops, bench, doctor."""
 
 from __future__ import annotations
 
 import argparse
 
+from jrnn import doctor
 from jrnn.bench import main as bench
 from jrnn.bench.sizes import parse_sizes
 from jrnn.cli.console import wide_console
@@ -20,6 +21,10 @@ def ops_command(args: argparse.Namespace) -> int:
         arguments = f"  {e.arguments}" if e.arguments else ""
         print(f"{e.type}({e.inputs}) -> {e.outputs}{arguments}  gradient: {e.gradient}")
     return 0
+
+
+def doctor_command(args: argparse.Namespace) -> int:
+    return 0 if doctor.examine() else 1
 
 
 def bench_command(args: argparse.Namespace) -> int:

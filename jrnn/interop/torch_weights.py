@@ -92,7 +92,7 @@ def _read_by_torch(path: Path) -> dict[str, Any]:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch, pickle or zipfile meets in a file that is damaged or holds objects
         raise ConversionError(
-            f"{path}: torch reads no state dict from it: {str(error).strip().splitlines()[0]}; in PyTorch, save one with "
+            f"{path}: torch reads no state dict from it: {str(error).strip().partition('.')[0]}; in PyTorch, save one with "
             "torch.save(model.state_dict(), path)"
         ) from error
     if not isinstance(found, Mapping):
