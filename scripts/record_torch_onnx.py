@@ -2,8 +2,8 @@
 
     pip install torch onnx onnxscript && python scripts/record_torch_onnx.py
 
-Each model is an embedding, a recurrent stack and a linear layer. The TorchScript exporter ("script") keeps both sizes open; the
-newer one ("dynamo") wrote the example's sizes into the file for open ones too (torch 2.13), so it is given fixed ones.
+Each model is an embedding, a recurrent stack and a linear layer. The TorchScript exporter ("script") keeps both sizes open;
+the newer one ("dynamo") wrote the example's sizes into the file for open ones too (torch 2.13), so it is given fixed ones.
 """
 
 from __future__ import annotations
