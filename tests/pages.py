@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 from jrnn.cli import main
 
@@ -18,10 +19,15 @@ def commands(block):
 
 
 def run_blocks(name, blocks):
-    """Runs blocks in the working directory, which later ones find as the earlier left it; returns the commands that ran."""
+    """Runs blocks in the working directory, which later ones find as the earlier left it; returns the commands that ran.
+
+    A block that begins with `# file: NAME` is written to that file.
+    """
     ran, names = set(), {"__name__": name}
     for number, (language, block) in enumerate(blocks, 1):
-        if language == "python":
+        if file := re.match(r"# file: (\S+)\n", block):
+            Path(file[1]).write_text(block, encoding="utf-8")
+        elif language == "python":
             exec(compile(block, f"{name}, block {number}", "exec"), names)
         elif language == "sh":
             for words in commands(block):

@@ -16,6 +16,7 @@ LEVELS = {
     "jax_names": 0,
     "execution_step": 0,
     "feeds": 1,
+    "named": 1,
     "proto": 1,
     "registry": 1,
     "executor": 1,

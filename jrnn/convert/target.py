@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConversionError, near
+from ..errors import ConversionError
 from ..ir import Net
+from ..named import load_named
 from ..proto import read_net
 from .from_jax import from_jax
 from .package import INIT, PREDICT, Package
@@ -46,26 +44,10 @@ def load_function(target: str) -> Callable[..., Any]:
     Raises:
         ConversionError: for a module or function that is not there.
     """
-    module_name, colon, name = target.rpartition(":")
-    if not colon or not module_name or not name:
-        raise ConversionError(f"{target!r} must be MODULE:FUNCTION, as in my_models:make or my_models.py:make")
-    path = Path(module_name)
-    if path.suffix == ".py":
-        if not path.is_file():
-            raise ConversionError(f"{path}: no such file")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)  # dataclasses and flax look their module up
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(module_name)
-        except ModuleNotFoundError as e:
-            raise ConversionError(f"{target}: {e}; give the path of a .py file, or install the module") from None
-    if not callable(getattr(module, name, None)):
-        raise ConversionError(f"{module_name} has no function {name!r}{near(name, vars(module))}")
-    return getattr(module, name)
+    found = load_named(target, ConversionError, "FUNCTION")
+    if not callable(found):
+        raise ConversionError(f"{target} is no function but a {type(found).__name__}")
+    return found
 
 
 def read_nets(path: str | Path, init: str | Path | None = None) -> Package:

@@ -1,6 +1,19 @@
-"""Training from a configuration: `load_config`, `train`, `sample_run`, `export_run`."""
+"""Training from a configuration: `load_config`, `train`, `sample_run`, `export_run`; and the parts of tasks of one's own."""
 
 from .config import Config, load_config
 from .loop import Result, train
+from .models import (
+    FEATURE_MODELS,
+    TOKEN_MODELS,
+    Compute,
+    FunctionModel,
+    Model,
+    ModelKind,
+    Outcome,
+    Signature,
+    build_model,
+)
 from .sample import sample_run
 from .setup import export_run
+from .tasks import Task, TaskKind, Trained
+from .tasks.examples import Examples, HeldOutTask, Shuffled, checksum, split

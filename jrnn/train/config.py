@@ -6,12 +6,14 @@ stand beside what reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ConfigError, near
+from ..named import load_named
+from .models import MAKERS, model_table
 from .settings import decode, override, read_toml, require
 from .shipped import find_config
 from .tasks import KINDS, TaskKind
@@ -75,6 +77,7 @@ class TrainConfig:
     precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
     on_nan: Literal["stop", "skip"] = "stop"  # what a step does whose loss, gradient or update is not finite
     loss_limit: float = 0.0  # a greater loss counts as not finite; 0: none does
+    metrics: list[str] = field(default_factory=list)  # functions of one's own, MODULE:FUNCTION, called at validations
 
     def __post_init__(self):
         for name in ("steps", "steps_per_call", "validate_every", "checkpoint_every", "keep"):
@@ -117,6 +120,10 @@ class Config:
     def kind(self) -> TaskKind:
         return _kind(self.task)
 
+    def metrics(self) -> dict[str, Callable[..., float]]:
+        """The functions of `train.metrics`, by their names."""
+        return {name.rpartition(":")[2]: _function(name) for name in self.train.metrics}
+
     @staticmethod
     def choose(given: Mapping[str, Any]) -> dict[str, type | None]:
         """The dataclasses of the tables that depend on the task, from what a file says; None for a table it lacks."""
@@ -124,10 +131,30 @@ class Config:
         return {"data": kind.data, "model": _model_table(kind, given.get("model", {})), "sample": kind.sample}
 
 
+def _function(name: str) -> Callable[..., float]:
+    found = load_named(name, ConfigError, "FUNCTION")
+    if not callable(found):
+        raise ConfigError(f"train.metrics: {name} is a {type(found).__name__}; it must be a function")
+    return found
+
+
 def _kind(task: Any) -> TaskKind:
+    if isinstance(task, str) and ":" in task:
+        return _own_kind(task)
     if task not in KINDS:
         raise ConfigError(f"there is no task {task!r}{_hint(task, KINDS)}")
     return KINDS[task]
+
+
+def _own_kind(task: str) -> TaskKind:
+    found = load_named(task, ConfigError)
+    if not isinstance(found, TaskKind):
+        raise ConfigError(f"task: {task} is a {type(found).__name__}; it must be a jrnn.train.TaskKind")
+    if not is_dataclass(found.data) or "batch" not in {f.name for f in fields(found.data)}:
+        raise ConfigError(
+            f"task: the `data` of {task} must be a dataclass with a field `batch`, the examples of a step"
+        )
+    return found
 
 
 def _model_table(kind: TaskKind, given: Any) -> type:
@@ -136,6 +163,8 @@ def _model_table(kind: TaskKind, given: Any) -> type:
         named = "net"
     if named is None:
         return next(iter(kind.models.values()))
+    if isinstance(named, str) and ":" in named and set(kind.models) & set(MAKERS):
+        return model_table(named)
     if named not in kind.models:
         raise ConfigError(f"model.kind: task {kind.name!r} has no models of kind {named!r}{_hint(named, kind.models)}")
     return kind.models[named]

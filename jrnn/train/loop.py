@@ -190,6 +190,7 @@ class _Loop:
         self.validate = make_validation(self.task, self._put)
         self.check_gradients = GradientCheck(self.task.model, config.data.batch)
         self.clock = Clock("steps")
+        self.own_metrics = config.metrics()
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
 
@@ -282,7 +283,10 @@ class _Loop:
     def _evaluate(self, state: State) -> None:
         with self.beat.during("validating"):
             self.validation_loss = self.validate(state.evaluation_params)
-            self.metrics = self.task.evaluate(self.devices.local(state.evaluation_params), self.validation_loss)
+            params = self.devices.local(state.evaluation_params)
+            self.metrics = self.task.evaluate(params, self.validation_loss)
+            for name, measure in self.own_metrics.items():
+                self.metrics[name] = float(measure(self.task, params, self.validation_loss))
 
     def _validate(self, step: int, state: State) -> None:
         with self.clock(FIRST_VALIDATION if math.isnan(self.validation_loss) else "validation"):

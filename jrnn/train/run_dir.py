@@ -25,6 +25,7 @@ from typing import Any
 import jax
 
 from ..errors import CheckpointError, ConfigError, DataError
+from ..named import from_the_root
 from .config import Config, load_config
 from .optimizers import follows_the_run
 from .settings import encode, parse_json
@@ -154,7 +155,10 @@ def _resolved(config: Config) -> Config:
         found = getattr(config, table)
         named = {key: value for key in keys if isinstance(value := getattr(found, key, None), str)}
         tables[table] = replace(found, **{key: str(Path(value).absolute()) for key, value in named.items()})
-    return replace(config, **tables)
+    if isinstance(kind := getattr(tables["model"], "kind", None), str) and ":" in kind:
+        tables["model"] = replace(tables["model"], kind=from_the_root(kind))
+    named = replace(config.train, metrics=[from_the_root(name) for name in config.train.metrics])
+    return replace(config, task=from_the_root(config.task), train=named, **tables)
 
 
 def _as_json(value: Any) -> Any:

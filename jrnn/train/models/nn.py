@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from ...errors import ConfigError
 from ...nn import Layout, functional
 from ...nn.units import GRU, LSTM, RNN_TANH
 from ..settings import require
 from .cells import Embedding, check_ratios, check_sizes
+from .function import mean_loss
 from .model import DEFAULT, Carry, Compute, Outcome, Params, Signature
 
 UNITS = {"lstm": (LSTM, functional.lstm), "gru": (GRU, functional.gru), "rnn": (RNN_TANH, functional.rnn)}
@@ -116,11 +116,7 @@ class NnModel:
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         output, carry = self._run(params, carry, batch, key)
-        if self.signature.loss == "cross_entropy":
-            losses = optax.softmax_cross_entropy_with_integer_labels(output, batch.targets)
-        else:
-            losses = jnp.square(output - batch.targets)
-        return jnp.mean(losses), carry
+        return mean_loss(self.signature, output, batch.targets), carry
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         (loss, carry), gradients = jax.value_and_grad(self.loss, has_aux=True)(params, carry, batch, key)

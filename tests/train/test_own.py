@@ -1,0 +1,94 @@
+"""Tasks, models and metrics of one's own, beyond docs/own_tasks.md: other folders, resuming, and mistakes."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from jrnn.cli import main
+from jrnn.errors import ConfigError
+from jrnn.train import load_config
+from jrnn.train.metrics import read_metrics
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own_tasks.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^```\w+\n(?=# file: (\S+)\n)(.*?)^```$", PAGE, re.M | re.S))
+TASK = 'task = "parity.py:PARITY"\n[train]\nsteps = 2\n[model]\nkind = "nn"\nhidden = 4\n'
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "c.toml").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_goes_on_from_another_folder(folder, monkeypatch, capsys):
+    """The file, the model and the metric are found again, where they are named by path."""
+    assert (
+        main(["train", "bag.toml", "--set", 'train.metrics=["measures.py:confidence"]', "--set", "train.steps=2"]) == 0
+    )
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    more = ["--set", "train.steps=3", "--set", "optimizer.schedule_steps=3"]
+    assert main(["train", str(folder / "runs" / "bag"), "--resume", *more]) == 0
+    assert "resuming from step 2\n" in capsys.readouterr().out
+    last = read_metrics(folder / "runs" / "bag" / "metrics.jsonl")[-1]
+    assert last["step"] == 3 and 0.5 <= last["confidence"] <= 1 and "accuracy" in last
+
+
+def test_a_module_that_can_be_imported(folder, monkeypatch):
+    os.rename("parity.py", "parity_of_a_package.py")
+    monkeypatch.syspath_prepend(str(folder))
+    Path("c.toml").write_text(TASK.replace("parity.py", "parity_of_a_package"))
+    config = load_config("c.toml")
+    assert config.kind.name == "parity" and config.data.batch == 50
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("parity.py:PARITY", "party.py:PARITY"), "party.py: no such file"),
+        (("parity.py:PARITY", "parity.py:PARTY"), "parity.py has no name 'PARTY'; did you mean 'PARITY'"),
+        (("parity.py:PARITY", "parity.py:"), "'parity.py:' must be MODULE:NAME"),
+        (
+            ("parity.py:PARITY", "parity.py:ParityTask"),
+            "parity.py:ParityTask is a type; it must be a jrnn.train.TaskKind",
+        ),
+        (
+            ("parity.py:PARITY", "no_such_module:PARITY"),
+            "No module named 'no_such_module'; give the path of a .py file",
+        ),
+        (('"nn"', '"bag.py:make"'), "model.kind: bag.py:make is a function; it must be a jrnn.train.ModelKind"),
+        (("hidden = 4", "heads = 4"), "unknown key 'model.heads'"),
+        (
+            ("[model]", 'metrics = ["measures.py:confidense"]\n[model]'),
+            "has no function 'confidense'; did you mean 'confid",
+        ),
+        (("[model]", 'metrics = ["measures.py:np"]\n[model]'), "measures.py:np is a module; it must be a function"),
+    ],
+)
+def test_mistakes(folder, change, message):
+    assert change[0] in TASK
+    Path("c.toml").write_text(TASK.replace(*change))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config("c.toml").metrics()
+
+
+def test_parts_that_lack_a_field_are_mistakes(folder):
+    text = FILES["parity.py"].replace("    batch: int = 50\n", "")
+    Path("parity.py").write_text(text)
+    with pytest.raises(ConfigError, match="must be a dataclass with a field `batch`"):
+        load_config("c.toml")
+    Path("parity.py").write_text(FILES["parity.py"])
+    Path("bag.py").write_text(FILES["bag.py"].replace('    kind: str = ""\n', ""))
+    with pytest.raises(ConfigError, match="must be a dataclass with a field `kind: str"):
+        load_config("bag.toml")
+
+
+def test_a_task_without_models_of_features_takes_none_of_ones_own(folder):
+    Path("c.toml").write_text('task = "seq2seq"\n[model]\nkind = "bag.py:BAG"\n')
+    with pytest.raises(ConfigError, match="task 'seq2seq' has no models of kind 'bag.py:BAG'"):
+        load_config("c.toml")
