@@ -5,6 +5,7 @@ from . import (
     arithmetic,
     compare,
     concat,
+    contrib,
     control,
     control_gradient,
     conv,

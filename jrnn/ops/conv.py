@@ -61,11 +61,15 @@ def bias_gradient(dy: Any, channels_last: bool) -> Any:
     return dy.sum([k for k in range(dy.ndim) if k != channel])
 
 
+def convolution(x: Any, filter: Any, window: Window, group: int) -> Any:
+    """The convolution without a bias; OpError where its inputs do not belong together."""
+    return _convolve(x, filter, _checked(x, filter, window, group), group)
+
+
 @takes_window
 def conv(x, filter, bias=None, *, window, group: int = 1):
-    w = _checked(x, filter, window, group)
-    y = _convolve(x, filter, w, group)
-    return y if bias is None else add_bias(y, bias, w.channels_last)
+    y = convolution(x, filter, window, group)
+    return y if bias is None else add_bias(y, bias, window.channels_last)
 
 
 @takes_window

@@ -125,6 +125,7 @@ def _register_given(type: str, dtype: Any) -> None:
 
 _register_given("GivenTensorInt16Fill", np.int16)
 _register_given("GivenTensorIntFill", np.int32)
+_register_given("GivenTensorFp16Fill", np.float16)
 _register_given("GivenTensorInt64Fill", np.int64)
 _register_given("GivenTensorBoolFill", np.bool_)
 _register_given("GivenTensorDoubleFill", np.float64)

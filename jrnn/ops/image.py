@@ -81,7 +81,7 @@ def _(g):
     g.emit("PadImageGradient", [g.grad_output(0)], [g.grad_input(0)])
 
 
-def _scales(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:
+def scale_factors(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:
     """The factor of each dimension: from a blob, or from arguments; 32 bits wide, as Caffe2 rounds with them."""
     if scales is not None:
         given = np.asarray(scales)
@@ -102,8 +102,8 @@ def _nearest(size: int, out: int, scale: np.float32) -> np.ndarray:
     return np.minimum((np.arange(out, dtype=np.float32) / scale).astype(int), size - 1)
 
 
-def _resize_nearest(x: Any, scales: tuple[np.float32, ...], axes: tuple[int, ...]) -> Any:
-    check_float(x, "x")
+def stretched(x: Any, scales: tuple[np.float32, ...], axes: tuple[int, ...]) -> Any:
+    """x repeated, or with elements left out, along some axes."""
     for a, scale in zip(axes, scales):
         size = x.shape[a]
         x = jnp.take(x, _nearest(size, _scaled(size, scale), scale), axis=a)
@@ -122,7 +122,8 @@ def _resize_nearest_gradient(dy: Any, x: Any, scales: tuple[np.float32, ...], ax
 def resize_nearest(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
     """x stretched by repeating, or shrunk by leaving out; `scales` (height, width) stands for the arguments."""
     check_image(x, 4)
-    return _resize_nearest(x, _scales(scales, (height_scale, width_scale)), spatial_axes(4, is_channels_last(order)))
+    check_float(x, "x")
+    return stretched(x, scale_factors(scales, (height_scale, width_scale)), spatial_axes(4, is_channels_last(order)))
 
 
 @op("ResizeNearestGradient", dynamic=True)
@@ -131,7 +132,7 @@ def resize_nearest_gradient(
 ):  # fmt: skip
     check_image(x, 4)
     axes = spatial_axes(4, is_channels_last(order))
-    return _resize_nearest_gradient(dy, x, _scales(scales, (height_scale, width_scale)), axes)
+    return _resize_nearest_gradient(dy, x, scale_factors(scales, (height_scale, width_scale)), axes)
 
 
 def _check_nchw(order: str) -> None:
@@ -145,7 +146,8 @@ def resize_nearest_3d(
 ):
     check_image(x, 5)
     _check_nchw(order)
-    return _resize_nearest(x, _scales(None, (temporal_scale, height_scale, width_scale)), (2, 3, 4))
+    check_float(x, "x")
+    return stretched(x, scale_factors(None, (temporal_scale, height_scale, width_scale)), (2, 3, 4))
 
 
 @op("ResizeNearest3DGradient")
@@ -154,7 +156,7 @@ def resize_nearest_3d_gradient(
 ):
     check_image(x, 5)
     _check_nchw(order)
-    return _resize_nearest_gradient(dy, x, _scales(None, (temporal_scale, height_scale, width_scale)), (2, 3, 4))
+    return _resize_nearest_gradient(dy, x, scale_factors(None, (temporal_scale, height_scale, width_scale)), (2, 3, 4))
 
 
 def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
@@ -176,7 +178,7 @@ def upsample_bilinear(x, scales=None, *, width_scale: float = 1.0, height_scale:
     check_image(x, 4)
     check_float(x, "x")
     _check_nchw(order)
-    scales = _scales(scales, (height_scale, width_scale))
+    scales = scale_factors(scales, (height_scale, width_scale))
     rows, columns = (_blend(n, _scaled(n, s), x.dtype) for n, s in zip(x.shape[2:], scales))
     return jnp.einsum("nchw,ih,jw->ncij", x, rows, columns, precision="highest")
 
@@ -187,7 +189,7 @@ def upsample_bilinear_gradient(
 ):  # fmt: skip
     check_image(x, 4)
     _check_nchw(order)
-    scales = _scales(scales, (height_scale, width_scale))
+    scales = scale_factors(scales, (height_scale, width_scale))
     check_shape(dy, (*x.shape[:2], *(_scaled(n, s) for n, s in zip(x.shape[2:], scales))), "dy")
     rows, columns = (_blend(n, m, x.dtype) for n, m in zip(x.shape[2:], dy.shape[2:]))
     return jnp.einsum("ncij,ih,jw->nchw", dy, rows, columns, precision="highest")

@@ -32,6 +32,12 @@ def _(g):
     g.emit("Div", [g.grad_output(0), g.input(0)], [g.grad_input(0)])
 
 
+@op("Log1p", gradient="forbidden")
+def log1p(x):
+    """ln(1 + x). Caffe2 itself has no such operator; nets of its later users do."""
+    return jnp.log1p(as_float(x))
+
+
 @op("Sqr", inplace={0: 0})
 def sqr(x):
     return jnp.square(as_float(x))

@@ -70,9 +70,13 @@ def _max_pool_jvp(w, primals, tangents):
     return y, functools.reduce(jnp.add, (jnp.where(part == y, tangent, 0) for part, tangent in parts))
 
 
+def greatest(x: Any, window: Window) -> Any:
+    return _max_pool(x, _for_pooling(window, x))
+
+
 @takes_window
 def max_pool(x, *, window):
-    return _max_pool(x, _for_pooling(window, x))
+    return greatest(x, window)
 
 
 @takes_window
@@ -107,9 +111,13 @@ def _average(x: Any, w: Window, include_pad: bool) -> Any:
     return total / jnp.broadcast_to(_counts(x, w, include_pad), total.shape)
 
 
+def averaged(x: Any, window: Window, count_include_pad: bool = False) -> Any:
+    return _average(x, _for_pooling(window, x), count_include_pad)
+
+
 @takes_window
 def average_pool(x, *, window, count_include_pad: bool = False):
-    return _average(x, _for_pooling(window, x), count_include_pad)
+    return averaged(x, window, count_include_pad)
 
 
 @takes_window

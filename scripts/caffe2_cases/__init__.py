@@ -9,18 +9,19 @@ import zlib
 
 import numpy as np
 
-Case = collections.namedtuple("Case", "type inputs outputs reads gradient args")
+Case = collections.namedtuple("Case", "type inputs outputs reads gradient args before after")
 
 
-def case(type, inputs, outputs, /, *, gradient=False, reads=None, **args):
+def case(type, inputs, outputs, /, *, gradient=False, reads=None, before=(), after=(), **args):
     """One operator to run.
 
     type: the operator. inputs: blob -> array, in the order in which the operator reads them. outputs: blob names.
     gradient: outputs that receive one; True means the first. reads: the operator's inputs, where they are not just `inputs`
-    in order (a blob read twice). The rest are the operator's arguments.
+    in order (a blob read twice). before, after: operators around it, (type, inputs, outputs, arguments), for blobs that
+    cannot be recorded. The rest are the operator's arguments.
     """
     gradient = outputs[:1] if gradient is True else list(gradient or [])
-    return Case(type, inputs, outputs, list(inputs) if reads is None else list(reads), gradient, args)
+    return Case(type, inputs, outputs, list(inputs) if reads is None else list(reads), gradient, args, before, after)
 
 
 def normal(*shape, seed=0):

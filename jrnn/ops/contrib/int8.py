@@ -1,0 +1,229 @@
+"""Tensors of 8-bit numbers with one scale and one zero point, as Caffe2's Int8 operators have them, and their elements.
+
+A stored number q stands for `scale * (q - zero_point)`. Where an Int8 operator is given plain floats, it takes them as they
+are: quantization is what makes `Int8Quantize` and what every operator does to its result.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, describe
+from jrnn.ops.values import canonical_axis, check_size
+from jrnn.registry import op
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["stored"], meta_fields=["scale", "zero_point"])
+@dataclass(frozen=True)
+class Int8Tensor:
+    """Stored numbers: uint8, or int32 for biases. `np.asarray` gives the numbers that they stand for."""
+
+    stored: Any
+    scale: float
+    zero_point: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.stored.dtype
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return (np.asarray(self.stored).astype(np.float32) - self.zero_point) * np.float32(self.scale)
+
+    def like(self, stored: Any) -> Int8Tensor:
+        """Other stored numbers of the same scale and zero point."""
+        return Int8Tensor(stored, self.scale, self.zero_point)
+
+
+def centered(x: Int8Tensor, dtype: Any = jnp.int32) -> Any:
+    """Stored numbers without the zero point."""
+    return jnp.asarray(x.stored).astype(dtype) - np.asarray(x.zero_point, dtype)
+
+
+def real(x: Any) -> Any:
+    """What a blob stands for, in floats."""
+    return centered(x, jnp.float32) * np.float32(x.scale) if isinstance(x, Int8Tensor) else jnp.asarray(x)
+
+
+def need_int8(x: Any, name: str) -> Int8Tensor:
+    if not isinstance(x, Int8Tensor):
+        raise OpError(f"{name} is {describe(x)}; it must be quantized, as by Int8Quantize")
+    return x
+
+
+def away_from_zero(x: Any) -> Any:
+    """Rounded, halves away from zero."""
+    return jnp.sign(x) * jnp.floor(jnp.abs(x) + 0.5)
+
+
+def quantized(steps: Any, scale: float, zero_point: int, relu: bool = False) -> Int8Tensor:
+    """Numbers that are whole steps of the scale, moved by the zero point, within 8 bits; `relu`: none stands below 0."""
+    lowest = zero_point if relu else 0
+    stored = jnp.clip(steps + zero_point, lowest, 255).astype(jnp.uint8)
+    return Int8Tensor(stored, scale, zero_point)
+
+
+def check_scale(scale: float, zero_point: int) -> None:
+    if not scale > 0 or not 0 <= zero_point <= 255:
+        raise OpError(f"Y_scale {scale} must be positive, and Y_zero_point {zero_point} within 0 and 255")
+
+
+def check_same_scale(x: Int8Tensor, scale: float | None, zero_point: int | None) -> None:
+    if (scale, zero_point) != (x.scale, x.zero_point):
+        raise OpError(
+            f"Y_scale {scale} and Y_zero_point {zero_point} must be those of its input, {x.scale} and {x.zero_point}: it "
+            "does not change the numbers"
+        )
+
+
+def check_kept_scale(x: Int8Tensor, scale: float | None, zero_point: int | None) -> None:
+    """For operators on shapes, which may leave out both."""
+    if scale is not None or zero_point is not None:
+        check_same_scale(x, scale, zero_point)
+
+
+@op("Int8Quantize", gradient="forbidden")
+def quantize(x, *, Y_scale: float = 1.0, Y_zero_point: int = 0):
+    check_float(x, "x")
+    check_scale(Y_scale, Y_zero_point)
+    steps = jnp.rint(jnp.asarray(x).astype(jnp.float32) * (np.float32(1) / np.float32(Y_scale)))
+    return quantized(steps, Y_scale, Y_zero_point)
+
+
+@op("Int8Dequantize", gradient="forbidden")
+def dequantize(x):
+    return real(need_int8(x, "x"))
+
+
+@op("Int8GivenTensorFill", gradient="forbidden")
+def given_tensor_fill(*, values: bytes, shape: tuple[int, ...], Y_scale: float = 1.0, Y_zero_point: int = 0):
+    """`values` holds one byte a number."""
+    return _given(np.frombuffer(values, np.uint8), shape, Y_scale, Y_zero_point)
+
+
+@op("Int8GivenIntTensorFill", gradient="forbidden")
+def given_int_tensor_fill(*, values: np.ndarray, shape: tuple[int, ...], Y_scale: float = 1.0, Y_zero_point: int = 0):
+    """Numbers of 32 bits: biases."""
+    return _given(values.astype(np.int32), shape, Y_scale, Y_zero_point)
+
+
+def _given(values: np.ndarray, shape: tuple[int, ...], scale: float, zero_point: int) -> Int8Tensor:
+    shape = check_size(shape, values.dtype)
+    if int(np.prod(shape)) != values.size:
+        raise OpError(f"values has {values.size} elements, and shape {list(shape)} needs {int(np.prod(shape))}")
+    if not scale > 0:
+        raise OpError(f"Y_scale {scale} must be positive")
+    return Int8Tensor(jnp.asarray(values.reshape(shape)), scale, zero_point)
+
+
+def _sum(a: Any, b: Any, scale: float, zero_point: int, relu: bool) -> Int8Tensor:
+    check_scale(scale, zero_point)
+    if a.shape != b.shape:
+        raise OpError(f"its inputs are {describe(a)} and {describe(b)}; they must have the same shape")
+    parts = [
+        centered(x, jnp.float32) * (np.float32(x.scale) / np.float32(scale))
+        if isinstance(x, Int8Tensor)
+        else jnp.asarray(x) / np.float32(scale)
+        for x in (a, b)
+    ]
+    return quantized(away_from_zero(parts[0] + parts[1]), scale, zero_point, relu)
+
+
+def _register_sum(type: str, relu: bool) -> None:
+    @op(type, gradient="forbidden", inplace={0: 0})
+    def add(a, b, *, Y_scale: float = 1.0, Y_zero_point: int = 0):
+        return _sum(a, b, Y_scale, Y_zero_point, relu)
+
+
+for _type in ("Int8Sum", "Int8Add"):
+    _register_sum(_type, False)
+    _register_sum(_type + "Relu", True)
+
+
+@op("Int8Relu", gradient="forbidden", inplace={0: 0})
+def relu(x, *, Y_scale: float | None = None, Y_zero_point: int | None = None):
+    x = need_int8(x, "x")
+    check_kept_scale(x, Y_scale, Y_zero_point)
+    return x.like(jnp.maximum(x.stored, jnp.uint8(x.zero_point)))
+
+
+@op("Int8Softmax", gradient="forbidden")
+def softmax(x, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
+    """Over all but the first dimension, with exponentials from a table of whole numbers, in steps of 1/256."""
+    x = need_int8(x, "x")
+    if (Y_scale, Y_zero_point) != (1 / 256, 0):
+        raise OpError(f"Y_scale {Y_scale} and Y_zero_point {Y_zero_point} must be 1/256 and 0")
+    if canonical_axis(axis, x.ndim) != 1:
+        raise OpError(f"axis is {axis}; it must be 1")
+    flat = jnp.asarray(x.stored).reshape(x.shape[0], -1).astype(jnp.int32)
+    largest = min((2**32 - 1) / flat.shape[1], 2.0**23 - 1)  # so that the sum of a row fits in 32 bits
+    table = np.rint(largest * np.exp((np.arange(256) - 255) * np.float64(np.float32(x.scale)))).astype(np.uint32)
+    found = jnp.asarray(table)[flat - flat.max(1, keepdims=True) + 255]
+    total = found.sum(1, keepdims=True, dtype=jnp.uint32)
+    stored = jnp.minimum((found * np.uint32(256) + total // np.uint32(2)) // total, 255)
+    return Int8Tensor(stored.astype(jnp.uint8).reshape(x.shape), Y_scale, 0)
+
+
+# shapes ----------------------------------------------------------------------------------------------------------------
+
+
+@op("Int8Flatten", gradient="forbidden")
+def flatten(x, *, axis: int = 1, Y_scale: float | None = None, Y_zero_point: int | None = None):
+    x = need_int8(x, "x")
+    check_kept_scale(x, Y_scale, Y_zero_point)
+    if not 0 <= axis <= x.ndim:
+        raise OpError(f"axis {axis} must be within 0 and {x.ndim}")
+    return x.like(jnp.reshape(x.stored, (int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))))
+
+
+@op("Int8Reshape", outputs=2, gradient="forbidden")
+def reshape(x, *, shape: tuple[int, ...], Y_scale: float | None = None, Y_zero_point: int | None = None):
+    """0 keeps a dimension, -1 is what is left. The second output is the old shape."""
+    x = need_int8(x, "x")
+    check_kept_scale(x, Y_scale, Y_zero_point)
+    wanted = [x.shape[k] if d == 0 and k < x.ndim else d for k, d in enumerate(shape)]
+    return x.like(jnp.reshape(x.stored, wanted)), np.array(x.shape, np.int64)
+
+
+@op("Int8Transpose", gradient="forbidden")
+def transpose(x, *, axes: tuple[int, ...] = (), Y_scale: float | None = None, Y_zero_point: int | None = None):
+    x = need_int8(x, "x")
+    check_kept_scale(x, Y_scale, Y_zero_point)
+    return x.like(jnp.transpose(x.stored, axes or None))
+
+
+@op("Int8Slice", gradient="forbidden")
+def slice_(
+    x, *, starts: tuple[int, ...], ends: tuple[int, ...], Y_scale: float | None = None, Y_zero_point: int | None = None
+):
+    """Ends below 0 count from one past the last element."""
+    x = need_int8(x, "x")
+    check_kept_scale(x, Y_scale, Y_zero_point)
+    stops = [e if e >= 0 else x.shape[k] + 1 + e for k, e in enumerate(ends)]
+    return x.like(x.stored[tuple(map(slice, starts, stops))])
+
+
+@op("Int8Concat", outputs=(1, 2), gradient="forbidden")
+def concat(*xs, axis: int = 1, order: str | None = None, Y_scale: float = 1.0, Y_zero_point: int = 0):
+    """Along `axis`, or along channels, which come last. All have the scale of the result."""
+    tensors: Sequence[Int8Tensor] = [need_int8(x, "an input") for x in xs]
+    for x in tensors:
+        check_same_scale(x, Y_scale, Y_zero_point)
+    along = tensors[0].ndim - 1 if order is not None else canonical_axis(axis, tensors[0].ndim)
+    joined = jnp.concatenate([x.stored for x in tensors], along)
+    return tensors[0].like(joined), np.array([x.shape[along] for x in tensors], np.int32)
