@@ -5,13 +5,15 @@ need flax or other libraries that take time to load, and are imported by name.
 """
 
 import importlib
+from typing import Any
 
 from . import cells, graph, ops, plans
-from .autodiff import GradientSlice, add_gradients
+from .autodiff import add_gradients
 from .builder import NetBuilder
 from .convert import Package, Predictor, export_package, from_jax, load_package
 from .executor import explain_scan, scan
 from .gradcheck import check_gradients
+from .gradient_maker import GradientSlice
 from .ir import Net, Op
 from .lowering import infer_shapes, run_net, to_jax
 from .proto import read_net, serialize_net, write_net
@@ -25,7 +27,7 @@ _LAZY = {
 }  # what needs an optional extra is imported when it is asked for
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'jrnn' has no attribute {name!r}")
     try:

@@ -57,7 +57,7 @@ class _Pass:
     taken: set[str] = field(default_factory=set)
     ops: list[Op] = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.last.update(dict.fromkeys(self.external, 0))
         for k, op in enumerate(self.forward):
             # an output that a branch or loop may leave as it was is read too, after the inputs that the operator lists
@@ -108,7 +108,7 @@ class _Pass:
             if g is None:
                 name = self.fresh(y + "_autogen_grad")
                 self.ops.append(Op.of(registry.SEED, [y], [name], value=1.0))
-                places: tuple = ((len(self.ops) - 1, 0),)
+                places: tuple[tuple[int, int] | None, ...] = ((len(self.ops) - 1, 0),)
                 g = name
             else:
                 self.given[v] = g
@@ -144,7 +144,9 @@ class _Pass:
             return f"{op.type} has no gradient, and one arrives here; put a StopGradient before it"
         return f"no gradient of {op.type} is registered, and one arrives here; register one with @gradient, or stop it"
 
-    def _name(self, index: int, emitted: list[Op], answers: dict[int, Gradient]):
+    def _name(
+        self, index: int, emitted: list[Op], answers: dict[int, Gradient]
+    ) -> tuple[list[Op], dict[int, Gradient]]:
         """Replaces tokens by names: the usual one, or a fresh one where that still holds another gradient."""
         names: dict[str, str] = {}
         for k, answer in answers.items():
@@ -178,7 +180,7 @@ class _Pass:
         for k in sorted(answers):
             g, v = answers[k], self.inputs[index][k]
             # Mul(x, x) writes both parts under one name: the k-th input takes the k-th of them, and a Sum tells them apart
-            places = tuple(written[n].pop(0) if len(written[n]) > 1 else (written[n] or [None])[0] for n in names_of(g))
+            places = tuple(_next_place(written[n]) for n in names_of(g))
             self.generators[v].append(_Generator(g, places))
             self.gradients[v] = g
             self.hold(g, v)
@@ -354,3 +356,10 @@ def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -
     seeds = dict(ys) if isinstance(ys, Mapping) else dict.fromkeys(ys)
     result = backward_pass(net.ops, seeds, net.name, external=net.external_inputs)
     return replace(net, ops=result.forward + result.ops), dict(result.gradients)
+
+
+def _next_place(places: list[tuple[int, int]]) -> tuple[int, int] | None:
+    """Of several places the first, which is taken off; the only one; or None."""
+    if len(places) > 1:
+        return places.pop(0)
+    return places[0] if places else None

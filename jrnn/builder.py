@@ -17,7 +17,7 @@ type, checked as they are added, and return the names of their outputs:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -127,7 +127,9 @@ class NetBuilder(ControlBlocks):
         self._made.update(op.outputs)
         return op.outputs
 
-    def op(self, type: str, inputs: str | Iterable[str], outputs: str | Iterable[str] | int | None = None, **args: Any):
+    def op(
+        self, type: str, inputs: str | Iterable[str], outputs: str | Iterable[str] | int | None = None, **args: Any
+    ) -> Any:
         """Appends an operator. `outputs`: scoped names, a number of fresh ones, or None for the fewest it can have.
 
         Returns the name of its output, or a tuple of names where it has another number than one.
@@ -146,7 +148,7 @@ class NetBuilder(ControlBlocks):
         made = self.add(Op.of(type, inputs, names, **args))
         return made[0] if len(made) == 1 else made
 
-    def __getattr__(self, type: str):
+    def __getattr__(self, type: str) -> Callable[..., Any]:
         """`b.FC([x, w, b], "y")` is `b.op("FC", [x, w, b], "y")`, for every registered operator."""
         if not type[:1].isupper():
             raise AttributeError(f"NetBuilder has no attribute {type!r}")

@@ -6,9 +6,11 @@ blobs around it; what it writes under the name of one of those changes that blob
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .errors import NetError
 from .graph.subgraph import get_external_blob_names
@@ -26,8 +28,23 @@ class _OpenLoop:
     blob: str = ""
 
 
-class ControlBlocks:
+class ControlBlocks(ABC):
     """The part of NetBuilder that opens and closes blocks."""
+
+    name: str
+    _ops: list[Op]
+    _inputs: dict[str, None]
+    _written: dict[str, None]
+    _params: Mapping[str, Any]
+
+    @abstractmethod
+    def add(self, op: Op) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def defines(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def fresh(self, prefix: str) -> str: ...
 
     def __init__(self) -> None:
         self._loops: list[_OpenLoop | None] = []
@@ -88,7 +105,8 @@ class ControlBlocks:
         >>> b.ops[-1].type, b.ops[-1].outputs[0]
         ('While', 'x')
         """
-        loop, ops = _OpenLoop(), []
+        loop = _OpenLoop()
+        ops: list[Op] = []
         self._loops.append(loop)
         try:
             with self._block(ops):
@@ -138,7 +156,7 @@ class ControlBlocks:
             into.extend(self._ops)
             self._ops, self._written, self._loops = ops, written, loops
 
-    def _do(self, name: str, ops: list[Op], workspace: str, **args) -> Op:
+    def _do(self, name: str, ops: list[Op], workspace: str, **args: Any) -> Op:
         visible = {*self._written, *self._inputs, *self._params}
         for op in ops:
             visible.update(n for n in op.inputs if self.defines(n))

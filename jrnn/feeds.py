@@ -36,10 +36,11 @@ def parse_feeds(feeds: Iterable[str], seed: int) -> dict[str, np.ndarray]:
 
 def _value(feed: str, text: str, rng: np.random.Generator) -> np.ndarray:
     if drawn := re.fullmatch(r"normal(\[[\d, ]*\])", text):
-        return rng.standard_normal(json.loads(drawn[1])).astype(np.float32)
+        return np.asarray(rng.standard_normal(json.loads(drawn[1])), np.float32)
     if text.endswith(".npy"):
         try:
-            return np.load(text, allow_pickle=False)
+            array: np.ndarray = np.load(text, allow_pickle=False)
+            return array
         except FileNotFoundError:
             raise UsageError(f"--feed {feed}: no such file") from None
         except (OSError, ValueError, EOFError) as e:

@@ -93,6 +93,7 @@ class GradientMaker:
             self.emit(registry.SEED, [self.output(k)], [zero], copy_args=False, value=0.0)
             self._grad_outputs[k] = zero
         found = self._grad_outputs[k]
+        assert found is not None
         if isinstance(found, GradientSlice):
             raise GradientError(f"gradient of output {name!r} is sparse, and the gradient operator needs a dense one")
         return found

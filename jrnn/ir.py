@@ -7,7 +7,7 @@ message that jrnn does not interpret, so that a net survives reading and writing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
@@ -16,7 +16,7 @@ import numpy as np
 from .errors import NetError
 
 
-class Numbers(Sequence):
+class Numbers(Sequence[Any]):
     """An immutable list of int64 or float32 numbers, compact enough for the weights of a model.
 
     >>> Numbers([1, 2], np.int64) == (1, 2)
@@ -33,14 +33,14 @@ class Numbers(Sequence):
     def __len__(self) -> int:
         return self._values.size
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         found = self._values[index]
         return tuple(found.tolist()) if isinstance(index, slice) else found.item()
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self._values.tolist())
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self._values if dtype is None else self._values.astype(dtype)
 
     def __eq__(self, other: object) -> bool:
@@ -77,7 +77,7 @@ class DeviceOption:
     extra: bytes = field(default=b"", repr=False)
 
 
-ArgValue = Union[float, int, bytes, "Net", Message, Numbers, tuple]
+ArgValue = Union[float, int, bytes, "Net", Message, Numbers, tuple[Any, ...]]
 
 # The fields of an Argument message, in the order in which their presence is asked.
 ARG_KINDS = ("f", "i", "s", "n", "t", "floats", "ints", "strings", "nets", "tensors", "qtensors")
@@ -197,7 +197,9 @@ class Op:
     def integers(self, name: str) -> tuple[int, ...]:
         """The integers that an argument lists; none where it holds something else, as Caffe2 reads it."""
         found = _find(self.args, name)
-        return tuple(found.value) if found is not None and found.kind == "ints" else ()
+        if found is None or found.kind != "ints" or not isinstance(found.value, (Numbers, tuple)):
+            return ()
+        return tuple(found.value)
 
     def with_args(self, changes: Mapping[str, Any]) -> Op:
         """The same operator with arguments replaced in place, appended, or (where the new value is None) removed."""
@@ -220,7 +222,7 @@ class Op:
                 if isinstance(value, Net):
                     yield a.name, value
 
-    def map_sub_nets(self, change) -> Op:
+    def map_sub_nets(self, change: Callable[[Net], Net]) -> Op:
         """The same operator with every sub-net replaced by `change(net)`; itself where it has none."""
 
         def mapped(a: Arg) -> Arg:

@@ -68,7 +68,7 @@ class Context:
 
         The same operator copied into a backward net draws the same numbers, so recomputation is exact.
         """
-        seed = op.device_option and op.device_option.random_seed
+        seed = None if op.device_option is None else op.device_option.random_seed
         key = self.key
         if seed is not None:
             key = jax.random.key(seed) if key is None else jax.random.fold_in(key, seed)
@@ -209,7 +209,7 @@ def _marked(value: Any) -> Any:
     return checkpoint_name(value, RECOMPUTED) if isinstance(value, jax.Array) else value
 
 
-def _call(step: Step, inputs: list, env: Blobs, context: Context) -> tuple:
+def _call(step: Step, inputs: list[Any], env: Blobs, context: Context) -> tuple[Any, ...]:
     kwargs = dict(step.kwargs)
     reserved = step.definition.reserved
     if "op" in reserved:
@@ -383,9 +383,10 @@ def infer_shapes(
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
     scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()
 
-    def run(given):
+    def run(given: Blobs) -> Blobs:
         env = execute(p, {**concrete, **given}, Context(key=key, wide=wide))
         return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
 
     with scope:
-        return jax.eval_shape(run, abstract)
+        shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(run, abstract)
+        return shapes

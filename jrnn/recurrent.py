@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from .autodiff import BackwardPass, GradientSlice, backward_pass
+from .autodiff import BackwardPass, backward_pass
 from .builder import NetBuilder
 from .errors import NetError, near
+from .gradient_maker import GradientSlice
 from .graph.rename import rename_in_op
 from .ir import Net, Op
 
@@ -81,7 +83,7 @@ def recurrent_net(
     forward = [(n, s, k) for prev, new, s in wires.rows for n, k in ((prev, 0), (new, 1))]
     forward += [(inner, sequence, 0) for inner, sequence in wires.inputs]
     forward += [(name, c.all, 0) for name, c in zip(outputs, collected)]
-    backward: dict = {}
+    backward: dict[str, Any] = {}
     step = replace(step_net, type="simple")
     if not forward_only:
         result = backward_pass(step.ops, {name: name + "_grad" for name in wires.seeds}, step.name)
@@ -174,7 +176,16 @@ class _Wires:
     stopped: frozenset[str]
 
     @classmethod
-    def of(cls, step_net: Net, inputs, initial_states, links, prefix: str, outputs=(), without_gradient=()) -> _Wires:
+    def of(
+        cls,
+        step_net: Net,
+        inputs: Sequence[tuple[str, str]],
+        initial_states: Sequence[tuple[str, str]],
+        links: Mapping[str, str],
+        prefix: str,
+        outputs: Iterable[str] = (),
+        without_gradient: Iterable[str] = (),
+    ) -> _Wires:
         if not inputs:
             raise NetError(f"recurrent network {prefix!r} has no sequence to run over; give at least one input")
         if not initial_states:
@@ -195,8 +206,8 @@ class _Wires:
             if name not in written or name in links.values():
                 why = "is the new value of a state" if name in written else f"is not written{near(name, written)}"
                 raise NetError(f"recurrent network {prefix!r}: output {name!r} of the step net {why}")
-        previous = tuple(p for p, _ in initial_states)
-        choices = [*(inner for inner, _ in inputs), *previous, *outputs]
+        states = tuple(p for p, _ in initial_states)
+        choices = [*(inner for inner, _ in inputs), *states, *outputs]
         for name in without_gradient:
             if name not in choices:
                 raise NetError(
@@ -206,10 +217,10 @@ class _Wires:
         return cls(
             step_net,
             tuple((inner, sequence) for inner, sequence in inputs),
-            previous,
+            states,
             tuple(v for _, v in initial_states),
-            tuple(links[p] for p in previous),
-            tuple(f"{prefix}/{p}_states" for p in previous),
+            tuple(links[p] for p in states),
+            tuple(f"{prefix}/{p}_states" for p in states),
             tuple(outputs),
             frozenset(without_gradient),
         )
@@ -237,7 +248,14 @@ class _Wires:
         return tuple(found)
 
 
-def _backward_args(step: Net, result: BackwardPass, wires: _Wires, references, op_inputs, recompute: set[str]) -> dict:
+def _backward_args(
+    step: Net,
+    result: BackwardPass,
+    wires: _Wires,
+    references: Sequence[str],
+    op_inputs: Sequence[str],
+    recompute: set[str],
+) -> dict[str, Any]:
     """The arguments that describe the backward step."""
     gradients: dict[str, str] = {}
     for name, gradient in result.gradients.items():

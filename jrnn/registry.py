@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class OpDef:
     """
 
     type: str
-    forward: Callable = field(repr=False)
+    forward: Callable[..., Any] = field(repr=False)
     inputs: tuple[str, ...]
     min_inputs: int
     max_inputs: int | None
@@ -143,11 +143,12 @@ def _decode_as(kind: Any, value: Any) -> Any:
     return None
 
 
+F = TypeVar("F", bound=Callable[..., Any])  # a function, which registering returns as it is
 _OPS: dict[str, OpDef] = {}
-_GRADIENTS: dict[str, tuple[Callable, str]] = {}
+_GRADIENTS: dict[str, tuple[Callable[..., Any], str]] = {}
 
 
-def _place(fn: Callable) -> str:
+def _place(fn: Callable[..., Any]) -> str:
     code = fn.__code__
     return f"{code.co_filename}:{code.co_firstlineno}"
 
@@ -163,18 +164,21 @@ def op(
     dynamic: bool = False,
     updates: tuple[int, ...] = (),
     cuts: Callable[[Op], str | None] | None = None,
-):
+) -> Callable[[F], F]:
     """Registers a function as the operator `type`; see the module's docstring for what its signature means."""
     assert gradient in (None, "stops", "forbidden")
 
-    def register(fn: Callable) -> Callable:
+    def register(fn: F) -> F:
         where = _place(fn)
         if type in _OPS:
             raise ValueError(f"operator {type!r} is registered twice: at {_OPS[type].where} and at {where}")
-        positional, args, least, most = [], [], 0, 0
+        positional: list[str] = []
+        args: list[ArgSpec] = []
+        least, most = 0, 0
+        repeats = False
         for p in inspect.signature(fn, eval_str=True).parameters.values():
             if p.kind is p.VAR_POSITIONAL:
-                most = None
+                repeats = True
                 positional.append("*" + p.name)
             elif p.kind is not p.KEYWORD_ONLY:
                 positional.append(p.name)
@@ -188,7 +192,7 @@ def op(
             forward=fn,
             inputs=tuple(positional),
             min_inputs=least,
-            max_inputs=most,
+            max_inputs=None if repeats else most,
             outputs=outputs if isinstance(outputs, tuple) else (outputs, outputs),
             args=tuple(args),
             reserved=frozenset(r for r in RESERVED if r in names),
@@ -206,10 +210,10 @@ def op(
     return register
 
 
-def gradient(*op_types: str):
+def gradient(*op_types: str) -> Callable[[F], F]:
     """Registers a gradient maker, a function of one `GradientMaker`, for operator types."""
 
-    def register(fn: Callable) -> Callable:
+    def register(fn: F) -> F:
         for t in op_types:
             if t in _GRADIENTS:
                 raise ValueError(f"gradient of {t!r} is registered twice: at {_GRADIENTS[t][1]} and at {_place(fn)}")
@@ -227,7 +231,7 @@ def lookup(type: str) -> OpDef:
         raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}") from None
 
 
-def gradient_maker(type: str) -> Callable | None:
+def gradient_maker(type: str) -> Callable[..., Any] | None:
     """The registered gradient maker of an operator type, or None."""
     found = _GRADIENTS.get(type)
     return found and found[0]

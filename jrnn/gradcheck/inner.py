@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..autodiff import GradientSlice, add_gradients
+from ..autodiff import add_gradients
+from ..gradient_maker import GradientSlice
 from ..graph.scope import all_names
 from ..ir import Op
 from ..lowering import infer_shapes, to_jax

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ..autodiff import GradientSlice, add_gradients
+from ..autodiff import add_gradients
 from ..errors import GradientError
+from ..gradient_maker import GradientSlice
 from ..graph.scope import all_names
 from ..lowering import to_jax
 from .subject import Subject, free_name

@@ -97,7 +97,12 @@ def _order(rows: list[list[Node]], above: Mapping[Node, list[Node]], below: Mapp
             place.update((n, i) for i, n in enumerate(row))
 
 
-def _centres(rows: list[list[Node]], sizes: Mapping[Node, float], above: Mapping, below: Mapping) -> dict[Node, float]:
+def _centres(
+    rows: list[list[Node]],
+    sizes: Mapping[Node, float],
+    above: Mapping[Node, list[Node]],
+    below: Mapping[Node, list[Node]],
+) -> dict[Node, float]:
     x: dict[Node, float] = {}
     for row in rows:
         _pack(row, sizes, dict.fromkeys(row, 0.0), x)

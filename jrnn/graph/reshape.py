@@ -110,7 +110,7 @@ def _flattens(op: Op, data: str, result: str, shapes: Mapping[str, Sequence[int]
         return False
     axis = op.arg("axis", 1)
     if data not in shapes or result not in shapes:
-        return axis == 1
+        return bool(axis == 1)
     axis %= len(shapes[result])
     return tuple(shapes[data][:axis]) == tuple(shapes[result][:axis])
 

@@ -13,7 +13,7 @@ This is the one place that knows these arguments; liveness, renaming and cloning
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..ir import Net, Op
 
@@ -151,7 +151,7 @@ def workspace_names(net: Net) -> list[str]:
     """Every name that means a blob of the workspace `net` runs in, each once, in order of appearance."""
     found: dict[str, None] = {}
 
-    def add(names) -> None:
+    def add(names: Iterable[str]) -> None:
         found.update((name, None) for name in names)
 
     add(net.external_inputs)

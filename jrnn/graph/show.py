@@ -54,7 +54,9 @@ def _op(op: Op, shapes: Mapping[str, Any]) -> str:
 
 def _blob(name: str, shapes: Mapping[str, Any]) -> str:
     known = shapes.get(name)
-    return f"{name} {list(known.shape)} {known.dtype}" if hasattr(known, "shape") else name  # a workspace has none
+    if known is None or not hasattr(known, "shape"):  # a workspace has none
+        return name
+    return f"{name} {list(known.shape)} {known.dtype}"
 
 
 def _holds_net(arg: Arg) -> bool:

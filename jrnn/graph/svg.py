@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from html import escape
 from itertools import pairwise
+from typing import Any
 
 from ..ir import Net
 from .layered import layout
 from .scope import free_names
+
+_Node = tuple[Any, ...]  # ("op", index) or ("blob", name, version)
 
 _LETTER, _PADDING, _LAYER, _BOX, _MARGIN, _CAPTION = 6.6, 18.0, 44.0, 24.0, 12.0, 30.0
 _INPUT, _OUTPUT, _PLAIN = "#dbe9f6", "#e2f0d9", "#ffffff"
@@ -39,9 +42,9 @@ def to_svg(net: Net, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
         parts.append(f'<g transform="translate({_MARGIN:g} {y:g})">{body}</g>')
         width, y = max(width, w, len(caption) * 7.5 if k else 0), y + h + _MARGIN
     size = f"{width + 2 * _MARGIN:.0f} {y:.0f}"
-    w, h = size.split()
+    across, down = size.split()
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {size}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{across}" height="{down}" viewBox="0 0 {size}">'
         f"<style>{STYLE}</style>{''.join(parts)}</svg>"
     )
 
@@ -56,8 +59,8 @@ def _nets(net: Net, caption: str) -> Iterator[tuple[str, Net]]:
 def _drawn(net: Net, marks: Mapping[str, tuple[str, str]]) -> tuple[str, float, float]:
     """The body of a picture with its width and height."""
     versions: dict[str, int] = {}
-    labels: dict[tuple, str] = {}
-    edges: list[tuple[tuple, tuple]] = []
+    labels: dict[_Node, str] = {}
+    edges: list[tuple[_Node, _Node]] = []
     for k, op in enumerate(net.ops):
         read = dict.fromkeys((*op.inputs, *free_names(op)))
         for name in read:
@@ -77,7 +80,13 @@ def _drawn(net: Net, marks: Mapping[str, tuple[str, str]]) -> tuple[str, float, 
     return "".join(parts), found.width, (found.layers - 1) * _LAYER + _BOX
 
 
-def _filled(net: Net, node: tuple, versions: Mapping, labels: Mapping, marks: Mapping) -> tuple[str, str]:
+def _filled(
+    net: Net,
+    node: _Node,
+    versions: Mapping[str, int],
+    labels: Mapping[_Node, str],
+    marks: Mapping[str, tuple[str, str]],
+) -> tuple[str, str]:
     """The colour of a blob, and what to say about it."""
     if node[0] == "op":
         op = net.ops[node[1]]
@@ -90,7 +99,7 @@ def _filled(net: Net, node: tuple, versions: Mapping, labels: Mapping, marks: Ma
     return (_OUTPUT if name in net.external_outputs and version == versions[name] else _PLAIN), name
 
 
-def _box(node: tuple, text: str, x: float, y: float, look: tuple[str, str]) -> str:
+def _box(node: _Node, text: str, x: float, y: float, look: tuple[str, str]) -> str:
     colour, title = look
     width = len(text) * _LETTER + _PADDING
     fill = f' fill="{colour}"' if colour else ""

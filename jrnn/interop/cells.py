@@ -37,7 +37,8 @@ class Cell(NamedTuple):
     def biases(self) -> tuple[np.ndarray, np.ndarray]:
         """Both biases, zeros where it has none; of systems whose matrices are not transposed."""
         zeros = np.zeros(self.weight_hh.shape[0], self.weight_hh.dtype)
-        return tuple(zeros if bias is None else bias for bias in (self.bias_ih, self.bias_hh))
+        of_input, of_hidden = (zeros if bias is None else bias for bias in (self.bias_ih, self.bias_hh))
+        return of_input, of_hidden
 
 
 def from_system(system: str, kind: str, cell: Cell, suffix: str = "_l0") -> Params:

@@ -99,7 +99,7 @@ def _dense(cell: nnx.LSTMCell, side: str) -> list[Any]:
     return [getattr(cell, "if_" if name == "if" else name) for name in names]
 
 
-def _put(variable: nnx.Variable, value: np.ndarray, kind: str) -> None:
+def _put(variable: nnx.Variable[Any], value: np.ndarray, kind: str) -> None:
     if variable.shape != value.shape:
         raise ConversionError(
             f"flax {kind}: the cell's array is {list(variable.shape)}, the weights' {list(value.shape)}"

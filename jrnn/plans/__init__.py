@@ -18,3 +18,23 @@ from .build import (
     make_plan,
 )
 from .run import run_plan
+
+__all__ = [
+    "Do",
+    "DoParallel",
+    "DoUntil",
+    "DoWhile",
+    "ExecutionStep",
+    "For",
+    "If",
+    "IfNot",
+    "Part",
+    "Plan",
+    "Switch",
+    "SwitchNot",
+    "Until",
+    "While",
+    "execution_step",
+    "make_plan",
+    "run_plan",
+]

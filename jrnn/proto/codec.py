@@ -47,7 +47,7 @@ def serialize_net(net: Net) -> bytes:
     b'\\n\\x01n'
     """
     try:
-        return to_message(net).SerializePartialToString(deterministic=True)
+        return bytes(to_message(net).SerializePartialToString(deterministic=True))
     except (EncodeError, ValueError) as e:
         if isinstance(e, FormatError):
             raise

@@ -130,7 +130,7 @@ def _carried(m: Any) -> Message:
 
 def _take(m: Any, field: str) -> str:
     """A string field, cleared; one that is set but empty stays, for `extra` to keep."""
-    value = getattr(m, field)
+    value: str = getattr(m, field)
     if value:
         _check_text((value,), field)
         m.ClearField(field)
@@ -158,7 +158,7 @@ def _take_set(m: Any, field: str) -> Any:
 
 def _rest(m: Any) -> bytes:
     """What is left of a message, serialized; text must be able to say it, so its strings are checked too."""
-    data = m.SerializePartialToString()
+    data: bytes = m.SerializePartialToString()
     if data:
         _check_strings(m)
     return data

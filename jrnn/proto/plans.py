@@ -67,7 +67,7 @@ def serialize_plan(plan: Plan) -> bytes:
     >>> serialize_plan(Plan("p"))
     b'\\n\\x01p'
     """
-    return _to_message(plan).SerializePartialToString(deterministic=True)
+    return bytes(_to_message(plan).SerializePartialToString(deterministic=True))
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:

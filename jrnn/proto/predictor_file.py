@@ -93,8 +93,8 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
 def _content(holder: Any) -> bytes:
     """The string that a blob holds: as content, or as a tensor of one string where Python fed it so."""
     if holder.HasField("tensor") and len(holder.tensor.string_data) == 1:
-        return holder.tensor.string_data[0]
-    return holder.content
+        return bytes(holder.tensor.string_data[0])
+    return bytes(holder.content)
 
 
 def _of_kind(found: Mapping[str, Any], kind: str, default: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import Message
@@ -35,4 +36,5 @@ def message_class(name: str) -> type[Message]:
     except KeyError:
         known = _pool().FindFileByName("caffe2.proto").message_types_by_name
         raise KeyError(f"no message {name!r} in Caffe2's schema{near(name, known)}") from None
-    return message_factory.GetMessageClass(descriptor)
+    made: type[Any] = message_factory.GetMessageClass(descriptor)
+    return made

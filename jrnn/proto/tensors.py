@@ -83,7 +83,7 @@ def blob_from_numpy(name: str, array: Any) -> bytes:
     """The serialized BlobProto of an array, as a Caffe2 workspace writes and reads it."""
     blob: Any = message_class("BlobProto")(name=name, type="Tensor")
     blob.tensor.CopyFrom(_to_tensor(array, name))
-    return blob.SerializeToString(deterministic=True)
+    return bytes(blob.SerializeToString(deterministic=True))
 
 
 # ---- Reading ----
@@ -164,7 +164,7 @@ def _from_bytes(t: Any, field: str, dtype: np.dtype, count: int) -> np.ndarray:
     held = getattr(t, field)
     _check_count(t, field, len(held) / dtype.itemsize, count)
     if dtype == np.bool_:
-        return np.frombuffer(held, np.uint8) != 0
+        return np.asarray(np.frombuffer(held, np.uint8) != 0)
     return np.frombuffer(held, dtype.newbyteorder("<")).astype(dtype)
 
 
@@ -179,7 +179,7 @@ def _value_name(t: Any, field: str) -> str:
     for unknown in UnknownFieldSet(t):
         if unknown.field_number == described.number:
             raise FormatError(f"tensor {t.name!r}: {field} {unknown.data} is unknown")
-    return described.enum_type.values_by_number[getattr(t, field)].name
+    return str(described.enum_type.values_by_number[getattr(t, field)].name)
 
 
 def _text(name: str | bytes) -> str:

@@ -20,7 +20,7 @@ _STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")
 def format_message(message: Message) -> str:
     """The text of a message, which `parse_message` turns back into an equal message."""
     head = [f"# unknown fields of {path or '.'}: {data.hex()}\n" for path, data in _unknown_fields(message, "")]
-    return "".join(head) + text_format.MessageToString(message)
+    return "".join(head) + str(text_format.MessageToString(message))
 
 
 def parse_message(text: str, name: str, limits: Limits) -> Message:

@@ -58,7 +58,7 @@ def check_size(size: int, limit: int, what: str) -> None:
 
 
 def refuse_onnx(data: bytes) -> None:
-    """Raises FormatError where bytes begin as an ONNX model does, with the number of its version, as no NetDef can.
+    r"""Raises FormatError where bytes begin as an ONNX model does, with the number of its version, as no NetDef can.
 
     >>> refuse_onnx(b"\n\x01n")
     """

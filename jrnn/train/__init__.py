@@ -17,3 +17,29 @@ from .sample import sample_run
 from .setup import export_run
 from .tasks import Task, TaskKind, Trained
 from .tasks.examples import Examples, HeldOutTask, Shuffled, checksum, split
+
+__all__ = [
+    "FEATURE_MODELS",
+    "TOKEN_MODELS",
+    "Compute",
+    "Config",
+    "Examples",
+    "FunctionModel",
+    "HeldOutTask",
+    "Model",
+    "ModelKind",
+    "Outcome",
+    "Result",
+    "Shuffled",
+    "Signature",
+    "Task",
+    "TaskKind",
+    "Trained",
+    "build_model",
+    "checksum",
+    "export_run",
+    "load_config",
+    "sample_run",
+    "split",
+    "train",
+]

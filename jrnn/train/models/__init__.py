@@ -3,3 +3,19 @@
 from .build import FEATURE_MODELS, MAKERS, TOKEN_MODELS, ModelKind, build_model, model_table
 from .function import FunctionModel
 from .model import Carry, Compute, Model, Outcome, Params, Signature
+
+__all__ = [
+    "FEATURE_MODELS",
+    "MAKERS",
+    "TOKEN_MODELS",
+    "Carry",
+    "Compute",
+    "FunctionModel",
+    "Model",
+    "ModelKind",
+    "Outcome",
+    "Params",
+    "Signature",
+    "build_model",
+    "model_table",
+]

@@ -10,3 +10,18 @@ from .task import Batch, Batches, Task, TaskKind, Trained
 KINDS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CHARACTERS, WORDS, CLASSIFICATION, ADDING, FORECAST, SEQ2SEQ)
 }
+
+__all__ = [
+    "ADDING",
+    "CHARACTERS",
+    "CLASSIFICATION",
+    "FORECAST",
+    "KINDS",
+    "SEQ2SEQ",
+    "WORDS",
+    "Batch",
+    "Batches",
+    "Task",
+    "TaskKind",
+    "Trained",
+]
