@@ -17,6 +17,14 @@ def pytest_addoption(parser):
     parser.addoption("--exhaustive", action="store_true", help="every case of the large grids, not a sample")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """All tests of a file run in one process, so that what they share is traced and compiled once."""
+    from xdist.scheduler import LoadFileScheduling  # optional: pytest runs without pytest-xdist too
+
+    return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
 def pytest_collection_modifyitems(config, items):
     """Of tests marked `grid(every=K)`, keeps every K-th case."""
     if config.getoption("--exhaustive"):

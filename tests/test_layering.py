@@ -1,6 +1,7 @@
 """The levels of the house, read off the import statements: a file imports from lower levels or from its own folder."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,13 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@functools.cache
 def imports(path: Path):
-    """(line, module path inside jrnn as parts, or the external package's name, whether inside a function)."""
+    """(line, module path inside jrnn as parts, or the external package's name, whether inside a function), for each."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = set()
     for node in ast.walk(tree):
