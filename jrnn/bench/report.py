@@ -48,26 +48,26 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
 
 
 def times_table(records: Sequence[Record], gemm: float) -> Table:
-    """Milliseconds and their quartiles, memory and the share of a GEMM's speed."""
-    table = Table(title=f"milliseconds: median (quartiles); a GEMM makes {gemm / 1e9:.0f} GFLOP/s here")
-    for name in ("cell", "mode", "T x N x D x H", "peer", "ms", "quartiles", "of GEMM", "compile s", "temporary MB"):
+    """Milliseconds and their quartiles, memory and the share of a GEMM's best speed; no column that has nothing to say."""
+    table = Table(title=f"milliseconds: median (quartiles); a GEMM of 1024 makes {gemm / 1e9:.0f} GFLOP/s here at best")
+    columns = {
+        "cell": [r.cell for r in records],
+        "mode": [r.mode for r in records],
+        "T x N x D x H": [r.size for r in records],
+        "peer": [r.peer for r in records],
+        "ms": [f"{r.median * 1e3:.3g}" for r in records],
+        "quartiles": [f"{r.low * 1e3:.3g}-{r.high * 1e3:.3g}" for r in records],
+        "of GEMM": [f"{r.flops_per_second / gemm:.1%}" for r in records],
+        "compile s": ["-" if r.compile_seconds is None else f"{r.compile_seconds:.2f}" for r in records],
+        "temporary MB": ["-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}" for r in records],
+    }
+    shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
+    for name in shown:
         table.add_column(name, justify="left" if name in ("cell", "mode", "peer") else "right", no_wrap=True)
-    last = None
-    for r in records:
-        if last not in (None, r.job):
+    for k, r in enumerate(records):
+        if k and records[k - 1].job != r.job:
             table.add_section()
-        last = r.job
-        table.add_row(
-            r.cell,
-            r.mode,
-            r.size,
-            r.peer,
-            f"{r.median * 1e3:.2f}",
-            f"{r.low * 1e3:.2f}-{r.high * 1e3:.2f}",
-            f"{r.flops_per_second / gemm:.0%}",
-            "" if r.compile_seconds is None else f"{r.compile_seconds:.2f}",
-            "" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.1f}",
-        )
+        table.add_row(*(cells[k] for cells in shown.values()))
     return table
 
 
@@ -80,7 +80,7 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
         table.add_column(name, justify="left" if name in ("cell", "mode") else "right", no_wrap=True)
 
     def add(cell: str, mode: str, what: str, row: dict[str, float]) -> None:
-        table.add_row(cell, mode, what, *(f"{row[peer]:.2f}" if peer in row else "" for peer in peers))
+        table.add_row(cell, mode, what, *(f"{row[peer]:.2f}" if peer in row else "-" for peer in peers))
 
     for cell, mode in dict.fromkeys(job[:2] for job in found):
         rows = {size: row for (c, m, size), row in found.items() if (c, m) == (cell, mode)}

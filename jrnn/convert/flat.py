@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jrnn import jax_names
+
+_PACKAGE = str(Path(__file__).parents[1]) + "/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +112,8 @@ def _atom(env: dict, atom: Any) -> Atom:
 
 def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict, caller: str = "") -> None:
     for eqn in eqns:
-        source = source_of(eqn) or caller  # inside of JAX's own functions, the line that calls them
+        # inside of JAX's own functions and of jrnn's, the line that calls them
+        source = source_of(eqn) or caller or _line_of(eqn)
         body = eqn.params.get(jax_names.BODIES.get(eqn.primitive.name, ""))
         if body is not None:
             _open(body, eqn, env, nodes, consts, source)
@@ -148,7 +152,11 @@ def _runner(primitive: Any, params: Mapping[str, Any]) -> Callable[..., Sequence
 
 
 def source_of(eqn: Any) -> str:
-    """`model.py:12 (forward)`: where the user wrote what became this equation."""
+    """`model.py:12 (forward)`: where the user wrote what became this equation; "" where jrnn itself did."""
+    return "" if jax_names.source_line(eqn).startswith(_PACKAGE) else _line_of(eqn)
+
+
+def _line_of(eqn: Any) -> str:
     return re.sub(r"^.*/", "", jax_names.source_line(eqn))
 
 

@@ -86,7 +86,8 @@ def _fault(program: _Program, args: Sequence[Any], seeds: Sequence[np.ndarray], 
             return inside
     rule = eqn.params.get("name") or getattr(eqn.params.get("call_jaxpr"), "debug_info", None)
     called = getattr(rule, "func_name", rule)
-    label = f"{eqn.primitive.name}{f' of {called}' if called else ''} ({source_of(eqn)})"
+    source = source_of(eqn)
+    label = f"{eqn.primitive.name}{f' of {called}' if called else ''}{f' ({source})' if source else ''}"
     return Fault(label, eqn.primitive.name, name, index, values, inside)
 
 

@@ -18,11 +18,14 @@ def table_of(report: GradientReport) -> Table:
     for head in (*errors, "jax", "net", "difference"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("at", overflow="fold")
-    table.add_column("")
+    if not report.agrees:
+        table.add_column("verdict")
     for b in report.worst:
         cells = [b.name, str(list(b.shape))]
-        cells += ["" if e is None else f"{e:.1e}" for e in (getattr(b, name) for name in errors.values())]
+        cells += ["-" if e is None else f"{e:.1e}" for e in (getattr(b, name) for name in errors.values())]
         cells += [f"{v:.6g}" for v in b.values]
         cells.append(f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst)))
-        table.add_row(*cells, "" if b.agrees else "DISAGREES", style=None if b.agrees else "red")
+        if not report.agrees:
+            cells.append("agrees" if b.agrees else "DISAGREES")
+        table.add_row(*cells, style=None if b.agrees else "red")
     return table

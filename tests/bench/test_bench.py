@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import textwrap
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -107,6 +108,39 @@ def test_ratios_and_their_means_by_set_of_sizes():
         ("geometric mean of six (2 of 6)", "1.00"),
         ("geometric mean", "3.00"),
     ]
+
+
+def shown_by(table):
+    text = io.StringIO()
+    Console(file=text, width=200).print(table)
+    return text.getvalue()
+
+
+def test_a_column_that_would_be_empty_is_left_out():
+    def record(peer, compile_seconds):
+        return report.Record("lstm", "3x2x1x1", "train", peer, 4e-5, 3e-5, 6e-5, 3, compile_seconds, None, 2.5e8)
+
+    bare = shown_by(report.times_table([record("torch", None)], 1e9))
+    assert "compile s" not in bare and "temporary MB" not in bare
+    assert [cell.strip() for cell in bare.splitlines()[-2].split("│")[5:-1]] == ["0.04", "0.03-0.06", "25.0%"]
+    both = shown_by(report.times_table([record("jrnn", 1.5), record("torch", None)], 1e9))
+    assert "compile s" in both and "1.50" in both and both.splitlines()[-2].split("│")[-2].strip() == "-"
+
+
+def test_a_gemm_is_measured_by_its_best_turn(monkeypatch):
+    clock = iter([0.0, 1.0, 1.0, 1.5, 1.5, 3.5])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    assert measure.gemm_flops(turns=3, side=8) == 2 * 8**3 / 0.5
+
+
+def test_a_gemm_is_measured_beside_every_job(monkeypatch):
+    rates = iter([1.0, 3.0, 2.0])
+    monkeypatch.setattr(measure, "gemm_flops", lambda: next(rates))
+    options, text = quiet(cells=["min_gru"], peers=["jrnn"], modes=["forward"])
+    sizes = [TINY, Size(2, 1, 1, 1), Size(2, 1, 2, 1)]
+    monkeypatch.setattr(report, "times_table", lambda records, gemm: f"at best {gemm}")
+    run(replace(options, sizes=sizes))
+    assert "at best 3.0" in text.getvalue()
 
 
 def test_operations_are_counted():

@@ -9,7 +9,9 @@ import pytest
 
 import jrnn
 from jrnn import Op, cells, registry
+from jrnn.convert.flat import source_of
 from jrnn.gradcheck import Effort, Fault, GradientReport, check, over_time, subject_of_function, subject_of_net
+from jrnn.gradcheck.functions import over_time
 from jrnn.gradcheck.page import marks
 from jrnn.gradcheck.three_ways import direction_errors
 
@@ -252,3 +254,9 @@ def test_gradients_that_end_by_design_are_said_to(op, because):
     read = {n: v for n, v in blobs.items() if n in op.inputs}
     fault = jrnn.check_gradients(jrnn.Net("n", (op,), tuple(read), ("y",)), read, wrt=["x"]).fault
     assert "differences stand alone, because " in str(fault) and because in str(fault)
+
+
+def test_a_source_is_the_users_line():
+    scan = jax.make_jaxpr(over_time(lambda c, x: (c + x, c * x)))(1.0, np.ones(3)).eqns[0]
+    assert source_of(scan) == ""  # the loop is jrnn's own
+    assert all(source_of(eqn).startswith("test_check.py:") for eqn in scan.params["jaxpr"].eqns)
