@@ -59,17 +59,20 @@ def in_turns(programs: Mapping[str, Program], turns: int, seconds: float = math.
     return {name: Timing.of(values) for name, values in took.items()}
 
 
-def gemm_flops(turns: int = 5, side: int = 1024) -> float:
-    """Floating-point operations a second of a large float32 matrix product here and now, in the best of its turns.
+def gemm_flops(seconds: float = 0.3, sides: Sequence[int] = (384, 512, 1024)) -> float:
+    """Floating-point operations a second of float32 matrix products here and now, in the best of their turns.
 
-    The best, as what else the machine does only slows it down: a rate that programs are compared with is the machine's.
+    The best, as what else the machine does only slows a product down; and of several sizes, as a large one takes long
+    enough to be disturbed in every turn, while the programs that are compared with it are short.
     """
-    a = jnp.ones((side, side), jnp.float32)
-    product = jax.jit(jnp.matmul).lower(a, a).compile()
-    jax.block_until_ready(product(a, a))
-    seconds = []
-    for _ in range(turns):
-        start = time.perf_counter()
+    best = 0.0
+    for side in sides:
+        a = jnp.ones((side, side), jnp.float32)
+        product = jax.jit(jnp.matmul).lower(a, a).compile()
         jax.block_until_ready(product(a, a))
-        seconds.append(time.perf_counter() - start)
-    return 2 * side**3 / min(seconds)
+        begun, turns = time.perf_counter(), 0
+        while turns < _TURNS or time.perf_counter() - begun < seconds / len(sides):
+            start = time.perf_counter()
+            jax.block_until_ready(product(a, a))
+            best, turns = max(best, 2 * side**3 / (time.perf_counter() - start)), turns + 1
+    return best

@@ -49,7 +49,7 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
 
 def times_table(records: Sequence[Record], gemm: float) -> Table:
     """Milliseconds and their quartiles, memory and the share of a GEMM's best speed; no column that has nothing to say."""
-    table = Table(title=f"milliseconds: median (quartiles); a GEMM of 1024 makes {gemm / 1e9:.0f} GFLOP/s here at best")
+    table = Table(title=f"milliseconds: median (quartiles); a GEMM makes {gemm / 1e9:.0f} GFLOP/s here at best")
     columns = {
         "cell": [r.cell for r in records],
         "mode": [r.mode for r in records],

@@ -128,9 +128,9 @@ def test_a_column_that_would_be_empty_is_left_out():
 
 
 def test_a_gemm_is_measured_by_its_best_turn(monkeypatch):
-    clock = iter([0.0, 1.0, 1.0, 1.5, 1.5, 3.5])
+    clock = iter([0.0, 0.0, 1.0, 1.0, 1.5, 1.5, 3.5, 3.5])  # three turns, of which the second takes half a second
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
-    assert measure.gemm_flops(turns=3, side=8) == 2 * 8**3 / 0.5
+    assert measure.gemm_flops(seconds=0.0, sides=[8]) == 2 * 8**3 / 0.5
 
 
 def test_a_gemm_is_measured_beside_every_job(monkeypatch):
