@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ class Context:
     for. trips: how loops whose number of trips depends on the data are differentiated. max_iterations: after how many trips
     a loop that is run eagerly counts as endless. in_branch: whether a branch or a loop is being traced. recompute: blobs
     that a gradient is to compute again instead of keeping them; their values are marked with the name RECOMPUTED.
+    files: the folder in which operators may read and write files, or None.
     wide: every floating-point result becomes float64, also of operators that name a narrower type: gradients are checked so.
     """
 
@@ -52,6 +54,7 @@ class Context:
     in_branch: bool = False
     recompute: frozenset[str] = frozenset()
     wide: bool = False
+    files: str | Path | None = None
 
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network that runs in this one; `salt` tells two such networks apart."""
@@ -287,7 +290,14 @@ def _as_numpy(value: Any) -> Any:
 
 
 def run_net(
-    net: Net, blobs: Mapping[str, Any], *, key: Any = None, max_iterations: int | None = None, wide: bool = False
+    net: Net,
+    blobs: Mapping[str, Any],
+    *,
+    key: Any = None,
+    max_iterations: int | None = None,
+    wide: bool = False,
+    files: str | Path | None = None,
+    fed: Iterable[str] | None = None,
 ) -> Blobs:
     """Runs a net operator by operator, like a Caffe2 workspace, with 64-bit integers and floats kept.
 
@@ -298,6 +308,8 @@ def run_net(
             work without.
         max_iterations: a While loop that goes on after so many trips is an error.
         wide: whether every floating-point result becomes float64, also where an operator names a narrower type.
+        files: the folder in which operators may read and write files; by default they may not.
+        fed: the blobs that stand for what operators bring from outside (see `without_sources`), by default all of `blobs`.
 
     Returns:
         Every blob that the net wrote, by name, as numpy arrays.
@@ -311,10 +323,11 @@ def run_net(
     >>> run_net(net, {"x": np.array([1.0, 2.0], np.float32)})
     {'y': array([2., 4.], dtype=float32)}
     """
+    net = without_sources(net, blobs if fed is None else fed)
     p = plan(net)
     with jax.enable_x64(True):
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
-        env = execute(p, given, Context(key=key, eager=True, max_iterations=max_iterations, wide=wide))
+        env = execute(p, given, Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files))
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
         return {name: jax.tree.map(_as_numpy, env[name]) for name in written}
 
@@ -361,6 +374,17 @@ def to_jax(
     return fn
 
 
+def without_sources(net: Net, fed: Iterable[str]) -> Net:
+    """The net without operators whose outputs are all given: those that bring data from outside, and unknown ones."""
+    given = set(fed)
+
+    def is_needed(op: Op) -> bool:
+        optional = op.type not in registry.names() or registry.lookup(op.type).source
+        return not (optional and op.outputs and given.issuperset(op.outputs))
+
+    return replace(net, ops=tuple(filter(is_needed, net.ops)))
+
+
 def unwritten_output(net: Net, name: str) -> str:
     """What is wrong with an output that has no value."""
     written = dict.fromkeys(o for op in net.ops for o in op.outputs)
@@ -378,7 +402,7 @@ def infer_shapes(
     `key` and `wide` are those of `run_net`. `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Blobs of strings are left out.
     Raises as `run_net` does.
     """
-    p = plan(net)
+    p = plan(without_sources(net, blobs))
     concrete = {n: v for n, v in blobs.items() if _is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
     scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()

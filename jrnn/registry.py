@@ -53,8 +53,9 @@ class OpDef:
     `gradient` is "stops" where the gradient silently ends here, "forbidden" where asking for one is an error, None where a
     gradient maker answers. `outputs` is the least and the greatest number of outputs (None: any number).
     `inplace` maps an output to the input that it may overwrite. `copies` marks outputs equal to the input, `random` a use
-    of `key`, `dynamic` outputs whose shapes depend on the values of inputs. `updates` are inputs that the operator
-    changes in place. `cuts` says in words which gradients an `Op` stops because its arguments ask for that, or None.
+    of `key`, `source` outputs that come from outside the net and that a caller may give instead, `dynamic` outputs whose
+    shapes depend on the values of inputs. `updates` are inputs that the operator changes in place. `cuts` says in words
+    which gradients an `Op` stops because its arguments ask for that, or None.
     """
 
     type: str
@@ -69,6 +70,7 @@ class OpDef:
     inplace: Mapping[int, int]
     copies: bool
     random: bool
+    source: bool
     dynamic: bool
     updates: tuple[int, ...]
     cuts: Callable[[Op], str | None] | None
@@ -161,6 +163,7 @@ def op(
     inplace: Mapping[int, int] | None = None,
     copies: bool = False,
     random: bool = False,
+    source: bool = False,
     dynamic: bool = False,
     updates: tuple[int, ...] = (),
     cuts: Callable[[Op], str | None] | None = None,
@@ -200,6 +203,7 @@ def op(
             inplace=types.MappingProxyType(dict(inplace or {})),
             copies=copies,
             random=random,
+            source=source,
             dynamic=dynamic,
             updates=updates,
             cuts=cuts,

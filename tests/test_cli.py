@@ -86,6 +86,40 @@ def test_run_of_a_plan(files, capsys):
     )
 
 
+TRAIN_PLAN = """
+name: "mnist"
+network { name: "init" op { type: "ConstantFill" output: "b" arg { name: "shape" ints: 1 } }
+          op { type: "GivenTensorFill" output: "w" arg { name: "shape" ints: 1 ints: 2 }
+               arg { name: "values" floats: 0.5 floats: 2 } } }
+network { name: "train" op { type: "TensorProtosDBInput" input: "reader" output: "x" }
+          op { type: "FC" input: "x" input: "w" input: "b" output: "y" }
+          op { type: "AveragedLoss" input: "y" output: "loss" } }
+execution_step { name: "begin" network: "init" }
+execution_step { name: "loop" network: "train" num_iter: 3 }
+"""
+
+
+@pytest.mark.parametrize("suffix", ["pb", "pbtxt"])
+def test_show_check_and_convert_take_plans(files, capsys, suffix):
+    plan = f"plan.{suffix}"
+    write_plan(read_plan(TRAIN_PLAN.encode()), files / plan)
+    assert main(["show", plan]) == 0
+    out = capsys.readouterr().out
+    assert "plan mnist\n  step begin num_iter=None" not in out
+    assert "  step begin: init\n  step loop num_iter=3: train\nnet init" in out and "FC(x, w, b)" in out
+    assert main(["show", plan, "--network", "train", "--feed", "x=[[1.0, 3.0]]"]) == 0
+    assert "y [1, 1] float32 = FC(x, w, b)" in capsys.readouterr().out
+    assert main(["check", plan, "--network", "train", "--feed", "x=[[1.0, 3.0]]"]) == 0
+    assert "the gradients agree" in capsys.readouterr().out
+    assert "has 2 nets: init, train; say which, with --network NAME" in fails(capsys, "check", plan)
+    assert main(["convert", plan, "other.pbtxt"]) == 0 and main(["convert", plan, "net.pb", "--network", "train"]) == 0
+    assert read_plan(files / "other.pbtxt") == read_plan(files / plan)
+    assert [op.type for op in read_net(files / "net.pb").ops] == ["TensorProtosDBInput", "FC", "AveragedLoss"]
+    assert "no operator writes" in fails(capsys, "run", plan)
+    assert main(["run", plan, "--feed", "x=[[1.0, 3.0]]", "--fetch", "loss"]) == 0
+    assert capsys.readouterr().out.endswith("loss float32[]\n6.5\n")
+
+
 def test_run_of_a_net_with_an_endless_loop(files, capsys):
     body = Net("body", (Op.of("Copy", ["go"], ["go"]),), ("go",))
     write_net(Net("n", (Op.of("While", ["go"], ["go"], loop_net=body),), ("go",)), files / "loop.pb")

@@ -59,7 +59,7 @@ ONLY_IN = {  # third-party package: the rooms that may know it
 # fmt: off
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
-    "pkg_resources", "sklearn", "onnxruntime",
+    "pkg_resources", "sklearn", "lmdb", "onnxruntime",
 }
 # fmt: on
 FILES = sorted(p for p in ROOT.rglob("*.py"))

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from jrnn.cli.console import wide_console
-from jrnn.convert import from_factory, read_nets, write_python
-from jrnn.errors import JrnnError, NetError, UsageError, near
+from jrnn.convert import Package, from_factory, read_nets, write_python
+from jrnn.errors import FormatError, JrnnError, NetError, UsageError, near
 from jrnn.execution_step import Plan
 from jrnn.feeds import parse_feeds
 from jrnn.gradcheck import (
@@ -25,14 +25,16 @@ from jrnn.gradcheck import (
     check,
     page,
     subject_of_file,
+    subject_of_net,
     subject_of_target,
     table_of,
 )
 from jrnn.graph import show, to_dot, to_svg, upgrade
+from jrnn.graph.scope import reads
 from jrnn.ir import Net
-from jrnn.lowering import describe_value, infer_shapes, run_net, unwritten_output
-from jrnn.plans import run_plan
-from jrnn.proto import read_net, read_net_or_plan, write_net
+from jrnn.lowering import describe_value, infer_shapes, run_net, unwritten_output, without_sources
+from jrnn.plans import net_of_plan, run_plan, show_steps, upgraded
+from jrnn.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.train import export_run, load_config
 from jrnn.train.shipped import find_config
 from jrnn.train.subject import subject_of_config
@@ -46,7 +48,7 @@ def run_command(args: argparse.Namespace) -> int:
         if name not in written and name not in blobs:
             kind = "plan" if isinstance(model, Plan) else "net"
             raise UsageError(f"--fetch {name}: {kind} {model.name!r} has no such blob{near(name, [*written, *blobs])}")
-    options = {"key": jax.random.key(args.seed), "max_iterations": args.max_iterations}
+    options = {"key": jax.random.key(args.seed), "max_iterations": args.max_iterations, "files": args.files}
     if isinstance(model, Plan):
         found = run_plan(model, blobs, **options)
         wanted = args.fetch or [n for n in written if isinstance(found.get(n), np.ndarray)]
@@ -75,7 +77,14 @@ def _save(folder: Path, name: str, value: Any) -> None:
 
 
 def show_command(args: argparse.Namespace) -> int:
-    net, blobs = _load_net(args)
+    model, blobs = read_net_or_plan(Path(args.net)), _load_blobs(args)
+    if isinstance(model, Plan) and args.network is None and not (args.dot or args.svg):
+        print(show_steps(model))
+        for net in model.networks:
+            print(show(net))
+        return 0
+    net, before = _one_net(model, args.network)
+    blobs = _run_before(before, blobs, args.seed)
     if args.dot or args.svg:
         return _draw(net, args.dot, args.svg)
     try:
@@ -151,6 +160,13 @@ def _subject(args: argparse.Namespace) -> Subject:
     feeds = parse_feeds(args.feed, args.seed)
     if is_function:
         return subject_of_target(args.net, feeds, scanned=args.scan)
+    plan = _plan_of(Path(args.net))
+    if plan is not None or args.network is not None:
+        net, before = _one_net(plan or read_net(Path(args.net)), args.network)
+        loss = args.loss or ("loss" if any("loss" in op.outputs for op in net.ops) else None)
+        return subject_of_net(
+            net, _run_before(before, _load_blobs(args), args.seed), loss, key=jax.random.key(args.seed)
+        )
     return subject_of_file(args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed))
 
 
@@ -160,7 +176,7 @@ def convert_command(args: argparse.Namespace) -> int:
         if _is_run(source):
             package = export_run(source)
         else:
-            package = from_factory(args.source) if _is_factory(source) else read_nets(source, args.init)
+            package = from_factory(args.source) if _is_factory(source) else _read_nets(source, args.init, args.network)
         write_python(replace(package, predict_net=upgrade(package.predict_net)), out)
         for name, why in package.inputs.items():
             print(f"input {name!r}: {why}")
@@ -171,9 +187,35 @@ def convert_command(args: argparse.Namespace) -> int:
     elif _is_run(source):
         export_run(source).save(out)
     else:
-        write_net(upgrade(read_net(source)), out)
+        model = read_net_or_plan(source)
+        if isinstance(model, Plan) and args.network is None:
+            write_plan(upgraded(model, upgrade), out)
+        else:
+            write_net(upgrade(_one_net(model, args.network)[0]), out)
     print(f"wrote {args.out}")
     return 0
+
+
+def _read_nets(source: Path, init: str | None, network: str | None) -> Package:
+    """A package, a net with the net that makes its weights, or a net of a plan with those that run before it."""
+    model = None if source.is_dir() else read_net_or_plan(source)
+    if not isinstance(model, Plan):
+        if network is not None:
+            raise UsageError(f"--network {network}: {source} is no plan")
+        return read_nets(source, init)
+    net, before = net_of_plan(model, network)
+    if init is not None:
+        before = (*before, read_net(Path(init)))
+    return Package(Net("init", tuple(op for n in before for op in n.ops)), net)
+
+
+def _plan_of(path: Path) -> Plan | None:
+    """The plan that a file holds; None where it holds something else."""
+    try:
+        model = read_net_or_plan(path) if path.is_file() else None
+    except FormatError:
+        return None
+    return model if isinstance(model, Plan) else None
 
 
 def _is_run(source: Path) -> bool:
@@ -184,9 +226,23 @@ def _is_factory(source: Path) -> bool:
     return ":" in source.name and not source.exists()
 
 
-def _load_net(args: argparse.Namespace) -> tuple[Net, dict[str, Any]]:
-    """The net, and its blobs."""
-    return read_net(Path(args.net)), _load_blobs(args)
+def _one_net(model: Net | Plan, network: str | None) -> tuple[Net, tuple[Net, ...]]:
+    """The net of a file, and the nets that its plan runs before it."""
+    if isinstance(model, Plan):
+        return net_of_plan(model, network)
+    if network is not None:
+        raise UsageError(f"--network {network}: net {model.name!r} is no plan")
+    return model, ()
+
+
+def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The blobs, and what the nets that a plan runs first make."""
+    given = dict(blobs)
+    for net in nets:
+        net = without_sources(net, given)
+        known = {n: blobs[n] for n in reads(net) if n in blobs}
+        blobs = {**blobs, **run_net(net, known, key=jax.random.key(seed), fed=())}
+    return blobs
 
 
 def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:

@@ -83,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--fetch", action="append", metavar="BLOB", help="a blob to show; by default the net's external outputs"
     )
     p.add_argument("--save", metavar="DIR", help="write what is fetched to DIR/BLOB.npy")
+    p.add_argument("--files", metavar="DIR", help="the folder in which it may read and write files; else it may not")
     p.add_argument(
         "--max-iterations",
         type=int,
@@ -91,8 +92,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="a loop that goes on after so many rounds counts as endless (default: %(default)s)",
     )
 
-    p = command(nets.show_command, "show", "list a net: operators, shapes, parameters, sub-nets")
+    p = command(nets.show_command, "show", "list a net or a plan: operators, shapes, parameters, sub-nets")
     _add_net(p)
+    _add_network(p)
     p.add_argument("--dot", type=Path, metavar="FILE", help="write it as a graph in the DOT language instead")
     p.add_argument("--svg", type=Path, metavar="FILE", help="draw it instead")
 
@@ -107,11 +109,13 @@ def make_parser() -> argparse.ArgumentParser:
         "out",
         help="a net's file (text where the name ends in .pbtxt), the folder of a package, or a .py file",
     )
+    _add_network(p)
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")
     p.add_argument("--init", metavar="NET", help="with --to py, the net that makes the weights of a NetDef file")
 
     p = command(nets.check_command, "check", "compute gradients in three ways, in float64, and compare them")
     _add_net(p, "a NetDef file, a package, a config, or MODULE:FUNCTION of a JAX function, whose arguments are fed")
+    _add_network(p)
     p.add_argument("--loss", help="the blob to differentiate, of one element (default: loss, else all outputs)")
     p.add_argument(
         "--scan", action="store_true", help="the function is a step (carry, x) -> (carry, y): run it over time"
@@ -155,6 +159,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
+
+
+def _add_network(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--network", metavar="NAME", help="of a plan, the net that is meant")
 
 
 def _add_net(p: argparse.ArgumentParser, what: str = "a NetDef file, binary or text") -> None:

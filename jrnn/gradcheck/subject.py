@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import GradientError, near
 from ..ir import Net
-from ..lowering import to_jax
+from ..lowering import to_jax, without_sources
 
 SMALL = 4096  # elements up to which a Jacobian is compared whole
 
@@ -93,6 +93,7 @@ def subject_of_net(
     """
     if loss is not None:
         net = forward_part(net, loss)
+    net = without_sources(net, blobs)
     given = {n: as_float64(v) for n, v in blobs.items()}
     read = {i for op in net.ops for i in op.inputs}
     floating = [n for n, v in given.items() if v.dtype == np.float64]

@@ -12,6 +12,7 @@ from . import (
     conv_transpose,
     copies,
     counter,
+    database,
     distance,
     elementwise,
     fc_transposed,

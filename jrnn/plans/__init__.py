@@ -18,6 +18,7 @@ from .build import (
     make_plan,
 )
 from .run import run_plan
+from .select import net_of_plan, show_steps, upgraded
 
 __all__ = [
     "Do",

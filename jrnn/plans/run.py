@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from ..errors import JrnnError, PlanError, near
 from ..execution_step import ExecutionStep, Plan
 from ..graph.scope import reads
 from ..ir import Net
-from ..lowering import run_net
+from ..lowering import run_net, without_sources
 
 
 @dataclass
@@ -45,7 +46,12 @@ class _Workspace:
 
 
 def run_plan(
-    plan: Plan, blobs: Mapping[str, Any] | None = None, *, key: Any = None, max_iterations: int | None = None
+    plan: Plan,
+    blobs: Mapping[str, Any] | None = None,
+    *,
+    key: Any = None,
+    max_iterations: int | None = None,
+    files: str | Path | None = None,
 ) -> dict[str, Any]:
     """Runs a plan as Caffe2 does, one net at a time.
 
@@ -54,9 +60,11 @@ def run_plan(
 
     Args:
         plan: the plan.
-        blobs: what the workspace holds at first.
+        blobs: what the workspace holds at first. Where these are all outputs of an operator that reads data from files, it
+            does not run.
         key: a `jax.random.key` for random operators; each run of a net draws new numbers.
         max_iterations: a step, or a While loop within a net, that goes on after so many rounds is an error.
+        files: the folder in which operators may read and write files; by default they may not.
 
     Returns:
         Every blob of the workspace, by name.
@@ -72,7 +80,7 @@ def run_plan(
     array(8., dtype=float32)
     """
     given = dict(blobs or {})
-    run = _Run(plan, given, key, max_iterations)
+    run = _Run(plan, given, key, max_iterations, files)
     top = _Workspace({*given, *(n for s in plan.steps for n in run.written(s))}, given)
     for step in plan.steps:
         run.step(step, top)
@@ -80,8 +88,9 @@ def run_plan(
 
 
 class _Run:
-    def __init__(self, plan: Plan, given: Mapping[str, Any], key: Any, max_iterations: int | None):
-        self.nets = _checked(plan, given)
+    def __init__(self, plan: Plan, given: Mapping[str, Any], key: Any, max_iterations: int | None, files: Any):
+        self.files = files
+        self.nets = {name: without_sources(net, given) for name, net in _checked(plan, given).items()}
         self.reads = {name: reads(net) for name, net in self.nets.items()}
         self.key = key
         self.max_iterations = max_iterations
@@ -141,7 +150,9 @@ class _Run:
         key = None if self.key is None else jax.random.fold_in(self.key, self.nets_run)
         env = {n: value for n in self.reads[name] if (value := ws.get(n)) is not None}
         try:
-            written = run_net(self.nets[name], env, key=key, max_iterations=self.max_iterations)
+            written = run_net(
+                self.nets[name], env, key=key, max_iterations=self.max_iterations, files=self.files, fed=()
+            )
         except JrnnError as e:
             raise e.at(f"step {step.name!r}") from e.__cause__
         for blob, value in written.items():

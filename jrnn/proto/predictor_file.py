@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from .wire import DEFAULT_LIMITS, Limits, parse_binary, refuse_onnx
 DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
 _META = b"!!META_NET_DEF"
 _CHUNK = 1_000_000  # elements of a tensor in one record
-_CHUNK_MARK = b"#%"
+CHUNK_MARK = b"#%"
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,19 @@ def read_predictor_file(source: bytes | str | os.PathLike[str], *, limits: Limit
 
 def write_predictor_file(model: PredictorFile, path: str | os.PathLike[str]) -> None:
     """Writes a predictor file, whole or not at all. Caffe2 loads it with db_type "minidb"."""
-    write_whole(Path(path), format_minidb(_records(model)))
+    write_records(Path(path), _records(model))
+
+
+def write_records(path: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
+    """Writes a minidb, whole or not at all."""
+    write_whole(path, format_minidb(records))
 
 
 def _parse(data: bytes, limits: Limits) -> PredictorFile:
     refuse_onnx(data)
     records: dict[bytes, list[bytes]] = {}
     for key, value in parse_minidb(data, limits):
-        records.setdefault(key.partition(_CHUNK_MARK)[0], []).append(value)
+        records.setdefault(key.partition(CHUNK_MARK)[0], []).append(value)
     if _META not in records:
         raise FormatError(f"minidb: has no record {_META.decode()}, with which a predictor file begins")
     holder: Any = parse_binary(records[_META][0], "BlobProto", limits)
@@ -131,8 +136,13 @@ def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
     holder: Any = message_class("BlobProto")(name=_META.decode(), type="std::string", content=content)
     yield _META, holder.SerializePartialToString(deterministic=True)
     for name, array in model.parameters.items():
-        for number, chunk in enumerate(_chunks(name, np.asarray(array))):
-            yield name.encode() + _CHUNK_MARK + str(number).encode(), chunk
+        yield from named_chunks(name, np.asarray(array))
+
+
+def named_chunks(name: str, array: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
+    """The records that hold a blob, each a part of it."""
+    for number, chunk in enumerate(_chunks(name, array)):
+        yield name.encode() + CHUNK_MARK + str(number).encode(), chunk
 
 
 def _chunks(name: str, array: np.ndarray) -> Iterator[bytes]:

@@ -1,0 +1,184 @@
+"""Files and the terminal: databases that plans read their data from, blobs that they load and save, and Print.
+
+Paths lead nowhere by themselves: a caller who runs a net says in which folder it may read and write (`files`). A database is
+opened when the first record is asked for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jrnn.errors import OpError
+from jrnn.lowering import Context
+from jrnn.ops.values import check_size
+from jrnn.proto.database import Records, read_database, tensors_of
+from jrnn.proto.predictor_file import CHUNK_MARK, named_chunks, write_records
+from jrnn.proto.tensors import blob_to_numpy
+from jrnn.registry import op
+
+_SMALLEST_ARRAY = 128  # bytes that an array takes, however small
+
+
+class Reader:
+    """A database with a place in it, which moves on with each record and begins anew after the last."""
+
+    def __init__(self, path: Path, db_type: str):
+        self.path, self.db_type, self.next = path, db_type, 0
+        self._records: Records | None = None
+
+    @property
+    def records(self) -> Records:
+        if self._records is None:
+            self._records = read_database(self.path, self.db_type)
+        return self._records
+
+    def take(self) -> bytes:
+        if not self.records:
+            raise OpError(f"{self.path} has no records")
+        value = self.records[self.next % len(self.records)][1]
+        self.next = (self.next + 1) % len(self.records)
+        return value
+
+
+def _within(context: Context, path: str) -> Path:
+    """A path of a net within the folder that its caller allows."""
+    _check_eager(context)
+    if not path:
+        raise OpError("argument 'db' is empty; it must name a file")
+    if context.files is None:
+        raise OpError(
+            f"names the file {path!r}, and nets reach no files by themselves: give the folder that it is in (`files`, or on "
+            "the command line --files DIR), or feed its outputs"
+        )
+    root = Path(context.files).resolve()
+    found = (root / path).resolve()
+    if not found.is_relative_to(root):
+        raise OpError(f"names the file {path!r}, which is not within the folder {root} that the net may reach")
+    return found
+
+
+def _check_eager(context: Context) -> None:
+    if not context.eager or context.in_branch:
+        raise OpError("reads or writes outside of the net, which a traced function cannot; run the net with run_net")
+
+
+def _without(prefix: str, name: str) -> str:
+    """What comes after a prefix, wherever it stands in the name."""
+    return name.partition(prefix)[2] if prefix and prefix in name else name
+
+
+@op("CreateDB", gradient="forbidden", source=True)
+def create_db(
+    *, db: str, db_type: str = "leveldb", num_shards: int = 1, shard_id: int = 0, use_cache: bool = False, context
+):
+    """A reader of a database, minidb or lmdb."""
+    if num_shards != 1 or shard_id:
+        raise OpError(f"num_shards {num_shards} and shard_id {shard_id} divide a database, which is not offered here")
+    return Reader(_within(context, db), db_type)
+
+
+@op("TensorProtosDBInput", outputs=(1, None), gradient="stops", updates=(0,), source=True)
+def tensor_protos_db_input(reader, *, batch_size: int = 0, op, context):
+    """The tensors of the next record; of the next `batch_size` records, each tensor with those of the others, [N, ...]."""
+    _check_eager(context)
+    if not isinstance(reader, Reader):
+        raise OpError(f"its input must be a database, made by CreateDB; it is {type(reader).__name__}")
+    if batch_size < 0:
+        raise OpError(f"batch_size is {batch_size}; it must be at least 0")
+    rows = []
+    for _ in range(max(batch_size, 1)):
+        tensors = tensors_of(reader.take())
+        if len(tensors) != len(op.outputs):
+            raise OpError(
+                f"a record of {reader.path} has {len(tensors)} tensors, and there are {len(op.outputs)} outputs"
+            )
+        rows.append(tensors)
+        if len(rows) == 1:
+            check_size((max(batch_size, 1), sum(t.nbytes + _SMALLEST_ARRAY for t in tensors)), np.uint8)
+        if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in rows[0]]:
+            raise OpError(
+                f"the records of {reader.path} have tensors of different shapes or types; batch_size must be 0"
+            )
+    return tuple(np.stack(column) for column in zip(*rows)) if batch_size else tuple(rows[0])
+
+
+@op("Load", outputs=(1, None), gradient="stops", source=True)
+def load(
+    reader=None,
+    *,
+    db: str = "",
+    db_type: str = "",
+    absolute_path: bool = False,
+    add_prefix: str = "",
+    strip_prefix: str = "",
+    source_blob_names: tuple[str, ...] = (),
+    load_all: bool = False,
+    allow_incomplete: bool = False,
+    keep_device: bool = False,
+    op,
+    context,
+):
+    """Blobs from a database that Save wrote: those of the outputs' names, or of `source_blob_names`."""
+    if load_all or allow_incomplete:
+        raise OpError("load_all and allow_incomplete are not offered: outputs must be named, and each be in the file")
+    if reader is None:
+        reader = Reader(_within(context, db), db_type)
+    _check_eager(context)
+    if source_blob_names and len(source_blob_names) != len(op.outputs):
+        raise OpError(f"source_blob_names has {len(source_blob_names)} names, and there are {len(op.outputs)} outputs")
+    chunks: dict[str, list[bytes]] = {}
+    for key, value in reader.records:
+        name = key.partition(CHUNK_MARK)[0].decode(errors="replace")
+        if not source_blob_names:
+            name = add_prefix + _without(strip_prefix, name)
+        chunks.setdefault(name, []).append(value)
+    found = []
+    for name in source_blob_names or op.outputs:
+        if name not in chunks:
+            raise OpError(f"{reader.path} has no blob {name!r}; it has {', '.join(map(repr, list(chunks)[:8]))}")
+        found.append(blob_to_numpy(*chunks[name])[1])
+    return tuple(found)
+
+
+@op("Save", outputs=0, gradient="forbidden")
+def save(
+    *blobs,
+    db: str = "",
+    db_type: str = "",
+    absolute_path: bool = False,
+    strip_prefix: str = "",
+    blob_name_overrides: tuple[str, ...] = (),
+    op,
+    context,
+):
+    """Writes blobs to a minidb, under their names or others, whole or not at all."""
+    path = _within(context, db)
+    if db_type != "minidb":
+        raise OpError(f"db_type is {db_type!r}; blobs can be saved as minidb")
+    if blob_name_overrides and (strip_prefix or len(blob_name_overrides) != len(blobs)):
+        raise OpError("blob_name_overrides must hold one name for each input, and needs no strip_prefix")
+    names = blob_name_overrides or [
+        n.partition(strip_prefix)[2] if strip_prefix and strip_prefix in n else n for n in op.inputs
+    ]
+    for name, value in zip(op.inputs, blobs):
+        if not hasattr(value, "dtype"):
+            raise OpError(f"input {name!r} is a {type(value).__name__}, which cannot be saved; give arrays")
+    write_records(
+        path, (record for name, value in zip(names, blobs) for record in named_chunks(name, np.asarray(value)))
+    )
+    return ()
+
+
+@op("Print", outputs=0, gradient="forbidden")
+def print_(x, *, to_file: bool = False, limit: int = 0, every_n: int = 1, op, context):
+    """Prints a blob, or its first `limit` elements (1000 where that is 0). Nothing is printed where it is traced."""
+    if to_file:
+        raise OpError("to_file asks for a file, which Print does not write here; leave it out, and use Save")
+    if context.eager and not context.in_branch:
+        value: Any = np.asarray(x)
+        flat = value.reshape(-1)[: limit or 1000].tolist()
+        print(f"{op.inputs[0]} {value.dtype}{list(value.shape)}: {', '.join(map(str, flat))}")
+    return ()
