@@ -33,6 +33,7 @@ case "${1:-}" in
 "" | -*) set -- char_lstm "$@" ;; # no config among the arguments
 esac
 # As `python -m jrnn train`, with a word every 8 seconds while Python loads JAX: a slow machine takes that long.
+echo "loading JAX"
 exec .venv/bin/python -c '
 import sys
 import threading

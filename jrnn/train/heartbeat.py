@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-SILENCE = 8.0  # seconds without a word, after which one is said
+SILENCE = 7.0  # seconds without a word, after which one is said
 MEASURED = 3.0  # seconds of steps from which the time of a run is predicted
 
 
@@ -24,11 +24,11 @@ class Heartbeat:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jrnn-heartbeat", daemon=True)
         self.doing(what)
+        self.heard()
 
     def doing(self, what: str | Callable[[], str]) -> None:
         """Says from now on that this goes on, and for how long; or what the function returns."""
         self._what, self._since = what, time.monotonic()
-        self.heard()
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:

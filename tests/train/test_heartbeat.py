@@ -42,6 +42,17 @@ def test_a_heartbeat_is_silent_where_others_speak():
     assert console.file.getvalue() == "a line\n"
 
 
+def test_what_goes_on_may_change_without_a_word():
+    """Many things that take a little each are no silence together."""
+    console = Console(file=io.StringIO(), width=100)
+    with Heartbeat(console, "reading", silence=0.05) as beat:
+        begun = time.monotonic()
+        while not console.file.getvalue():
+            beat.doing("something else")
+            time.sleep(0.005)
+            assert time.monotonic() - begun < 30
+
+
 def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat, "SILENCE", 0.02)
     console = Console(file=io.StringIO(), width=200)
@@ -75,4 +86,4 @@ def test_the_script_that_trains_is_never_silent_for_long(tmp_path):
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     assert lines[:3] == ["installing what is missing into .venv", "installing: 8 s so far", "installing: 16 s so far"]
-    assert lines[-2:] == ["made plot", "python: train char_lstm --set train.steps=2"]
+    assert lines[-3:] == ["made plot", "loading JAX", "python: train char_lstm --set train.steps=2"]
