@@ -13,6 +13,7 @@ from jrnn.nn.packing import (
 )
 from jrnn.nn.params import Layout
 from jrnn.nn.settings import Settings
+from jrnn.nn.streaming import chunked, compiled_step
 
 __all__ = [
     "GRU",
@@ -26,6 +27,8 @@ __all__ = [
     "Settings",
     "bucket",
     "bucketed",
+    "chunked",
+    "compiled_step",
     "functional",
     "pack_padded_sequence",
     "pack_sequence",

@@ -44,6 +44,7 @@ def rnn(
     nonlinearity: str = "tanh",
     lengths: Any = None,
     key: jax.Array | None = None,
+    return_states: str = "last",
     **settings: Any,
 ) -> tuple[Any, jax.Array]:
     """A stack of plain recurrent layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P].
@@ -56,6 +57,9 @@ def rnn(
         lengths: [N] integers from 0 to T, in any order: a sequence stops there. Its outputs past the end are 0, its
             last state is the one at its end (hx for length 0), and what x holds there shows nowhere, not even NaN.
         key: a PRNG key for dropout and zoneout; without it nothing is random.
+        return_states: "last"; "all", the states after every step, [T, L K, N, P], past a sequence's length the one that
+            is held there; or "all+initial", [T + 1, L K, N, P], with the initial state where a direction begins: first,
+            or last for a reverse one.
         settings: see `jrnn.nn.settings.Settings`.
 
     Returns:
@@ -72,7 +76,7 @@ def rnn(
     ((5, 2, 4), (1, 2, 4), 0.0)
     """
     chosen = _settings("rnn", params, settings)
-    output, states = run_stack(rnn_unit(nonlinearity), "rnn", params, x, hx, lengths, key, chosen)
+    output, states = run_stack(rnn_unit(nonlinearity), "rnn", params, x, hx, lengths, key, chosen, return_states)
     return output, states[0]
 
 
@@ -84,6 +88,7 @@ def lstm(
     *,
     lengths: Any = None,
     key: jax.Array | None = None,
+    return_states: str = "last",
     **settings: Any,
 ) -> tuple[Any, tuple[jax.Array, jax.Array]]:
     """A stack of LSTM layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P], [L K, N, H].
@@ -101,7 +106,7 @@ def lstm(
     ((2, 5, 4), (4, 2, 2), (4, 2, 4))
     """
     chosen = _settings("lstm", params, settings)
-    output, (h, c) = run_stack(LSTM, "lstm", params, x, hx, lengths, key, chosen)
+    output, (h, c) = run_stack(LSTM, "lstm", params, x, hx, lengths, key, chosen, return_states)
     return output, (h, c)
 
 
@@ -113,6 +118,7 @@ def gru(
     *,
     lengths: Any = None,
     key: jax.Array | None = None,
+    return_states: str = "last",
     **settings: Any,
 ) -> tuple[Any, jax.Array]:
     """A stack of GRU layers, [T, N, D] -> [T, N, K H] and the last states [L K, N, H]; arguments as in `rnn`.
@@ -125,7 +131,7 @@ def gru(
     True
     """
     chosen = _settings("gru", params, settings)
-    output, states = run_stack(GRU, "gru", params, x, hx, lengths, key, chosen)
+    output, states = run_stack(GRU, "gru", params, x, hx, lengths, key, chosen, return_states)
     return output, states[0]
 
 

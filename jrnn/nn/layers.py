@@ -6,7 +6,8 @@ Shapes: T time, N batch, D input, H hidden, P output of a step (H without a proj
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,8 @@ class Noise(NamedTuple):
     """The random masks of one direction of one layer; None where there is no such noise.
 
     Attributes:
-        recurrent: [N, P], what h is multiplied by before it enters weight_hh; 0 or 1 / (1 - rate).
+        recurrent: what h is multiplied by before it enters weight_hh, 0 or 1 / (1 - rate): [N, P] for a whole sequence, or
+            [T, N, P] for every step.
         keep: a [T, N, width] of booleans for each state: True where it keeps its old value.
     """
 
@@ -40,7 +42,8 @@ def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) ->
     recurrent_key, *keep_keys = jax.random.split(key, 1 + len(state))
     recurrent = keep = None
     if settings.recurrent_dropout:
-        recurrent = mask(recurrent_key, settings.recurrent_dropout, state[0].shape, state[0].dtype)
+        lead = (steps,) if settings.recurrent_dropout_mask == "step" else ()
+        recurrent = mask(recurrent_key, settings.recurrent_dropout, (*lead, *state[0].shape), state[0].dtype)
     if any(zoneout_rates(settings, state)):
         keep = tuple(
             jax.random.bernoulli(k, rate, (steps, *old.shape))
@@ -116,17 +119,22 @@ def project(unit: Unit, weights: Weights, x: jax.Array, dtype) -> jax.Array:
 
 
 def make_step(
-    unit: Unit, weights: Weights, settings: Settings, dtype, recurrent: jax.Array | None = None
+    unit: Unit, weights: Weights, settings: Settings, dtype, variational: jax.Array | None = None
 ) -> Callable[[State, tuple], tuple[State, jax.Array]]:
-    """The step `(state, (x, keep)) -> (state, y)` of one direction of one layer; `keep` as in `Noise`, or None."""
+    """The step `(state, (x, noise)) -> (state, y)` of one direction of one layer.
+
+    Args:
+        variational: `Noise.recurrent` of the whole sequence, or None; `noise` holds what differs from step to step.
+    """
     late = None
     if unit.late_gates and weights.bias_hh is not None:
         first = weights.bias_hh.shape[0] // unit.gates * (unit.gates - unit.late_gates)
         late = weights.bias_hh[None, first:].astype(accumulator(dtype))
 
     def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
-        x, keep = inputs
+        x, (recurrent, keep) = inputs
         zx = project(unit, weights, x, dtype)
+        recurrent = variational if recurrent is None else recurrent
         h = state[0] if recurrent is None else state[0] * recurrent
         zh = contract(h, weights.weight_hh, dtype)
         if weights.norm_hh is not None:
@@ -162,6 +170,7 @@ def run_layer(
     lengths: jax.Array | None,
     reverse: bool,
     key: jax.Array | None,
+    return_states: str = "last",
 ) -> tuple[State, jax.Array]:
     """One direction of one layer over a whole sequence, [T, N, D] -> state and [T, N, P].
 
@@ -170,20 +179,43 @@ def run_layer(
         state: (h [N, P],) or (h [N, P], c [N, H]), in `accumulator(dtype)`.
         lengths: [N], or None when every sequence has T steps. A reverse run of a sequence starts at its last step.
         key: for the masks of a training run; None when nothing is random.
+        return_states: "last", "all" or "all+initial", as in `jrnn.nn.functional.rnn`.
     """
     noise = draw(settings, key, x.shape[0], state)
-    step, xs = make_step(unit, weights, settings, dtype, noise.recurrent), (x, noise.keep)
-    if settings.executor == "cudnn" and _is_plain_lstm(unit, weights, settings, noise):
-        biases = [b for b in (weights.bias_ih, weights.bias_hh) if b is not None]
-        bias = sum(biases) if biases else jnp.zeros(weights.weight_ih.shape[:1], dtype)
-        step, xs = LstmStep(weights.weight_ih, weights.weight_hh, bias), x
-    return scan(
-        step,
-        state,
-        xs,
+    variational = noise.recurrent if settings.recurrent_dropout_mask == "sequence" else None
+    step = make_step(unit, weights, settings, dtype, variational)
+    xs: Any = (x, Noise(noise.recurrent if variational is None else None, noise.keep))
+    run = partial(
+        scan,
         reverse=reverse,
         unroll=settings.unroll,
         lengths=lengths,
         recompute=settings.recompute,
         executor=settings.executor,
     )
+    if return_states != "last":
+        return _all_states(run, step, state, xs, lengths, reverse, return_states)
+    if settings.executor == "cudnn" and _is_plain_lstm(unit, weights, settings, noise):
+        biases = [b for b in (weights.bias_ih, weights.bias_hh) if b is not None]
+        bias = sum(biases) if biases else jnp.zeros(weights.weight_ih.shape[:1], dtype)
+        step, xs = LstmStep(weights.weight_ih, weights.weight_hh, bias), x
+    return run(step, state, xs)
+
+
+def _all_states(
+    run: Callable, step: Callable, state: State, xs: Any, lengths: Any, reverse: bool, return_states: str
+) -> tuple[State, jax.Array]:
+    """The states after every step, [T, ...], instead of the last ones; past a sequence's length the one held there."""
+
+    def with_state(state: State, inputs: Any) -> tuple[State, tuple[jax.Array, State]]:
+        new, y = step(state, inputs)
+        return new, (y, new)
+
+    last, (y, states) = run(with_state, state, xs)
+    if lengths is not None:
+        live = (jnp.arange(y.shape[0])[:, None] < lengths[None])[..., None]
+        states = tuple(jnp.where(live, s, h[None]) for s, h in zip(states, state if reverse else last, strict=True))
+    if return_states == "all+initial":  # where the direction begins
+        rows = [(s, h[None]) if reverse else (h[None], s) for s, h in zip(states, state, strict=True)]
+        states = tuple(jnp.concatenate(row) for row in rows)
+    return states, y

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jrnn.errors import LayerError
-from jrnn.nn.layers import zoneout_rates
+from jrnn.nn.layers import accumulator, zoneout_rates
 from jrnn.nn.params import Layout, check_params, init
 from jrnn.nn.settings import check_floating, read, spelled_out, warn_of_dropout
-from jrnn.nn.stack import run_stack, step_cell, step_stack
+from jrnn.nn.stack import run_stack, state_shapes, step_cell, step_stack
 from jrnn.nn.units import GRU as GRU_UNIT
 from jrnn.nn.units import LSTM as LSTM_UNIT
 from jrnn.nn.units import Unit, rnn_unit
@@ -115,23 +115,30 @@ class _Stack(_Parameters):
         if deterministic is not None:
             self.deterministic = deterministic
 
-    def __call__(self, x: Any, hx: Any = None, *, lengths: Any = None, rngs: Rngs | None = None) -> tuple[Any, Any]:
+    def __call__(
+        self, x: Any, hx: Any = None, *, lengths: Any = None, rngs: Rngs | None = None, return_states: str = "last"
+    ) -> tuple[Any, Any]:
         """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], of an LSTM a pair with c_n [L K, N, H].
 
         The arguments are those of `jrnn.nn.functional.rnn`; `rngs` feeds the noise instead of the module's own.
         """
-        unit = self.layout.unit
-        output, states = run_stack(unit, unit.name, self.params(), x, hx, lengths, self._key(rngs), self.settings)
-        return output, _as_given(states)
+        unit, key = self.layout.unit, self._key(rngs)
+        output, states = run_stack(unit, unit.name, self.params(), x, hx, lengths, key, self.settings, return_states)
+        return output, as_given(states)
+
+    def initial_state(self, batch: int) -> Any:
+        """The states of zeros that a call starts from without `hx`, for `batch` sequences: [L K, N, P], or a pair (h, c)."""
+        dtype = jnp.result_type(*self.params().values()) if self.settings.dtype is None else self.settings.dtype
+        return as_given(tuple(jnp.zeros(shape, accumulator(dtype)) for shape in state_shapes(self.layout, batch)))
 
     def step(self, x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
         """One step, [N, D] -> y [N, P] and the states, to be handed to the next; see `jrnn.nn.functional.lstm_step`."""
         unit = self.layout.unit
         y, states = step_stack(unit, f"{unit.name}.step", self.params(), x, hx, self.settings)
-        return y, _as_given(states)
+        return y, as_given(states)
 
 
-def _as_given(states: tuple[jax.Array, ...]) -> Any:
+def as_given(states: tuple[jax.Array, ...]) -> Any:
     """The states as users give and get them: h, or the pair (h, c)."""
     return states if len(states) == 2 else states[0]
 
@@ -235,7 +242,7 @@ class _Cell(_Parameters):
     def __call__(self, x: Any, hx: Any = None) -> Any:
         """[N, D], h [N, H] -> h, and for an LSTM (h, c) -> (h, c); or without N. Without `hx`, from zeros."""
         unit = self.layout.unit
-        return _as_given(step_cell(unit, f"{unit.name}Cell", self.params(), x, hx, self.dtype))
+        return as_given(step_cell(unit, f"{unit.name}Cell", self.params(), x, hx, self.dtype))
 
 
 class RNNCell(_Cell):

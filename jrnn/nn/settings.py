@@ -21,8 +21,10 @@ class Settings:
     Attributes:
         batch_first: batched sequences are [N, T, D] instead of [T, N, D].
         dropout: the probability of dropping an output of each layer but the last.
-        recurrent_dropout: the probability of dropping a unit of h where it enters `weight_hh`: one mask for a whole
-            sequence ("variational": Gal and Ghahramani, 2016).
+        dropout_mask: "step", a mask for every step, or "sequence", one for a whole sequence ("variational": Gal and
+            Ghahramani, 2016).
+        recurrent_dropout: the probability of dropping a unit of h where it enters `weight_hh`.
+        recurrent_dropout_mask: "sequence" or "step", as `dropout_mask`.
         zoneout: the probability that a unit keeps its old value at a step (Krueger et al., 2017); for an LSTM a pair
             (h, c) may be given. Without randomness the expectation is taken, p old + (1 - p) new.
         dtype: the type that products with weights are taken in; None for that of the inputs and parameters. With a
@@ -38,7 +40,9 @@ class Settings:
 
     batch_first: bool = False
     dropout: float = 0.0
+    dropout_mask: str = "step"
     recurrent_dropout: float = 0.0
+    recurrent_dropout_mask: str = "sequence"
     zoneout: float | tuple[float, float] = 0.0
     dtype: Any = None
     recompute: Any = None
@@ -55,6 +59,8 @@ class Settings:
             if not all(isinstance(rate, Real) and 0.0 <= rate <= 1.0 for rate in rates):
                 pair = ", and zoneout may be a pair (h, c) of them" if name == "zoneout" else ""
                 raise LayerError(f"{name} is {getattr(self, name)!r}; a probability lies between 0 and 1{pair}")
+        for name in ("dropout_mask", "recurrent_dropout_mask"):
+            check_choice("", name, getattr(self, name), ("step", "sequence"))
         if not isinstance(self.unroll, Integral) or self.unroll < 1:
             raise LayerError(f"unroll is {self.unroll!r}; it must be an integer of at least 1")
         if self.dtype is not None:
@@ -107,6 +113,19 @@ def warn_of_dropout(where: str, dropout: float, num_layers: int) -> None:
         )
 
 
+def check_choice(where: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises a LayerError unless `value` is one of `choices`.
+
+    >>> check_choice("lstm: ", "return_states", "al", ("last", "all"))
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: lstm: return_states is 'al'; it must be 'last' or 'all'; did you mean 'all'?
+    """
+    if value not in choices:
+        raise LayerError(
+            f"{where}{name} is {value!r}; it must be {' or '.join(map(repr, choices))}{near(str(value), choices)}"
+        )
+
+
 def check_floating(name: str, dtype: Any) -> None:
     """Raises a LayerError unless `dtype` names a floating type of 16 bits or more.
 
@@ -125,9 +144,9 @@ def check_floating(name: str, dtype: Any) -> None:
 def read(where: str, options: dict[str, Any], others: Iterable[str] = ()) -> Settings:
     """Settings from keyword arguments, with an error that suggests the near name; `others` are taken beside them.
 
-    >>> read("lstm", {"drpout": 0.5})
+    >>> read("lstm", {"unrol": 2})
     Traceback (most recent call last):
-    jrnn.errors.LayerError: lstm: no setting is called 'drpout'; did you mean 'dropout'?
+    jrnn.errors.LayerError: lstm: no setting is called 'unrol'; did you mean 'unroll'?
     """
     known = [field.name for field in fields(Settings)]
     for name in options:

@@ -14,22 +14,30 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_array, check_features, check_key, check_lengths, check_state
-from jrnn.nn.layers import accumulator, make_step, mask, run_layer
+from jrnn.nn.layers import Noise, accumulator, make_step, mask, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
-from jrnn.nn.settings import Settings
+from jrnn.nn.settings import Settings, check_choice
 from jrnn.nn.units import State, Unit
 from jrnn.nn.whole import as_equation, is_known, whole_layers
 
 Params = Mapping[str, Any]
 
 
-def _compute_type(params: Params, x: jax.Array, dtype: Any) -> Any:
+def compute_type(params: Params, x: jax.Array, dtype: Any) -> Any:
     return jnp.result_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
 
 
 def run_stack(
-    unit: Unit, where: str, params: Params, x: Any, hx: Any, lengths: Any, key: jax.Array | None, settings: Settings
+    unit: Unit,
+    where: str,
+    params: Params,
+    x: Any,
+    hx: Any,
+    lengths: Any,
+    key: jax.Array | None,
+    settings: Settings,
+    return_states: str = "last",
 ) -> tuple[Any, State]:
     """A whole sequence of any kind through a stack: to [T, N, D] and lengths, through the layers, and back.
 
@@ -41,12 +49,13 @@ def run_stack(
     """
     layout = layout_of(unit, params)
     check_key(where, key)
+    check_choice(f"{where}: ", "return_states", return_states, ("last", "all", "all+initial"))
     if isinstance(x, PackedSequence):
         if lengths is not None:
             raise LayerError(f"{where}: a PackedSequence knows its lengths; give no others")
         check_features(where, x.data, layout.input_size, {2: f"PackedSequence.data [C, {layout.input_size}]"})
         padded, lengths = pad_packed_sequence(x)
-        output, states = _stack(unit, where, layout, params, padded, hx, lengths, key, settings)
+        output, states = _stack(unit, where, layout, params, padded, hx, lengths, key, settings, return_states)
         repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=x.data.shape[0])
         return x._replace(data=repacked.data), states
     x = check_array(where, "x", x)
@@ -57,11 +66,13 @@ def run_stack(
     if x.ndim == 2:
         one = None if lengths is None else jnp.reshape(jnp.asarray(lengths), (-1,))
         hx = _with_batch(where, layout, params, x, hx, settings)
-        output, states = _stack(unit, where, layout, params, x[:, None], hx, one, key, settings)
-        return output[:, 0], tuple(state[:, 0] for state in states)
+        output, states = _stack(unit, where, layout, params, x[:, None], hx, one, key, settings, return_states)
+        return output[:, 0], tuple(state[..., 0, :] for state in states)
     if not settings.batch_first:
-        return _stack(unit, where, layout, params, x, hx, lengths, key, settings)
-    output, states = _stack(unit, where, layout, params, jnp.swapaxes(x, 0, 1), hx, lengths, key, settings)
+        return _stack(unit, where, layout, params, x, hx, lengths, key, settings, return_states)
+    output, states = _stack(
+        unit, where, layout, params, jnp.swapaxes(x, 0, 1), hx, lengths, key, settings, return_states
+    )
     return jnp.swapaxes(output, 0, 1), states
 
 
@@ -75,11 +86,12 @@ def _stack(
     lengths: Any,
     key: jax.Array | None,
     settings: Settings,
+    return_states: str,
 ) -> tuple[jax.Array, State]:
     """All layers over [T, N, D]."""
     steps, batch, _ = x.shape
-    dtype = _compute_type(params, x, settings.dtype)
-    states = check_state(where, unit, hx, _state_shapes(layout, batch), accumulator(dtype))
+    dtype = compute_type(params, x, settings.dtype)
+    states = check_state(where, unit, hx, state_shapes(layout, batch), accumulator(dtype))
     x = x.astype(dtype)
     if lengths is not None:
         lengths = check_lengths(where, lengths, steps, batch)
@@ -93,11 +105,12 @@ def _stack(
     for layer in range(layout.num_layers):
         if layer and settings.dropout and key is not None:
             key, dropout_key = jax.random.split(key)
-            x = x * mask(dropout_key, settings.dropout, x.shape, dtype)
+            shape = x.shape if settings.dropout_mask == "step" else (1, *x.shape[1:])
+            x = x * mask(dropout_key, settings.dropout, shape, dtype)
         k = len(last)
         group = weights[k : k + layout.directions]
         initial = [tuple(s[k + d] for s in states) for d in range(layout.directions)]
-        if whole_layers.value and is_known(unit, group[0], settings, key, dtype):
+        if whole_layers.value and return_states == "last" and is_known(unit, group[0], settings, key, dtype):
             found, x = as_equation(unit, group, x, initial, lengths)
             last += found
             continue
@@ -116,21 +129,22 @@ def _stack(
                 lengths=lengths,
                 reverse=direction == 1,
                 key=layer_key,
+                return_states=return_states,
             )
             last.append(state)
             outputs.append(y)
         x = outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
-    return x, tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
+    return x, tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
 
 
 def _with_batch(where: str, layout: Layout, params: Params, x: jax.Array, hx: Any, settings: Settings) -> Any:
     """The state of one sequence, which has no axis of the batch, with one of size 1."""
-    shapes = tuple((rows, size) for rows, _, size in _state_shapes(layout, 1))
-    states = check_state(where, layout.unit, hx, shapes, accumulator(_compute_type(params, x, settings.dtype)))
+    shapes = tuple((rows, size) for rows, _, size in state_shapes(layout, 1))
+    states = check_state(where, layout.unit, hx, shapes, accumulator(compute_type(params, x, settings.dtype)))
     return tuple(state[:, None] for state in states) if len(states) > 1 else states[0][:, None]
 
 
-def _state_shapes(layout: Layout, batch: int) -> tuple[tuple[int, ...], ...]:
+def state_shapes(layout: Layout, batch: int) -> tuple[tuple[int, ...], ...]:
     rows = layout.num_layers * layout.directions
     return ((rows, batch, layout.output_size), (rows, batch, layout.hidden_size))[: layout.unit.states]
 
@@ -147,12 +161,12 @@ def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings
     single = x.ndim == 1
     if single:
         x, hx = x[None], _with_batch(where, layout, params, x, hx, settings)
-    dtype = _compute_type(params, x, settings.dtype)
-    states = check_state(where, unit, hx, _state_shapes(layout, x.shape[0]), accumulator(dtype))
+    dtype = compute_type(params, x, settings.dtype)
+    states = check_state(where, unit, hx, state_shapes(layout, x.shape[0]), accumulator(dtype))
     last = []
     for k, weights in enumerate(layout.split(params)):
         state = tuple(s[k] for s in states)
-        state, x = make_step(unit, weights, settings, dtype)(state, (x, None))
+        state, x = make_step(unit, weights, settings, dtype)(state, (x, Noise()))
         last.append(state)
     new = tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
     return (x[0], tuple(s[:, 0] for s in new)) if single else (x, new)
@@ -165,10 +179,10 @@ def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: An
     check_features(where, x, layout.input_size, {1: f"[{layout.input_size}]", 2: f"[N, {layout.input_size}]"})
     single = x.ndim == 1
     shape = (layout.hidden_size,) if single else (x.shape[0], layout.hidden_size)
-    dtype = _compute_type(params, x, dtype)
+    dtype = compute_type(params, x, dtype)
     state = check_state(where, unit, hx, (shape,) * unit.states, accumulator(dtype))
     if single:
         x, state = x[None], tuple(s[None] for s in state)
     weights = Weights(**{name: jnp.asarray(value) for name, value in params.items()})
-    new, _ = make_step(unit, weights, Settings(), dtype)(state, (x, None))
+    new, _ = make_step(unit, weights, Settings(), dtype)(state, (x, Noise()))
     return tuple(s[0] for s in new) if single else new

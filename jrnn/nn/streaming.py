@@ -1,0 +1,120 @@
+"""Long sequences in pieces, with the state carried: truncated backpropagation through time, and serving step by step.
+
+Shapes: T time, N batch, D input, P output of a step, S steps of a chunk, C chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jrnn.errors import LayerError
+from jrnn.nn.checks import check_array, check_features, check_lengths, check_state
+from jrnn.nn.layers import accumulator
+from jrnn.nn.modules import GRU, LSTM, RNN, as_given
+from jrnn.nn.stack import compute_type, state_shapes, step_stack
+
+
+def chunked(
+    module: RNN | LSTM | GRU, x: Any, hx: Any = None, *, size: int, lengths: Any = None, rngs: Any = None
+) -> tuple[jax.Array, Any]:
+    """Calls a module on a sequence in chunks of `size` steps; gradients stop where one chunk ends and the next begins.
+
+    Outputs and last states are those of `module(x, hx, lengths=lengths)`. A gradient with respect to the state or to the
+    parameters goes back at most `size` steps from each output (truncated backpropagation through time); its memory for the
+    loop is that of one chunk after the other.
+
+    Args:
+        module: a module without a reverse direction.
+        x: [T, N, D], or [N, T, D] with batch_first.
+        hx: the initial states, as the module takes them; gradients reach them from the first chunk.
+        size: S, of the chunks; the last may be shorter.
+        lengths: [N] integers, as the module takes them.
+        rngs: feeds the noise, as in a call of the module.
+
+    Returns:
+        `(output, states)`, as the module returns them.
+
+    Raises:
+        LayerError: a bidirectional module, a size below 1, or arrays that do not fit.
+
+    >>> from flax import nnx
+    >>> lstm = LSTM(3, 4, rngs=nnx.Rngs(0))
+    >>> x = jax.random.normal(jax.random.key(0), (10, 2, 3))
+    >>> output, (h, c) = chunked(lstm, x, size=4)
+    >>> bool(jnp.allclose(output, lstm(x)[0], atol=1e-6))
+    True
+    >>> grad = jax.grad(lambda x: chunked(lstm, x, size=4)[0][9].sum())(x)
+    >>> [bool(step.any()) for step in grad]  # the last chunk has the steps 8 and 9
+    [False, False, False, False, False, False, False, False, True, True]
+    """
+    where = f"{module.layout.unit.name}: chunked"
+    if module.layout.bidirectional:
+        raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go chunk by chunk")
+    if not isinstance(size, Integral) or size < 1:
+        raise LayerError(f"{where}: size is {size!r}; it must be an integer of at least 1")
+    x, features, batch_first = check_array(where, "x", x), module.layout.input_size, module.settings.batch_first
+    check_features(where, x, features, {3: f"[N, T, {features}]" if batch_first else f"[T, N, {features}]"})
+    if batch_first:
+        x = jnp.swapaxes(x, 0, 1)
+    steps, batch, _ = x.shape
+    count = -(-steps // size)
+    padded = jnp.pad(x, ((0, count * size - steps), (0, 0), (0, 0)))
+    if lengths is not None:
+        lengths = check_lengths(where, lengths, steps, batch)
+    elif count * size != steps:
+        lengths = jnp.full((batch,), steps, jnp.int32)
+    if lengths is not None:
+        lengths = jnp.clip(lengths[None] - size * jnp.arange(count)[:, None], 0, size)
+    key = module._key(rngs)
+    keys = None if key is None else jax.random.split(key, count)
+    layout, dtype = module.layout, compute_type(module.params(), x, module.settings.dtype)
+    state = as_given(check_state(where, layout.unit, hx, state_shapes(layout, batch), accumulator(dtype)))
+
+    def run(state: Any, inputs: tuple) -> tuple[Any, jax.Array]:
+        k, piece, lengths, key = inputs
+        state = jax.tree.map(lambda s: jnp.where(k == 0, s, lax.stop_gradient(s)), state)
+        piece = jnp.swapaxes(piece, 0, 1) if batch_first else piece
+        output, state = module(piece, state, lengths=lengths, rngs=key)
+        return state, jnp.swapaxes(output, 0, 1) if batch_first else output
+
+    pieces = padded.reshape(count, size, batch, -1)
+    state, outputs = lax.scan(run, state, (jnp.arange(count), pieces, lengths, keys))
+    output = outputs.reshape(count * size, batch, -1)[:steps]
+    return jnp.swapaxes(output, 0, 1) if batch_first else output, state
+
+
+def compiled_step(module: RNN | LSTM | GRU) -> Callable[..., tuple[jax.Array, Any]]:
+    """A module's `step` for serving, compiled, with the parameters that it has now.
+
+    A call of it costs the dispatch of one program, where `nnx.jit` also goes through the module.
+
+    Args:
+        module: a module without a reverse direction.
+
+    Returns:
+        The function `(x, hx) -> (y, hx)`, [N, D] -> [N, P], or [D] -> [P] for one sequence; see `initial_state`.
+
+    >>> from flax import nnx
+    >>> gru = GRU(3, 4, rngs=nnx.Rngs(0))
+    >>> step, state = compiled_step(gru), gru.initial_state(1)
+    >>> x = jax.random.normal(jax.random.key(0), (5, 1, 3))
+    >>> for frame in x:
+    ...     y, state = step(frame, state)
+    >>> bool(jnp.allclose(y, gru(x)[0][-1], atol=1e-6))
+    True
+    """
+    if module.layout.bidirectional:
+        raise LayerError(f"{module.layout.unit.name}: a bidirectional stack needs the whole sequence; it has no step")
+    unit, params, settings = module.layout.unit, module.params(), module.settings
+
+    def step(x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
+        y, states = step_stack(unit, f"{unit.name}.step", params, x, hx, settings)
+        return y, as_given(states)
+
+    return jax.jit(step)
