@@ -7,9 +7,11 @@ from caffe2_cases import case, f32, normal, positive
 ANCHORS = np.array([[-16, -16, 31, 31], [-8, -20, 23, 35], [-20, -8, 35, 23]], np.float32)
 
 
-def proposals(images=1, h=4, w=5, type="GenerateProposals", deltas=0.5, **args):
+def proposals(images=1, h=4, w=5, type="GenerateProposals", deltas=0.5, values=None, **args):
     info = f32(*[v for k in range(images) for v in (64 + 8 * k, 80, 1 + k)]).reshape(images, 3)
     scores = np.random.RandomState(h * w).permutation(images * 3 * h * w).reshape(images, 3, h, w).astype(np.float32)
+    if values:  # of which many are equal
+        scores = scores % values
     blobs = {"scores": scores, "deltas": deltas * normal(images, 12, h, w), "im_info": info, "anchors": ANCHORS}
     return case(type, blobs, ["rois", "probabilities"], **args)
 
@@ -30,9 +32,11 @@ def rotated(rows, first=None):
     return found
 
 
-def limited(rows=14, classes=4, splits=None, block=None, **args):
+def limited(rows=14, classes=4, splits=None, block=None, values=None, **args):
     scores = np.random.RandomState(rows).permutation(rows * classes).astype(np.float32) / (rows * classes)
     scores = scores.reshape(rows, classes)
+    if values:
+        scores = np.ceil(scores * values).astype(np.float32) / values
     blobs = {"scores": scores, "boxes": boxes(rows, block or classes)}
     if splits:
         blobs["splits"] = f32(*splits)
@@ -46,6 +50,9 @@ CASES = [
     proposals(2, 3, 4, "GenerateProposalsCPP", spatial_scale=0.125, nms_thresh=0.9, deltas=1.5, post_nms_topN=0),
     proposals(1, 3, 3, legacy_plus_one=0, min_size=4.0),
     proposals(1, 2, 2, min_size=500.0),
+    proposals(1, 7, 9, values=2, min_size=0.0),
+    proposals(1, 7, 9, values=7, min_size=0.0, pre_nms_topN=50),
+    proposals(1, 7, 9, values=1, min_size=0.0, pre_nms_topN=33, post_nms_topN=9),
     case("BBoxTransform", {"rois": with_image(5, 2), "deltas": normal(5, 8), "im_info": INFO}, ["out", "n"]),
     case(
         "BBoxTransform",
@@ -78,4 +85,6 @@ CASES = [
     limited(soft_nms_enabled=1, soft_nms_method="gaussian", detections_per_im=8),
     limited(soft_nms_enabled=1, nms=0.1, detections_per_im=-1),
     limited(score_thresh=2.0),
+    limited(60, 5, values=3, detections_per_im=30),
+    limited(40, 2, values=1, nms=0.6),
 ]

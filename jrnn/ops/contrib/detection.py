@@ -14,6 +14,7 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.ops.checks import check_rank, check_shape, describe
+from jrnn.ops.contrib.unstable_sort import descending
 from jrnn.registry import op
 
 _LARGEST_GROWTH = np.float32(math.log(1000.0 / 16.0))  # of a box's logarithmic width
@@ -90,10 +91,6 @@ def _without_overlaps(
     return np.array(kept, np.int64)
 
 
-def _descending(scores: np.ndarray) -> np.ndarray:
-    return np.argsort(-scores, kind="stable")
-
-
 def _generate_proposals(
     scores,
     bbox_deltas,
@@ -138,7 +135,7 @@ def _generate_proposals(
     boxes, probabilities = [np.zeros((0, size + 1), np.float32)], [np.zeros(0, np.float32)]
     for k in range(n):
         flat = scores[k].reshape(-1)
-        order = _descending(flat)[: pre_nms_topN if pre_nms_topN > 0 else None]
+        order = descending(flat, pre_nms_topN if pre_nms_topN > 0 else None)
         moves = deltas[k].reshape(a, size, h * w).transpose(0, 2, 1).reshape(-1, size)[order]
         height, width, scale = im_info[k]
         found = _moved(placed[order], moves, np.ones(4, np.float32), plus, bound)
@@ -265,12 +262,12 @@ def box_with_nms_limit(
                 limits = (nms, soft_nms_sigma, soft_nms_min_score_thres)
                 kept.append(_softly(of_class[j], s[:, j], above, methods[soft_nms_method], limits, plus))
             else:
-                above = above[_descending(s[above, j])]
+                above = above[descending(s[above, j])]
                 kept.append(_without_overlaps(of_class[j], above, nms, detections_per_im or -1, plus))
         total = sum(map(len, kept))
         if 0 < detections_per_im < total:
             pairs = np.array([(j, r) for j, rows_kept in enumerate(kept) for r in rows_kept])
-            best = pairs[_descending(s[pairs[:, 1], pairs[:, 0]])[:detections_per_im]]
+            best = pairs[descending(s[pairs[:, 1], pairs[:, 0]])[:detections_per_im]]
             kept = [best[best[:, 0] == j, 1] for j in range(classes)]
             total = detections_per_im
         for j in range(1, classes):
