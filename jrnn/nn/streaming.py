@@ -76,7 +76,7 @@ def chunked(
     layout, dtype = module.layout, compute_type(module.params(), x, module.settings.dtype)
     state = as_given(check_state(where, layout.unit, hx, state_shapes(layout, batch), accumulator(dtype)))
 
-    def run(state: Any, inputs: tuple) -> tuple[Any, jax.Array]:
+    def run(state: Any, inputs: tuple[Any, ...]) -> tuple[Any, jax.Array]:
         k, piece, lengths, key = inputs
         state = jax.tree.map(lambda s: jnp.where(k == 0, s, lax.stop_gradient(s)), state)
         piece = jnp.swapaxes(piece, 0, 1) if batch_first else piece

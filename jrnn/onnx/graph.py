@@ -173,7 +173,7 @@ def _constant(attributes: Mapping[str, Any], label: str) -> np.ndarray:
     raise ConversionError(f"node {label!r} Constant: it holds {sorted(attributes)}; strings are not read")
 
 
-_MISTAKES = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, OverflowError)
+_MISTAKES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError)
 
 
 def evaluate(graph: Graph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any]) -> list[Any]:

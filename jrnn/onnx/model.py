@@ -73,7 +73,7 @@ class OnnxModel:
         found = evaluate(self.graph, values, {}, {**own, **(params or {})})
         return {spec.name: v if isinstance(v, list) else jnp.asarray(v) for spec, v in zip(self.outputs, found)}
 
-    def save(self, path: str | os.PathLike, params: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
         """Writes the model with other parameters, such as fine-tuned ones.
 
         Raises:
@@ -89,7 +89,7 @@ class OnnxModel:
         onnx.save(proto, os.fspath(path))
 
 
-def from_onnx(source: str | os.PathLike | bytes | onnx.ModelProto) -> OnnxModel:
+def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
     """Reads an ONNX model as a pure JAX function with named inputs and outputs and its parameters as a pytree.
 
     RNN, LSTM, GRU, Loop and Scan run on `jrnn.scan`; all of it can be jitted, differentiated and vmapped. A size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,11 +26,11 @@ TOLERANCE = 1e-5
 
 
 def to_onnx(
-    fn: Callable,
+    fn: Callable[..., Any],
     *examples: Any,
     params: Any = None,
     dims: Any = None,
-    path: str | os.PathLike | None = None,
+    path: str | os.PathLike[str] | None = None,
     opset: int = 18,
     name: str | None = None,
 ) -> onnx.ModelProto:
@@ -103,8 +104,8 @@ def _specs(leaves: Sequence[Leaf], examples: Sequence[Any], dims: Any, name: str
         raise ConversionError(f"{name}: dims {dims!r} do not fit the examples: {error}") from error
 
 
-def _trace(call: Callable, specs: Sequence[jax.ShapeDtypeStruct], name: str) -> tuple[Graph, list[str]]:
-    def trace(whole: bool):
+def _trace(call: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct], name: str) -> tuple[Graph, list[str]]:
+    def trace(whole: bool) -> Any:
         with as_written(True), whole_layers(whole):
             return jax.make_jaxpr(call, return_shape=True)(specs)
 
@@ -129,7 +130,14 @@ def _trace(call: Callable, specs: Sequence[jax.ShapeDtypeStruct], name: str) -> 
     return graph, paths
 
 
-def _model(e: Emitter, graph: Graph, leaves, out_names, name: str, closed) -> onnx.ModelProto:
+def _model(
+    e: Emitter,
+    graph: Graph,
+    leaves: Sequence[Leaf],
+    out_names: Sequence[str],
+    name: str,
+    closed: Sequence[tuple[str, Any]],
+) -> onnx.ModelProto:
     used = graph.users()
     values: list[Any] = []
     for leaf, var in zip(leaves, graph.inputs, strict=True):
@@ -140,12 +148,14 @@ def _model(e: Emitter, graph: Graph, leaves, out_names, name: str, closed) -> on
         else:
             values.append(Ref(e.claim(leaf.name), var.shape, np.dtype(var.dtype)))
     names = {id(value): key for key, value in closed}
-    for k, (var, value) in enumerate(graph.consts.items()):
-        if var in used:
-            graph.consts[var] = e.hinted(np.asarray(value), names.get(id(value), f"weight_{k}"))
+    consts = {
+        var: e.hinted(np.asarray(value), names.get(id(value), f"weight_{k}"))
+        for k, (var, value) in enumerate(graph.consts.items())
+        if var in used
+    }
     inputs = [v for v in values if isinstance(v, Ref)]
     e.taken.update(out_names)
-    results = e.owned(e.run(graph, values))
+    results = e.owned(e.run(replace(graph, consts=consts), values))
     renamed = {r.name: out for r, out in zip(results, out_names, strict=True)}
     for node in e.nodes:
         _rename(node, renamed)
@@ -169,7 +179,7 @@ def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
             output.name = names.get(output.name, output.name)
 
 
-def _resized(leaves, specs, sizes: dict[str, int]) -> list[Any]:
+def _resized(leaves: Sequence[Leaf], specs: Sequence[Any], sizes: dict[str, int]) -> list[Any]:
     """The examples, with their values repeated to other sizes where those are open."""
     found = []
     for leaf, spec in zip(leaves, specs, strict=True):
@@ -185,7 +195,14 @@ def _resized(leaves, specs, sizes: dict[str, int]) -> list[Any]:
     return found
 
 
-def _verify(model: onnx.ModelProto, call: Callable, args: Sequence[Any], leaves, out_names, name: str) -> None:
+def _verify(
+    model: onnx.ModelProto,
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    leaves: Sequence[Leaf],
+    out_names: Sequence[str],
+    name: str,
+) -> None:
     """Compares the model, run by onnxruntime, with the function."""
     try:
         import onnxruntime
