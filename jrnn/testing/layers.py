@@ -66,9 +66,7 @@ class CellNet:
         first = names
         if unrolled:  # whose first values must be [1, N, H]
             first = tuple(b.op("ExpandDims", [n], f"{n}_slot", dims=[0]) for n in names)
-        options = RunOptions(
-            outputs_with_grads=tuple(range(2 * len(names))), unroll_steps=int(steps) if unrolled else None
-        )
+        options = RunOptions(unroll_steps=int(steps) if unrolled else None)
         run = run_cell(cell, b, b.input(X), b.input(LENGTHS), list(first), scope="cell", options=options)
         last = tuple(s.last for s in run.states)
         rng = np.random.default_rng(seed)

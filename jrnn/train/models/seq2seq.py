@@ -115,10 +115,10 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
         return b.Gather([table, tokens], f"{name}_embedded")
 
     x = embedded(inputs, "encoder")
-    both_ends = LSTMOptions(forget_bias=config.forget_bias, outputs_with_grads=(0, 1, 3))
-    forward = LSTM(b, x, input_lengths, None, config.embedding, config.encoder, "forward", both_ends)
+    options = LSTMOptions(forget_bias=config.forget_bias)
+    forward = LSTM(b, x, input_lengths, None, config.embedding, config.encoder, "forward", options)
     x = b.ReversePackedSegs([x, input_lengths], "encoder_embedded_reversed")
-    backward = LSTM(b, x, input_lengths, None, config.embedding, config.encoder, "backward", both_ends)
+    backward = LSTM(b, x, input_lengths, None, config.embedding, config.encoder, "backward", options)
     turned = b.ReversePackedSegs([backward.hidden_all, input_lengths], "backward_outputs")
     outputs = _joined(b, [forward.hidden_all, turned], "encoder_outputs")
     first = []
