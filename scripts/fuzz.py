@@ -37,6 +37,7 @@ from jrnn.proto import (
     serialize_plan,
     tensor_to_numpy,
 )
+from jrnn.proto.database import tensors_of
 from jrnn.proto.minidb import parse_minidb
 from jrnn.proto.predictor_file import read_predictor_file
 from jrnn.proto.text import format_message
@@ -103,6 +104,10 @@ def minidb(data: bytes) -> None:
     parse_minidb(data)
 
 
+def record(data: bytes) -> None:
+    repr(tensors_of(data))
+
+
 def predictor_file(data: bytes) -> None:
     read_predictor_file(data)
 
@@ -145,7 +150,20 @@ def _file(data: bytes, name: str) -> Iterator[Path]:
 
 READERS: dict[str, Callable[[bytes], None]] = {
     f.__name__: f
-    for f in (net, net_of_text, net_or_plan, plan, tensor, blob, minidb, predictor_file, config, run_directory, seal)
+    for f in (
+        net,
+        net_of_text,
+        net_or_plan,
+        plan,
+        tensor,
+        blob,
+        minidb,
+        record,
+        predictor_file,
+        config,
+        run_directory,
+        seal,
+    )
 }
 
 
@@ -165,6 +183,8 @@ class Cases:
             models = [file["export|minidb"].tobytes()]
         with np.load(golden / "proto" / "blobs.npz") as file:
             blobs = [file[k].tobytes() for k in file.files if "|blob" in k]
+        with np.load(golden / "database.npz") as file:
+            records = [value for _, value in parse_minidb(file["records"].tobytes())]
         tensors = [b[b.index(b"Tensor\x1a") + 8 :] for b in blobs]
         configs = [p.read_bytes() for p in sorted((TESTS.parent / "jrnn" / "configs").glob("*.toml"))]
         plan_texts = [format_message(message_class("PlanDef").FromString(p)).encode() for p in plans[:6]]
@@ -179,6 +199,7 @@ class Cases:
             "run_directory": (("text", [METRICS, *configs, b'{"characters": "ab", "sha256": "00"}']),),
             "seal": (("text", [b'{"manifest": "00", "d/0": "11"}', b"[1]"]),),
             "minidb": (("minidb", models),),
+            "record": (("TensorProtos", records),),
             "predictor_file": (("minidb", models),),
         }
 
