@@ -69,7 +69,7 @@ def tensors_of(record: bytes, limits: Limits = DEFAULT_LIMITS) -> list[np.ndarra
     []
     """
     protos: Any = parse_binary(record, "TensorProtos", limits)
-    return [tensor_to_numpy(t.SerializeToString(), limits=limits) for t in protos.protos]
+    return [tensor_to_numpy(t.SerializePartialToString(), limits=limits) for t in protos.protos]
 
 
 def format_tensors(arrays: list[Any]) -> bytes:
