@@ -109,14 +109,15 @@ def _(e: Emitter, node, x, *rest):
     attributes |= {"activations": ["Relu"] * directions} if unit is RNN_RELU else {}
     shape = (directions, batch, hidden)
     inputs = [x, packed("W", 0), packed("R", 1), packed("B", 2, 3) if per == 4 else None, lengths]
-    inputs += [] if zero else [_stack(e, s) for s in initial]
+    start = [np.zeros((), x.dtype)] * unit.states if zero else [_stack(e, s) for s in initial]
+    inputs += [] if zero else start
     while inputs[-1] is None:
         inputs.pop()
     types = [((steps, directions, batch, hidden), x.dtype)] + [(shape, x.dtype)] * unit.states
     y, *last = e.ops(unit.name, inputs, types, **attributes)
-    if lengths is not None and not zero:  # of a sequence of no steps the last state is the first; runtimes may give 0
+    if lengths is not None:  # of a sequence of no steps the last state is the first; runtimes may leave anything there
         some = e.reshape(e.op("Greater", [lengths, np.zeros((), lengths.dtype)], (batch,), np.bool_), (1, batch, 1))
-        last = [e.op("Where", [some, new, old], shape, x.dtype) for new, old in zip(last, inputs[5:], strict=True)]
+        last = [e.op("Where", [some, new, old], shape, x.dtype) for new, old in zip(last, start, strict=True)]
     y = e.reshape(e.transpose(y, (0, 2, 1, 3)), (steps, batch, directions * hidden))
     one = [np.asarray(k, np.int64) for k in range(directions)]
     return (y, *(e.op("Gather", [s, k], shape[1:], x.dtype, axis=0) for k in one for s in last))

@@ -2,6 +2,7 @@
 
 import collections
 import importlib
+import pkgutil
 import warnings
 
 import numpy as np
@@ -12,14 +13,16 @@ import jrnn
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of the package's own
-    for family in ("rnn", "gru", "lstm", "if_", "loop", "scan"):  # each module registers its cases
-        importlib.import_module(f"onnx.backend.test.case.node.{family}")
+    for family in ("rnn", "gru", "lstm", "if", "loop", "scan"):  # each module registers its cases
+        names = [name for _, name, _ in pkgutil.iter_modules(cases.__path__) if name.rstrip("_") == family]
+        importlib.import_module(f"onnx.backend.test.case.node.{names[0]}")
 CASES = {case.name: case for case in cases._NodeTestCases}
 
 
 def test_all_cases_were_found():
     families = collections.Counter(name.removeprefix("test_").removeprefix("simple_")[:2] for name in CASES)
-    assert families == {"rn": 6, "gr": 6, "ls": 6, "if": 3, "lo": 3, "sc": 4}
+    least = {"rn": 4, "gr": 4, "ls": 4, "if": 3, "lo": 3, "sc": 2}  # onnx 1.19; 1.23 has 6, 6, 6, 3, 3, 4
+    assert families.keys() == least.keys() and all(families[name] >= count for name, count in least.items()), families
 
 
 @pytest.mark.parametrize("name", CASES)
