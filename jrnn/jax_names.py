@@ -10,7 +10,7 @@ from typing import Any
 
 from jax.core import Tracer
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
-from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
 from jax.extend.core import Literal, Primitive, jaxpr_as_fun
 from jax.extend.source_info_util import summarize
 from jax.interpreters import ad, batching, mlir

@@ -276,7 +276,7 @@ def _as_blob(name: str, value: Any) -> Any:
         value = np.asarray(value, dtype=object)
     if not isinstance(value, np.ndarray) or value.dtype.kind in "iubOSU":
         return value
-    if value.dtype == np.float64 and not jax.config.jax_enable_x64:
+    if value.dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]
         raise NetError(
             f"blob {name!r} is float64, but JAX's 64-bit types are off: give it as float32, or set jax_enable_x64"
         )
@@ -405,7 +405,7 @@ def infer_shapes(
     p = plan(without_sources(net, blobs))
     concrete = {n: v for n, v in blobs.items() if _is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
-    scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()
+    scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()  # type: ignore[attr-defined, unused-ignore]
 
     def run(given: Blobs) -> Blobs:
         env = execute(p, {**concrete, **given}, Context(key=key, wide=wide))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jrnn.errors import PlanError, near
-from jrnn.execution_step import Plan
+from jrnn.execution_step import ExecutionStep, Plan
 from jrnn.ir import Net
 
 
@@ -38,7 +40,7 @@ def net_of_plan(plan: Plan, name: str | None = None) -> tuple[Net, tuple[Net, ..
     return nets[name], tuple(nets[n] for n in before)
 
 
-def upgraded(plan: Plan, upgrade) -> Plan:
+def upgraded(plan: Plan, upgrade: Callable[[Net], Net]) -> Plan:
     """The plan with each of its nets changed."""
     return Plan(plan.name, tuple(map(upgrade, plan.networks)), plan.steps)
 
@@ -53,9 +55,9 @@ def show_steps(plan: Plan) -> str:
     """
     lines = [f"plan {plan.name}".rstrip()]
 
-    def add(step, depth: int) -> None:
-        fields = ("num_iter", "should_stop_blob", "only_once", "concurrent_substeps", "num_concurrent_instances")
-        fields += ("create_workspace", "run_every_ms", "report_net", "report_interval")
+    def add(step: ExecutionStep, depth: int) -> None:
+        fields = ["num_iter", "should_stop_blob", "only_once", "concurrent_substeps", "num_concurrent_instances"]
+        fields += ["create_workspace", "run_every_ms", "report_net", "report_interval"]
         told = "".join(f" {f}={v}" for f in fields if (v := getattr(step, f)) is not None)
         nets = f": {', '.join(step.networks)}" if step.networks else ""
         lines.append(f"{'  ' * depth}step {step.name}{told}{nets}")

@@ -81,4 +81,4 @@ def format_tensors(arrays: list[Any]) -> bytes:
     protos: Any = message_class("TensorProtos")()
     for array in arrays:
         protos.protos.add().MergeFromString(tensor_from_numpy(array).data)
-    return protos.SerializeToString(deterministic=True)
+    return bytes(protos.SerializeToString(deterministic=True))
