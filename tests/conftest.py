@@ -12,6 +12,9 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# They hold no tests. As modules of doctests, those of several folders on one command line would have the same name.
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]
+
 
 def pytest_addoption(parser):
     parser.addoption("--exhaustive", action="store_true", help="every case of the large grids, not a sample")
