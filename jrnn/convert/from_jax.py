@@ -11,7 +11,6 @@ import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
 from ..errors import ConversionError
-from ..executor import as_written
 from ..graph import live_ops, rename_blobs
 from .arguments import Leaf, arguments_of, callable_of, closed_over, path_of
 from .emit import TYPE_CODES, Blob, Emitter
@@ -83,8 +82,7 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
 def _trace(call: Callable, leaves: Sequence[Leaf], name: str) -> tuple[Graph, list[str]]:
     specs = [leaf.spec for leaf in leaves]
     try:
-        with as_written(True):
-            closed, out = jax.make_jaxpr(call, return_shape=True)(specs)
+        closed, out = jax.make_jaxpr(call, return_shape=True)(specs)
     except _NOT_KNOWN as e:
         raise ConversionError(
             f"{name}: depends on values that are known only when it runs: {str(e).splitlines()[0]}"

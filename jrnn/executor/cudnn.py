@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import rnn
 
+from jrnn.errors import ScanError
 from jrnn.executor.lstm_step import LstmStep
 
 
-def refusal(step: Any, carry: Any, xs: Any, reverse: bool, platform: str) -> str | None:
+def refusal(step: Any, carry: Any, xs: Any, reverse: bool, resets: Any, platform: str) -> str | None:
     """Why cuDNN cannot run a scan, or None when it can."""
     if not isinstance(step, LstmStep):
         return "the step is not an LstmStep"
@@ -25,6 +25,8 @@ def refusal(step: Any, carry: Any, xs: Any, reverse: bool, platform: str) -> str
         return f"there is no CUDA device (the platform is {platform})"
     if reverse:
         return "time runs backwards"
+    if resets is not None:
+        return "cuDNN knows no resets"
     leaves = jax.tree.leaves((step, carry, xs))
     if any(jnp.result_type(leaf) != jnp.float32 for leaf in leaves):
         return "cuDNN's LSTM is float32 only"
@@ -38,8 +40,18 @@ def packed_weights(step: LstmStep) -> Any:
     return jnp.concatenate([jnp.ravel(w) for w in (step.w_x, step.w_h, step.b, jnp.zeros_like(step.b))])
 
 
+def scan(step: Any, carry: Any, xs: Any, reverse: bool, lengths: Any, resets: Any) -> tuple[Any, Any]:
+    """The scan's `((h, c), hs)`; raises a ScanError where cuDNN cannot run it."""
+    why = refusal(step, carry, xs, reverse, resets, jax.default_backend())
+    if why is not None:
+        raise ScanError(f"scan: executor 'cudnn' cannot run this step ({why}); use 'auto' or 'scan'")
+    return run(step, carry, xs, lengths)
+
+
 def run(step: LstmStep, carry: tuple[Any, Any], xs: Any, lengths: Any = None) -> tuple[tuple[Any, Any], Any]:
     """The scan's `((h, c), hs)`."""
+    from jax.experimental import rnn  # loads much, and only for this
+
     steps, rows, features = xs.shape
     hidden = step.w_h.shape[1]
     if lengths is None:

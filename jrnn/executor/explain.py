@@ -1,158 +1,101 @@
-"""What `scan` makes of a step: hoisted, sunk, deferred, stored and recomputed, with bytes, and why."""
+"""`explain_scan`: the plans of the loops that a scan and its gradient really become."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jrnn.executor import jaxprs, pieces, rewrite
-from jrnn.executor import recompute as recomputation
-from jrnn.executor.executors import choose
-from jrnn.executor.residuals import Perturbed, SideEffects, gradient, is_smooth
-from jrnn.executor.scan import request_of
-from jrnn.executor.step import AS_IT_IS
+import jax
+import jax.numpy as jnp
 
-
-@dataclass(frozen=True)
-class Item:
-    """One value of a step: what makes it, its type, and its bytes over all steps."""
-
-    what: str
-    type: str
-    bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.what} {self.type}" + (f", {self.bytes:,} bytes" if self.bytes else "")
+from jrnn.executor import jaxprs, lowering
+from jrnn.executor.plan import Plan
+from jrnn.executor.scan import scan
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `scan` makes of a step.
+    """The plans of the loops of a scan.
 
     Attributes:
-        executor: the one that takes it.
-        refused: why others do not.
-        hoisted: computed for all steps before the loop.
-        sunk: computed for all steps after the loop.
-        summed: carries that became one sum after the loop.
-        deferred: gradients of constants that are formed after the reverse loop.
-        stored: stacked by the forward loop for the reverse pass, beside the outputs.
-        recomputed: computed again by the reverse pass.
-        in_loop: contractions that stay in the forward and in the reverse loop.
-        checkpoints: steps between checkpoints, or None.
-        pieces: of time in which the loop is run, so that bulk work is done beside it; 1 for whole.
-        chunk: steps at a time where no gradients are asked for, or None for all.
+        forward: the loop without a gradient.
+        training: the forward and the reverse loops of the gradient with respect to everything, in this order; empty where
+            nothing has a gradient.
     """
 
-    executor: str
-    refused: tuple[str, ...]
-    hoisted: tuple[Item, ...]
-    sunk: tuple[Item, ...]
-    summed: tuple[Item, ...]
-    deferred: tuple[Item, ...]
-    stored: tuple[Item, ...]
-    recomputed: tuple[Item, ...]
-    in_loop: tuple[int, int]
-    checkpoints: int | None
-    pieces: int
-    chunk: int | None
+    forward: tuple[Plan, ...]
+    training: tuple[Plan, ...]
 
     @property
-    def stored_bytes(self) -> int:
-        return sum(item.bytes for item in self.stored)
+    def executor(self) -> str:
+        """What runs the forward loop: "scan", "associative", or "lax.scan" where it is left as it is."""
+        return self.forward[0].executor if self.forward else "lax.scan"
 
     def __str__(self) -> str:
-        parts = {
-            "hoisted before the loop (they do not need the carry)": self.hoisted,
-            "sunk behind the loop (only outputs need them)": self.sunk,
-            "summed after the loop (carries that only add)": self.summed,
-            "gradients formed after the reverse loop": self.deferred,
-            f"stored for the reverse pass ({self.stored_bytes:,} bytes)": self.stored,
-            "computed again by the reverse pass": self.recomputed,
-        }
-        lines = [f"executor: {self.executor}", *(f"  not {why}" for why in self.refused)]
-        for title, items in parts.items():
-            lines += [f"{title}: {'none' if not items else ''}".rstrip(), *(f"  {item}" for item in items)]
-        lines.append("contractions left in the loops: {} forward, {} reverse".format(*self.in_loop))
-        if self.checkpoints:
-            lines.append(f"checkpoints: every {self.checkpoints} steps; the above holds within one chunk")
-        if self.pieces > 1:
-            lines.append(f"pieces of time, the bulk work of one beside the loop of another: {self.pieces}")
-        if self.chunk:
-            lines.append(f"steps at a time where no gradients are asked for: {self.chunk}")
-        return "\n".join(lines)
+        parts = {"without a gradient": self.forward, "with the gradient of everything": self.training}
+        return "\n".join(
+            line for title, plans in parts.items() if plans for line in (f"{title}:", *map(_indented, plans))
+        )
+
+
+def _indented(plan: Plan) -> str:
+    return "\n".join(f"  {line}" for line in str(plan).splitlines())
 
 
 def explain_scan(
-    step: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    xs: Any,
-    length: int | None = None,
-    reverse: bool = False,
-    unroll: int | bool = 1,
-    *,
-    lengths: Any = None,
-    recompute: Any = None,
-    executor: str = "auto",
+    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None, **options: Any
 ) -> Explanation:
-    """Says what `scan` does with the same arguments, when gradients of everything are asked for; nothing is run.
+    """Says what `scan` makes of the same arguments; the loops are lowered, and nothing is compiled or run.
+
+    Args:
+        f, init, xs, length, options: the arguments of `scan`.
 
     >>> import jax.numpy as jnp
     >>> w = jnp.ones((3, 3))
-    >>> told = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 3)), jnp.ones((5, 2, 3)))
-    >>> print(told)  # doctest: +ELLIPSIS
-    executor: scan
-    ...
-    hoisted before the loop (they do not need the carry):
-      dot_general float32[2,3], 120 bytes
-    ...
-    contractions left in the loops: 1 forward, 1 reverse
+    >>> found = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 3)), jnp.ones((5, 2, 3)))
+    >>> print(found.forward[0])  # doctest: +ELLIPSIS
+    forward loop of 5 steps on cpu: scan
+      computed for all steps before the loop (120 bytes):
+        dot_general float32[2,3], 120 bytes at ...
+      ...
+      contractions in the loop: 1
+      ...
+    >>> [plan.contractions for plan in found.training]
+    [1, 1]
     """
-    request = request_of(step, carry, xs, length, reverse, unroll, lengths, recompute)
-    chosen, refused = choose(request, executor)
-    traced = request.traced
-    nothing: tuple[Item, ...] = ()
-    if traced is None:
-        why = f"jax.lax.scan itself runs it ({AS_IT_IS})"
-        return Explanation("lax.scan", tuple(dict.fromkeys((*refused, why))), *(nothing,) * 6, (0, 0), None, 1, None)
-    steps, fission = traced.loop.length, request.fission
-    checkpoints = recomputation.chunk_length(recompute, steps)
-    core = rewrite.together(fission.core)
-    perturbed = Perturbed.of(core, [is_smooth(v) for v in core.inputs])
-    try:
-        grad = gradient(core, perturbed, recomputation.forbidden(recompute, traced.names))
-    except SideEffects:
-        why = "jax.lax.scan itself differentiates the loop (a derivative rule has side effects)"
-        return Explanation(chosen.name, (*refused, why), *(nothing,) * 6, (0, 0), checkpoints, 1, None)
-    back = grad.fission
-    made = jaxprs.producers([*fission.loop.eqns, *grad.forward.eqns, *grad.again, *back.loop.eqns])
 
-    def items(values: Iterable[Any], times: int) -> tuple[Item, ...]:
-        return tuple(_item(v, made, times) for v in values if not jaxprs.is_literal(v))
+    def run(init: Any, xs: Any) -> Any:
+        return scan(f, init, xs, length, **options)
 
-    return Explanation(
-        chosen.name,
-        tuple(refused),
-        items(fission.early, steps),
-        items(fission.late, steps),
-        items((fission.loop.carry_out[i] for i in fission.summed), 1),
-        items(back.summed.values(), 1),
-        items(grad.stored, steps),
-        items((v for eqn in grad.again if not jaxprs.is_view(eqn) for v in eqn.outvars), 0),
-        (_contractions(core.eqns), _contractions(back.core.eqns)),
-        checkpoints,
-        1 if checkpoints else pieces.count(fission.core, request.platform),
-        None if checkpoints else pieces.chunk(fission, request.platform, chosen.name == "associative"),
-    )
+    forward = plans_of(run, init, xs)
+    leaves = [leaf for leaf in jax.tree.leaves((init, xs)) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+    outs = [leaf for leaf in jax.tree.leaves(jax.eval_shape(run, init, xs)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    if not leaves or not outs:
+        return Explanation(tuple(forward), ())
+    return Explanation(tuple(forward), tuple(plans_of(lambda init, xs: _train(run, init, xs), init, xs)))
 
 
-def _item(v: Any, made: dict[Any, Any], times: int) -> Item:
-    eqn = made.get(v)
-    scope = str(eqn.source_info.name_stack) if eqn is not None else ""
-    what = eqn.primitive.name if eqn is not None else "carry"
-    return Item(f"{scope}/{what}" if scope else what, v.aval.str_short(), jaxprs.nbytes(v) * times)
+def _train(run: Callable, init: Any, xs: Any) -> Any:
+    """The results of `run`, and the gradient with respect to its arguments and all that it closes over."""
+    closed = jax.make_jaxpr(run)(init, xs)
+
+    def of_everything(consts: Any, args: Any) -> list[Any]:
+        env = dict(zip(closed.jaxpr.constvars, consts)) | dict(zip(closed.jaxpr.invars, args))
+        jaxprs.evaluate(closed.jaxpr.eqns, env)
+        return [jaxprs.value(env, a) for a in closed.jaxpr.outvars]
+
+    out, pull = jax.vjp(of_everything, closed.consts, jax.tree.leaves((init, xs)))
+    return out, pull([_cotangent(o) for o in out])
 
 
-def _contractions(eqns: Iterable[Any]) -> int:
-    return sum(jaxprs.is_contraction(eqn) for eqn in eqns)
+def _cotangent(out: Any) -> Any:
+    inexact = jnp.issubdtype(jnp.result_type(out), jnp.inexact)
+    return jnp.ones_like(out) if inexact else jnp.zeros(jnp.shape(out), jax.dtypes.float0)
+
+
+def plans_of(fn: Callable, *args: Any) -> list[Plan]:
+    """The plans of the marked loops of a function, in the order in which they are lowered."""
+    with lowering.recorded() as plans:
+        jax.jit(lambda *args: fn(*args)).lower(*args)
+    return plans

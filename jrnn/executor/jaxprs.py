@@ -7,7 +7,7 @@ new trace of an evaluation, and nothing here builds equations by hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +16,24 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import source_info_util
+
+from jrnn.executor import mark
 
 Var = jex.Var
 Atom = Any  # Var | Literal
 Env = dict[Var, Any]
+
+# Primitives that merely call a jaxpr, with the parameter that holds it.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
+# Those that only a transformation would treat in another way: once a program is lowered, they are calls too.
+LOWERED_CALLS = {
+    **CALLS,
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+}
 
 
 @dataclass(frozen=True)
@@ -34,9 +48,15 @@ class Program:
     effects: Any
 
 
-def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
-    """Traces a function of flat arguments that returns a flat sequence, and flattens the calls inside it."""
-    return _trace(lambda *args: _inlined(jax.make_jaxpr(fn)(*avals), args), avals)
+def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS) -> Program:
+    """Traces a function of flat arguments that returns a flat sequence, and opens the calls inside it.
+
+    Args:
+        fn: the function.
+        avals: the types of its arguments.
+        calls: the primitives to open, with the parameter that holds the jaxpr of each.
+    """
+    return _trace(lambda *args: _opened(jax.make_jaxpr(fn)(*avals), args, calls), avals)
 
 
 def _trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
@@ -52,22 +72,19 @@ def _trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
     )
 
 
-def retrace(evaluation: Callable[[Env], Env], invars: Sequence[Var], outs: Sequence[Atom]) -> Program:
-    """The program of an evaluation that is given the environment of `invars` and must define `outs`."""
+def retrace(
+    evaluation: Callable[[Env], Env], invars: Sequence[Var], outs: Sequence[Atom], avals: Sequence[Any] | None = None
+) -> Program:
+    """The program of an evaluation that is given the environment of `invars` and must define `outs`.
+
+    `avals` are the types of `invars`, where they change.
+    """
 
     def fn(*args: Any) -> list[Any]:
         env = evaluation(dict(zip(invars, args)))
         return [read(env, atom) for atom in outs]
 
-    return _trace(fn, [v.aval for v in invars])
-
-
-def _inlined(closed: Any, args: Sequence[Any]) -> list[Any]:
-    jaxpr = closed.jaxpr
-    env = dict(zip(jaxpr.constvars, closed.consts))
-    env.update(zip(jaxpr.invars, args))
-    evaluate(jaxpr.eqns, env, inline=True)
-    return [read(env, atom) for atom in jaxpr.outvars]
+    return _trace(fn, [v.aval for v in invars] if avals is None else avals)
 
 
 def is_literal(atom: Atom) -> bool:
@@ -83,14 +100,21 @@ def value(env: Env, atom: Atom) -> jax.Array:
     return jnp.asarray(atom.val, atom.aval.dtype) if is_literal(atom) else env[atom]
 
 
-def evaluate(eqns: Iterable[Any], env: Env, inline: bool = False) -> Env:
-    """Evaluates equations into `env`, which it changes and returns; with `inline`, calls are opened."""
+def zeros_of_shape(shape: Sequence[int], like: Any) -> jax.Array:
+    """Zeros of the data type of `like`, an abstract value, divided among devices as it is."""
+    zeros = jnp.zeros(shape, like.dtype)
+    explicit = jax.sharding.AxisType.Explicit in like.sharding.mesh.axis_types
+    return jax.sharding.reshard(zeros, like.sharding) if explicit else zeros
+
+
+def evaluate(eqns: Iterable[Any], env: Env, calls: Mapping[str, str] | None = None) -> Env:
+    """Evaluates equations into `env`, which it changes and returns; `calls` are opened."""
     for eqn in eqns:
         args = [read(env, atom) for atom in eqn.invars]
         with in_scope(eqn):
-            body = _call_body(eqn) if inline else None
+            body = called(eqn, calls) if calls else None
             if body is not None:
-                out = _inlined(body, args)
+                out = _opened(body, args, calls)
             else:
                 out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
                 out = out if eqn.primitive.multiple_results else [out]
@@ -98,50 +122,39 @@ def evaluate(eqns: Iterable[Any], env: Env, inline: bool = False) -> Env:
     return env
 
 
+def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -> list[Any]:
+    jaxpr = getattr(closed, "jaxpr", closed)
+    env = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
+    env.update(zip(jaxpr.invars, args))
+    evaluate(jaxpr.eqns, env, calls)
+    return [read(env, atom) for atom in jaxpr.outvars]
+
+
 def in_scope(eqn: Any) -> ExitStack:
-    """The equation's own context: its `jax.named_scope`, and what `eqn.ctx` holds."""
+    """The equation's own context: its source lines, its `jax.named_scope`, and what `eqn.ctx` holds but the mark."""
     stack = ExitStack()
-    name = str(eqn.source_info.name_stack)
-    if name:
-        stack.enter_context(jax.named_scope(name))
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
     stack.enter_context(eqn.ctx.manager)
+    if mark.options_in(eqn.ctx.xla_metadata) and eqn.primitive.name != "scan":
+        stack.enter_context(mark.unmarked())
     return stack
 
 
-def _call_body(eqn: Any) -> Any | None:
-    """The jaxpr that an equation merely calls, or None: calls with derivative rules or placements of their own stay."""
-    if eqn.primitive.name in ("jit", "pjit"):
-        placed = (*eqn.params["in_shardings"], *eqn.params["out_shardings"])
-        if all(type(s).__name__ == "UnspecifiedValue" for s in placed):
-            return eqn.params["jaxpr"]
-    if eqn.primitive.name == "closed_call":
-        return eqn.params["call_jaxpr"]
-    return None
+def called(eqn: Any, calls: Mapping[str, str]) -> Any | None:
+    """The jaxpr of an equation that is one of `calls`, or None. A `jit` with shardings of its own stays."""
+    parameter = calls.get(eqn.primitive.name)
+    if parameter is None or eqn.effects:
+        return None
+    placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if any(type(s).__name__ != "UnspecifiedValue" for s in placed):
+        return None
+    return eqn.params[parameter]
 
 
-# What an equation is like --------------------------------------------------------------------------------------------
+# Sizes ---------------------------------------------------------------------------------------------------------------
 
 _OPEN = 64  # elements of a dimension that is not known, where sizes are compared
-_CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-_LOOKUPS = ("gather",)
-_SOLVERS = ("triangular_solve", "cholesky", "lu", "qr", "eigh", "eig", "svd", "fft")
-_RULED_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-
-# Cheap enough to be done again in the reverse loop instead of storing their results.
-# fmt: off
-CHEAP = frozenset(
-    (
-        "abs", "add", "add_any", "and", "atan2", "bitcast_convert_type", "broadcast_in_dim", "cbrt", "ceil", "clamp",
-        "concatenate", "convert_element_type", "copy", "copy_p", "cos", "cosh", "div", "eq", "erf", "exp", "exp2",
-        "expand_dims", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "iota", "is_finite", "le", "log",
-        "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "not", "or", "pad", "pow", "real",
-        "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_precision", "reduce_sum", "rem", "reshape",
-        "rev", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
-        "sin", "sinh", "slice", "sqrt", "square", "squeeze", "stop_gradient", "sub", "tan", "tanh", "transpose",
-        "xor",
-    )
-)
-# fmt: on
 
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:
@@ -151,48 +164,6 @@ def sub_jaxprs(eqn: Any) -> Iterator[Any]:
             inner = getattr(item, "jaxpr", item)
             if hasattr(inner, "eqns"):
                 yield inner
-
-
-def is_heavy(eqn: Any) -> bool:
-    """Worth taking out of a loop: a contraction, a lookup or a solver, or a call that holds one."""
-    name = eqn.primitive.name
-    if name in _CONTRACTIONS + _LOOKUPS + _SOLVERS:
-        return True
-    return name in _RULED_CALLS and any(is_heavy(e) for inner in sub_jaxprs(eqn) for e in inner.eqns)
-
-
-def is_contraction(eqn: Any) -> bool:
-    return eqn.primitive.name in _CONTRACTIONS
-
-
-def is_movable(eqn: Any) -> bool:
-    """Whether it may be evaluated under `vmap` over time: control flow, callbacks and kernels may not."""
-    name = eqn.primitive.name
-    if name in _RULED_CALLS:
-        return all(is_movable(e) for inner in sub_jaxprs(eqn) for e in inner.eqns)
-    foreign = "callback" in name or "ffi" in name or "pallas" in name or "custom" in name
-    return (
-        not foreign and not draws_otherwise_at_once(eqn) and not any(True for _ in sub_jaxprs(eqn)) and not eqn.effects
-    )
-
-
-def draws_otherwise_at_once(eqn: Any) -> bool:
-    """Whether it makes random numbers that are others under `vmap`: those of all keys but JAX's default, threefry's."""
-    keys = [a.aval.dtype.name for a in eqn.invars if jnp.issubdtype(a.aval.dtype, jax.dtypes.prng_key)]
-    return eqn.primitive.name == "rng_bit_generator" or any(name != "key<fry>" for name in keys)
-
-
-def is_view(eqn: Any) -> bool:
-    """Only picks, spreads or orders what its operand holds: free where it is used, a copy where its result is stored."""
-    return eqn.primitive.name in (
-        "slice",
-        "split",
-        "squeeze",
-        "reshape",
-        "broadcast_in_dim",
-        "transpose",
-        "expand_dims",
-    )
 
 
 def is_known(dimension: Any) -> bool:
@@ -222,8 +193,12 @@ def inputs(eqn: Any) -> list[Var]:
     return [atom for atom in eqn.invars if not is_literal(atom)]
 
 
-def needed(eqns: Sequence[Any], outs: Iterable[Atom], available: Collection[Var]) -> tuple[list[Any], list[Var]]:
+def needed(
+    eqns: Sequence[Any], outs: Iterable[Atom], available: Collection[Var], effects: bool = False
+) -> tuple[list[Any], list[Var]]:
     """The equations that compute `outs` from `available`, and the variables of `available` that are read.
+
+    With `effects`, equations with side effects are needed too.
 
     >>> p = trace(lambda a, b: [a + b, a * b], [jax.typeof(1.0), jax.typeof(2.0)])
     >>> [e.primitive.name for e in needed(p.eqns, p.outvars[:1], set(p.invars))[0]]
@@ -233,7 +208,7 @@ def needed(eqns: Sequence[Any], outs: Iterable[Atom], available: Collection[Var]
     kept = []
     for eqn in reversed(eqns):
         made = [v for v in eqn.outvars if v in want and v not in available]
-        if made:
+        if made or (effects and eqn.effects):
             kept.append(eqn)
             want.update(dict.fromkeys(inputs(eqn)))
     return kept[::-1], [v for v in want if v in available]
@@ -264,7 +239,7 @@ def distinct(evaluated: Sequence[Any], env: Env) -> Env:
     for eqn in evaluated:
         args = [read(env, atom) for atom in eqn.invars]
         key: Any = None
-        if not any(True for _ in sub_jaxprs(eqn)):
+        if not eqn.effects and not any(True for _ in sub_jaxprs(eqn)):
             try:
                 operands = tuple(_identity(atom, arg) for atom, arg in zip(eqn.invars, args))
                 key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda kv: kv[0])), operands)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jrnn.executor import jaxprs
 from jrnn.executor.jaxprs import Atom, Var
+
+# Tests set this: every loop that a pass makes is verified, and an error inside a pass is raised.
+strict_passes = jax.make_user_context(False)
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,10 @@ class Loop:
     xs: tuple[Var, ...]
     carry_out: tuple[Atom, ...]
     ys: tuple[Atom, ...]
-    length: int
+    length: Any  # an integer, or a symbolic dimension of `jax.export`
     reverse: bool
-    unroll: int | bool
+    unroll: int
+    recomputes: bool = False  # the caller asked for values to be computed again, and this loop does that
 
     @property
     def inputs(self) -> tuple[Var, ...]:
@@ -35,59 +38,48 @@ class Loop:
     def outputs(self) -> tuple[Atom, ...]:
         return (*self.carry_out, *self.ys)
 
-    def step(self, consts: Sequence[Any], carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """One step: `(carry_out, ys)`."""
-        env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, (*consts, *carry, *xs))))
-        return [jaxprs.value(env, a) for a in self.carry_out], [jaxprs.value(env, a) for a in self.ys]
+    def verify(self) -> Loop:
+        """Raises an AssertionError where the record is not a loop; returns it otherwise."""
+        defined = set(self.inputs)
+        assert len(defined) == len(self.inputs), "an input is named twice"
+        for eqn in self.eqns:
+            unknown = [v for v in jaxprs.inputs(eqn) if v not in defined]
+            assert not unknown, f"{eqn.primitive} reads {unknown}, which nothing defines before it"
+            assert not defined.intersection(eqn.outvars), f"{eqn.primitive} defines a variable a second time"
+            defined.update(eqn.outvars)
+        assert all(jaxprs.is_literal(a) or a in defined for a in self.outputs), "an output is not defined"
+        assert len(self.carry) == len(self.carry_out)
+        for old, new in zip(self.carry, self.carry_out):
+            types = [(a.aval.shape, a.aval.dtype) for a in (old, new)]
+            assert types[0] == types[1], f"a carry changes from {types[0]} to {types[1]}"
+        return self
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """All steps by `jax.lax.scan`: `(last carry, stacked ys)`, flat."""
-        turned = self._turned(consts)
 
         def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            env = dict(zip(self.inputs, (*consts, *carry, *x)))
-            for eqn in self.eqns:
-                if eqn in turned:
-                    with jaxprs.in_scope(eqn):
-                        env[eqn.outvars[0]] = _by_columns(eqn, jaxprs.read(env, eqn.invars[0]), turned[eqn])
-                else:
-                    jaxprs.evaluate([eqn], env)
+            env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, (*consts, *carry, *x))))
             return [jaxprs.value(env, a) for a in self.carry_out], [jaxprs.value(env, a) for a in self.ys]
 
-        return jax.lax.scan(
-            step,
-            list(init),
-            list(xs),
-            length=None if xs else self.length,  # what `jax.export` leaves open may not be given
-            reverse=self.reverse,
-            unroll=self.unroll,
-        )
+        length = None if xs else self.length  # a symbolic length may not be given
+        return jax.lax.scan(step, list(init), list(xs), length, reverse=self.reverse, unroll=self.unroll)
 
-    def _turned(self, consts: Sequence[Any]) -> dict[Any, Any]:
-        """Matrices of the contractions that read them row by row, transposed before the loop.
+    def with_length(self, length: Any) -> Loop:
+        """The same for another number of steps."""
+        return replace(self, length=length)
 
-        XLA:CPU's product of small matrices, `x W^T` at every step, is up to half as slow again as `x W`.
+    def rewritten(self, evaluation: Callable[[jaxprs.Env], jaxprs.Env], avals: Sequence[Any] | None = None) -> Loop:
+        """The same loop with its equations traced anew from an evaluation, and dead equations dropped.
+
+        Args:
+            evaluation: defines the outputs in an environment of the inputs.
+            avals: new types of the inputs, where they change.
         """
-        values = dict(zip(self.consts, consts))
-        found = {}
-        for eqn in self.eqns:
-            if eqn.primitive.name == "dot_general" and not jaxprs.is_literal(eqn.invars[1]) and eqn.invars[1] in values:
-                dims = eqn.params["dimension_numbers"]
-                if (
-                    eqn.invars[1].aval.ndim == 2
-                    and eqn.invars[0] not in values
-                    and (dims[0][1], dims[1][1]) == ((1,), ())
-                ):
-                    found[eqn] = jnp.transpose(values[eqn.invars[1]])
-        return found
-
-    def rewritten(self, evaluation: Callable[[jaxprs.Env], jaxprs.Env]) -> Loop:
-        """The same loop with its equations traced anew from an evaluation, and dead equations dropped."""
-        program = jaxprs.retrace(evaluation, self.inputs, self.outputs)
+        program = jaxprs.retrace(evaluation, self.inputs, self.outputs, avals)
         assert not program.constvars, "a rewrite may not add constants"
-        eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars))
+        eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
         at = len(self.consts), len(self.consts) + len(self.carry)
-        return replace(
+        made = replace(
             self,
             eqns=tuple(eqns),
             consts=program.invars[: at[0]],
@@ -96,14 +88,8 @@ class Loop:
             carry_out=program.outvars[: len(self.carry)],
             ys=program.outvars[len(self.carry) :],
         )
+        return made.verify() if strict_passes.value else made
 
     def rewritten_by(self, rule: Callable[[Loop, jaxprs.Env], jaxprs.Env]) -> Loop:
-        """`rewritten` with an evaluation that is told the loop."""
+        """`rewritten` with an evaluation that also gets the loop."""
         return self.rewritten(lambda env: rule(self, env))
-
-
-def _by_columns(eqn: Any, x: Any, matrix: Any) -> Any:
-    """The contraction `eqn` of x with a matrix that is given transposed."""
-    (of_x, _), batch = eqn.params["dimension_numbers"]
-    params = eqn.primitive.get_bind_params(eqn.params)
-    return eqn.primitive.bind(x, matrix, **{**params, "dimension_numbers": ((of_x, (0,)), batch)})

@@ -1,4 +1,7 @@
-"""Sequences of different lengths in one batch: past its end a sequence holds its carry and puts out zeros."""
+"""Sequences in one batch that end or start anew at different steps.
+
+Shapes: T time, N batch.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ import jax.numpy as jnp
 from jrnn.errors import ScanError
 
 
-def masked(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
+def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
     """The step `(carry, (t, x)) -> (carry, y)` that stops each sequence at its length.
 
     Args:
         step: `(carry, x) -> (carry, y)`.
         lengths: integers; every leaf of the carry and of y must begin with the shape of `lengths`.
-        xs: what x is taken from. Past its end a sequence is given its first x again, for the step is evaluated there too:
-            what padding holds, such as NaN, does not get into gradients, nor does the 1/0 of a step that divides by x.
+        xs: what x is taken from. After its end a sequence is given its first x again, because the step is evaluated there
+            too: what padding holds, such as NaN, does not get into gradients, nor does the 1/0 of a step that divides by x.
     """
     spares = [_spare(lengths, stack) for stack in jax.tree.leaves(xs)]
 
@@ -35,6 +38,31 @@ def masked(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
         return held, jax.tree.map(lambda leaf: _where(alive, leaf, jnp.zeros_like(leaf), "output"), y)
 
     return masked_step
+
+
+def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: Any) -> tuple[Callable, Any]:
+    """The step and inputs that put the carry back to `init` before each step where `resets` is True.
+
+    Args:
+        step: `(carry, x) -> (carry, y)`.
+        init: the initial carry.
+        resets: [T, ...] booleans; every leaf of the carry must begin with the shape of `resets[0]`.
+        steps: T.
+        xs: what x is taken from.
+    """
+    if resets.shape[:1] != (steps,):
+        raise ScanError(f"scan: resets must be [T, ...] with T = {steps}, but are {list(resets.shape)}")
+
+    def resetting_step(carry: Any, reset_and_x: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+        reset, x = reset_and_x
+        fresh = jax.tree.map(
+            lambda first, old: _where(reset, jnp.asarray(first, jnp.result_type(old)), old, "carry", "resets[0]"),
+            init,
+            carry,
+        )
+        return step(fresh, x)
+
+    return resetting_step, (resets, xs)
 
 
 def _fits(out: Any, carry: Any) -> bool:
@@ -54,12 +82,12 @@ def _spare(lengths: jax.Array, stack: Any) -> jax.Array | None:
     return jax.lax.stop_gradient(_where(lengths > 0, stack[0], jnp.ones_like(stack[0]), "input"))
 
 
-def _where(alive: jax.Array, live: Any, dead: Any, what: str) -> jax.Array:
-    shape = jnp.shape(live)
-    if shape[: alive.ndim] != alive.shape:
+def _where(chosen: jax.Array, then: Any, otherwise: Any, what: str, given: str = "lengths") -> jax.Array:
+    shape = jnp.shape(then)
+    if shape[: chosen.ndim] != chosen.shape:
         raise ScanError(
-            f"scan: with lengths of shape {list(alive.shape)} every leaf of the {what} must begin with that shape, "
-            f"but one is {list(shape)}; put the batch first, or reshape lengths"
+            f"scan: with {given} of shape {list(chosen.shape)} every leaf of the {what} must begin with that shape, "
+            f"but one is {list(shape)}; put the batch first, or reshape {given}"
         )
-    spread = alive.reshape(alive.shape + (1,) * (len(shape) - alive.ndim))
-    return jnp.where(spread, live, dead)
+    spread = chosen.reshape(chosen.shape + (1,) * (len(shape) - chosen.ndim))
+    return jnp.where(spread, then, otherwise)

@@ -1,25 +1,24 @@
-"""What the reverse pass computes again instead of storing."""
+"""What the reverse pass computes again instead of storing it: checks of the option, and checkpoints of the carry."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ScanError, near
-from jrnn.executor import jaxprs
+from jrnn.executor import jaxprs, primitives
+from jrnn.executor.chunks import RunSome, in_chunks
 from jrnn.executor.jaxprs import Var
-
-Forbidden = Callable[[Sequence[Any], Collection[Var]], set[Var]]
 
 
 def check(recompute: Any) -> None:
     """Raises a ScanError for what `recompute` cannot be."""
-    if recompute is None or recompute in ("contractions", "sqrt"):
+    if recompute is None or (isinstance(recompute, str) and recompute in ("contractions", "sqrt")):
         return
     if isinstance(recompute, (int, np.integer)) and not isinstance(recompute, bool) and recompute >= 1:
         return
@@ -32,27 +31,53 @@ def check(recompute: Any) -> None:
         )
 
 
-def forbidden(recompute: Any, known: Collection[str]) -> Forbidden | None:
-    """The rule of what must not be stored, for a step that gives values the names `known`: a function of the equations
-    that a gradient knows the step by, and of what is at hand anyway."""
-    if recompute == "contractions":
-        return lambda step, had: {v for e in step if e.primitive.name in jaxprs.CHEAP for v in e.outvars}
-    if not isinstance(recompute, (list, tuple, set, frozenset)):
-        return None
-    for name in recompute:
+def check_names(names: Collection[str], eqns: Sequence[Any]) -> None:
+    """Raises a ScanError where a step's equations do not give a value one of the names."""
+    known = sorted(_names(eqns))
+    for name in names:
         if name not in known:
-            given = f"only {', '.join(map(repr, sorted(known)))}" if known else "none has a name"
+            given = f"only {', '.join(map(repr, known))}" if known else "none has a name"
             raise ScanError(
                 f"scan: recompute names {name!r}, but the step gives no value that name ({given}){near(name, known)}; "
-                f"give it one outside of inner loops with jax.ad_checkpoint.checkpoint_name"
+                f"give it one with jax.ad_checkpoint.checkpoint_name"
             )
-    return lambda step, had: _about(frozenset(recompute), step, had)
+
+
+def _names(eqns: Sequence[Any]) -> set[str]:
+    found, queue = set(), list(eqns)
+    while queue:
+        eqn = queue.pop()
+        if eqn.primitive.name == "name":
+            found.add(eqn.params["name"])
+        for inner in jaxprs.sub_jaxprs(eqn):
+            queue.extend(inner.eqns)
+    return found
+
+
+def is_checkpoints(recompute: Any) -> bool:
+    """Whether the option asks for checkpoints of the carry."""
+    return recompute == "sqrt" or isinstance(recompute, (int, np.integer))
+
+
+def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had: Collection[Var]) -> set[Var]:
+    """The values of a step that may not be residuals.
+
+    Args:
+        recompute: "contractions", names, or None.
+        step: the step's equations.
+        had: values that are at hand anyway.
+    """
+    if recompute is None:
+        return set()
+    if recompute == "contractions":
+        return {v for e in step if primitives.is_cheap(e) for v in e.outvars}
+    return _about(recompute, step, had)
 
 
 def _about(names: Collection[str], step: Sequence[Any], had: Collection[Var]) -> set[Var]:
     """The named values, what leads to them from what is at hand, and what follows from them cheaply.
 
-    Storing a neighbour of a named value, such as a gate for its pre-activation, would take the memory that it was to free.
+    Storing a neighbor of a named value, such as a gate for its pre-activation, would take the memory that is to be freed.
     """
     marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in names]
     found = {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
@@ -60,58 +85,26 @@ def _about(names: Collection[str], step: Sequence[Any], had: Collection[Var]) ->
         if any(v in found for v in eqn.outvars):
             found.update(v for v in jaxprs.inputs(eqn) if v not in had)
     for eqn in step:
-        if eqn.primitive.name in jaxprs.CHEAP and any(v in found for v in jaxprs.inputs(eqn)):
+        if primitives.is_cheap(eqn) and any(v in found for v in jaxprs.inputs(eqn)):
             found.update(v for v in eqn.outvars if v not in had)
     return found
 
 
-def chunk_length(recompute: Any, steps: int) -> int | None:
-    """Steps between checkpoints, or None when there are none."""
-    if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
-        return None
+def chunk_length(recompute: Any, steps: Any) -> int | None:
+    """Steps between checkpoints, or None where there are too few steps for any."""
     if not jaxprs.is_known(steps):
         raise ScanError(
             f"scan: recompute={recompute!r} divides the steps, but how many there are ({steps}) is left open; "
             "give recompute='contractions' or None, or export with a fixed number"
         )
-    pieces = math.isqrt(steps) if recompute == "sqrt" else recompute
     if steps < 2:
         return None
-    return math.ceil(steps / min(int(pieces), steps))
+    pieces = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
+    return math.ceil(steps / min(pieces, steps))
 
 
-def in_chunks(
-    run: Callable[[Any, Any, int], tuple[Any, Any]], carry: Any, xs: Any, steps: int, size: int, reverse: bool
-) -> Any:
-    """Runs a scan in chunks of `size` steps, of which only the carries in between are kept for the reverse pass.
-
-    Args:
-        run: `(carry, xs, steps) -> (carry, ys)` over some of the steps.
-        carry, xs: what the whole scan was given.
-        steps: T.
-        size: steps a chunk; the last may have fewer.
-        reverse: whether time runs backwards.
-    """
-    whole = steps // size
-    head = jax.tree.map(lambda x: jnp.reshape(x[: whole * size], (whole, size, *x.shape[1:])), xs)
-    tail = jax.tree.map(lambda x: x[whole * size :], xs)
-
-    def body(carry: Any, chunk: Any) -> tuple[Any, Any]:
-        return run(carry, chunk, size)
-
-    def run_head(carry: Any) -> tuple[Any, Any]:
-        # Inside a loop nothing can be merged with the first computation, so the guard against it is not needed.
-        carry, ys = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), carry, head, length=whole, reverse=reverse)
-        return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
-
-    rest = steps - whole * size
-    if not rest:
-        return run_head(carry)
-    run_tail = jax.checkpoint(lambda carry, chunk: run(carry, chunk, rest))
-    if reverse:
-        carry, late = run_tail(carry, tail)
-        carry, early = run_head(carry)
-    else:
-        carry, early = run_head(carry)
-        carry, late = run_tail(carry, tail)
-    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), early, late)
+def with_checkpoints(run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool) -> tuple[Any, Any]:
+    """Runs a scan in chunks of `size` steps, of which only the carries in between are kept for the reverse pass."""
+    # Inside a loop nothing can be merged with the first computation, so the guard against it is not needed.
+    wrap: Callable = functools.partial(jax.checkpoint, prevent_cse=False)
+    return in_chunks(run, carry, xs, steps, size, reverse, wrap)

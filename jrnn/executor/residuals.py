@@ -1,7 +1,8 @@
-"""The two loops of a gradient: a forward loop that stores what a reverse loop needs, chosen by a minimum cut.
+"""What a step stores for the reverse pass, chosen by a minimum cut.
 
-One step and its vjp are traced together. What the vjp reads of the step is then either stored (stacked over time), or
-computed again from what is stored; a minimum cut weighted with bytes chooses, contractions being always stored.
+JAX's partial evaluation stores every value that a derivative reads. Here the step gets a derivative rule of its own: the
+same equations that JAX makes, in two parts, with a minimum cut between them. What is not stored is computed again in the
+reverse loop from what is. Contractions are always stored.
 
 Shapes: T time.
 """
@@ -9,250 +10,190 @@ Shapes: T time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
-from jrnn.executor import jaxprs, rewrite, sums
-from jrnn.executor.fission import Fission, computation, shifted, split
-from jrnn.executor.jaxprs import Atom, Var
-from jrnn.executor.loop import Loop
+from jrnn.executor import jaxprs, primitives, recompute
+from jrnn.executor.jaxprs import Atom, Program, Var
 from jrnn.executor.mincut import INFINITE, min_cut
-from jrnn.executor.recompute import Forbidden
+
+# Longer steps are differentiated as JAX does it: the cut takes time that grows faster than the step.
+_LONGEST = 2000
+
+Flat = Sequence[Any]
 
 
-@dataclass(frozen=True)
-class Perturbed:
-    """Which inputs and outputs of a loop have tangents; a carry has one when its start or any step gives it one."""
+def storing_less(
+    step: Callable[..., Flat], avals: Sequence[Any], n_consts: int, n_carry: int, asked: str | tuple[str, ...] | None
+) -> Callable[..., Flat] | None:
+    """The step with a derivative rule that stores less, or None for a step whose derivative must be left to JAX.
 
-    consts: tuple[bool, ...]
-    init: tuple[bool, ...]
-    xs: tuple[bool, ...]
-    carry: tuple[bool, ...]
-    ys: tuple[bool, ...]
-
-    @property
-    def inputs(self) -> tuple[bool, ...]:
-        return (*self.consts, *self.init, *self.xs)
-
-    @property
-    def outputs(self) -> tuple[bool, ...]:
-        return (*self.carry, *self.ys)
-
-    @staticmethod
-    def of(loop: Loop, given: Sequence[bool]) -> Perturbed:
-        """Follows the tangents of the inputs `given` (consts, init, xs) through the loop."""
-        at = len(loop.consts), len(loop.consts) + len(loop.carry)
-        consts, init, xs = tuple(given[: at[0]]), tuple(given[at[0] : at[1]]), tuple(given[at[1] :])
-        carry = init
-        while True:
-            roots = [v for v, p in zip(loop.inputs, (*consts, *carry, *xs)) if p and is_smooth(v)]
-            reached = jaxprs.depends(loop.eqns, roots)
-            outs = [not jaxprs.is_literal(a) and a in reached and is_smooth(a) for a in loop.outputs]
-            grown = tuple(p or q for p, q in zip(carry, outs[: len(carry)]))
-            if grown == carry:
-                return Perturbed(consts, init, xs, carry, tuple(outs[len(carry) :]))
-            carry = grown
-
-
-def is_smooth(atom: Atom) -> bool:
-    return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
-
-
-class SideEffects(Exception):
-    """A step whose derivative rules have side effects."""
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """The two loops of a loop's gradient.
-
-    Attributes:
-        loop: the loop.
-        perturbed: what has tangents.
-        forward: the loop again; its ys are the loop's own, then `stored`.
-        backward: the reverse loop. Its consts are the loop's; its carry is the cotangents of the perturbed carries,
-            then one sum for each perturbed const; its xs are the loop's xs, `stacks`, and the cotangents of the
-            perturbed ys; its ys are the cotangents of the perturbed xs.
-        stored: variables of `forward` that are stacked beside the loop's own ys.
-        stacks: variables of `forward` that the reverse loop reads at each step.
-        again: the equations of the step that are done again for the reverse loop.
-        saves: whether memory was asked to be saved: what is done again is then done step by step.
-    """
-
-    loop: Loop
-    perturbed: Perturbed
-    forward: Loop
-    backward: Loop
-    stored: tuple[Var, ...]
-    stacks: tuple[Var, ...]
-    again: tuple[Any, ...]
-    saves: bool
-
-    @functools.cached_property
-    def fission(self) -> Fission:
-        """The reverse loop taken apart: its coefficients are computed before it, for all steps at once.
-
-        They stay in the loop where that would activate slices again: XLA:CPU does not vectorize that in bulk.
-        """
-        if self.saves:
-            return split(self.backward, frugal=True)
-        if rewrite.activates_slices(self.again):
-            return split(self.backward)
-        return split(rewrite.folded(self.backward), computation)
-
-    def reverse(
-        self,
-        consts: Sequence[Any],
-        init: Sequence[Any],
-        xs: Sequence[Any],
-        ys: Sequence[Any],
-        cts: Sequence[Any],
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Runs the reverse loop: the cotangents of the perturbed consts, carries and xs.
-
-        Args:
-            consts, init, xs: what the loop was given.
-            ys: what the forward loop put out.
-            cts: cotangents of the perturbed carries and ys.
-        """
-        n_carry = sum(self.perturbed.carry)
-        stacked = {v: y for v, y in zip(self.forward.ys, ys) if not jaxprs.is_literal(v)}
-        stacked.update(zip(self.forward.xs, xs))
-        for v, out, first in zip(self.forward.carry, self.forward.carry_out, init):
-            if v in self.stacks and v not in stacked:
-                stacked[v] = shifted(stacked[out], first, self.loop.reverse)
-        moving = [value for value, p in zip(consts, self.perturbed.consts) if p]
-        zeros = [jnp.zeros_like(value, v.aval.dtype) for value, v in zip(moving, self.backward.carry[n_carry:])]
-        carry, ct_xs = self.fission.run(
-            consts, [*cts[:n_carry], *zeros], [*xs, *(stacked[v] for v in self.stacks), *cts[n_carry:]]
-        )
-        return [total.astype(value.dtype) for total, value in zip(carry[n_carry:], moving)], carry[:n_carry], ct_xs
-
-
-def gradient(loop: Loop, perturbed: Perturbed, forbidden: Forbidden | None = None) -> Gradient:
-    """Builds both loops.
+    Steps with side effects, control flow, `jax.checkpoint` or reverse-mode rules of their own are left to JAX.
 
     Args:
-        loop: the loop.
-        perturbed: what has tangents.
-        forbidden: see `recompute.forbidden`.
-
-    Raises:
-        SideEffects: derivative rules of the user's own have some, so that each must be run once, and in order.
+        step: a flat function of constants, carries and inputs; returns the new carries and outputs.
+        avals: the types of its arguments.
+        n_consts, n_carry: how many of them are constants and carries.
+        asked: what the caller wants to have computed again: None, "contractions", or names.
     """
-    joint = _joint(loop, perturbed)
-    at = len(loop.consts), len(loop.consts) + len(loop.carry), len(loop.inputs)
-    consts, carry, xs = joint.invars[: at[0]], joint.invars[at[0] : at[1]], joint.invars[at[1] : at[2]]
-    cotangents, outs, made = (
-        joint.invars[at[2] :],
-        joint.outvars[: len(loop.outputs)],
-        joint.outvars[len(loop.outputs) :],
-    )
-    carry_out, ys = outs[: len(carry)], outs[len(carry) :]
+    program = jaxprs.trace(step, avals)
+    if not _is_plain(program):
+        return None if asked is None else jax.checkpoint(step, policy=_policy(asked), prevent_cse=False)
 
-    later = jaxprs.depends(joint.eqns, cotangents)
-    step_eqns = [e for e in joint.eqns if e.outvars[0] not in later]
-    reverse_eqns = [e for e in jaxprs.needed(joint.eqns, made, set(joint.invars))[0] if e.outvars[0] in later]
-    wanted = [v for v in jaxprs.free_variables(reverse_eqns) if v not in later]
-    wanted += [a for a in made if not jaxprs.is_literal(a) and a not in later]
+    def run(*args: Any) -> Flat:
+        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
+        jaxprs.evaluate(program.eqns, env)
+        return [jaxprs.value(env, a) for a in program.outvars]
 
-    varying = jaxprs.depends(step_eqns, (*carry, *xs))
-    # A carry is stored as what each step leaves in it: that stack is both the new carry and, shifted, the old one.
-    source = {v: out for v, out in zip(carry, carry_out) if not jaxprs.is_literal(out) and out in varying}
-    source = {v: out for v, out in source.items() if out not in carry}
-    had = {a for a in (*consts, *xs, *ys) if not jaxprs.is_literal(a)}
-    had |= {v for v, out in source.items() if out in had}
-    chosen = _choose(step_eqns, [v for v in wanted if v in varying], had, carry, varying, forbidden)
-    stored = list(dict.fromkeys(v for v in (source.get(c, c) for c in chosen) if v not in had))
-    had |= {*stored, *(v for v, out in source.items() if out in stored)}
+    @functools.cache
+    def derivative(moving: tuple[bool, ...]) -> _Derivative:
+        return _derivative(run, avals, moving, n_consts, n_carry, asked)
 
-    again, read = jaxprs.needed(step_eqns, wanted, had)
-    body = [*again, *reverse_eqns]
-    stacks = [v for v in read if v not in consts and v not in xs]
-    forward_eqns, _ = jaxprs.needed(step_eqns, [*outs, *stored], set(joint.invars))
-    forward = replace(
-        loop,
-        eqns=tuple(forward_eqns),
-        consts=consts,
-        carry=carry,
-        xs=xs,
-        carry_out=carry_out,
-        ys=(*ys, *stored),
-    )
-    n_carry, n_ys, n_consts = sum(perturbed.carry), sum(perturbed.ys), sum(perturbed.consts)
-    backward = replace(
-        loop,
-        eqns=tuple(body),
-        consts=consts,
-        carry=(*cotangents[:n_carry], *cotangents[n_carry + n_ys :]),
-        xs=(*xs, *stacks, *cotangents[n_carry : n_carry + n_ys]),
-        carry_out=made[: n_carry + n_consts],
-        ys=made[n_carry + n_consts :],
-        reverse=not loop.reverse,
-    )
-    backward = rewrite.tidy(backward)
-    saves = forbidden is not None
-    return Gradient(loop, perturbed, forward, backward, tuple(stored), tuple(stacks), tuple(again), saves)
+    def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+        moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
+        return derivative(moving).run(primals, [t for t, m in zip(tangents, moving) if m])
+
+    smooth = jax.custom_jvp(run)
+    smooth.defjvp(rule, symbolic_zeros=True)
+    return smooth
 
 
-def _joint(loop: Loop, perturbed: Perturbed) -> jaxprs.Program:
-    """One step and its vjp.
+def _moves(primal: Any, tangent: Any) -> bool:
+    return not isinstance(tangent, SymbolicZero) and jnp.issubdtype(jax.typeof(primal).dtype, jnp.inexact)
 
-    Inputs: consts, carry, xs; cotangents of the perturbed carries and ys; a sum for each perturbed const, in float32 where
-    the const is narrower. Outputs: carry_out, ys; cotangents of the perturbed carries; the sums, grown; cotangents of
-    the perturbed xs.
+
+def _is_plain(program: Program) -> bool:
+    """Whether each equation's derivative is made of equations of one kind: values of the step, or tangents."""
+    short = len(program.eqns) <= _LONGEST and not program.effects
+    return short and all(e.primitive.name == "custom_jvp_call" or primitives.is_known(e) for e in program.eqns)
+
+
+def _policy(asked: str | tuple[str, ...]) -> Any:
+    """For steps that are left to JAX: contractions are stored, or nothing where values are named."""
+    policies = jax.checkpoint_policies
+    return policies.dots_saveable if asked == "contractions" else policies.nothing_saveable
+
+
+@dataclass(frozen=True)
+class _Derivative:
+    """The derivative of a step, in two parts.
+
+    Attributes:
+        program: the step and its tangents: of the arguments and the moving ones' tangents, the results and their tangents.
+        n: how many arguments and how many results the step has.
+        step: the equations of the step and of what is stored.
+        tangent: the equations done again, then those of the tangents.
+        read: the variables that `tangent` reads of the arguments and of `step`.
+        outs: for each result, its tangent, or None where it does not move.
     """
-    n = len(loop.inputs)
-    moving = [i for i, p in enumerate((*perturbed.consts, *perturbed.carry, *perturbed.xs)) if p]
-    n_consts, n_carry = sum(perturbed.consts), sum(perturbed.carry)
-    avals = [v.aval for v in loop.inputs]
-    cotangents = [a.aval for a, p in zip(loop.outputs, perturbed.outputs) if p]
-    moving_consts = [v.aval for v, p in zip(loop.consts, perturbed.consts) if p]
-    totals = [a.update(dtype=sums.accumulator(a.dtype)) for a in moving_consts]
 
-    def fn(*args: Any) -> list[Any]:
-        given, cts, totals = args[:n], args[n : n + len(cotangents)], args[n + len(cotangents) :]
+    program: Program
+    n: tuple[int, int]
+    step: tuple[Any, ...]
+    tangent: tuple[Any, ...]
+    read: tuple[Var, ...]
+    outs: tuple[Atom | None, ...]
 
-        def step(diff: list[Any]) -> tuple[list[Any], list[Any]]:
-            values = list(given)
-            for i, v in zip(moving, diff):
-                values[i] = v
-            env = jaxprs.evaluate(loop.eqns, dict(zip(loop.inputs, values)))
-            outs = [jaxprs.value(env, a) for a in loop.outputs]
-            return [o for o, p in zip(outs, perturbed.outputs) if p], outs
+    def run(self, primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+        """The rule: `(results, their tangents)`."""
+        n_in, n_out = self.n
+        env = dict(zip(self.program.constvars, self.program.consts)) | dict(zip(self.program.invars, primals))
+        jaxprs.evaluate(self.step, env)
+        results = [jaxprs.value(env, a) for a in self.program.outvars[:n_out]]
+        moved = [a for a in self.outs if a is not None]
 
-        _, pull, outs = jax.vjp(step, [given[i] for i in moving], has_aux=True)
-        (made,) = pull(list(cts))
-        grown = [jax.lax.add(total, ct.astype(total.dtype)) for total, ct in zip(totals, made[:n_consts])]
-        return [*outs, *made[n_consts : n_consts + n_carry], *grown, *made[n_consts + n_carry :]]
+        def of_tangents(read: Flat, tangents: Flat) -> Flat:
+            env = dict(zip(self.read, read)) | dict(zip(self.program.invars[n_in:], tangents))
+            jaxprs.evaluate(self.tangent, env)
+            return [jaxprs.value(env, a) for a in moved]
 
-    program = jaxprs.trace(fn, [*avals, *cotangents, *totals])
-    if program.effects:
-        raise SideEffects
-    assert not program.constvars, "a step's constants are its explicit inputs"
-    return program
+        # The checkpoint keeps JAX from storing what `tangent` computes again: it can only store what it is given.
+        given = iter(jax.checkpoint(of_tangents, prevent_cse=False)([env[v] for v in self.read], tangents))
+        zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
+        return results, [z if a is None else next(given) for z, a in zip(zero, self.outs)]
+
+
+def _derivative(
+    run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...], n_consts: int, n_carry: int, asked: Any
+) -> _Derivative:
+    n_in = len(avals)
+    places = [i for i, m in enumerate(moving) if m]
+
+    def both(*args: Any) -> Flat:
+        def of_moving(*values: Any) -> Flat:
+            full = list(args[:n_in])
+            for i, v in zip(places, values):
+                full[i] = v
+            return run(*full)
+
+        outs, tangents = jax.jvp(of_moving, [args[i] for i in places], list(args[n_in:]))
+        return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
+
+    program = jaxprs.trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+    smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
+    n_out = len(smooth)
+    later = jaxprs.depends(program.eqns, program.invars[n_in:])
+    tangents = iter(program.outvars[n_out:])
+    made = jaxprs.producers(program.eqns)
+    outs = tuple(None if a is None or _is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth))
+    step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
+    linear, _ = jaxprs.needed(program.eqns, [a for a in outs if a is not None], set(program.invars[:n_in]))
+    linear = [e for e in linear if any(v in later for v in e.outvars)]
+    wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
+    wanted += [a for a in outs if a is not None and not jaxprs.is_literal(a) and a not in later]  # of odd custom rules
+
+    consts, carry, xs = (
+        program.invars[:n_consts],
+        program.invars[n_consts : n_consts + n_carry],
+        program.invars[n_consts + n_carry : n_in],
+    )
+    carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry:n_out]
+    had = {*consts, *program.constvars, *xs, *(a for a in ys if not jaxprs.is_literal(a))}
+    # A carry is stored as what each step leaves in it: that stack, shifted by a step, is the old carry too.
+    had |= {v for v, out in zip(carry, carry_out) if not jaxprs.is_literal(out) and out in had}
+    varying = jaxprs.depends(step, (*carry, *xs))
+    chosen = _choose(step, [v for v in wanted if v in varying], had, carry, varying, asked)
+    at_hand = {*program.invars[:n_in], *program.constvars, *(v for v in had if v in varying), *chosen}
+    again, _ = jaxprs.needed(step, wanted, at_hand)
+    tangent = (*again, *linear)
+    fixed = {v for e in tangent for v in e.outvars} | later
+    read = tuple(dict.fromkeys(v for v in [*jaxprs.free_variables(tangent), *wanted] if v not in fixed))
+    kept, _ = jaxprs.needed(step, [*program.outvars[:n_out], *read], set(program.invars))
+    return _Derivative(program, (n_in, n_out), tuple(kept), tangent, read, outs)
+
+
+def _is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:
+    """Whether a tangent is a zero that JAX has made an array."""
+    while not jaxprs.is_literal(atom):
+        eqn = made.get(atom)
+        if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
+            return False
+        atom = eqn.invars[0]
+    return bool(np.all(np.asarray(atom.val) == 0))
 
 
 def _choose(
-    eqns: Sequence[Any],
+    step: Sequence[Any],
     wanted: Sequence[Var],
     had: Collection[Var],
     carry: Sequence[Var],
     varying: Collection[Var],
-    forbidden: Forbidden | None,
+    asked: Any,
 ) -> list[Var]:
-    """The variables to store so that all wanted ones can be had."""
-    never = forbidden(eqns, had) if forbidden else set()
-    eqns, _ = jaxprs.needed(eqns, wanted, had)
+    """The variables to store so that all wanted ones can be computed."""
+    never = recompute.not_stored(asked, step, had)
+    eqns, _ = jaxprs.needed(step, wanted, had)
     costs = {v: 0 for v in had if v in varying}
     costs.update({v: 0 if v in had else jaxprs.nbytes(v) for v in carry})
     edges, sources = [], list(costs)
     for eqn in eqns:
-        remade = eqn.primitive.name in jaxprs.CHEAP or any(v in never for v in eqn.outvars)
+        remade = primitives.is_cheap(eqn) or any(v in never for v in eqn.outvars)
         for v in eqn.outvars:
             if v not in varying or v in had:
                 continue

@@ -12,7 +12,9 @@ from cases import D, H, N, T, draw
 from jax.experimental import rnn
 
 from jrnn.errors import ScanError
-from jrnn.executor import LstmStep, affine, cudnn, explain_scan, scan
+from jrnn.executor import LstmStep, cudnn, explain_scan, lowering, mark, scan, targets
+from jrnn.executor.passes import associative, split
+from jrnn.executor.plan import Target
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
 
@@ -26,10 +28,11 @@ def mingru_step(p):
     return step
 
 
-@pytest.fixture(params=["by_loop", "by_rounds"])
+@pytest.fixture(params=["cpu", "tpu"])
 def solver(request, monkeypatch):
-    """Each way to solve a recurrence, whatever the platform."""
-    monkeypatch.setattr(affine, "by_loop", getattr(affine, request.param))
+    """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
+    plan = targets.plan
+    monkeypatch.setattr(targets, "plan", lambda loop, target, options: plan(loop, Target(request.param), options))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -146,13 +149,33 @@ def test_auto_solves_affine_steps_that_need_no_more_memory_at_once():
         return explain_scan(step, h, xs, **keywords).executor
 
     assert chosen(lambda h, x: (h * x + x, h)) == "associative"
-    assert chosen(lambda h, x: (h * x + x, h), recompute="sqrt") == "scan"
+    assert chosen(lambda h, x: (h * x + x, h), executor="scan") == "scan"
     wide = jnp.ones((1, H, 50))
-    assert chosen(lambda h, x: (h * x, jnp.sum(h[:, :, None] * wide, axis=2))) == "scan"  # [N, H, 50] of all steps
+    assert chosen(lambda h, x: (h * x, jnp.sum(jnp.sin(x)[:, :, None] * wide * h[:, :, None], axis=2))) == "scan"
     assert chosen(lambda h, x: (h * x, jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, h))) == "scan"
     assert chosen(lambda h, x: (jnp.tanh(h * x), h)) == "scan"
-    turned = lru_step({"cos": h, "sin": h, "wz": jnp.ones((H, H)), "wn": jnp.ones((H, H))})
-    assert explain_scan(turned, (h, h), xs).executor == ("scan" if jax.default_backend() == "cpu" else "associative")
+
+
+@pytest.mark.parametrize(
+    "step, bounded",
+    [
+        (lambda h, x: (jax.nn.sigmoid(x) * h + x, h), True),
+        (lambda h, x: ((1 - jax.nn.sigmoid(x)) * h + x, h), True),
+        (lambda h, x: (jnp.tanh(x) * jnp.clip(x, -1, 0.5) * h, h), True),
+        (lambda h, x: (jnp.exp(-jax.nn.relu(x)) * h, h), True),
+        (lambda h, x: (0.5 * h + x * 1e30, h), True),
+        (lambda h, x: (x * h, h), False),
+        (lambda h, x: (1.001 * h, h), False),
+        (lambda h, x: (jnp.exp(x) * h, h), False),
+        (lambda h, x: (jnp.where(x > 0, h, 1.0), h), False),  # a factor of zero does not forget an infinite carry
+    ],
+)
+def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(step, bounded):
+    xs = jnp.ones((100, N, H))
+    (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
+    assert associative.is_bounded(split(loop).core) == bounded
+    plan = targets.plan(loop, Target("tpu"), mark.Options())
+    assert plan.executor == ("associative" if bounded else "scan")
 
 
 def test_unknown_executor_and_the_choice():
@@ -173,12 +196,13 @@ def lstm_step(seed=0):
 
 def test_cudnn_takes_what_it_can():
     step, carry, xs = lstm_step()
-    assert cudnn.refusal(step, carry, xs, False, "gpu") is None
-    assert "no CUDA device" in cudnn.refusal(step, carry, xs, False, "cpu")
-    assert "backwards" in cudnn.refusal(step, carry, xs, True, "gpu")
-    assert "float32 only" in cudnn.refusal(step, carry, xs.astype(jnp.bfloat16), False, "gpu")
-    assert "not an LstmStep" in cudnn.refusal(lambda c, x: (c, x), carry, xs, False, "gpu")
-    assert "[T, N, D]" in cudnn.refusal(step, carry, xs[:, :, :, None], False, "gpu")
+    assert cudnn.refusal(step, carry, xs, False, None, "gpu") is None
+    assert "no CUDA device" in cudnn.refusal(step, carry, xs, False, None, "cpu")
+    assert "backwards" in cudnn.refusal(step, carry, xs, True, None, "gpu")
+    assert "float32 only" in cudnn.refusal(step, carry, xs.astype(jnp.bfloat16), False, None, "gpu")
+    assert "not an LstmStep" in cudnn.refusal(lambda c, x: (c, x), carry, xs, False, None, "gpu")
+    assert "resets" in cudnn.refusal(step, carry, xs, False, jnp.zeros((T, N), bool), "gpu")
+    assert "[T, N, D]" in cudnn.refusal(step, carry, xs[:, :, :, None], False, None, "gpu")
 
 
 def test_cudnn_is_refused_by_name_where_it_cannot_run():

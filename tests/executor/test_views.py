@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jrnn.executor import scan
-from jrnn.executor.step import trace_step
+from jrnn.executor.lowering import steps_of
+from jrnn.executor.passes import direct_views
 
 N, H = 2, 3
 H0, XS = jnp.linspace(-1, 1, N * H).reshape(N, H), jnp.linspace(0, 1, 4 * N * H).reshape(4, N, H)
@@ -55,7 +56,8 @@ def test_results_and_gradients_stay(step):
 
 
 def primitives(step):
-    return [e.primitive.name for e in trace_step(step, H0, XS, None, False, 1).loop.eqns]
+    (loop,) = steps_of(lambda h, xs: scan(step, h, xs), H0, XS)
+    return [e.primitive.name for e in direct_views(loop).eqns]
 
 
 def test_joined_gates_are_taken_from_where_they_come():

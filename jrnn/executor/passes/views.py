@@ -17,13 +17,13 @@ import numpy as np
 from jrnn.executor import jaxprs
 from jrnn.executor.jaxprs import Atom, Env, Var
 from jrnn.executor.loop import Loop
-from jrnn.executor.rewrite import cuts_of
+from jrnn.executor.passes.gates import cuts_of
 
 _VIEWS = ("reshape", "squeeze", "broadcast_in_dim")
 
 
-def direct(loop: Loop) -> Loop:
-    """The loop with its views taken from what they show in the end."""
+def direct_views(loop: Loop) -> Loop:
+    """Takes every view directly from the array that it shows a part of."""
     return loop.rewritten_by(_direct)
 
 

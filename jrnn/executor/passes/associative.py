@@ -1,8 +1,7 @@
-"""Steps that are affine in the carry with a diagonal Jacobian, solved for all times at once.
+"""Loops that are affine in the carry with a diagonal Jacobian, solved for all times at once.
 
-`h[t] = a[t] * h[t-1] + b[t]` composes associatively: `jax.lax.associative_scan` solves it in log T rounds. Its gradient is
-the same recurrence run backwards, and is solved in the same way. On a CPU rounds cost more than they save, and the
-recurrence is solved by a loop; what is gained there is that nothing but its multiplications and additions is in the loop.
+`h[t] = a[t] * h[t-1] + b[t]` composes associatively: `jax.lax.associative_scan` solves it in log T rounds. The reverse
+loop of such a loop is one too.
 
 Carries are solved one after the other where one reads another, as in a stack of layers. Carries that read each other, such
 as the parts of complex numbers, are solved together: their `a` is a small matrix for each element. So a complex recurrence
@@ -14,6 +13,7 @@ Shapes: T time, K carries that are solved together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any
@@ -21,11 +21,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.executor import jaxprs
-from jrnn.executor.fission import shifted
+from jrnn.executor import jaxprs, primitives
 from jrnn.executor.jaxprs import Atom, Env, Var
-from jrnn.executor.linear import Linear, tangent_p
 from jrnn.executor.loop import Loop
+from jrnn.executor.passes.fission import shifted
+from jrnn.executor.passes.ranges import largest_size
 
 _MOST_TOGETHER = 4  # two steps of K carries compose by K^3 products
 
@@ -33,51 +33,78 @@ Rows = list[list[Any]]  # K x K arrays
 Form = tuple[dict[Var, Any], Any]  # the factor of each carry, and what is added to the products
 
 
+@dataclass(frozen=True)
+class Solved:
+    """A loop that is solved and not run."""
+
+    loop: Loop
+
+    def with_length(self, length: Any) -> Solved:
+        """The same for another number of steps."""
+        return Solved(self.loop.with_length(length))
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The loop's `(last carry, stacked ys)`."""
+        loop = self.loop
+        known, stacked, states = _solved(loop, consts, init, xs)
+        eqns, _ = jaxprs.needed(loop.eqns, loop.ys, {*known, *stacked})
+
+        def outputs(values: list[Any]) -> list[Any]:
+            env = jaxprs.evaluate(eqns, {**known, **dict(zip(stacked, values))})
+            return [jaxprs.value(env, y) for y in loop.ys]
+
+        ys = jax.vmap(outputs, axis_size=loop.length)(list(stacked.values()))
+        return [h[0] if loop.reverse else h[-1] for h in states], ys
+
+
 def refusal(loop: Loop) -> str | None:
-    """Why a loop is not affine with a diagonal Jacobian, or None when it is."""
-    if any(map(jaxprs.draws_otherwise_at_once, loop.eqns)):
+    """Why a loop cannot be solved so, or None where it can."""
+    if not loop.carry:
+        return "nothing is carried"
+    if any(map(primitives.draws_otherwise_at_once, loop.eqns)):
         return "its keys give other random numbers to all steps at once"
-    stacks = [jax.ShapeDtypeStruct((loop.length, *v.aval.shape), v.aval.dtype) for v in loop.xs]
+    if not all(map(primitives.is_movable, loop.eqns)):
+        return "it has equations that cannot be evaluated for all steps at once"
     try:
-        jax.eval_shape(
-            lambda *args: _solved(loop, *args)[2], [v.aval for v in loop.consts], [v.aval for v in loop.carry], stacks
-        )
+        jax.eval_shape(lambda *args: _factors(loop, *args), *(v.aval for v in loop.inputs))
     except _NotAffine as why:
         return str(why)
     return None
 
 
+def is_bounded(loop: Loop) -> bool:
+    """Whether every factor of a carry is provably at most 1 in size, so that no product of factors can overflow.
+
+    A factor of zero does not forget an infinite carry, as a select does, so loops that select carries are not bounded.
+    """
+    if _discards(loop):
+        return False
+    factors = jax.make_jaxpr(lambda *args: _factors(loop, *args))(*(v.aval for v in loop.inputs))
+    return all(size <= 1 for size in largest_size(factors))
+
+
 def suits_bulk(loop: Loop) -> bool:
-    """Whether all steps at once take no more than one by one: no control flow, no value larger than what goes in and out."""
+    """Whether no value of a step is larger than what goes in and out of it, so that all steps at once stay small."""
     through = sum(map(jaxprs.nbytes, (*loop.carry, *loop.xs, *loop.outputs)))
-    slim = all(jaxprs.nbytes(v) <= through for eqn in loop.eqns for v in eqn.outvars)
-    return slim and bool(loop.carry) and all(map(jaxprs.is_movable, loop.eqns))
+    return all(jaxprs.nbytes(v) <= through for eqn in loop.eqns for v in eqn.outvars)
 
 
-def mixes(loop: Loop) -> bool:
-    """Whether carries read each other, so that K of them have K^2 factors for every element of every step."""
-    return any(len(group) > 1 for group in _groups(loop))
-
-
-def discards(loop: Loop) -> bool:
-    """Whether a select drops a carry, as a reset does: that forgets an infinite carry, which a factor of zero does not."""
+def _discards(loop: Loop) -> bool:
     of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
     selects = [eqn.invars[1:] for eqn in loop.eqns if eqn.primitive.name == "select_n"]
     reads = [{not jaxprs.is_literal(a) and a in found for a in cases} for cases in selects for found in of_carry]
     return any(len(both) > 1 for both in reads)
 
 
-def run(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The loop's `(last carry, stacked ys)`; the loop must not be refused."""
-    known, stacked, states = _solved(loop, consts, init, xs)
-    eqns, _ = jaxprs.needed(loop.eqns, loop.ys, {*known, *stacked})
-
-    def outputs(values: list[Any]) -> list[Any]:
-        env = jaxprs.evaluate(eqns, {**known, **dict(zip(stacked, values))})
-        return [jaxprs.value(env, y) for y in loop.ys]
-
-    ys = jax.vmap(outputs, axis_size=loop.length)(list(stacked.values()))
-    return [h[0] if loop.reverse else h[-1] for h in states], ys
+def _factors(loop: Loop, *values: Any) -> list[Any]:
+    """The factors of all carries at one step."""
+    env = dict(zip(loop.inputs, values))
+    found: list[Any] = []
+    for group in _groups(loop):
+        rows, _ = _coefficients(loop, group, env, [env[loop.carry[i]] for i in group])
+        found += [a for row in rows for a in row]
+        env.update((loop.carry_out[i], env[loop.carry[i]]) for i in group if not jaxprs.is_literal(loop.carry_out[i]))
+    return found
 
 
 def _solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[Env, Env, list[Any]]:
@@ -85,12 +112,10 @@ def _solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence
     known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
     for group in _groups(loop):
-        if len(group) > _MOST_TOGETHER:
-            raise _NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
         names = tuple(stacked)
 
         def coefficients(values: list[Any], group: Sequence[int] = group, names: tuple[Var, ...] = names) -> Any:
-            return _coefficients(loop, group, {**known, **dict(zip(names, values))})
+            return _coefficients(loop, group, {**known, **dict(zip(names, values))}, [init[i] for i in group])
 
         a, b = jax.vmap(coefficients, axis_size=loop.length)(list(stacked.values()))
         states.update(zip(group, _solve(a, b, [init[i] for i in group], loop.reverse)))
@@ -110,7 +135,7 @@ def _solve(a: Rows, b: list[Any], first: list[Any], reverse: bool) -> list[Any]:
     if reverse:
         a, b = jax.tree.map(lambda leaf: leaf[::-1], (a, b))
     start = _applied([[x[0] for x in row] for row in a], first, [x[0] for x in b])
-    h = _states(a, [jnp.concatenate([s[None], x[1:]]) for s, x in zip(start, b)])
+    h = by_rounds(a, [jnp.concatenate([s[None], x[1:]]) for s, x in zip(start, b)])
     return [x[::-1] for x in h] if reverse else h
 
 
@@ -128,47 +153,6 @@ def by_rounds(a: Rows, b: list[Any]) -> list[Any]:
         return product, _applied(r, q, s)
 
     return jax.lax.associative_scan(compose, (a, b))[1]
-
-
-def by_loop(a: Rows, b: list[Any]) -> list[Any]:
-    """The same, step by step."""
-
-    def step(h: list[Any], ab: tuple[Rows, list[Any]]) -> tuple[list[Any], list[Any]]:
-        new = _applied(ab[0], h, ab[1])
-        return new, new
-
-    return jax.lax.scan(step, [jnp.zeros_like(x[0]) for x in b], (a, b))[1]
-
-
-@jax.custom_jvp
-def _states(a: Rows, b: list[Any]) -> list[Any]:
-    return (by_loop if jax.default_backend() == "cpu" else by_rounds)(a, b)
-
-
-@_states.defjvp
-def _(primals: tuple[Rows, list[Any]], tangents: tuple[Rows, list[Any]]) -> tuple[list[Any], list[Any]]:
-    (a, b), (da, db) = primals, tangents
-    h = _states(a, b)
-    moved = [d.at[1:].add(x) for d, x in zip(db, _applied(_from(1, da), [x[:-1] for x in h], [0] * len(h)))]
-    flat = [x for row in a for x in row]
-    return h, tangent_p.bind(*flat, *moved, linear=_SOLVED, n_known=len(flat))
-
-
-def _from(start: int, rows: Rows) -> Rows:
-    return [[x[start:] for x in row] for row in rows]
-
-
-def _rows(flat: list[Any], k: int) -> Rows:
-    return [flat[i * k : (i + 1) * k] for i in range(k)]
-
-
-def _transposed(known: list[Any], cts: list[Any]) -> list[Any]:
-    back = [[jnp.roll(x[::-1], 1, axis=0) for x in row] for row in _rows(known, len(cts))]
-    columns = [list(column) for column in zip(*back)]  # backwards, a[t + 1] takes a cotangent from t + 1 to t
-    return [g[::-1] for g in _states(columns, [ct[::-1] for ct in cts])]
-
-
-_SOLVED = Linear(lambda known, moved: _states(_rows(known, len(moved)), moved), _transposed)
 
 
 # Finding a and b ------------------------------------------------------------------------------------------------------
@@ -189,17 +173,19 @@ def _groups(loop: Loop) -> list[tuple[int, ...]]:
     for k in count:  # what is read by what is read
         reads = [r | reads[k] if k in r else r for r in reads]
     groups = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
+    if max(map(len, groups), default=0) > _MOST_TOGETHER:
+        raise _NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
     return sorted(groups, key=lambda g: len(reads[g[0]]))
 
 
-def _coefficients(loop: Loop, group: Sequence[int], env: Env) -> tuple[Rows, list[Any]]:
-    """`a` and `b` of some carries at one step, from what is known of that step."""
+def _coefficients(loop: Loop, group: Sequence[int], env: Env, like: Sequence[Any]) -> tuple[Rows, list[Any]]:
+    """`a` and `b` of some carries at one step, from what is known of that step; `like` has the carries' types."""
     mine = [loop.carry[i] for i in group]
     found: dict[Var, Form] = {}
-    for v in mine:
+    for v, value in zip(mine, like):
         if not jnp.issubdtype(v.aval.dtype, jnp.inexact):
             raise _NotAffine(f"a carry is {v.aval.dtype}")
-        found[v] = {v: jnp.ones(v.aval.shape, v.aval.dtype)}, jnp.zeros(v.aval.shape, v.aval.dtype)
+        found[v] = {v: jnp.ones_like(value)}, jnp.zeros_like(value)
 
     body, _ = jaxprs.needed(loop.eqns, [loop.carry_out[i] for i in group], {*env, *mine})
     for eqn in body:

@@ -16,11 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.executor import jaxprs, project, sums
+from jrnn.executor import jaxprs, primitives
 from jrnn.executor.jaxprs import Atom, Env, Var
-from jrnn.executor.loop import Loop
+from jrnn.executor.loop import Loop, strict_passes
+from jrnn.executor.passes import sums
+from jrnn.executor.passes.contraction import Contract, as_written
 
-Runner = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
+Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Fission:
         hoisted: equations evaluated for all steps before the core; `early` is what they are wanted for.
         sunk: equations evaluated for all steps after the core; `late` is what they are wanted for.
         summed: positions of the carries that became sums, with what they add at each step.
+        contract: forms the contractions over time of these sums.
     """
 
     loop: Loop
@@ -43,9 +46,10 @@ class Fission:
     early: tuple[Var, ...]
     sunk: tuple[Any, ...]
     late: tuple[Var, ...]
-    summed: dict[int, Atom]
+    summed: dict[int, tuple[Atom, ...]]
+    contract: Contract
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], core: Runner | None = None) -> Any:
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], core: Run | None = None) -> Any:
         """The whole loop's `(last carry, stacked ys)`; `core` runs the loop that stays (by default, plainly)."""
         loop = self.loop
         env = jaxprs.evaluate(self.once, dict(zip(loop.consts, consts)))
@@ -64,16 +68,31 @@ class Fission:
         _over_time(self.sunk, self.late, env, stacked)
 
         carry = dict(zip(kept, last))
-        for i, v in self.summed.items():
-            total = sums.total(v, jaxprs.producers(loop.eqns), stacked, env, loop.length)
-            carry[i] = init[i] + total
+        made = jaxprs.producers(loop.eqns) if self.summed else {}
+        for i, values in self.summed.items():
+            wide = sums.accumulator(loop.carry[i].aval.dtype)
+            grown = jnp.asarray(init[i], wide)
+            for v in values:
+                grown = grown + sums.total(v, made, stacked, env, loop.length, wide, self.contract)
+            carry[i] = grown.astype(loop.carry[i].aval.dtype)
         ys = [self._stack(atom, env, stacked) for atom in loop.ys]
         return [carry[i] for i in range(len(loop.carry))], ys
+
+    @property
+    def extra(self) -> int:
+        """Bytes a step of the arrays of all steps that the loop as it was would not make."""
+        asked = {*self.loop.xs, *(v for v in self.loop.ys if not jaxprs.is_literal(v))}
+        heavy = (v for e in (*self.hoisted, *self.sunk) if primitives.is_heavy(e) for v in e.outvars)
+        return sum(map(jaxprs.nbytes, {*self.early, *self.core.ys, *self.late, *heavy} - asked))
+
+    def with_length(self, length: Any) -> Fission:
+        """The same for another number of steps."""
+        return replace(self, loop=self.loop.with_length(length), core=self.core.with_length(length))
 
     def _stack(self, atom: Atom, env: Env, stacked: Env) -> Any:
         if not jaxprs.is_literal(atom) and atom in stacked:
             return stacked[atom]
-        value = jnp.asarray(jaxprs.read(env, atom), atom.aval.dtype)
+        value = jaxprs.value(env, atom)
         return jnp.broadcast_to(value, (self.loop.length, *value.shape))
 
 
@@ -94,12 +113,7 @@ def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env)
             jaxprs.evaluate([eqn], env)
             continue
         values = [stacked_here[a] if m else jaxprs.read(env, a) for a, m in zip(eqn.invars, moving)]
-        if project.fits(eqn, moving):
-            with jaxprs.in_scope(eqn):
-                results = [project.project(eqn, *values)]
-        else:
-            results = _mapped(eqn, values, moving)
-        stacked_here.update(zip(eqn.outvars, results))
+        stacked_here.update(zip(eqn.outvars, _mapped(eqn, values, moving)))
     stacked.update({v: stacked_here[v] for v in outs if v in stacked_here})
 
 
@@ -116,13 +130,16 @@ def _mapped(eqn: Any, values: Sequence[Any], moving: Sequence[bool]) -> list[Any
         return jax.vmap(at_one_step)(*(v for v, m in zip(values, moving) if m))
 
 
+# What to hoist besides contractions, lookups, solvers and what follows from them:
+
+
 def nothing(eqn: Any) -> bool:
     return False
 
 
 def computation(eqn: Any) -> bool:
-    """For a reverse loop: its coefficients are computed in bulk before it."""
-    return not jaxprs.is_view(eqn)
+    """Everything that is not a view: for loops whose coefficients are better computed in bulk."""
+    return not primitives.is_view(eqn)
 
 
 def slices(eqn: Any) -> bool:
@@ -130,40 +147,41 @@ def slices(eqn: Any) -> bool:
     return eqn.primitive.name == "slice"
 
 
-def split(loop: Loop, also: Callable[[Any], bool] = nothing, *, frugal: bool = False) -> Fission:
-    """Takes a loop apart.
+def split(loop: Loop, also: Callable[[Any], bool] = nothing, contract: Contract = as_written) -> Fission:
+    """Takes a loop apart. In one that recomputes, nothing is kept for all steps but what contractions after it read.
 
     Args:
         loop: the loop.
         also: which equations of `xs` to hoist besides contractions, lookups and what surrounds them.
-        frugal: keep nothing for all steps only to do more outside of the loop; contractions of what it puts out excepted.
+        contract: forms contractions over time.
     """
     eqns = loop.eqns
     varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
-    stuck = [v for e in eqns if not jaxprs.is_movable(e) for v in e.outvars if v in varying]
+    stuck = [v for e in eqns if not primitives.is_movable(e) for v in e.outvars]
     inner = jaxprs.depends(eqns, (*loop.carry, *stuck))  # cannot be known before the loop
+    varying |= inner
 
     once = _once(loop, varying)
     known = {*loop.consts, *(v for e in once for v in e.outvars)}
-    early = [] if frugal else _hoisted(loop, varying, inner, known, also)
+    early = [] if loop.recomputes else _hoisted(loop, varying, inner, known, also)
     free = {*known, *loop.xs, *early}
 
     made = jaxprs.producers(eqns)
-    summed = _summed(loop, free)
-    if frugal:
-        summed = sums.frugal(summed, made, {*free, *(a for a in loop.ys if not jaxprs.is_literal(a))})
+    summed = sums.summed_carries(loop, free)
+    if loop.recomputes:
+        summed = sums.frugal(summed, loop, {*free, *(a for a in loop.ys if not jaxprs.is_literal(a))})
     kept = [i for i in range(len(loop.carry)) if i not in summed]
     carry = [loop.carry[i] for i in kept]
     carry_out = [loop.carry_out[i] for i in kept]
     targets = [a for a in loop.ys if not jaxprs.is_literal(a)]
-    targets += sums.leaves(summed.values(), made, free | set(targets))
+    targets += sums.leaves([v for values in summed.values() for v in values], made, free | set(targets))
     targets = list(dict.fromkeys(targets))
 
     after = _after(loop, inner, free, carry, carry_out, targets)
     sunk, read_after = jaxprs.needed(eqns, targets, free | (inner - after))
     left = [_left_in_carry(v, loop, known) for v in read_after if v in inner]
     ys = list(dict.fromkeys(v for v in left if v not in free))
-    body, _ = jaxprs.needed(eqns, [*carry_out, *ys], free | set(carry))
+    body, _ = jaxprs.needed(eqns, [*carry_out, *ys], free | set(carry), effects=True)
     read = dict.fromkeys([*jaxprs.free_variables(body), *(a for a in carry_out if not jaxprs.is_literal(a))])
     core = replace(
         loop,
@@ -174,10 +192,12 @@ def split(loop: Loop, also: Callable[[Any], bool] = nothing, *, frugal: bool = F
         carry_out=tuple(carry_out),
         ys=tuple(ys),
     )
+    if strict_passes.value:
+        core.verify()
     early = [v for v in early if v in core.xs or v in read_after]
     hoisted, _ = jaxprs.needed(eqns, early, known | set(loop.xs))
     late = [v for v in targets if v not in free and any(v in e.outvars for e in sunk)]
-    return Fission(loop, core, tuple(once), tuple(hoisted), tuple(early), tuple(sunk), tuple(late), summed)
+    return Fission(loop, core, tuple(once), tuple(hoisted), tuple(early), tuple(sunk), tuple(late), summed, contract)
 
 
 def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
@@ -197,27 +217,10 @@ def _hoisted(
         if any(v in inner or v in known or v not in varying for v in eqn.outvars):
             continue
         grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
-        follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not jaxprs.is_view(eqn)
-        if jaxprs.is_heavy(eqn) or follows or also(eqn):
+        follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not primitives.is_view(eqn)
+        if primitives.is_heavy(eqn) or follows or also(eqn):
             chosen.update(dict.fromkeys(eqn.outvars))
     return list(chosen)
-
-
-def _summed(loop: Loop, free: Collection[Var]) -> dict[int, Atom]:
-    """Carries that only add: `new = old + v`, with `old` and `new` used for nothing else."""
-    uses = [v for e in loop.eqns for v in jaxprs.inputs(e)] + [a for a in loop.outputs if not jaxprs.is_literal(a)]
-    made = jaxprs.producers(loop.eqns)
-    found: dict[int, Atom] = {}
-    for i, (old, new) in enumerate(zip(loop.carry, loop.carry_out)):
-        if jaxprs.is_literal(new) or uses.count(old) != 1 or uses.count(new) != 1:
-            continue
-        eqn = made.get(new)
-        if eqn is None or eqn.primitive.name not in ("add", "add_any") or old not in eqn.invars:
-            continue
-        v = eqn.invars[1] if eqn.invars[0] is old else eqn.invars[0]
-        if (v.aval.shape, v.aval.dtype) == (old.aval.shape, old.aval.dtype) and sums.pays(v, made, free):
-            found[i] = v
-    return found
 
 
 def _after(
@@ -230,31 +233,34 @@ def _after(
 ) -> set[Var]:
     """What to compute for all steps after the loop: contractions that feed only outputs, and what surrounds them."""
     base = {*free, *loop.carry}
-    staying = {v for e in jaxprs.needed(loop.eqns, carry_out, base)[0] for v in e.outvars}
-    live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if e.outvars[0] in inner]
+    staying = {v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars}
+    live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if any(v in inner for v in e.outvars)]
     users: dict[Var, list[Any]] = {}
     stuck: set[Var] = set()  # read by what cannot move
     for eqn in reversed(live):
         for v in jaxprs.inputs(eqn):
             users.setdefault(v, []).append(eqn)
-        if not jaxprs.is_movable(eqn) or any(v in stuck for v in eqn.outvars):
+        if not primitives.is_movable(eqn) or any(v in stuck for v in eqn.outvars):
             stuck.update(jaxprs.inputs(eqn))
 
     def can_move(eqn: Any) -> bool:
-        return jaxprs.is_movable(eqn) and not any(v in staying or v in stuck for v in eqn.outvars)
+        return primitives.is_movable(eqn) and not any(v in staying or v in stuck for v in eqn.outvars)
 
     after: set[Var] = set()
     for eqn in live:
         follows = any(v in after for v in jaxprs.inputs(eqn))
-        if can_move(eqn) and (jaxprs.is_heavy(eqn) or follows):
+        if can_move(eqn) and (primitives.is_heavy(eqn) or follows):
             after.update(eqn.outvars)
     # Then further back, as long as the loop has no more to stack.
-    stacked = {*base, *(v for e in live for v in jaxprs.inputs(e) if v not in after and e.outvars[0] in after)}
+    stacked = {
+        *base,
+        *(v for e in live for v in jaxprs.inputs(e) if v not in after and any(o in after for o in e.outvars)),
+    }
     for eqn in reversed(live):
         mine = [u for v in eqn.outvars for u in users.get(v, [])]
         if not can_move(eqn) or any(v in after for v in eqn.outvars):
             continue
-        if all(u.outvars[0] in after for u in mine):
+        if all(any(o in after for o in u.outvars) for u in mine):
             reads = {v for v in jaxprs.inputs(eqn) if v in inner and v not in stacked}
             if sum(map(jaxprs.nbytes, reads)) <= sum(map(jaxprs.nbytes, eqn.outvars)):
                 after.update(eqn.outvars)

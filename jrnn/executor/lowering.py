@@ -1,0 +1,217 @@
+"""Where marked loops meet JAX: the rules that differentiate and lower them.
+
+`jrnn.scan` is `jax.lax.scan` with a mark (`mark.py`). When JAX differentiates a marked loop, its step is first replaced by
+one that stores less (`residuals.py`). When JAX lowers one, forward or reverse, it is planned for the platform
+(`targets/`) and the plan is lowered. Whatever cannot be done leaves the loop to JAX's own rule.
+
+This is the only file that uses private names of JAX. `tests/executor/test_lowering.py` checks them on each release; where
+one is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.extend.core.primitives import scan_p
+from jax.interpreters import mlir
+
+from jrnn.errors import ScanError
+from jrnn.executor import host_memory, jaxprs, mark, residuals, targets
+from jrnn.executor.loop import Loop, strict_passes
+from jrnn.executor.mark import Options
+from jrnn.executor.plan import Plan, Target
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+# A list that the plans of loops are added to as they are lowered, or None.
+_recorder = jax.make_user_context(None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Plan]]:
+    """Collects the plans of the loops that are lowered in this context."""
+    plans = _Plans()
+    with _recorder(plans):
+        yield plans
+
+
+class _Plans(list):
+    """A list that JAX can use in keys of its caches: two are equal only if they are the same."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
+# Reading the equation -------------------------------------------------------------------------------------------------
+
+
+def _counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many constants and carries the parameters of a scan's equation announce."""
+    if "ft_in" in params:  # jax 0.12
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carry))
+    return params["num_consts"], params["num_carry"]
+
+
+def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
+    """The loop of a scan's equation, calls opened, and the values of its jaxpr's constants, which come first."""
+    program = jaxprs.trace(
+        jax.extend.core.jaxpr_as_fun(jaxpr), [v.aval for v in _open(jaxpr).invars], jaxprs.LOWERED_CALLS
+    )
+    inputs, end = program.invars, n_consts + n_carry
+    consts = (*program.constvars, *inputs[:n_consts])
+    outs = program.outvars[:n_carry], program.outvars[n_carry:]
+    loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
+    return loop, program.consts
+
+
+def _open(jaxpr: Any) -> Any:
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+# Lowering -------------------------------------------------------------------------------------------------------------
+
+
+def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any) -> Any:
+    """The lowering rule of scans on one platform."""
+    options = mark.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
+    if options is None:
+        return default(ctx, *args, **params)
+    n_consts, n_carry = _counts(params)
+    asked = params["length"], params["reverse"], params["unroll"], _target(platform, ctx), options
+    plan, values = _planned(params["jaxpr"], n_consts, n_carry, *asked)
+    if plan.fission is not None:
+
+        def run(*args: Any) -> list[Any]:
+            with mark.unmarked():
+                carry, ys = plan.run(
+                    [*values, *args[:n_consts]], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
+                )
+            return [*carry, *ys]
+
+        try:
+            with mark.unmarked():
+                lowered = mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+            _record(plan)
+            return lowered
+        except Exception as error:
+            plan = _left_by(error, plan.target, plan.loop)
+    _record(plan)
+    if options.strict:
+        raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
+    return default(ctx, *args, **params)
+
+
+@functools.lru_cache(maxsize=256)
+def _planned(
+    jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int, target: Target, options: Options
+) -> tuple[Plan, tuple[Any, ...]]:
+    """The plan of an equation, and the values of its jaxpr's constants."""
+    loop = None
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in _open(jaxpr).invars):
+        return Plan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
+    try:
+        loop, values = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
+        again = any(e.primitive.name in ("checkpoint", "remat2") for e in _open(jaxpr).eqns)
+        loop = replace(loop, recomputes=again and options.recompute is not None)
+        return targets.plan(loop, target, options), values
+    except Exception as error:
+        return _left_by(error, target, loop), ()
+
+
+def _left_by(error: Exception, target: Target, loop: Loop | None) -> Plan:
+    """The plan where an error came in between: the loop is left to JAX, unless errors are to be raised."""
+    if strict_passes.value or isinstance(error, ScanError):
+        raise error
+    return Plan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
+
+
+def _record(plan: Plan) -> None:
+    if _recorder.value is not None:
+        _recorder.value.append(plan)
+
+
+def _target(platform: str, ctx: Any) -> Target:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
+    return Target(platform, cores, devices, host_memory.kept)
+
+
+def steps_of(fn: Callable, *args: Any) -> list[Loop]:
+    """The loops that a function of scans traces, in their order; nothing is lowered."""
+    found = []
+    for eqn in jax.make_jaxpr(fn)(*args).jaxpr.eqns:
+        if eqn.primitive is scan_p:
+            asked = eqn.params["length"], eqn.params["reverse"], eqn.params["unroll"]
+            found.append(_read(eqn.params["jaxpr"], *_counts(eqn.params), *asked)[0])
+    return found
+
+
+# Differentiation ------------------------------------------------------------------------------------------------------
+
+
+def _storing_less(rule: Callable, current: Callable) -> Callable:
+    """JAX's rule for differentiating a scan, given a step that stores less where the scan is marked."""
+
+    @functools.wraps(rule)
+    def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
+        options = mark.options_in(current())
+        if options is not None:
+            jaxpr = _step_storing_less(jaxpr, *_counts(params), options.recompute)
+        return rule(*args, jaxpr=jaxpr, **params)
+
+    return differentiate
+
+
+@functools.lru_cache(maxsize=256)
+def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) -> Any:
+    avals = [v.aval for v in _open(jaxpr).invars]
+    try:
+        step = residuals.storing_less(jax.extend.core.jaxpr_as_fun(jaxpr), avals, n_consts, n_carry, recompute)
+        if step is None:
+            return jaxpr
+        with mark.unmarked():
+            made = jax.make_jaxpr(step)(*avals)
+        same = [v.aval for v in _open(made).invars] == avals and list(made.out_avals) == list(jaxpr.out_avals)
+        return made if same else jaxpr
+    except ScanError:
+        raise
+    except Exception:
+        if strict_passes.value:
+            raise
+        return jaxpr
+
+
+# Registration ---------------------------------------------------------------------------------------------------------
+
+
+def _install() -> None:
+    try:
+        from jax._src.interpreters import ad
+        from jax._src.interpreters import mlir as private_mlir
+        from jax._src.xla_metadata_lib import current_xla_metadata
+
+        default = private_mlir._lowerings[scan_p].rule
+        rules: Sequence[dict] = (ad.primitive_jvps, ad.primitive_linearizations)
+        found = [table[scan_p] for table in rules]
+    except (ImportError, AttributeError, KeyError) as error:
+        warnings.warn(
+            f"jrnn.scan is jax.lax.scan here: this version of JAX ({jax.__version__}) lacks a name that jrnn needs "
+            f"({error}). Install a supported version: see pyproject.toml.",
+            stacklevel=2,
+        )
+        return
+    for platform in PLATFORMS:
+        mlir.register_lowering(scan_p, functools.partial(_lower, platform, default), platform=platform)
+    for table, rule in zip(rules, found):
+        table[scan_p] = _storing_less(rule, current_xla_metadata)
+
+
+_install()

@@ -1,0 +1,233 @@
+"""Sums over time of values that a step computes, formed after the loop from what the step read.
+
+A sum commutes with linear operations, so it moves up through them: the sum of `dot(a, b)` is one contraction over
+time and the dot's own axes together, the sum of a reduction is one reduction, and only their operands are stacked.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.executor import jaxprs, primitives
+from jrnn.executor.jaxprs import Atom, Env, Var
+from jrnn.executor.loop import Loop
+from jrnn.executor.passes.contraction import Contract
+
+_ADDS = (*primitives.ADDITIONS, "sub")
+# A value that is not a contraction or a reduction is stacked only when it is small: otherwise adding in place is better.
+_SMALL = 64 * 1024
+# Equations that one sum is moved through at most; what is further up is stacked or stays in the loop.
+_LONGEST = 64
+
+
+def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
+    """Positions of the carries that only add, `new = old + v + ...`, with the values that they add."""
+    uses = Counter(v for e in loop.eqns for v in jaxprs.inputs(e))
+    uses.update(a for a in loop.outputs if not jaxprs.is_literal(a))
+    follows: dict[Var, Any] = {}  # the only addition that reads a variable
+    for eqn in loop.eqns:
+        if eqn.primitive.name in primitives.ADDITIONS:
+            follows.update((v, eqn) for v in jaxprs.inputs(eqn) if uses[v] == 1)
+    found: dict[int, tuple[Atom, ...]] = {}
+    for i, (old, new) in enumerate(zip(loop.carry, loop.carry_out)):
+        added: list[Atom] = []
+        at = old
+        while at is not new and at in follows:
+            eqn = follows[at]
+            added.append(eqn.invars[1] if eqn.invars[0] is at else eqn.invars[0])
+            at = eqn.outvars[0]
+        same = all((v.aval.shape, v.aval.dtype) == (old.aval.shape, old.aval.dtype) for v in added)
+        if at is new and uses[new] == 1 and added and same:
+            found[i] = tuple(added)
+    return found
+
+
+def summed_carries(loop: Loop, free: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
+    """Those of the carries that only add that are better summed after the loop.
+
+    Args:
+        loop: the loop.
+        free: what is known before the loop.
+    """
+    made = jaxprs.producers(loop.eqns)
+    added = added_to_carries(loop)
+    return {i: values for i, values in added.items() if all(_pays(v, made, free) for v in values)}
+
+
+def frugal(summed: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
+    """Those of the sums that need no more stacks than `stacked` and what contractions read."""
+    made = jaxprs.producers(loop.eqns)
+    known = {
+        *stacked,
+        *(leaf for values in summed.values() for v in values for leaf in _leaves(v, made, stacked, True)),
+    }
+    return {i: values for i, values in summed.items() if known.issuperset(leaves(values, made, known))}
+
+
+def leaves(values: Iterable[Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> list[Var]:
+    """The variables whose stacks the sums of `values` are formed from; `stacked` are those that exist anyway."""
+    values = list(values)
+    known = dict.fromkeys(stacked)
+    for contractions_only in (True, False):  # what a contraction reads is stacked, so a reduction may read it too
+        found = [leaf for v in values for leaf in _leaves(v, made, known, contractions_only)]
+        known.update(dict.fromkeys(found))
+    return list(dict.fromkeys(found))
+
+
+def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract) -> Any:
+    """The sum over time of `v`.
+
+    Args:
+        v: the value.
+        made: the equations that make the values of the step.
+        stacked: what varies, [T, ...].
+        env: what is constant.
+        length: T.
+        dtype: what the sum is formed in: where the step widens a value before it adds it, the sum of the narrow values
+            is wide too.
+        contract: forms contractions over time.
+    """
+    done: dict[tuple[Var, Any], Any] = {}
+
+    def sum_of(atom: Atom, dtype: Any) -> Any:
+        if jaxprs.is_literal(atom) or atom in env:
+            return _repeated(jaxprs.value(env, atom).astype(dtype), length)
+        if atom in stacked:
+            return jnp.sum(stacked[atom], axis=0, dtype=dtype)
+        if (atom, dtype) not in done:
+            with jaxprs.in_scope(made[atom]):
+                done[atom, dtype] = through(made[atom], dtype)
+        return done[atom, dtype]
+
+    def through(eqn: Any, dtype: Any) -> Any:
+        operand = eqn.invars[0]
+        if eqn.primitive.name == "convert_element_type":
+            narrows = jnp.promote_types(dtype, operand.aval.dtype) != dtype
+            return sum_of(operand, operand.aval.dtype if narrows else dtype).astype(dtype)
+        if eqn.primitive.name == "dot_general":
+            return _contraction(eqn, stacked, env, length, dtype, contract)
+        inner = made.get(operand) if not jaxprs.is_literal(operand) and operand not in stacked else None
+        if inner is not None and _is_swapped_dot(eqn, inner):
+            return _contraction(inner, stacked, env, length, dtype, contract, swap=True)
+        if eqn.primitive.name == "reduce_sum" and operand in stacked:
+            axes = (0, *(a + 1 for a in eqn.params["axes"]))
+            return jnp.sum(stacked[operand], axis=axes, dtype=dtype)
+        return eqn.primitive.bind(*(sum_of(a, dtype) for a in eqn.invars), **eqn.params)
+
+    return sum_of(v, dtype)
+
+
+def accumulator(dtype: Any) -> Any:
+    """The type to form a long sum of `dtype` in: float32 for narrower floats."""
+    return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
+
+
+def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[list[Any], list[Atom]] | None:
+    """The linear equations that a sum of `v` moves through, and the contractions and values where it ends.
+
+    None where there are too many.
+    """
+    through: dict[int, Any] = {}
+    ends: list[Atom] = []
+    queue: list[Atom] = [v]
+    while queue:
+        atom = queue.pop()
+        eqn = None if jaxprs.is_literal(atom) or atom in stop else made.get(atom)
+        if eqn is None or not (primitives.is_linear(eqn) or eqn.primitive.name in _ADDS):
+            ends.append(atom)
+        elif id(eqn) not in through:
+            through[id(eqn)] = eqn
+            queue.extend(eqn.invars)
+            if len(through) > _LONGEST:
+                return None
+    return list(through.values()), ends
+
+
+def _pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
+    """Whether summing after the loop is better than adding at each step."""
+    if not jaxprs.is_literal(v) and v in made and made[v].primitive.name == "reduce_sum":
+        return True
+    found = _above(v, made, free)
+    if found is None:
+        return False
+    reduced = {e.outvars[0] for e in found[0] if e.primitive.name == "reduce_sum"}
+    under = {a for e in found[0] if e.outvars[0] in reduced for a in jaxprs.inputs(e)}
+
+    def ends_well(atom: Atom) -> bool:
+        if jaxprs.nbytes(atom) <= _SMALL:
+            return True
+        return not jaxprs.is_literal(atom) and (
+            atom in under or (atom in made and atom not in free and made[atom].primitive.name == "dot_general")
+        )
+
+    return all(map(ends_well, found[1]))
+
+
+def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contractions_only: bool) -> list[Var]:
+    found = _above(v, made, stacked)
+    assert found is not None, "a sum that pays is short"
+    values: list[Var] = []
+    for atom in found[1]:
+        if jaxprs.is_literal(atom):
+            continue
+        eqn = None if atom in stacked else made.get(atom)
+        if eqn is not None and eqn.primitive.name == "dot_general":
+            values += jaxprs.inputs(eqn)
+        elif not contractions_only:
+            values.append(atom)
+    return values
+
+
+def _repeated(value: Any, length: Any) -> Any:
+    """`value * length`; integers wrap around as sums do, and what `length` overflows is multiplied in float32."""
+    dtype = value.dtype
+    wide = accumulator(dtype)
+    return (value.astype(wide) * jnp.asarray(length).astype(wide)).astype(dtype)
+
+
+def _is_swapped_dot(eqn: Any, inner: Any) -> bool:
+    """Whether `eqn` transposes the dot `inner` into the dot of the same operands, exchanged."""
+    if eqn.primitive.name != "transpose" or inner.primitive.name != "dot_general":
+        return False
+    if inner.params.get("out_sharding") is not None:
+        return False
+    (lhs_contract, _), (lhs_batch, _) = inner.params["dimension_numbers"]
+    rank = len(inner.outvars[0].aval.shape)
+    free = inner.invars[0].aval.ndim - len(lhs_contract)
+    return not lhs_batch and tuple(eqn.params["permutation"]) == (*range(free, rank), *range(free))
+
+
+def _contraction(
+    eqn: Any, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract, swap: bool = False
+) -> Any:
+    """The sum over time of a dot: time is contracted together with the dot's own axes."""
+    (lhs, rhs), (dims, batch) = eqn.invars, eqn.params["dimension_numbers"]
+    if swap:
+        lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
+    operands: Sequence[Atom] = [lhs, rhs]
+    fixed = [a for a in operands if jaxprs.is_literal(a) or a not in stacked]
+    if fixed:  # a constant operand: sum the other one first
+        values = [
+            jaxprs.value(env, a) if a is fixed[0] else total(a, {}, stacked, env, length, a.aval.dtype, contract)
+            for a in operands
+        ]
+    else:
+        values = [stacked[a] for a in operands]
+        dims = tuple((0, *(a + 1 for a in axes)) for axes in dims)
+        batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
+    precision = eqn.params["precision"]
+    precision = precision[::-1] if swap and isinstance(precision, tuple) else precision
+    made_in = dtype if dtype != eqn.outvars[0].aval.dtype else eqn.params["preferred_element_type"]
+    placed = eqn.params.get("out_sharding")
+    if fixed or batch[0] or placed is not None:
+        return jax.lax.dot_general(
+            *values, (dims, batch), precision=precision, preferred_element_type=made_in, out_sharding=placed
+        )
+    return contract(*values, dims, precision, made_in)

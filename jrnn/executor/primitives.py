@@ -1,0 +1,119 @@
+"""What the executor knows of primitives: which may move out of a loop, which are linear, cheap to repeat, worth moving.
+
+A primitive that is in no table stays where it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.executor import jaxprs
+
+# One value per element of the operands; cheap enough to be repeated in the reverse loop instead of stored.
+# fmt: off
+ELEMENTWISE = frozenset((
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast_convert_type",
+    "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh",
+    "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag",
+    "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne",
+    "neg", "nextafter", "not", "or", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
+    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
+    "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+))
+# Pick, spread or order what the operand holds: free where it is used, a copy where the result is stored.
+VIEWS = frozenset((
+    "broadcast_in_dim", "expand_dims", "reshape", "slice", "split", "squeeze", "transpose",
+))
+_REDUCTIONS = frozenset((
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum",
+))
+_ARRANGEMENTS = frozenset(("concatenate", "iota", "pad", "rev"))
+CONTRACTIONS = frozenset(("conv_general_dilated", "dot_general", "ragged_dot_general"))
+_LOOKUPS = frozenset(("gather",))
+_SOLVERS = frozenset(("cholesky", "eig", "eigh", "fft", "lu", "qr", "svd", "triangular_solve"))
+_PURE = frozenset((
+    "approx_top_k", "argmax", "argmin", "bessel_i0e", "bessel_i1e", "cumlogsumexp", "cummax", "cummin", "cumprod",
+    "cumsum", "dynamic_slice", "dynamic_update_slice", "igamma", "igamma_grad_a", "igammac", "polygamma",
+    "random_bits", "random_fold_in", "random_split", "random_unwrap", "random_wrap", "reduce_prod",
+    "reduce_window_max", "reduce_window_min", "reduce_window_sum", "regularized_incomplete_beta", "scatter",
+    "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "select_and_gather_add", "select_and_scatter_add",
+    "sort", "threefry2x32", "top_k", "zeta",
+))
+# fmt: on
+CHEAP = ELEMENTWISE | VIEWS | _REDUCTIONS | _ARRANGEMENTS
+# Functions of one value that cost many instructions each: worth doing for several slices at once.
+ACTIVATIONS = frozenset(("logistic", "tanh", "exp", "log1p", "expm1", "erf", "sin", "cos", "sqrt", "rsqrt"))
+# Linear in their only operand, without regard to its values.
+LINEAR = frozenset((
+    "broadcast_in_dim", "copy", "copy_p", "neg", "reduce_sum", "reshape", "rev", "slice", "squeeze", "transpose",
+))  # fmt: skip
+ADDITIONS = frozenset(("add", "add_any"))
+# Over devices or mapped axes: they stay in the loop.
+_COLLECTIVES = frozenset((
+    "all_gather", "all_to_all", "axis_index", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "pvary",
+))  # fmt: skip
+_HEAVY = CONTRACTIONS | _LOOKUPS | _SOLVERS
+_MOVABLE = CHEAP | _HEAVY | _PURE
+
+
+def is_movable(eqn: Any) -> bool:
+    """Whether it may be evaluated for all steps at once, under `vmap` over time."""
+    return eqn.primitive.name in _MOVABLE and not eqn.effects and not draws_otherwise_at_once(eqn)
+
+
+def why_it_stays(eqn: Any) -> str:
+    """The reason why an equation is not movable."""
+    if eqn.effects:
+        return "it has side effects"
+    if draws_otherwise_at_once(eqn):
+        return "keys of its kind give other random numbers for all steps at once"
+    if any(True for _ in jaxprs.sub_jaxprs(eqn)):
+        return "it is control flow"
+    return "a collective" if eqn.primitive.name in _COLLECTIVES else "jrnn does not know this primitive"
+
+
+def is_known(eqn: Any) -> bool:
+    """Whether it is in one of the tables."""
+    return eqn.primitive.name in _MOVABLE or eqn.primitive.name in _COLLECTIVES
+
+
+def draws_otherwise_at_once(eqn: Any) -> bool:
+    """Whether it makes other random numbers under `vmap`: true of all keys but JAX's default, threefry's."""
+    keys = [a.aval.dtype.name for a in eqn.invars if jnp.issubdtype(a.aval.dtype, jax.dtypes.prng_key)]
+    return any(name != "key<fry>" for name in keys)
+
+
+def is_heavy(eqn: Any) -> bool:
+    """Worth taking out of a loop: a contraction, a lookup or a solver."""
+    return eqn.primitive.name in _HEAVY
+
+
+def is_contraction(eqn: Any) -> bool:
+    return eqn.primitive.name in CONTRACTIONS
+
+
+def is_cheap(eqn: Any) -> bool:
+    return eqn.primitive.name in CHEAP
+
+
+def is_view(eqn: Any) -> bool:
+    return eqn.primitive.name in VIEWS
+
+
+def is_linear(eqn: Any) -> bool:
+    """Whether the result is linear in the only operand. A change between floating-point types counts as linear."""
+    if eqn.primitive.name == "convert_element_type":
+        return all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in (eqn.invars[0], eqn.outvars[0]))
+    return eqn.primitive.name in LINEAR and len(eqn.invars) == 1
+
+
+def operations(eqn: Any) -> int:
+    """Multiplications and additions of a `dot_general`; 0 for anything else."""
+    if eqn.primitive.name != "dot_general":
+        return 0
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    inner = [eqn.invars[0].aval.shape[a] for a in contracted]
+    return 2 * jaxprs.elements(inner) * jaxprs.elements(eqn.outvars[0].aval.shape)

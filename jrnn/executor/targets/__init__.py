@@ -1,0 +1,13 @@
+"""What a loop is planned for. A backend is one file here: a function `(loop, target, options) -> Plan`."""
+
+from __future__ import annotations
+
+from jrnn.executor.loop import Loop
+from jrnn.executor.mark import Options
+from jrnn.executor.plan import Plan, Target
+from jrnn.executor.targets import accelerator, cpu
+
+
+def plan(loop: Loop, target: Target, options: Options) -> Plan:
+    """The plan of a loop for a target."""
+    return (cpu if target.platform == "cpu" else accelerator).plan(loop, target, options)
