@@ -2,11 +2,12 @@
 
 from jrnn.executor.explain import Explanation, explain_scan
 from jrnn.executor.lstm_step import LstmStep
-from jrnn.executor.scan import optimize_scans, scan
+from jrnn.executor.scan import EXECUTORS, optimize_scans, scan
 from jrnn.executor.while_loop import CHECKPOINTED, Trips, while_loop
 
 __all__ = [
     "CHECKPOINTED",
+    "EXECUTORS",
     "Explanation",
     "LstmStep",
     "Trips",

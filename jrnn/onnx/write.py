@@ -17,7 +17,6 @@ from onnx import checker, helper
 from jrnn.convert.arguments import Leaf, arguments_of, callable_of, closed_over, path_of
 from jrnn.convert.flat import Graph, flatten
 from jrnn.errors import ConversionError
-from jrnn.executor import as_written
 from jrnn.nn.whole import whole_layers
 from jrnn.onnx.emit import Emitter, Ref, info, tensor
 
@@ -106,7 +105,7 @@ def _specs(leaves: Sequence[Leaf], examples: Sequence[Any], dims: Any, name: str
 
 def _trace(call: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct], name: str) -> tuple[Graph, list[str]]:
     def trace(whole: bool) -> Any:
-        with as_written(True), whole_layers(whole):
+        with whole_layers(whole):
             return jax.make_jaxpr(call, return_shape=True)(specs)
 
     try:

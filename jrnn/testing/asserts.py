@@ -14,8 +14,8 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from ..cells import Cell
-from ..executor.executors import EXECUTORS
-from ..executor.scan import request_of
+from ..errors import ScanError
+from ..executor import EXECUTORS, scan
 from ..gradcheck import INEXACT, TOLERANCE, Effort, Subject, check, over_time, subject_of_function, subject_of_net
 from ..ir import Net
 from ..lowering import run_net
@@ -209,10 +209,15 @@ def _ways_of_step(step: Callable, carry: Any, xs: Any, params: Any, lengths: Any
         layer = Layer(lambda w, s, x, _: over_time(step)(*([w] if params is not None else []), s, x)[::-1], *arguments)
         yield "by jax.lax.scan", _with_gradients(layer)(*arguments, None)
     bound = step if params is None else (lambda carry, x: step(params, carry, x))
-    request = request_of(bound, plain.state, plain.xs, None, False, 1, ends, None)
-    ways: dict[str, dict[str, Any]] = {
-        f"by {e.name}": {"executor": e.name} for e in EXECUTORS if e.refusal(request) is None
-    }
+    ways: dict[str, dict[str, Any]] = {}
+    for name in EXECUTORS:
+        try:
+            jax.eval_shape(
+                lambda state, xs, name=name: scan(bound, state, xs, lengths=ends, executor=name), plain.state, plain.xs
+            )
+        except ScanError:  # it cannot run this step
+            continue
+        ways[f"by {name}"] = {"executor": name}
     ways |= {f"recompute={r!r}": {"recompute": r} for r in ("contractions", "sqrt")}
     ways["unrolled"] = {"unroll": True}
     for name, options in ways.items():
