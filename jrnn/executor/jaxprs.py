@@ -34,6 +34,7 @@ LOWERED_CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
 }
+_IDENTITIES = ("copy", "copy_p")  # once a program is lowered
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,8 @@ def evaluate(eqns: Iterable[Any], env: Env, calls: Mapping[str, str] | None = No
             body = called(eqn, calls) if calls else None
             if body is not None:
                 out = _opened(body, args, calls)
+            elif calls is LOWERED_CALLS and eqn.primitive.name in _IDENTITIES:
+                out = args
             else:
                 out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
                 out = out if eqn.primitive.multiple_results else [out]

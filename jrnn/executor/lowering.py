@@ -170,6 +170,21 @@ def _storing_less(rule: Callable, current: Callable) -> Callable:
     return differentiate
 
 
+def _with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
+    """The rule of jax 0.10 for transposing a scan, corrected for outputs whose cotangent is a symbolic zero.
+
+    It hands a zero of all steps to the transposition of one step, which raises because of its type. Later versions do not.
+    """
+
+    @functools.wraps(rule)
+    def transpose(cts: Sequence[Any], *args: Any, jaxpr: Any, **params: Any) -> Any:
+        avals = [a.to_ct_aval() for a in jaxpr.out_avals]
+        cts = [zero(a) if type(ct) is zero else ct for ct, a in zip(cts, avals)]
+        return rule(cts, *args, jaxpr=jaxpr, **params)
+
+    return transpose
+
+
 @functools.lru_cache(maxsize=256)
 def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) -> Any:
     avals = [v.aval for v in _open(jaxpr).invars]
@@ -201,6 +216,7 @@ def _install() -> None:
         default = private_mlir._lowerings[scan_p].rule
         rules: Sequence[dict] = (ad.primitive_jvps, ad.primitive_linearizations)
         found = [table[scan_p] for table in rules]
+        transpose = ad.fancy_transposes[scan_p]
     except (ImportError, AttributeError, KeyError) as error:
         warnings.warn(
             f"jrnn.scan is jax.lax.scan here: this version of JAX ({jax.__version__}) lacks a name that jrnn needs "
@@ -212,6 +228,8 @@ def _install() -> None:
         mlir.register_lowering(scan_p, functools.partial(_lower, platform, default), platform=platform)
     for table, rule in zip(rules, found):
         table[scan_p] = _storing_less(rule, current_xla_metadata)
+    if jax.__version_info__ < (0, 11):
+        ad.fancy_transposes[scan_p] = _with_zeros_of_a_step(transpose, ad.Zero)
 
 
 _install()
