@@ -11,7 +11,7 @@ from . import cells, graph, ops, plans
 from .autodiff import add_gradients
 from .builder import NetBuilder
 from .convert import Package, Predictor, export_package, from_jax, load_package
-from .executor import explain_scan, scan
+from .executor import explain_scan, optimize_scans, scan
 from .gradcheck import check_gradients
 from .gradient_maker import GradientSlice
 from .ir import Net, Op
@@ -55,6 +55,7 @@ __all__ = [
     "infer_shapes",
     "load_package",
     "ops",
+    "optimize_scans",
     "plans",
     "read_net",
     "recurrent_net",

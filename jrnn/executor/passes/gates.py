@@ -124,26 +124,27 @@ def _run_cuts(loop: Loop) -> dict[Var, _Cut]:
     return cuts
 
 
-def runs_meet(loop: Loop) -> bool:
-    """Whether all slices of some run end in one and the same result of the step.
+def better_apart(loop: Loop) -> bool:
+    """Whether `slice_apart`, with the slices of xs hoisted, suits the compiler better than `activate_together`.
 
-    The compiler then makes one kernel of the run and its uses, and gains nothing from the run; where they end in
-    different results, the run is computed once for all of them.
+    Where all slices of a run end in one and the same result of the step, the compiler makes one kernel of the run and its
+    uses, and gains nothing from the run; where they end in different results, the run is computed once for all of them.
+    Where there is no run, slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`.
     """
     cuts = _run_cuts(loop)
     results = {a for a in loop.outputs if not jaxprs.is_literal(a)}
     ends: dict[_Run, set[Var]] = {}
-    for eqn in loop.eqns:
-        cut = cuts.get(eqn.outvars[0]) if eqn.primitive.name in primitives.ACTIVATIONS else None
+    activations = [e for e in loop.eqns if e.primitive.name in primitives.ACTIVATIONS]
+    for eqn in activations:
+        cut = cuts.get(eqn.outvars[0])
         if cut is not None and isinstance(cut.of, _Run):
             ends.setdefault(cut.of, set()).update(_first_results(eqn.outvars[0], loop.eqns, results))
-    return any(len(found) == 1 for found in ends.values())
-
-
-def activates_slices(eqns: Sequence[Any]) -> bool:
-    """Whether an activation among `eqns` reads a slice, or what is computed from one."""
-    sliced = jaxprs.depends(eqns, cuts_of(eqns))
-    return any(e.primitive.name in primitives.ACTIVATIONS and any(v in sliced for v in jaxprs.inputs(e)) for e in eqns)
+    if ends:
+        return any(len(found) == 1 for found in ends.values())
+    sums = {e.outvars[0] for e in loop.eqns if e.primitive.name in ("add", "sub")}
+    sliced = jaxprs.depends(loop.eqns, [v for v, cut in cuts.items() if cut.of in sums])
+    vectorized = all(e.primitive.name in ("logistic", "tanh") for e in activations)
+    return vectorized and any(v in sliced for e in activations for v in jaxprs.inputs(e))
 
 
 def _first_results(v: Var, eqns: Sequence[Any], results: Collection[Var]) -> set[Var]:

@@ -41,7 +41,7 @@ def plan(loop: Loop, target: Target, options: Options) -> Plan:
         taken = split(loop, fission.computation, contract=contraction.smaller_first)
         return Plan(target, seen, taken, widen_sums(taken.core), "associative", _chunk(taken))
     core = taken.core
-    if gates.runs_meet(core):
+    if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), fission.slices)
     else:
         inner = widen_sums(activate_together(core))
