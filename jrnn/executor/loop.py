@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jrnn.executor import jaxprs
 from jrnn.executor.jaxprs import Atom, Var
@@ -57,12 +58,15 @@ class Loop:
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """All steps by `jax.lax.scan`: `(last carry, stacked ys)`, flat."""
 
+        open_length = not xs and not jaxprs.is_known(self.length)  # which `jax.lax.scan` takes from xs only
+
         def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, (*consts, *carry, *x))))
             return [jaxprs.value(env, a) for a in self.carry_out], [jaxprs.value(env, a) for a in self.ys]
 
-        length = None if xs else self.length  # a symbolic length may not be given
-        return jax.lax.scan(step, list(init), list(xs), length, reverse=self.reverse, unroll=self.unroll)
+        given = [jnp.arange(self.length)] if open_length else list(xs)
+        length = None if given else self.length  # a symbolic length may not be given
+        return jax.lax.scan(step, list(init), given, length, reverse=self.reverse, unroll=self.unroll)
 
     def with_length(self, length: Any) -> Loop:
         """The same for another number of steps."""

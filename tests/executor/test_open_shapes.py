@@ -45,6 +45,13 @@ def test_what_is_exported_computes_the_same(fn):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), exported.call(x), fn(x))
 
 
+def test_a_step_that_does_not_read_its_inputs():
+    given = jax.ShapeDtypeStruct(export.symbolic_shape("t, 2"), jnp.float32)
+    exported = export.export(jax.jit(lambda x: scan(lambda h, x: (jnp.tanh(h * 2), None), jnp.ones(3), x)[0]))(given)
+    expected = jnp.tanh(2 * jnp.tanh(2 * jnp.ones(3)))
+    np.testing.assert_allclose(exported.call(jnp.zeros((2, 2))), expected, rtol=1e-6)
+
+
 def test_checkpoints_need_to_know_the_steps():
     given = jax.ShapeDtypeStruct(export.symbolic_shape("t, 2, 3"), jnp.float32)
     with pytest.raises(ScanError, match="recompute='sqrt' divides the steps, but how many there are .t. is left open"):
