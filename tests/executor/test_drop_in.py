@@ -150,6 +150,23 @@ def test_derivative_rules_with_side_effects():
     assert "side effects" in str(explain_scan(step_of(W), H0, XS))
 
 
+def test_no_steps():
+    """The sum of no products, and the carries before no steps."""
+
+    def step(carry, x):
+        h, product, _ = carry
+        return (jnp.tanh(h @ W + x), product + h.T @ x, h * 0.5 + x), h
+
+    same(step, (H0, W, H0), XS[:0])
+
+    def loss(run, w, xs):
+        last, hs = run(lambda h, x: (jnp.tanh(h @ w + x), h), H0, xs)
+        return jnp.sum(last) + jnp.sum(hs)
+
+    for of in (jax.grad, jax.hessian):
+        assert not np.any(of(functools.partial(loss, scan))(W, XS[:0]))
+
+
 def test_unroll_is_refused_as_lax_scan_refuses_it():
     with pytest.raises(ValueError, match="`unroll` must be"):
         scan(lambda h, x: (h, x), H0, XS, unroll=-1)
