@@ -44,7 +44,9 @@ def storing_less(
     """
     program = jaxprs.trace(step, avals)
     if not _is_plain(program):
-        return None if asked is None else jax.checkpoint(step, policy=_policy(asked), prevent_cse=False)
+        return (
+            None if asked is None or program.effects else jax.checkpoint(step, policy=_policy(asked), prevent_cse=False)
+        )
 
     def run(*args: Any) -> Flat:
         env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))

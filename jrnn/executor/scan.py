@@ -165,8 +165,9 @@ def _with_checkpoints(
 
     if size is None or jax.config.jax_disable_jit:
         return run(init, xs, length)
-    whole = jax.eval_shape(lambda: run(init, xs, length))  # a step that does not fit raises as in `jax.lax.scan`
-    init = jax.tree.map(lambda leaf, out: jnp.asarray(leaf, out.dtype), init, whole[0])
+    # A step that does not fit raises as in `jax.lax.scan`. One with side effects or Refs must not be run a second time.
+    if jax.make_jaxpr(lambda: run(init, xs, length))().effects:
+        return run(init, xs, length)
     return recomputation.with_checkpoints(run, init, xs, steps, size, reverse)
 
 

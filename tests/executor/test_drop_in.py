@@ -32,6 +32,15 @@ def test_weak_types_stay_weak():
     same(lambda c, x: ((c[0] + 1.0, c[1] * 2.0), (1.5, c[0], x)), (0.0, 1.0), XS)
 
 
+@pytest.mark.parametrize("recompute", [None, "sqrt"])
+def test_weak_types_stay_weak_between_checkpoints(recompute):
+    for reverse in (False, True):
+        ours = scan(lambda c, x: (c * 0.5, c), 1.0, XS, reverse=reverse, recompute=recompute)
+        theirs = jax.lax.scan(lambda c, x: (c * 0.5, c), 1.0, XS, reverse=reverse)
+        assert [jax.typeof(a) for a in ours] == [jax.typeof(a) for a in theirs]
+        np.testing.assert_allclose(ours[1], theirs[1])
+
+
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8])
 def test_small_integers_wrap_around(dtype):
     same(lambda c, x: (c + dtype(3), None), dtype(1), None, length=300)
@@ -148,6 +157,23 @@ def test_derivative_rules_with_side_effects():
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert calls == expected and len(calls) == T
     assert "side effects" in str(explain_scan(step_of(W), H0, XS))
+
+
+@pytest.mark.parametrize("recompute", ["contractions", "sqrt"])
+def test_what_a_step_adds_to_a_ref_is_added_once(recompute):
+    def loss(run, w):
+        ref = jax.new_ref(jnp.ones(()))
+
+        def step(h, x):
+            ref[...] += jnp.sum(h * w)
+            return jnp.tanh(h + x), h * ref[...]
+
+        return jnp.sum(run(step, H0, XS)[1]) + ref[...]
+
+    ours, theirs = functools.partial(scan, recompute=recompute), jax.lax.scan
+    np.testing.assert_allclose(
+        *(jax.value_and_grad(functools.partial(loss, run))(0.5) for run in (ours, theirs)), rtol=1e-5
+    )
 
 
 def test_no_steps():
