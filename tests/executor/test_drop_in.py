@@ -51,6 +51,16 @@ def test_a_constant_added_often_does_not_overflow_with_the_number_of_times():
     np.testing.assert_allclose(total, 7.0, rtol=1e-2)
 
 
+@pytest.mark.parametrize("size", [1e8, 3e38])
+def test_sums_of_differences_are_not_differences_of_sums(size):
+    """Which cancel, or overflow."""
+    xs = jnp.float32(size) * (1 - jnp.float32(2e-7) * jnp.arange(5))
+    run = jax.jit(
+        lambda xs, b: scan(lambda c, x: ((c[0] + (x - b), c[1] + (x + -b)), None), (jnp.float32(0),) * 2, xs)[0]
+    )
+    np.testing.assert_allclose(run(xs, xs[2]), [np.sum(np.asarray(xs) - np.float32(xs[2]))] * 2, rtol=1e-5)
+
+
 def test_sums_of_widened_values_are_wide():
     xs = jnp.asarray(np.random.RandomState(0).rand(200, 1, 4), jnp.bfloat16)
 

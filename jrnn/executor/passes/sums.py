@@ -2,6 +2,8 @@
 
 A sum commutes with linear operations, so it moves up through them: the sum of `dot(a, b)` is one contraction over
 time and the dot's own axes together, the sum of a reduction is one reduction, and only their operands are stacked.
+It does not move through additions of the step's own: the sum of `a - b` may be small and exact where those of `a` and
+of `b` are not, or overflow.
 
 Shapes: T time.
 """
@@ -20,7 +22,6 @@ from jrnn.executor.jaxprs import Atom, Env, Var
 from jrnn.executor.loop import Loop
 from jrnn.executor.passes.contraction import Contract
 
-_ADDS = (*primitives.ADDITIONS, "sub")
 # A value that is not a contraction or a reduction is stacked only when it is small: otherwise adding in place is better.
 _SMALL = 64 * 1024
 # Equations that one sum is moved through at most; what is further up is stacked or stays in the loop.
@@ -140,7 +141,7 @@ def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[lis
     while queue:
         atom = queue.pop()
         eqn = None if jaxprs.is_literal(atom) or atom in stop else made.get(atom)
-        if eqn is None or not (primitives.is_linear(eqn) or eqn.primitive.name in _ADDS):
+        if eqn is None or not (primitives.is_linear(eqn) or eqn.primitive.name == "add_any"):
             ends.append(atom)
         elif id(eqn) not in through:
             through[id(eqn)] = eqn
