@@ -234,32 +234,3 @@ def depends(eqns: Sequence[Any], roots: Iterable[Var]) -> set[Var]:
 
 def producers(eqns: Iterable[Any]) -> dict[Var, Any]:
     return {v: eqn for eqn in eqns for v in eqn.outvars}
-
-
-def distinct(evaluated: Sequence[Any], env: Env) -> Env:
-    """Evaluates equations, each distinct one once (equal primitive, parameters and operands)."""
-    seen: dict[Any, list[Any]] = {}
-    for eqn in evaluated:
-        args = [read(env, atom) for atom in eqn.invars]
-        key: Any = None
-        if not eqn.effects and not any(True for _ in sub_jaxprs(eqn)):
-            try:
-                operands = tuple(_identity(atom, arg) for atom, arg in zip(eqn.invars, args))
-                key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda kv: kv[0])), operands)
-                hash(key)
-            except TypeError:
-                key = None
-        if key is not None and key in seen:
-            env.update(zip(eqn.outvars, seen[key]))
-            continue
-        evaluate([eqn], env)
-        if key is not None:
-            seen[key] = [env[v] for v in eqn.outvars]
-    return env
-
-
-def _identity(atom: Atom, arg: Any) -> Any:
-    """Equal for equal operands: literals by value, other values by the object that they are."""
-    if is_literal(atom) and np.ndim(arg) == 0:
-        return (str(atom.aval), np.asarray(arg).tobytes() if hasattr(arg, "dtype") else repr(arg))
-    return id(arg)

@@ -114,7 +114,8 @@ class Plan:
         return sum(map(primitives.is_contraction, eqns))
 
     def _items(self, values: Iterable[Any], steps: bool) -> tuple[Item, ...]:
-        assert self.fission is not None
+        if self.fission is None:
+            return ()
         made = jaxprs.producers(self.fission.loop.eqns)
         times = jaxprs.extent(self.fission.loop.length) if steps else 1
         return tuple(Item.of(v, made, times) for v in values if not jaxprs.is_literal(v))

@@ -99,8 +99,7 @@ def test_the_executor_finds_them_and_agrees_with_the_loop(name, monkeypatch, x64
     monkeypatch.setattr(recurrent_network, "scan", chosen)
     monkeypatch.setattr(recurrent_network_gradient, "scan", chosen)
     got = jax.jit(lambda q: jrnn.to_jax(full, wanted)({**q, "lengths": LENGTHS}))(smooth)
-    by_auto = "scan" if name == "lru" and jax.default_backend() == "cpu" else "associative"
-    assert found == [by_auto, by_auto]  # the backward step net is affine too
+    assert found == ["associative", "associative"]  # the backward step net is affine too
 
     monkeypatch.setattr(recurrent_network, "scan", functools.partial(scan, executor="scan"))
 

@@ -25,6 +25,8 @@ _DEEPEST_SUM = 4  # additions that a slice is moved through
 
 def activate_together(loop: Loop) -> Loop:
     """Applies an activation once to neighboring slices of one array instead of once to each slice."""
+    if not any(isinstance(cut.of, _Run) for cut in _run_cuts(loop).values()):
+        return loop
     return loop.rewritten_by(_activate_together)
 
 

@@ -24,6 +24,8 @@ _VIEWS = ("reshape", "squeeze", "broadcast_in_dim")
 
 def direct_views(loop: Loop) -> Loop:
     """Takes every view directly from the array that it shows a part of."""
+    if not any(_reshapes(eqn) or cuts_of([eqn]) for eqn in loop.eqns):
+        return loop
     return loop.rewritten_by(_direct)
 
 
