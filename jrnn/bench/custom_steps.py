@@ -7,12 +7,14 @@ Shapes: T time, N batch, D input, H hidden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn.bench.sizes import Size
 
@@ -36,7 +38,19 @@ class CustomStep:
     initial: Callable[[Size], Any]
 
 
-CUSTOM: dict[str, CustomStep] = {}
+CUSTOM_STEPS: dict[str, CustomStep] = {}
+
+
+def inputs(cell: str, size: Size, seed: int) -> tuple[dict[str, Any], Any]:
+    """`(weights, x)`, float32; x is [T, N, D]."""
+    rng = np.random.RandomState(seed)
+
+    def draw(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.randn(*shape).astype("float32"))
+
+    shapes = CUSTOM_STEPS[cell].weights(size)
+    weights = {name: draw(*shape) / math.sqrt(size.hidden) for name, shape in shapes.items()}
+    return weights, draw(size.steps, size.batch, size.features)
 
 
 def _hidden(size: Size) -> Any:
@@ -47,7 +61,7 @@ def _custom(
     weights: Callable[[Size], dict[str, tuple[int, ...]]], initial: Callable[[Size], Any] = _hidden
 ) -> Callable:
     def register(make: Callable[[dict[str, Any]], Callable]) -> Callable:
-        CUSTOM[make.__name__] = CustomStep(make, weights, initial)
+        CUSTOM_STEPS[make.__name__] = CustomStep(make, weights, initial)
         return make
 
     return register

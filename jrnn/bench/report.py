@@ -57,7 +57,7 @@ def times_table(records: Sequence[Record], gemm: float) -> Table:
         "peer": [r.peer for r in records],
         "ms": [f"{r.median * 1e3:.3g}" for r in records],
         "quartiles": [f"{r.low * 1e3:.3g}-{r.high * 1e3:.3g}" for r in records],
-        "of GEMM": [f"{r.flops_per_second / gemm:.1%}" for r in records],
+        "of GEMM": [f"{r.flops_per_second / gemm:.1%}" if r.flops_per_second else "-" for r in records],
         "compile s": ["-" if r.compile_seconds is None else f"{r.compile_seconds:.2f}" for r in records],
         "temporary MB": ["-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}" for r in records],
     }

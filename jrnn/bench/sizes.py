@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from jrnn.errors import ConfigError, near
 
 GATES = {"lstm": 4, "gru": 3, "min_gru": 2, "min_lstm": 3, "lru": 2}
-CELLS = tuple(GATES)
+CUSTOM = (
+    *("peephole_lstm", "layer_norm_lstm", "slstm", "rwkv", "relu_mlp", "attention", "memory"),
+    *("loss_in_the_step", "euler", "runge_kutta", "small_cnn", "automaton"),
+)  # of custom_steps.py
+CELLS = (*GATES, *CUSTOM)
 AFFINE = ("min_gru", "min_lstm", "lru")  # in the state: their gates read the input alone
 MODES = ("forward", "train")
 
@@ -76,9 +80,13 @@ def parse_sizes(texts: Sequence[str]) -> tuple[Size, ...]:
 def flops(cell: str, size: Size, mode: str) -> int:
     """Floating-point operations of the contractions: two a multiply-add, and training does each forward one thrice.
 
+    0 for custom steps, whose contractions are not counted.
+
     >>> flops("lstm", Size(1, 1, 2, 3), "forward")
     120
     """
+    if cell in CUSTOM:
+        return 0
     reads = size.features if cell in AFFINE else size.features + size.hidden
     forward = 2 * size.steps * size.batch * reads * GATES[cell] * size.hidden
     if cell == "lru":  # and from both parts of its state to the output

@@ -12,11 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.bench.sizes import AFFINE, GATES, Size
+from jrnn.bench import custom_steps
+from jrnn.bench.sizes import AFFINE, CUSTOM, GATES, Size
 
 
 def inputs(cell: str, size: Size, seed: int = 0) -> tuple[dict[str, Any], Any]:
     """`(weights, x)`, float32; x is [T, N, D]."""
+    if cell in CUSTOM:
+        return custom_steps.inputs(cell, size, seed)
     rng = np.random.RandomState(seed)
     wide = GATES[cell] * size.hidden
 
@@ -103,9 +106,13 @@ def lru(p: dict[str, Any]) -> Callable:
     return step
 
 
-STEPS = {"lstm": lstm, "gru": gru, "min_gru": min_gru, "min_lstm": min_lstm, "lru": lru}
+STEPS = {"lstm": lstm, "gru": gru, "min_gru": min_gru, "min_lstm": min_lstm, "lru": lru} | {
+    name: custom.make for name, custom in custom_steps.CUSTOM_STEPS.items()
+}
 
 
 def initial(cell: str, size: Size) -> Any:
+    if cell in CUSTOM:
+        return custom_steps.CUSTOM_STEPS[cell].initial(size)
     h = jnp.zeros((size.batch, size.hidden), jnp.float32)
     return (h, h) if cell in ("lstm", "lru") else h

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from jrnn.bench.sizes import CELLS, MODES, SETS
+from jrnn.bench.sizes import CELLS, GATES, MODES, SETS
 from jrnn.cli import nets, tools, training
 from jrnn.version import __version__
 
@@ -133,7 +133,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     p = command(tools.bench_command, "bench", "measure cells beside their peers, in one process and in turns")
-    p.add_argument("--cells", type=_names, default=CELLS, metavar="A,B", help=f"of {', '.join(CELLS)}")
+    p.add_argument(
+        "--cells",
+        type=_names,
+        default=tuple(GATES),
+        metavar="A,B",
+        help=f"of {', '.join(CELLS)}; by default the first {len(GATES)}",
+    )
     p.add_argument("--modes", type=_names, default=MODES, metavar="A,B", help=f"of {', '.join(MODES)}")
     p.add_argument(
         "--sizes",

@@ -14,13 +14,18 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.extend.core.primitives import scan_p
 from jax.interpreters import mlir
+
+with suppress(ImportError):  # names that are missing are reported where they are needed
+    from jax._src.interpreters import ad
+    from jax._src.interpreters import mlir as private_mlir
+    from jax._src.xla_metadata_lib import current_xla_metadata
 
 from jrnn.errors import ScanError
 from jrnn.executor import host_memory, jaxprs, mark, residuals, targets
@@ -209,15 +214,11 @@ def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) 
 
 def _install() -> None:
     try:
-        from jax._src.interpreters import ad
-        from jax._src.interpreters import mlir as private_mlir
-        from jax._src.xla_metadata_lib import current_xla_metadata
-
         default = private_mlir._lowerings[scan_p].rule
         rules: Sequence[dict] = (ad.primitive_jvps, ad.primitive_linearizations)
         found = [table[scan_p] for table in rules]
         transpose = ad.fancy_transposes[scan_p]
-    except (ImportError, AttributeError, KeyError) as error:
+    except (NameError, AttributeError, KeyError) as error:
         warnings.warn(
             f"jrnn.scan is jax.lax.scan here: this version of JAX ({jax.__version__}) lacks a name that jrnn needs "
             f"({error}). Install a supported version: see pyproject.toml.",
