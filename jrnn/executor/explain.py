@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 
-from jrnn.executor import jaxprs, lowering
-from jrnn.executor.plan import Plan
+from jrnn.executor import jaxprs, lowering, primitives
+from jrnn.executor.plan import Plan, Target
 from jrnn.executor.scan import scan
 
 
@@ -95,7 +96,19 @@ def _cotangent(out: Any) -> Any:
 
 
 def plans_of(fn: Callable, *args: Any) -> list[Plan]:
-    """The plans of the marked loops of a function, in the order in which they are lowered."""
+    """The plans of the marked loops of a function, in the order in which they are lowered.
+
+    What has collectives cannot be lowered outside of its `vmap` or `shard_map`: the plans are then those for JAX's default
+    platform.
+    """
+    closed = jax.make_jaxpr(fn)(*args)
+    given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    if any(map(_is_collective, jaxprs.all_equations(closed.jaxpr))):
+        return lowering.plans_in(closed.jaxpr, Target(jax.default_backend()))
     with lowering.recorded() as plans:
-        jax.jit(lambda *args: fn(*args)).lower(*args)
+        jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*given)
     return plans
+
+
+def _is_collective(eqn: Any) -> bool:
+    return eqn.primitive.name in primitives.COLLECTIVES

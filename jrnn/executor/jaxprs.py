@@ -57,12 +57,23 @@ def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping
         avals: the types of its arguments.
         calls: the primitives to open, with the parameter that holds the jaxpr of each.
     """
-    return _trace(lambda *args: _opened(jax.make_jaxpr(fn)(*avals), args, calls), avals)
+    return opened(jax.make_jaxpr(fn)(*avals), calls)
+
+
+def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
+    """The program of a jaxpr, with the calls inside it opened."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    if not any(called(eqn, calls) or eqn.primitive.name in _IDENTITIES for eqn in jaxpr.eqns):
+        return _program(closed)
+    return _trace(lambda *args: _opened(closed, args, calls), [v.aval for v in jaxpr.invars])
 
 
 def _trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
-    closed = jax.make_jaxpr(fn)(*avals)
-    jaxpr = closed.jaxpr
+    return _program(jax.make_jaxpr(fn)(*avals))
+
+
+def _program(closed: Any) -> Program:
+    jaxpr = getattr(closed, "jaxpr", closed)
     return Program(
         tuple(jaxpr.constvars),
         tuple(closed.consts),
@@ -167,6 +178,14 @@ def sub_jaxprs(eqn: Any) -> Iterator[Any]:
             inner = getattr(item, "jaxpr", item)
             if hasattr(inner, "eqns"):
                 yield inner
+
+
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of those inside of it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from all_equations(inner)
 
 
 def is_known(dimension: Any) -> bool:

@@ -67,9 +67,7 @@ def _counts(params: dict[str, Any]) -> tuple[int, int]:
 
 def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
     """The loop of a scan's equation, calls opened, and the values of its jaxpr's constants, which come first."""
-    program = jaxprs.trace(
-        jax.extend.core.jaxpr_as_fun(jaxpr), [v.aval for v in _open(jaxpr).invars], jaxprs.LOWERED_CALLS
-    )
+    program = jaxprs.opened(jaxpr, jaxprs.LOWERED_CALLS)
     inputs, end = program.invars, n_consts + n_carry
     consts = (*program.constvars, *inputs[:n_consts])
     outs = program.outvars[:n_carry], program.outvars[n_carry:]
@@ -159,6 +157,17 @@ def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     return found
 
 
+def plans_in(jaxpr: Any, target: Target) -> list[Plan]:
+    """The plans of the marked loops in a jaxpr, without lowering it."""
+    found = []
+    for eqn in jaxprs.all_equations(jaxpr):
+        options = mark.options_in(eqn.ctx.xla_metadata)
+        if eqn.primitive is scan_p and options is not None:
+            asked = eqn.params["length"], eqn.params["reverse"], eqn.params["unroll"], target, options
+            found.append(_planned(eqn.params["jaxpr"], *_counts(eqn.params), *asked)[0])
+    return found
+
+
 # Differentiation ------------------------------------------------------------------------------------------------------
 
 
@@ -194,7 +203,7 @@ def _with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
 def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) -> Any:
     avals = [v.aval for v in _open(jaxpr).invars]
     try:
-        step = residuals.storing_less(jax.extend.core.jaxpr_as_fun(jaxpr), avals, n_consts, n_carry, recompute)
+        step = residuals.storing_less(jaxpr, n_consts, n_carry, recompute)
         if step is None:
             return jaxpr
         with mark.unmarked():

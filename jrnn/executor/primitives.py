@@ -52,7 +52,7 @@ LINEAR = frozenset((
 ))  # fmt: skip
 ADDITIONS = frozenset(("add", "add_any"))
 # Over devices or mapped axes: they stay in the loop.
-_COLLECTIVES = frozenset((
+COLLECTIVES = frozenset((
     "all_gather", "all_to_all", "axis_index", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "pvary",
 ))  # fmt: skip
 _HEAVY = CONTRACTIONS | _LOOKUPS | _SOLVERS
@@ -72,12 +72,12 @@ def why_it_stays(eqn: Any) -> str:
         return "keys of its kind give other random numbers for all steps at once"
     if any(True for _ in jaxprs.sub_jaxprs(eqn)):
         return "it is control flow"
-    return "a collective" if eqn.primitive.name in _COLLECTIVES else "jrnn does not know this primitive"
+    return "a collective" if eqn.primitive.name in COLLECTIVES else "jrnn does not know this primitive"
 
 
 def is_known(eqn: Any) -> bool:
     """Whether it is in one of the tables."""
-    return eqn.primitive.name in _MOVABLE or eqn.primitive.name in _COLLECTIVES
+    return eqn.primitive.name in _MOVABLE or eqn.primitive.name in COLLECTIVES
 
 
 def draws_otherwise_at_once(eqn: Any) -> bool:

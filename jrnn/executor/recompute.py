@@ -44,14 +44,8 @@ def check_names(names: Collection[str], eqns: Sequence[Any]) -> None:
 
 
 def _names(eqns: Sequence[Any]) -> set[str]:
-    found, queue = set(), list(eqns)
-    while queue:
-        eqn = queue.pop()
-        if eqn.primitive.name == "name":
-            found.add(eqn.params["name"])
-        for inner in jaxprs.sub_jaxprs(eqn):
-            queue.extend(inner.eqns)
-    return found
+    inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))
+    return {e.params["name"] for e in (*eqns, *inner) if e.primitive.name == "name"}
 
 
 def is_checkpoints(recompute: Any) -> bool:

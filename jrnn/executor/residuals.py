@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
@@ -30,23 +31,23 @@ Flat = Sequence[Any]
 
 
 def storing_less(
-    step: Callable[..., Flat], avals: Sequence[Any], n_consts: int, n_carry: int, asked: str | tuple[str, ...] | None
+    jaxpr: Any, n_consts: int, n_carry: int, asked: str | tuple[str, ...] | None
 ) -> Callable[..., Flat] | None:
     """The step with a derivative rule that stores less, or None for a step whose derivative must be left to JAX.
 
     Steps with side effects, control flow, `jax.checkpoint` or reverse-mode rules of their own are left to JAX.
 
     Args:
-        step: a flat function of constants, carries and inputs; returns the new carries and outputs.
-        avals: the types of its arguments.
-        n_consts, n_carry: how many of them are constants and carries.
+        jaxpr: the step, of constants, carries and inputs; its results are the new carries and outputs.
+        n_consts, n_carry: how many of its inputs are constants and carries.
         asked: what the caller wants to have computed again: None, "contractions", or names.
     """
-    program = jaxprs.trace(step, avals)
-    if not _is_plain(program):
-        return (
-            None if asked is None or program.effects else jax.checkpoint(step, policy=_policy(asked), prevent_cse=False)
-        )
+    if not _is_plain(jaxpr):
+        if asked is None or getattr(jaxpr, "jaxpr", jaxpr).effects:
+            return None
+        return jax.checkpoint(jax.extend.core.jaxpr_as_fun(jaxpr), policy=_policy(asked), prevent_cse=False)
+    program = jaxprs.opened(jaxpr)
+    avals = [v.aval for v in program.invars]
 
     def run(*args: Any) -> Flat:
         env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
@@ -70,10 +71,16 @@ def _moves(primal: Any, tangent: Any) -> bool:
     return not isinstance(tangent, SymbolicZero) and jnp.issubdtype(jax.typeof(primal).dtype, jnp.inexact)
 
 
-def _is_plain(program: Program) -> bool:
+def _is_plain(closed: Any) -> bool:
     """Whether each equation's derivative is made of equations of one kind: values of the step, or tangents."""
-    short = len(program.eqns) <= _LONGEST and not program.effects
-    return short and all(e.primitive.name == "custom_jvp_call" or primitives.is_known(e) for e in program.eqns)
+    jaxpr = getattr(closed, "jaxpr", closed)
+    if jaxpr.effects or len(jaxpr.eqns) > _LONGEST:
+        return False
+    calls = ((eqn, jaxprs.called(eqn, jaxprs.CALLS)) for eqn in jaxpr.eqns)
+    return all(
+        _is_plain(body) if body is not None else eqn.primitive.name == "custom_jvp_call" or primitives.is_known(eqn)
+        for eqn, body in calls
+    )
 
 
 def _policy(asked: str | tuple[str, ...]) -> Any:

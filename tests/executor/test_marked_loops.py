@@ -160,6 +160,19 @@ def test_a_weight_behind_a_relu_is_hoisted():
     assert plan.contractions == 1
 
 
+def test_plans_under_named_axes():
+    """A collective stays in the loop, and what surrounds it does not."""
+    found = []
+
+    def one(xs):
+        found.append(explain_scan(lambda h, x: ((y := jnp.tanh(h @ W + jax.lax.pmean(x @ W, "i"))), y), H0, xs))
+        return xs
+
+    jax.vmap(one, axis_name="i")(XS[None])
+    plan = found[0].forward[0]
+    assert plan.executor == "scan" and plan.contractions == 1 and "psum" in str(plan)
+
+
 def test_steps_in_a_checkpoint_are_planned():
     _, reverse = plans_of(jax.grad(lambda w: train(scan, w, jax.checkpoint(rnn_of(w)))), W)
     assert len(reverse.summed) == 1 and reverse.executor == "scan"
