@@ -48,15 +48,19 @@ def gradient(name, optimize):
     return jax.grad(lambda p: fn({**p, "lengths": LENGTHS})["loss"].reshape(())), blobs
 
 
+def stored(explanation):
+    """Bytes that the forward loop writes for the reverse loop, besides what it writes without a gradient."""
+    training, alone = explanation.training[0], explanation.forward[0]
+    return sum(item.bytes for item in training.stacked) - sum(item.bytes for item in alone.stacked)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_nothing_is_stored_but_the_states(name, told):
     for optimize in (False, True):
         jax.make_jaxpr(gradient(name, optimize)[0])(gradient(name, optimize)[1])
-    plain, saving = told
-    assert saving.stored_bytes == 0
-    assert plain.stored_bytes >= (
-        0 if name == "min_lstm" else T * N * H * 4
-    )  # gates that read the input alone are no cost
+    plain, saving = map(stored, told)
+    assert saving == 0
+    assert plain >= (0 if name == "min_lstm" else T * N * H * 4)  # gates that read the input alone are no cost
 
 
 @pytest.mark.parametrize("name", ["layer_norm_lstm", "gru_linear_before_reset"])
