@@ -55,12 +55,12 @@ def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: An
 
     def resetting_step(carry: Any, reset_and_x: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         reset, x = reset_and_x
-        fresh = jax.tree.map(
-            lambda first, old: _where(reset, jnp.asarray(first, jnp.result_type(old)), old, "carry", "resets[0]"),
-            init,
-            carry,
-        )
-        return step(fresh, x)
+
+        def fresh(first: Any, old: Any) -> jax.Array:
+            typed = first if jax.typeof(old).weak_type else jnp.asarray(first, jnp.result_type(old))
+            return _where(reset, typed, old, "carry", "resets[0]")
+
+        return step(jax.tree.map(fresh, init, carry), x)
 
     return resetting_step, (resets, xs)
 

@@ -41,6 +41,13 @@ def test_weak_types_stay_weak_between_checkpoints(recompute):
         np.testing.assert_allclose(ours[1], theirs[1])
 
 
+def test_weak_types_stay_weak_after_resets():
+    resets = np.arange(T) % 2 == 1
+    last, ys = scan(lambda c, x: (c * 0.5, c), 1.0, XS, resets=resets)
+    assert last.weak_type and ys.weak_type
+    np.testing.assert_allclose(ys, [1, 1, 0.5, 1, 0.5])
+
+
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8])
 def test_small_integers_wrap_around(dtype):
     same(lambda c, x: (c + dtype(3), None), dtype(1), None, length=300)
