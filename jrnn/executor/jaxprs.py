@@ -163,7 +163,7 @@ def called(eqn: Any, calls: Mapping[str, str]) -> Any | None:
     placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     if any(type(s).__name__ != "UnspecifiedValue" for s in placed):
         return None
-    return eqn.params[parameter]
+    return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # of `eval_jaxpr` from jax 0.12 on
 
 
 # Sizes ---------------------------------------------------------------------------------------------------------------
