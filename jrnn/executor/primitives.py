@@ -15,22 +15,24 @@ from jrnn.executor import jaxprs
 # One value per element of the operands; cheap enough to be repeated in the reverse loop instead of stored.
 # fmt: off
 ELEMENTWISE = frozenset((
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "bitcast_convert_type",
-    "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh",
-    "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag",
-    "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne",
-    "neg", "nextafter", "not", "or", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
-    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt",
-    "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+    "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy",
+    "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor",
+    "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "log2", "logistic", "lt",
+    "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter", "not", "one_minus_square", "or",
+    "polynomial", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
+    "stop_gradient", "sub", "tan", "tanh", "xor",
 ))
 # Pick, spread or order what the operand holds: free where it is used, a copy where the result is stored.
 VIEWS = frozenset((
-    "broadcast_in_dim", "expand_dims", "reshape", "slice", "split", "squeeze", "transpose",
+    "broadcast_in_dim", "broadcast_to", "expand_dims", "reshape", "slice", "split", "squeeze", "tile", "transpose",
+    "unstack",
 ))
 _REDUCTIONS = frozenset((
-    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum",
+    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "reduce_xor",
 ))
-_ARRANGEMENTS = frozenset(("concatenate", "iota", "pad", "rev"))
+_ARRANGEMENTS = frozenset(("concatenate", "iota", "pad", "rev", "stack"))
 CONTRACTIONS = frozenset(("conv_general_dilated", "dot_general", "ragged_dot_general"))
 _LOOKUPS = frozenset(("gather",))
 _SOLVERS = frozenset(("cholesky", "eig", "eigh", "fft", "lu", "qr", "svd", "triangular_solve"))

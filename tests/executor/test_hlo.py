@@ -115,6 +115,19 @@ def test_the_program_is_as_long_for_many_steps(cell):
     assert abs(many - few) <= 0.05 * few
 
 
+def test_a_step_that_stacks_and_tiles_stores_no_more_than_one_that_does_not():
+    def joined(h, x):
+        a, b = jnp.unstack(jnp.tanh(jnp.stack([h, x])))
+        return jnp.tanh(a * b + jnp.tile(x[:, :1], (1, H))), None
+
+    def apart(h, x):
+        return jnp.tanh(jnp.tanh(h) * jnp.tanh(x) + jnp.broadcast_to(x[:, :1], (N, H))), None
+
+    loops = [explain_scan(step, jnp.ones((N, H)), jnp.ones((T, N, H))).training for step in (joined, apart)]
+    of_joined, of_apart = (sum(item.bytes for item in forward.stacked) for forward, _ in loops)
+    assert of_joined <= of_apart
+
+
 def test_explain_scan_shows_the_same_loops():
     p, x = parameters(4)
     found = explain_scan(lstm_step(p), (jnp.zeros((N, H)),) * 2, x)

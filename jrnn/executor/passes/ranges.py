@@ -51,7 +51,7 @@ def _after(eqn: Any, given: Sequence[Range]) -> Range:
         return _FIXED[name]
     if name == "exp":
         return 0.0, math.exp(given[0][1]) if given[0][1] < 700 else math.inf
-    if name in _SAME or name in ("select_n", "concatenate", "convert_element_type", "pad"):
+    if name in _SAME or name in ("select_n", "concatenate", "convert_element_type", "pad", "stack"):
         cases = given[1:] if name == "select_n" else given
         return min(lo for lo, _ in cases), max(hi for _, hi in cases)
     if name in ("max", "min"):
@@ -72,6 +72,9 @@ def _after(eqn: Any, given: Sequence[Range]) -> Range:
         return _product(*given)
     if name in ("square", "integer_pow") and eqn.params.get("y", 2) == 2:
         return 0.0, max(map(abs, given[0])) ** 2
+    if name == "one_minus_square":
+        size = max(map(abs, given[0]))
+        return 1 - size**2, 1.0
     return _ANY
 
 
