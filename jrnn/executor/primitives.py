@@ -50,7 +50,7 @@ CHEAP = ELEMENTWISE | VIEWS | _REDUCTIONS | _ARRANGEMENTS
 ACTIVATIONS = frozenset(("logistic", "tanh", "exp", "log1p", "expm1", "erf", "sin", "cos", "sqrt", "rsqrt"))
 # Linear in their only operand, without regard to its values.
 LINEAR = frozenset((
-    "broadcast_in_dim", "copy", "copy_p", "neg", "reduce_sum", "reshape", "rev", "slice", "squeeze", "transpose",
+    "broadcast_in_dim", "copy", "copy_p", "neg", "reduce_sum", "reshape", "rev", "slice", "split", "squeeze", "transpose",
 ))  # fmt: skip
 ADDITIONS = frozenset(("add", "add_any"))
 # Over devices or mapped axes: they stay in the loop.
@@ -106,7 +106,7 @@ def is_view(eqn: Any) -> bool:
 
 
 def is_linear(eqn: Any) -> bool:
-    """Whether the result is linear in the only operand. A change between floating-point types counts as linear."""
+    """Whether the results are linear in the only operand. A change between floating-point types counts as linear."""
     if eqn.primitive.name == "convert_element_type":
         return all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in (eqn.invars[0], eqn.outvars[0]))
     return eqn.primitive.name in LINEAR and len(eqn.invars) == 1

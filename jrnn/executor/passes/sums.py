@@ -103,8 +103,11 @@ def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any,
         if atom in stacked:
             return jnp.sum(stacked[atom], axis=0, dtype=dtype)
         if (atom, dtype) not in done:
-            with jaxprs.in_scope(made[atom]):
-                done[atom, dtype] = through(made[atom], dtype)
+            eqn = made[atom]
+            with jaxprs.in_scope(eqn):
+                found = through(eqn, dtype)
+            results = zip(eqn.outvars, found if eqn.primitive.multiple_results else [found])
+            done.update(((v, dtype), result) for v, result in results)
         return done[atom, dtype]
 
     def through(eqn: Any, dtype: Any) -> Any:
