@@ -130,16 +130,16 @@ def _masked(f: Callable, init: Any, xs: Any, length: int | None, lengths: Any, r
     if steps is None:
         return f, xs  # `jax.lax.scan` says what is wrong with it
     if resets is not None:
-        f, xs = with_resets(f, init, _checked(resets, "resets", jnp.bool_, "booleans"), steps, xs)
+        f, xs = with_resets(f, init, _checked(resets, "resets", bool, "booleans"), steps, xs)
     if lengths is not None:
-        f, xs = with_lengths(f, _checked(lengths, "lengths", jnp.integer, "integers"), xs), (jnp.arange(steps), xs)
+        f, xs = with_lengths(f, _checked(lengths, "lengths", int, "integers"), xs), (jnp.arange(steps), xs)
     return f, xs
 
 
-def _checked(values: Any, name: str, kind: Any, kinds: str) -> Any:
+def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
     values = jnp.asarray(values)
-    if not jnp.issubdtype(values.dtype, kind):
-        raise ScanError(f"scan: {name} must be {kinds}, but are {values.dtype}")
+    if not jnp.issubdtype(values.dtype, jnp.bool_ if kind is bool else jnp.integer):
+        raise ScanError(f"scan: {name} must be {kinds}, but are {values.dtype}; give {name}.astype({kind.__name__})")
     return values
 
 
