@@ -10,7 +10,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.parametrize(
-    "page, examples", [("recurrent_network.md", 15), ("plans.md", 13), ("conversion.md", 5), ("seq2seq.md", 8)]
+    "page, examples",
+    [("recurrent_network.md", 15), ("plans.md", 13), ("conversion.md", 5), ("seq2seq.md", 8), ("scan.md", 30)],
 )
 def test_page(page, examples):
     failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False)
