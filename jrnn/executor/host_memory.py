@@ -2,7 +2,7 @@
 
 XLA:CPU asks for the temporary memory of a program when it runs it, and frees it afterwards. glibc gives what is larger than
 32 MB back to the system each time, and the next run meets a page fault for every 4 KiB: a tenth of the time of a
-training step that needs 50 MB (docs/performance.md).
+training step that needs 50 MB (docs/notes/cpu_log.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products with a constant matrix inside the loop, read by columns.
 
-XLA:CPU's product of small matrices `x W^T` takes up to half as long again as `x W` (docs/performance.md), so the matrix
+XLA:CPU's product of small matrices `x W^T` takes up to half as long again as `x W` (docs/notes/cpu_log.md), so the matrix
 is transposed once, before the loop.
 """
 

@@ -1,4 +1,4 @@
-"""The CPU target: what XLA:CPU makes fast, and its limits. docs/performance.md has the measurements."""
+"""The CPU target: what XLA:CPU makes fast, and its limits. docs/notes/cpu_log.md has the measurements."""
 
 from __future__ import annotations
 
