@@ -1,5 +1,6 @@
 """The passes over a loop, one a file. A pass is a pure function of a `Loop`; `fission` takes the result apart."""
 
+from jrnn.executor.passes.batch_first import batch_first
 from jrnn.executor.passes.columns import columns
 from jrnn.executor.passes.cotangents import concatenate_cotangents
 from jrnn.executor.passes.duplicates import distinct
@@ -12,6 +13,7 @@ __all__ = [
     "Fission",
     "WideSums",
     "activate_together",
+    "batch_first",
     "columns",
     "concatenate_cotangents",
     "direct_views",

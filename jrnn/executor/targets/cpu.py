@@ -9,6 +9,7 @@ from jrnn.executor.passes import (
     Fission,
     activate_together,
     associative,
+    batch_first,
     columns,
     concatenate_cotangents,
     contraction,
@@ -22,7 +23,7 @@ from jrnn.executor.passes import (
 )
 from jrnn.executor.plan import Plan, Runner, Target
 
-PASSES = (direct_views, distinct, concatenate_cotangents, columns)
+PASSES = (direct_views, distinct, concatenate_cotangents, batch_first, columns)
 
 # Bytes of arrays that `lax.scan` would not make, beyond which the loop runs in chunks; and the bytes of one chunk.
 _BUDGET = 32 << 20
