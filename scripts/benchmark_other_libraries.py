@@ -1,7 +1,8 @@
 """Times of other libraries' recurrent layers with and without `jrnn.optimize_scans()`, as a table in Markdown.
 
 Needs flax, dm-haiku and equinox. All programs of a size run in turns, so that other work on the machine slows each of them
-down alike; the table has medians. Example: `python scripts/benchmark_other_libraries.py --seconds 3`.
+down alike; the table has medians. On a busy machine processor times say more than the clock.
+Example: `python scripts/benchmark_other_libraries.py --seconds 3`.
 
 Shapes: T time, N batch, D input, H hidden.
 """
@@ -80,18 +81,18 @@ def train_step(run: Callable, optimized: bool) -> Callable:
     return jax.jit(jax.value_and_grad(jrnn.optimize_scans()(loss) if optimized else loss))
 
 
-def measured(programs: dict[Any, tuple[Callable, tuple]], seconds: float) -> dict[Any, float]:
-    """The median time of each program in milliseconds; they run in turns for about so long in all."""
+def measured(programs: dict[Any, tuple[Callable, tuple]], seconds: float) -> dict[Any, tuple[float, float]]:
+    """The median wall-clock and processor time of each program in milliseconds; they run in turns for about so long."""
     for fn, args in programs.values():
         jax.block_until_ready(fn(*args))
-    times: dict[Any, list[float]] = {key: [] for key in programs}
+    times: dict[Any, list[tuple[float, float]]] = {key: [] for key in programs}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < 5:
         for key, (fn, args) in programs.items():
-            start = time.perf_counter()
+            start = time.perf_counter(), time.process_time()
             jax.block_until_ready(fn(*args))
-            times[key].append(1000 * (time.perf_counter() - start))
-    return {key: statistics.median(values) for key, values in times.items()}
+            times[key].append((1000 * (time.perf_counter() - start[0]), 1000 * (time.process_time() - start[1])))
+    return {key: tuple(map(statistics.median, zip(*values))) for key, values in times.items()}
 
 
 def main() -> None:
@@ -100,8 +101,9 @@ def main() -> None:
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     given = parser.parse_args()
     print(
-        "| train step, T x N x D x H | library | as it is, ms | `optimize_scans`, ms | ratio |\n|---|---|---|---|---|"
+        "| train step, T x N x D x H | library | as it is, ms | `optimize_scans`, ms | ratio | ratio of processor time |"
     )
+    print("|---|---|---|---|---|---|")
     for cell in ("LSTM", "GRU"):
         for steps, rows, features, hidden in SIZES:
             xs = jax.random.normal(jax.random.key(1), (steps, rows, features))
@@ -112,9 +114,9 @@ def main() -> None:
                     programs[name, optimized] = train_step(run, optimized), (parameters, xs)
             times = measured(programs, given.seconds)
             for name in given.libraries:
-                plain, ours = times[name, False], times[name, True]
-                size = f"{steps}x{rows}x{features}x{hidden}"
-                print(f"| {cell} {size} | {name} | {plain:.1f} | {ours:.1f} | {ours / plain:.2f} |", flush=True)
+                (plain, plain_busy), (ours, busy) = times[name, False], times[name, True]
+                row = f"{cell} {steps}x{rows}x{features}x{hidden} | {name} | {plain:.1f} | {ours:.1f}"
+                print(f"| {row} | {ours / plain:.2f} | {busy / plain_busy:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
