@@ -51,7 +51,7 @@ def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: An
         xs: what x is taken from.
     """
     if resets.shape[:1] != (steps,):
-        raise ScanError(f"scan: resets must be [T, ...] with T = {steps}, but are {list(resets.shape)}")
+        raise ScanError(f"scan: resets must be [T, ...] with T = {steps}, but are {list(resets.shape)}; put time first")
 
     def resetting_step(carry: Any, reset_and_x: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         reset, x = reset_and_x
