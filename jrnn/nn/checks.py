@@ -70,6 +70,21 @@ def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array
     return jnp.asarray(lengths, jnp.int32)
 
 
+def check_resets(where: str, resets: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Resets as an array of this shape.
+
+    >>> check_resets("gru", jnp.zeros((4, 2)), (4, 2))
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: gru: resets are float32; they must be booleans
+    """
+    resets = check_array(where, "resets", resets)
+    if resets.dtype != jnp.bool_:
+        raise LayerError(f"{where}: resets are {resets.dtype}; they must be booleans")
+    if resets.shape != shape:
+        raise LayerError(f"{where}: resets are {list(resets.shape)}; they must be {list(shape)}, one for each step")
+    return resets
+
+
 def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -> None:
     """`x` must have one of these ranks, `size` features, and real numbers.
 
@@ -83,8 +98,10 @@ def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -
         raise LayerError(f"{where}: x is {x.dtype}; it must be real")
 
 
-def check_state(where: str, unit: Unit, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any) -> State:
-    """The initial state as a tuple of arrays of these shapes and this type; None is zeros.
+def check_state(
+    where: str, unit: Unit, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any, name: str = "hx"
+) -> State:
+    """The state that is called `name`, as a tuple of arrays of these shapes and this type; None is zeros.
 
     >>> from jrnn.nn.units import LSTM
     >>> check_state("lstm", LSTM, jnp.zeros((1, 2, 4)), ((1, 2, 4), (1, 2, 4)), jnp.float32)
@@ -97,15 +114,15 @@ def check_state(where: str, unit: Unit, hx: Any, shapes: tuple[tuple[int, ...], 
     if unit.states == 2:
         if not isinstance(hx, (tuple, list)) or len(hx) != 2:
             given = f"{len(hx)} values" if isinstance(hx, (tuple, list)) else _described(hx)
-            raise LayerError(f"{where}: hx must be a pair (h, c) of arrays {wanted}, but is {given}")
+            raise LayerError(f"{where}: {name} must be a pair (h, c) of arrays {wanted}, but is {given}")
         states = tuple(hx)
     elif isinstance(hx, (tuple, list)):
-        raise LayerError(f"{where}: hx must be one array {wanted}, but is {len(hx)} values")
+        raise LayerError(f"{where}: {name} must be one array {wanted}, but is {len(hx)} values")
     else:
         states = (hx,)
     return tuple(
-        _check_one_state(where, name, state, shape).astype(dtype)
-        for name, state, shape in zip("hc", states, shapes, strict=False)
+        _check_one_state(where, f"{letter} of {name}", state, shape).astype(dtype)
+        for letter, state, shape in zip("hc", states, shapes, strict=False)
     )
 
 

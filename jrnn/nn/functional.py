@@ -43,6 +43,8 @@ def rnn(
     *,
     nonlinearity: str = "tanh",
     lengths: Any = None,
+    resets: Any = None,
+    reset_state: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
     **settings: Any,
@@ -56,6 +58,13 @@ def rnn(
         nonlinearity: "tanh" or "relu".
         lengths: [N] integers from 0 to T, in any order: a sequence stops there. Its outputs past the end are 0, its
             last state is the one at its end (hx for length 0), and what x holds there shows nowhere, not even NaN.
+        resets: booleans of the layout of x, [T, N], [N, T] with batch_first, or [T] for one sequence; of a
+            `PackedSequence`, of the padded one. Where True, a sequence begins anew: its state goes back to `reset_state`
+            before that step. A reverse direction passes step t before step t - 1, and a reset at t cuts between them: it
+            goes back before step t - 1. So outputs are those of the pieces, each on its own. Resets past a sequence's
+            length do nothing.
+        reset_state: the states that resets go back to, of hx's shapes. None is zeros, not hx, which may have been carried
+            from an earlier piece of the sequence.
         key: a PRNG key for dropout and zoneout; without it nothing is random.
         return_states: "last"; "all", the states after every step, [T, L K, N, P], past a sequence's length the one that
             is held there; or "all+initial", [T + 1, L K, N, P], with the initial state where a direction begins: first,
@@ -66,7 +75,7 @@ def rnn(
         `(output, h_n)`; output is packed when x is.
 
     Raises:
-        LayerError: parameters, x, hx or lengths that do not fit together.
+        LayerError: parameters, x, hx, lengths, resets or reset_state that do not fit together.
 
     >>> import jax.numpy as jnp
     >>> from jrnn.nn import Layout
@@ -74,9 +83,14 @@ def rnn(
     >>> output, h_n = rnn(params, jnp.ones((5, 2, 3)), lengths=[5, 0])
     >>> output.shape, h_n.shape, float(abs(h_n[0, 1]).max())
     ((5, 2, 4), (1, 2, 4), 0.0)
+    >>> output, _ = rnn(params, jnp.ones((5, 3)), resets=jnp.array([False, False, False, True, False]))
+    >>> bool(jnp.allclose(output[3:], output[:2]))
+    True
     """
     chosen = _settings("rnn", params, settings)
-    output, states = run_stack(rnn_unit(nonlinearity), "rnn", params, x, hx, lengths, key, chosen, return_states)
+    output, states = run_stack(
+        rnn_unit(nonlinearity), "rnn", params, x, hx, lengths, key, chosen, return_states, resets, reset_state
+    )
     return output, states[0]
 
 
@@ -87,6 +101,8 @@ def lstm(
     hx: Any = None,
     *,
     lengths: Any = None,
+    resets: Any = None,
+    reset_state: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
     **settings: Any,
@@ -106,7 +122,7 @@ def lstm(
     ((2, 5, 4), (4, 2, 2), (4, 2, 4))
     """
     chosen = _settings("lstm", params, settings)
-    output, (h, c) = run_stack(LSTM, "lstm", params, x, hx, lengths, key, chosen, return_states)
+    output, (h, c) = run_stack(LSTM, "lstm", params, x, hx, lengths, key, chosen, return_states, resets, reset_state)
     return output, (h, c)
 
 
@@ -117,6 +133,8 @@ def gru(
     hx: Any = None,
     *,
     lengths: Any = None,
+    resets: Any = None,
+    reset_state: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
     **settings: Any,
@@ -131,7 +149,7 @@ def gru(
     True
     """
     chosen = _settings("gru", params, settings)
-    output, states = run_stack(GRU, "gru", params, x, hx, lengths, key, chosen, return_states)
+    output, states = run_stack(GRU, "gru", params, x, hx, lengths, key, chosen, return_states, resets, reset_state)
     return output, states[0]
 
 

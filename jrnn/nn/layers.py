@@ -15,6 +15,7 @@ from jax import lax
 
 from jrnn.errors import LayerError
 from jrnn.executor import LstmStep, scan
+from jrnn.executor.masking import with_resets
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import LSTM, State, Unit
@@ -33,6 +34,18 @@ class Noise(NamedTuple):
 
     recurrent: jax.Array | None = None
     keep: tuple[jax.Array, ...] | None = None
+
+
+class Restart(NamedTuple):
+    """Where one direction of one layer begins anew.
+
+    Attributes:
+        resets: [T, N] booleans: True where the state goes back before that step, in the order of the direction.
+        state: what it goes back to, as `run_layer` takes the initial state.
+    """
+
+    resets: jax.Array
+    state: State
 
 
 def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) -> Noise:
@@ -168,6 +181,7 @@ def run_layer(
     *,
     dtype,
     lengths: jax.Array | None,
+    restart: Restart | None,
     reverse: bool,
     key: jax.Array | None,
     return_states: str = "last",
@@ -178,6 +192,7 @@ def run_layer(
         x: past the lengths it must be finite; the values there do not matter.
         state: (h [N, P],) or (h [N, P], c [N, H]), in `accumulator(dtype)`.
         lengths: [N], or None when every sequence has T steps. A reverse run of a sequence starts at its last step.
+        restart: where sequences begin anew, or None.
         key: for the masks of a training run; None when nothing is random.
         return_states: "last", "all" or "all+initial", as in `jrnn.nn.functional.rnn`.
     """
@@ -185,6 +200,8 @@ def run_layer(
     variational = noise.recurrent if settings.recurrent_dropout_mask == "sequence" else None
     step = make_step(unit, weights, settings, dtype, variational)
     xs: Any = (x, Noise(noise.recurrent if variational is None else None, noise.keep))
+    if restart is not None:
+        step, xs = with_resets(step, restart.state, restart.resets, x.shape[0], xs)
     run = partial(
         scan,
         reverse=reverse,

@@ -116,14 +116,24 @@ class _Stack(_Parameters):
             self.deterministic = deterministic
 
     def __call__(
-        self, x: Any, hx: Any = None, *, lengths: Any = None, rngs: Rngs | None = None, return_states: str = "last"
+        self,
+        x: Any,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        reset_state: Any = None,
+        rngs: Rngs | None = None,
+        return_states: str = "last",
     ) -> tuple[Any, Any]:
         """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], of an LSTM a pair with c_n [L K, N, H].
 
         The arguments are those of `jrnn.nn.functional.rnn`; `rngs` feeds the noise instead of the module's own.
         """
-        unit, key = self.layout.unit, self._key(rngs)
-        output, states = run_stack(unit, unit.name, self.params(), x, hx, lengths, key, self.settings, return_states)
+        unit, key, params = self.layout.unit, self._key(rngs), self.params()
+        output, states = run_stack(
+            unit, unit.name, params, x, hx, lengths, key, self.settings, return_states, resets, reset_state
+        )
         return output, as_given(states)
 
     def initial_state(self, batch: int) -> Any:

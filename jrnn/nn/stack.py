@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError
-from jrnn.nn.checks import check_array, check_features, check_key, check_lengths, check_state
-from jrnn.nn.layers import Noise, accumulator, make_step, mask, run_layer
+from jrnn.nn.checks import check_array, check_features, check_key, check_lengths, check_resets, check_state
+from jrnn.nn.layers import Noise, Restart, accumulator, make_step, mask, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.settings import Settings, check_choice
@@ -38,6 +38,8 @@ def run_stack(
     key: jax.Array | None,
     settings: Settings,
     return_states: str = "last",
+    resets: Any = None,
+    reset_state: Any = None,
 ) -> tuple[Any, State]:
     """A whole sequence of any kind through a stack: to [T, N, D] and lengths, through the layers, and back.
 
@@ -50,12 +52,17 @@ def run_stack(
     layout = layout_of(unit, params)
     check_key(where, key)
     check_choice(f"{where}: ", "return_states", return_states, ("last", "all", "all+initial"))
+    if reset_state is not None and resets is None:
+        raise LayerError(f"{where}: reset_state is what resets go back to; give resets too")
+    if resets is not None and settings.executor == "cudnn":
+        raise LayerError(f"{where}: executor 'cudnn' knows no resets; use 'auto' or 'scan'")
     if isinstance(x, PackedSequence):
         if lengths is not None:
             raise LayerError(f"{where}: a PackedSequence knows its lengths; give no others")
         check_features(where, x.data, layout.input_size, {2: f"PackedSequence.data [C, {layout.input_size}]"})
         padded, lengths = pad_packed_sequence(x)
-        output, states = _stack(unit, where, layout, params, padded, hx, lengths, key, settings, return_states)
+        again = _restarts(where, resets, reset_state, padded.shape[:2], settings.batch_first)
+        output, states = _stack(unit, where, layout, params, padded, hx, lengths, again, key, settings, return_states)
         repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=x.data.shape[0])
         return x._replace(data=repacked.data), states
     x = check_array(where, "x", x)
@@ -66,14 +73,25 @@ def run_stack(
     if x.ndim == 2:
         one = None if lengths is None else jnp.reshape(jnp.asarray(lengths), (-1,))
         hx = _with_batch(where, layout, params, x, hx, settings)
-        output, states = _stack(unit, where, layout, params, x[:, None], hx, one, key, settings, return_states)
+        if resets is not None:
+            resets = check_resets(where, resets, x.shape[:1])[:, None]
+            reset_state = _with_batch(where, layout, params, x, reset_state, settings, "reset_state")
+        again = _restarts(where, resets, reset_state, (x.shape[0], 1), False)
+        output, states = _stack(unit, where, layout, params, x[:, None], hx, one, again, key, settings, return_states)
         return output[:, 0], tuple(state[..., 0, :] for state in states)
-    if not settings.batch_first:
-        return _stack(unit, where, layout, params, x, hx, lengths, key, settings, return_states)
-    output, states = _stack(
-        unit, where, layout, params, jnp.swapaxes(x, 0, 1), hx, lengths, key, settings, return_states
-    )
-    return jnp.swapaxes(output, 0, 1), states
+    if settings.batch_first:
+        x = jnp.swapaxes(x, 0, 1)
+    again = _restarts(where, resets, reset_state, x.shape[:2], settings.batch_first)
+    output, states = _stack(unit, where, layout, params, x, hx, lengths, again, key, settings, return_states)
+    return (jnp.swapaxes(output, 0, 1) if settings.batch_first else output), states
+
+
+def _restarts(where: str, resets: Any, reset_state: Any, sizes: tuple[int, ...], batch_first: bool) -> tuple | None:
+    """`(resets [T, N], reset_state)`, or None where there are no resets."""
+    if resets is None:
+        return None
+    resets = check_resets(where, resets, sizes[::-1] if batch_first else sizes)
+    return (resets.T if batch_first else resets), reset_state
 
 
 def _stack(
@@ -84,6 +102,7 @@ def _stack(
     x: jax.Array,
     hx: Any,
     lengths: Any,
+    restarts: tuple[jax.Array, Any] | None,
     key: jax.Array | None,
     settings: Settings,
     return_states: str,
@@ -91,13 +110,21 @@ def _stack(
     """All layers over [T, N, D]."""
     steps, batch, _ = x.shape
     dtype = compute_type(params, x, settings.dtype)
-    states = check_state(where, unit, hx, state_shapes(layout, batch), accumulator(dtype))
+    shapes = state_shapes(layout, batch)
+    states = check_state(where, unit, hx, shapes, accumulator(dtype))
     x = x.astype(dtype)
     if lengths is not None:
         lengths = check_lengths(where, lengths, steps, batch)
         # Padding may hold NaN: it is cut off here, before any product, so that neither values nor gradients meet it.
         live = jnp.arange(steps)[:, None, None] < lengths[None, :, None]
         x = jnp.where(live, x, jnp.zeros((), dtype))
+    if restarts is not None:
+        resets, reset_state = restarts
+        fresh = check_state(where, unit, reset_state, shapes, accumulator(dtype), "reset_state")
+        if lengths is not None:
+            resets &= jnp.arange(steps)[:, None] < lengths[None]
+        # A reverse direction passes step t before step t - 1: a reset at t cuts between them.
+        both = (resets, jax.lax.pad(resets, False, ((-1, 1, 0), (0, 0, 0))))
     if not settings.random:
         key = None
     weights = layout.split(params)
@@ -110,7 +137,8 @@ def _stack(
         k = len(last)
         group = weights[k : k + layout.directions]
         initial = [tuple(s[k + d] for s in states) for d in range(layout.directions)]
-        if whole_layers.value and return_states == "last" and is_known(unit, group[0], settings, key, dtype):
+        plain = return_states == "last" and restarts is None
+        if whole_layers.value and plain and is_known(unit, group[0], settings, key, dtype):
             found, x = as_equation(unit, group, x, initial, lengths)
             last += found
             continue
@@ -127,6 +155,7 @@ def _stack(
                 initial[direction],
                 dtype=dtype,
                 lengths=lengths,
+                restart=None if restarts is None else Restart(both[direction], tuple(s[k + direction] for s in fresh)),
                 reverse=direction == 1,
                 key=layer_key,
                 return_states=return_states,
@@ -137,10 +166,12 @@ def _stack(
     return x, tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
 
 
-def _with_batch(where: str, layout: Layout, params: Params, x: jax.Array, hx: Any, settings: Settings) -> Any:
+def _with_batch(
+    where: str, layout: Layout, params: Params, x: jax.Array, hx: Any, settings: Settings, name: str = "hx"
+) -> Any:
     """The state of one sequence, which has no axis of the batch, with one of size 1."""
     shapes = tuple((rows, size) for rows, _, size in state_shapes(layout, 1))
-    states = check_state(where, layout.unit, hx, shapes, accumulator(compute_type(params, x, settings.dtype)))
+    states = check_state(where, layout.unit, hx, shapes, accumulator(compute_type(params, x, settings.dtype)), name)
     return tuple(state[:, None] for state in states) if len(states) > 1 else states[0][:, None]
 
 

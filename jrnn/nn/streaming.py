@@ -14,18 +14,26 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
-from jrnn.nn.checks import check_array, check_features, check_lengths, check_state
+from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets, check_state
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
 from jrnn.nn.stack import compute_type, state_shapes, step_stack
 
 
 def chunked(
-    module: RNN | LSTM | GRU, x: Any, hx: Any = None, *, size: int, lengths: Any = None, rngs: Any = None
+    module: RNN | LSTM | GRU,
+    x: Any,
+    hx: Any = None,
+    *,
+    size: int,
+    lengths: Any = None,
+    resets: Any = None,
+    reset_state: Any = None,
+    rngs: Any = None,
 ) -> tuple[jax.Array, Any]:
     """Calls a module on a sequence in chunks of `size` steps; gradients stop where one chunk ends and the next begins.
 
-    Outputs and last states are those of `module(x, hx, lengths=lengths)`. A gradient with respect to the state or to the
+    Outputs and last states are those of `module(x, hx, ...)`. A gradient with respect to the state or to the
     parameters goes back at most `size` steps from each output (truncated backpropagation through time); its memory for the
     loop is that of one chunk after the other.
 
@@ -35,6 +43,7 @@ def chunked(
         hx: the initial states, as the module takes them; gradients reach them from the first chunk.
         size: S, of the chunks; the last may be shorter.
         lengths: [N] integers, as the module takes them.
+        resets, reset_state: as the module takes them.
         rngs: feeds the noise, as in a call of the module.
 
     Returns:
@@ -60,11 +69,12 @@ def chunked(
         raise LayerError(f"{where}: size is {size!r}; it must be an integer of at least 1")
     x, features, batch_first = check_array(where, "x", x), module.layout.input_size, module.settings.batch_first
     check_features(where, x, features, {3: f"[N, T, {features}]" if batch_first else f"[T, N, {features}]"})
+    if resets is not None:
+        resets = check_resets(where, resets, x.shape[:2])
     if batch_first:
-        x = jnp.swapaxes(x, 0, 1)
+        x, resets = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (x, resets))
     steps, batch, _ = x.shape
     count = -(-steps // size)
-    padded = jnp.pad(x, ((0, count * size - steps), (0, 0), (0, 0)))
     if lengths is not None:
         lengths = check_lengths(where, lengths, steps, batch)
     elif count * size != steps:
@@ -77,13 +87,18 @@ def chunked(
     state = as_given(check_state(where, layout.unit, hx, state_shapes(layout, batch), accumulator(dtype)))
 
     def run(state: Any, inputs: tuple[Any, ...]) -> tuple[Any, jax.Array]:
-        k, piece, lengths, key = inputs
+        k, (piece, resets), lengths, key = inputs
         state = jax.tree.map(lambda s: jnp.where(k == 0, s, lax.stop_gradient(s)), state)
-        piece = jnp.swapaxes(piece, 0, 1) if batch_first else piece
-        output, state = module(piece, state, lengths=lengths, rngs=key)
+        if batch_first:
+            piece, resets = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (piece, resets))
+        output, state = module(piece, state, lengths=lengths, resets=resets, reset_state=reset_state, rngs=key)
         return state, jnp.swapaxes(output, 0, 1) if batch_first else output
 
-    pieces = padded.reshape(count, size, batch, -1)
+    def in_pieces(leaf: jax.Array) -> jax.Array:
+        padded = jnp.pad(leaf, ((0, count * size - steps), *((0, 0),) * (leaf.ndim - 1)))
+        return padded.reshape(count, size, *leaf.shape[1:])
+
+    pieces = jax.tree.map(in_pieces, (x, resets))
     state, outputs = lax.scan(run, state, (jnp.arange(count), pieces, lengths, keys))
     output = outputs.reshape(count * size, batch, -1)[:steps]
     return jnp.swapaxes(output, 0, 1) if batch_first else output, state

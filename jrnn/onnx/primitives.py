@@ -114,6 +114,9 @@ def _(e, node, x):
 def _(e, node, which, *cases):
     if which.dtype != bool or len(cases) != 2:
         raise ConversionError("choices among more than two values are not written")
+    if cases[0].dtype == bool:  # onnxruntime has no Where of booleans
+        cases = tuple(e.cast(case, np.int32) for case in cases)
+        return e.cast(e.op("Where", [which, cases[1], cases[0]], node.outputs[0].shape, np.int32), bool)
     return same(e, node, "Where", which, cases[1], cases[0])
 
 

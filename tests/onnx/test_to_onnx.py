@@ -49,6 +49,20 @@ def test_layers_are_native_nodes_with_open_sizes(kind, options):
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
+def test_layers_with_resets_are_scans():
+    module = nn.LSTM(2, 5, bidirectional=True, rngs=nnx.Rngs(0))
+
+    def call(x, resets, lengths):
+        return module(x, resets=resets, lengths=lengths)
+
+    args = X, jnp.zeros((4, 3), bool).at[2].set(True), jnp.array([4, 0, 3])
+    model = jrnn.to_onnx(call, *args, dims=("A, B, ...", "A, B", "B"))
+    assert types(model)["Scan"] == 2 and not types(model)["LSTM"]
+    args = jax.random.normal(jax.random.key(1), (6, 2, 2)), jnp.arange(12).reshape(6, 2) % 5 == 3, jnp.array([6, 4])
+    for ours, theirs in zip(jax.tree.leaves(call(*args)), run(model, *args), strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+
 @pytest.mark.parametrize("opset", write.OPSETS)
 def test_a_whole_model_in_every_operator_set(opset):
     class Model(nnx.Module):
