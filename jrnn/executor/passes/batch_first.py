@@ -37,13 +37,13 @@ def batch_first(loop: Loop) -> Loop:
             if found is None:
                 jaxprs.evaluate([eqn], env)
                 continue
-            value, order = found
-            (out,) = eqn.outvars
-            if order == tuple(range(len(order))):
-                env[out] = value
-            else:
-                turned[out] = found
-                env[out] = jax.lax.transpose(value, order)  # dropped again where nothing reads it
+            values, order = found
+            for out, value in zip(eqn.outvars, values):
+                if order == tuple(range(len(order))):
+                    env[out] = value
+                else:
+                    turned[out] = value, order
+                    env[out] = jax.lax.transpose(value, order)  # dropped again where nothing reads it
         return env
 
     return loop.rewritten(evaluation)
@@ -62,19 +62,19 @@ def _matrix_first(eqn: Any, constant: set[Var]) -> bool:
     return left in constant and right not in constant and (left.aval.ndim, right.aval.ndim, len(axes)) == (2, 2, 1)
 
 
-def _turned(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[Any, tuple[int, ...]] | None:
-    """An equation's result as a transposition of another value, or None where that gains nothing."""
+def _turned(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[list[Any], tuple[int, ...]] | None:
+    """An equation's results as transpositions of other values, or None where that gains nothing."""
     if eqn.primitive.name == "transpose" and eqn.invars[0] in turned:
         value, order = turned[eqn.invars[0]]
-        return value, tuple(order[i] for i in eqn.params["permutation"])
+        return [value], tuple(order[i] for i in eqn.params["permutation"])
     if eqn.primitive.name == "transpose" and not jaxprs.is_literal(eqn.invars[0]):
-        return env[eqn.invars[0]], tuple(eqn.params["permutation"])
+        return [env[eqn.invars[0]]], tuple(eqn.params["permutation"])
     if _is_plain_product(eqn) and (swap or any(v in turned for v in eqn.invars)):
         return _product(eqn, env, turned, swap)
-    return _elementwise(eqn, env, turned)
+    return _alike(eqn, env, turned)
 
 
-def _product(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[Any, tuple[int, ...]]:
+def _product(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[list[Any], tuple[int, ...]]:
     """The product of what the operands are transpositions of, operands exchanged where asked."""
     operands, contracted = [], []
     for v, axes in zip(eqn.invars, eqn.params["dimension_numbers"][0]):
@@ -90,12 +90,17 @@ def _product(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[Any, tuple
         precision = precision[::-1] if isinstance(precision, tuple) else precision
     numbers = (tuple(contracted), ((), ()))
     product = eqn.primitive.bind(*operands, **{**params, "dimension_numbers": numbers, "precision": precision})
-    return product, (1, 0) if swap else tuple(range(product.ndim))
+    return [product], (1, 0) if swap else tuple(range(product.ndim))
 
 
-def _elementwise(eqn: Any, env: Env, turned: Turned) -> tuple[Any, tuple[int, ...]] | None:
-    """An elementwise equation of values that are all transposed alike, done before the transposition."""
-    if eqn.primitive.name not in primitives.ELEMENTWISE or len(eqn.outvars) != 1:
+# The parameter that holds the axis of primitives that join or cut along one.
+_AXES = {"concatenate": "dimension", "split": "axis"}
+
+
+def _alike(eqn: Any, env: Env, turned: Turned) -> tuple[list[Any], tuple[int, ...]] | None:
+    """An elementwise equation, concatenation or split of values that are all transposed alike, done before it."""
+    axis = _AXES.get(eqn.primitive.name)
+    if axis is None and eqn.primitive.name not in primitives.ELEMENTWISE:
         return None
 
     def order_of(atom: Atom) -> Any:
@@ -104,5 +109,10 @@ def _elementwise(eqn: Any, env: Env, turned: Turned) -> tuple[Any, tuple[int, ..
     orders = {order_of(a) for a in eqn.invars if a.aval.ndim}
     if len(orders) != 1 or None in orders:
         return None
+    order = orders.pop()
     values = [turned[a][0] if a.aval.ndim else jaxprs.read(env, a) for a in eqn.invars]
-    return eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params)), orders.pop()
+    params = eqn.primitive.get_bind_params(eqn.params)
+    if axis is not None:
+        params = {**params, axis: order[params[axis]]}
+    out = eqn.primitive.bind(*values, **params)
+    return list(out) if eqn.primitive.multiple_results else [out], order
