@@ -52,6 +52,10 @@ ACTIVATIONS = frozenset(("logistic", "tanh", "exp", "log1p", "expm1", "erf", "si
 LINEAR = frozenset((
     "broadcast_in_dim", "copy", "copy_p", "neg", "reduce_sum", "reshape", "rev", "slice", "split", "squeeze", "transpose",
 ))  # fmt: skip
+# Of floating-point numbers: the result jumps where an operand moves by a rounding error.
+_DISCONTINUOUS = frozenset((
+    "ceil", "eq", "floor", "ge", "gt", "is_finite", "le", "lt", "ne", "rem", "round", "sign",
+))  # fmt: skip
 ADDITIONS = frozenset(("add", "add_any"))
 # Over devices or mapped axes: they stay in the loop.
 COLLECTIVES = frozenset((
@@ -101,6 +105,17 @@ def is_cheap(eqn: Any) -> bool:
     return eqn.primitive.name in CHEAP
 
 
+def is_discontinuous(eqn: Any) -> bool:
+    """Whether it makes something of floating-point numbers that jumps where they move by a rounding error."""
+    name = eqn.primitive.name
+    jumps = name in _DISCONTINUOUS or (name == "convert_element_type" and not _is_inexact(eqn.outvars[0]))
+    return jumps and any(map(_is_inexact, eqn.invars))
+
+
+def _is_inexact(atom: Any) -> bool:
+    return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+
+
 def is_view(eqn: Any) -> bool:
     return eqn.primitive.name in VIEWS
 
@@ -108,7 +123,7 @@ def is_view(eqn: Any) -> bool:
 def is_linear(eqn: Any) -> bool:
     """Whether the results are linear in the only operand. A change between floating-point types counts as linear."""
     if eqn.primitive.name == "convert_element_type":
-        return all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in (eqn.invars[0], eqn.outvars[0]))
+        return _is_inexact(eqn.invars[0]) and _is_inexact(eqn.outvars[0])
     return eqn.primitive.name in LINEAR and len(eqn.invars) == 1
 
 

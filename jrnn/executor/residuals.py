@@ -2,7 +2,8 @@
 
 JAX's partial evaluation stores every value that a derivative reads. Here the step gets a derivative rule of its own: the
 same equations that JAX makes, in two parts, with a minimum cut between them. What is not stored is computed again in the
-reverse loop from what is. Contractions are always stored.
+reverse loop from what is. Contractions are always stored, and so is what jumps where its operand moves by a rounding
+error, such as a comparison: done again on operands that are done again, it may come out another way than it did.
 
 Shapes: T time.
 """
@@ -201,8 +202,17 @@ def _choose(
     costs = {v: 0 for v in had if v in varying}
     costs.update({v: 0 if v in had else jaxprs.nbytes(v) for v in carry})
     edges, sources = [], list(costs)
+    exact = set(costs)  # never done again, or done again without rounding
     for eqn in eqns:
-        remade = primitives.is_cheap(eqn) or any(v in never for v in eqn.outvars)
+        of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
+        jumps = primitives.is_discontinuous(eqn)
+        if jumps and not of_exact:
+            never = never.difference(eqn.outvars)
+            remade = False
+        else:
+            remade = primitives.is_cheap(eqn) or any(v in never for v in eqn.outvars)
+        if not remade or (of_exact and (jumps or primitives.is_view(eqn))):
+            exact.update(eqn.outvars)
         for v in eqn.outvars:
             if v not in varying or v in had:
                 continue

@@ -193,6 +193,19 @@ def test_what_a_step_adds_to_a_ref_is_added_once(recompute):
     )
 
 
+@pytest.mark.parametrize("recompute", [None, "contractions"])
+def test_the_reverse_loop_makes_no_comparison_again(recompute):
+    """Of operands that are done again and rounded otherwise: what was equal, as a maximum and its operand, is not then."""
+
+    def step(h, x):
+        h = jnp.maximum(h * 0.9 + x * x, jnp.sin(h) * x)
+        return h, (jnp.floor(h * x) * h, jnp.max(h * x, axis=-1))
+
+    forward, reverse = explain_scan(step, H0, XS, recompute=recompute).training
+    made = {eqn.primitive.name for eqn in reverse.loop.eqns}
+    assert made and not made & {"eq", "gt", "floor"}
+
+
 def test_no_steps():
     """The sum of no products, and the carries before no steps."""
 

@@ -260,6 +260,10 @@ def _after(
         mine = [u for v in eqn.outvars for u in users.get(v, [])]
         if not can_move(eqn) or any(v in after for v in eqn.outvars):
             continue
+        if primitives.is_discontinuous(
+            eqn
+        ):  # its operands may be computed in the loop and, rounded otherwise, after it
+            continue
         if mine and all(any(o in after for o in u.outvars) for u in mine):
             reads = {v for v in jaxprs.inputs(eqn) if v in inner and v not in stacked}
             if sum(map(jaxprs.nbytes, reads)) <= sum(map(jaxprs.nbytes, eqn.outvars)):
