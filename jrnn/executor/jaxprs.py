@@ -188,6 +188,14 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
             yield from all_equations(inner)
 
 
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many constants and carries the parameters of a scan's equation announce."""
+    if "ft_in" in params:  # jax 0.12
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carry))
+    return params["num_consts"], params["num_carry"]
+
+
 def is_known(dimension: Any) -> bool:
     """Whether a dimension is a number, and not left open by `jax.export`."""
     return isinstance(dimension, (int, np.integer))

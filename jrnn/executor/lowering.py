@@ -57,14 +57,6 @@ class _Plans(list):
 # Reading the equation -------------------------------------------------------------------------------------------------
 
 
-def _counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many constants and carries the parameters of a scan's equation announce."""
-    if "ft_in" in params:  # jax 0.12
-        consts, carry, _ = params["ft_in"].unpack()
-        return len(list(consts)), len(list(carry))
-    return params["num_consts"], params["num_carry"]
-
-
 def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
     """The loop of a scan's equation, calls opened, and the values of its jaxpr's constants, which come first."""
     program = jaxprs.opened(jaxpr, jaxprs.LOWERED_CALLS)
@@ -87,7 +79,7 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
     options = mark.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
     if options is None:
         return default(ctx, *args, **params)
-    n_consts, n_carry = _counts(params)
+    n_consts, n_carry = jaxprs.scan_counts(params)
     asked = params["length"], params["reverse"], params["unroll"], _target(platform, ctx), options
     plan, values = _planned(params["jaxpr"], n_consts, n_carry, *asked)
     if plan.fission is not None:
@@ -153,7 +145,7 @@ def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     for eqn in jax.make_jaxpr(fn)(*args).jaxpr.eqns:
         if eqn.primitive is scan_p:
             asked = eqn.params["length"], eqn.params["reverse"], eqn.params["unroll"]
-            found.append(_read(eqn.params["jaxpr"], *_counts(eqn.params), *asked)[0])
+            found.append(_read(eqn.params["jaxpr"], *jaxprs.scan_counts(eqn.params), *asked)[0])
     return found
 
 
@@ -164,7 +156,7 @@ def plans_in(jaxpr: Any, target: Target) -> list[Plan]:
         options = mark.options_in(eqn.ctx.xla_metadata)
         if eqn.primitive is scan_p and options is not None:
             asked = eqn.params["length"], eqn.params["reverse"], eqn.params["unroll"], target, options
-            found.append(_planned(eqn.params["jaxpr"], *_counts(eqn.params), *asked)[0])
+            found.append(_planned(eqn.params["jaxpr"], *jaxprs.scan_counts(eqn.params), *asked)[0])
     return found
 
 
@@ -178,7 +170,7 @@ def _storing_less(rule: Callable, current: Callable) -> Callable:
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
         options = mark.options_in(current())
         if options is not None:
-            jaxpr = _step_storing_less(jaxpr, *_counts(params), options.recompute)
+            jaxpr = _step_storing_less(jaxpr, *jaxprs.scan_counts(params), options.recompute)
         return rule(*args, jaxpr=jaxpr, **params)
 
     return differentiate

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..convert.flat import source_of
-from ..executor.jaxprs import Var, evaluate, read
+from ..executor.jaxprs import Var, evaluate, read, scan_counts
 from ..ir import Net
 from .compare import Effort, chosen, gradients_part, scale_of
 from .report import Fault
@@ -114,7 +114,7 @@ def _fault_inside(eqn: Any, values: Sequence[Any], effort: Effort) -> Fault | No
     rng = np.random.default_rng(0)
     closed = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     if eqn.primitive.name == SCAN:
-        fixed = eqn.params["num_consts"] + eqn.params["num_carry"]
+        fixed = sum(scan_counts(eqn.params))
         values = [v if i < fixed else v[0] for i, v in enumerate(values)]
         values = [v + 0.1 * rng.standard_normal(v.shape) if v.dtype == np.float64 else v for v in values]
     smooth = [i for i, v in enumerate(closed.out_avals) if v.dtype == np.float64]

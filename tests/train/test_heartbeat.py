@@ -10,6 +10,7 @@ from rich.console import Console
 
 from jrnn.train import heartbeat, train
 from jrnn.train.heartbeat import Heartbeat
+from jrnn.train.metrics import Report
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +56,8 @@ def test_what_goes_on_may_change_without_a_word():
 
 def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, monkeypatch):
     monkeypatch.setattr(heartbeat, "SILENCE", 0.02)
+    update = Report.update
+    monkeypatch.setattr(Report, "update", lambda self, *args: (time.sleep(0.05), update(self, *args)))  # slow steps
     console = Console(file=io.StringIO(), width=200)
     train(make_config(), tmp_path / "run", console=console)
     said = console.file.getvalue()
