@@ -4,14 +4,14 @@ The first two are exact and must agree to rounding; differences are only as good
 others might have in common: a wrong forward.
 """
 
-from .check import check, check_gradients
-from .compare import INEXACT, TOLERANCE, Effort
-from .functions import over_time, subject_of_function
-from .page import page
-from .report import BlobAgreement, Fault, GradientReport
-from .sources import subject_of_file, subject_of_target
-from .subject import Subject, subject_of_net
-from .table import table_of
+from jrnn.gradcheck.check import check, check_gradients
+from jrnn.gradcheck.compare import INEXACT, TOLERANCE, Effort
+from jrnn.gradcheck.functions import over_time, subject_of_function
+from jrnn.gradcheck.page import page
+from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
+from jrnn.gradcheck.sources import subject_of_file, subject_of_target
+from jrnn.gradcheck.subject import Subject, subject_of_net
+from jrnn.gradcheck.table import table_of
 
 __all__ = [
     "INEXACT",

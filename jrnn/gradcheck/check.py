@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import GradientWarning
-from ..ir import Net
-from .compare import DIFFERENCE_TOLERANCE, TOLERANCE, Effort, agreements
-from .fault import first_fault
-from .function_fault import fault_in_function
-from .inner import inner_errors
-from .report import GradientReport
-from .subject import Subject, subject_of_net
-from .three_ways import weighted
+from jrnn.errors import GradientWarning
+from jrnn.gradcheck.compare import DIFFERENCE_TOLERANCE, TOLERANCE, Effort, agreements
+from jrnn.gradcheck.fault import first_fault
+from jrnn.gradcheck.function_fault import fault_in_function
+from jrnn.gradcheck.inner import inner_errors
+from jrnn.gradcheck.report import GradientReport
+from jrnn.gradcheck.subject import Subject, subject_of_net
+from jrnn.gradcheck.three_ways import weighted
+from jrnn.ir import Net
 
 
 def check_gradients(

@@ -10,9 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from .report import BlobAgreement
-from .subject import Subject
-from .three_ways import by_jax, by_net, direction_errors, element_differences, second_errors, without_gradient
+from jrnn.gradcheck.report import BlobAgreement
+from jrnn.gradcheck.subject import Subject
+from jrnn.gradcheck.three_ways import (
+    by_jax,
+    by_net,
+    direction_errors,
+    element_differences,
+    second_errors,
+    without_gradient,
+)
 
 TOLERANCE = 1e-10
 INEXACT = 1e-6  # where the net's constants are those of the function rounded to float32

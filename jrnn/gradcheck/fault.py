@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import describe_op
-from ..graph.scope import Workspace, reads, workspace_of
-from ..ir import Op
-from ..lowering import run_net
-from ..ops.recurrent_network import initial_state
-from ..ops.recurrent_wiring import Wiring, parse
-from ..registry import lookup
-from .compare import Effort, agreements, gradients_part, net_error
-from .report import BlobAgreement, Fault
-from .subject import Subject, function_of, subject_of_net
-from .three_ways import by_jax
+from jrnn.errors import describe_op
+from jrnn.gradcheck.compare import Effort, agreements, gradients_part, net_error
+from jrnn.gradcheck.report import BlobAgreement, Fault
+from jrnn.gradcheck.subject import Subject, function_of, subject_of_net
+from jrnn.gradcheck.three_ways import by_jax
+from jrnn.graph.scope import Workspace, reads, workspace_of
+from jrnn.ir import Op
+from jrnn.lowering import run_net
+from jrnn.ops.recurrent_network import initial_state
+from jrnn.ops.recurrent_wiring import Wiring, parse
+from jrnn.registry import lookup
 
 
 def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault | None:

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..convert.flat import source_of
-from ..executor.jaxprs import Var, evaluate, read, scan_counts
-from ..ir import Net
-from .compare import Effort, chosen, gradients_part, scale_of
-from .report import Fault
-from .subject import Subject
-from .three_ways import by_jax, element_differences
+from jrnn.convert.flat import source_of
+from jrnn.executor.jaxprs import Var, evaluate, read, scan_counts
+from jrnn.gradcheck.compare import Effort, chosen, gradients_part, scale_of
+from jrnn.gradcheck.report import Fault
+from jrnn.gradcheck.subject import Subject
+from jrnn.gradcheck.three_ways import by_jax, element_differences
+from jrnn.ir import Net
 
 SCAN, CALLS = "scan", ("jit", "pjit", "closed_call")
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ..convert import from_jax
-from ..errors import GradientError, near
-from ..ir import Net
-from ..lowering import run_net
-from .subject import Subject, as_float64, seeds_of
+from jrnn.convert import from_jax
+from jrnn.errors import GradientError, near
+from jrnn.gradcheck.subject import Subject, as_float64, seeds_of
+from jrnn.ir import Net
+from jrnn.lowering import run_net
 
 
 def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None, *, seed: int = 0) -> Subject:

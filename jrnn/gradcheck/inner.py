@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..autodiff import add_gradients
-from ..gradient_maker import GradientSlice
-from ..graph.scope import all_names
-from ..ir import Op
-from ..lowering import infer_shapes, to_jax
-from ..registry import ACCUMULATE
-from .compare import net_error
-from .subject import Subject, free_name
+from jrnn.autodiff import add_gradients
+from jrnn.gradcheck.compare import net_error
+from jrnn.gradcheck.subject import Subject, free_name
+from jrnn.gradient_maker import GradientSlice
+from jrnn.graph.scope import all_names
+from jrnn.ir import Op
+from jrnn.lowering import infer_shapes, to_jax
+from jrnn.registry import ACCUMULATE
 
 
 def inner_errors(s: Subject) -> dict[str, float]:

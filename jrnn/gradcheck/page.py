@@ -9,9 +9,9 @@ from html import escape
 
 import jax
 
-from ..graph.svg import to_svg
-from ..ir import Net
-from .report import BlobAgreement, Fault, GradientReport
+from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
+from jrnn.graph.svg import to_svg
+from jrnn.ir import Net
 
 _WORST = 20  # blobs in the list
 _GOOD, _NEAR, _BAD = "#b7e1b0", "#f6e3a1", "#f2a6a0"

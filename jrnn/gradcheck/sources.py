@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from ..convert import example_of, load_function, load_package
-from ..errors import FormatError, GradientError
-from ..ir import Net
-from ..lowering import run_net
-from ..proto import read_net
-from .functions import arguments_of, over_time, required, subject_of_function
-from .subject import Subject, subject_of_net
+from jrnn.convert import example_of, load_function, load_package
+from jrnn.errors import FormatError, GradientError
+from jrnn.gradcheck.functions import arguments_of, over_time, required, subject_of_function
+from jrnn.gradcheck.subject import Subject, subject_of_net
+from jrnn.ir import Net
+from jrnn.lowering import run_net
+from jrnn.proto import read_net
 
 LOSS = "loss"
 

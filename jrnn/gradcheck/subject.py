@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import GradientError, near
-from ..ir import Net
-from ..lowering import to_jax, without_sources
+from jrnn.errors import GradientError, near
+from jrnn.ir import Net
+from jrnn.lowering import to_jax, without_sources
 
 SMALL = 4096  # elements up to which a Jacobian is compared whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from .report import GradientReport
+from jrnn.gradcheck.report import GradientReport
 
 
 def table_of(report: GradientReport) -> Table:

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ..autodiff import add_gradients
-from ..errors import GradientError
-from ..gradient_maker import GradientSlice
-from ..graph.scope import all_names
-from ..lowering import to_jax
-from .subject import Subject, free_name
+from jrnn.autodiff import add_gradients
+from jrnn.errors import GradientError
+from jrnn.gradcheck.subject import Subject, free_name
+from jrnn.gradient_maker import GradientSlice
+from jrnn.graph.scope import all_names
+from jrnn.lowering import to_jax
 
 STEP = 6e-6  # about the cube root of float64's epsilon, where rounding and truncation of a central difference meet
 

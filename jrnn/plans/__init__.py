@@ -1,7 +1,7 @@
 """Plans: nets run in loops and branches by the host, as Caffe2's execution steps are."""
 
-from ..execution_step import ExecutionStep, Plan
-from .build import (
+from jrnn.execution_step import ExecutionStep, Plan
+from jrnn.plans.build import (
     Do,
     DoParallel,
     DoUntil,
@@ -17,8 +17,8 @@ from .build import (
     execution_step,
     make_plan,
 )
-from .run import run_plan
-from .select import net_of_plan, show_steps, upgraded
+from jrnn.plans.run import run_plan
+from jrnn.plans.select import net_of_plan, show_steps, upgraded
 
 __all__ = [
     "Do",

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from ..errors import PlanError
-from ..execution_step import ExecutionStep, Plan
-from ..ir import Net, Op
+from jrnn.errors import PlanError
+from jrnn.execution_step import ExecutionStep, Plan
+from jrnn.ir import Net, Op
 
 _BOOL = 5  # TensorProto.BOOL
 

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import JrnnError, PlanError, near
-from ..execution_step import ExecutionStep, Plan
-from ..graph.scope import reads
-from ..ir import Net
-from ..lowering import run_net, without_sources
+from jrnn.errors import JrnnError, PlanError, near
+from jrnn.execution_step import ExecutionStep, Plan
+from jrnn.graph.scope import reads
+from jrnn.ir import Net
+from jrnn.lowering import run_net, without_sources
 
 
 @dataclass

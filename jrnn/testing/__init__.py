@@ -4,14 +4,14 @@ A cell is a step of JAX, `(carry, x) -> (carry, y)`, or with weights `(params, c
 `jrnn.cells.Cell`; or a whole `Layer`. Each assertion raises AssertionError with what it found.
 """
 
-from .asserts import (
+from jrnn.testing.asserts import (
     assert_batch_invariant,
     assert_executors_agree,
     assert_gradients_agree,
     assert_padding_invariant,
 )
-from .layers import Layer
-from .strategies import lengths, nets
+from jrnn.testing.layers import Layer
+from jrnn.testing.strategies import lengths, nets
 
 __all__ = [
     "Layer",

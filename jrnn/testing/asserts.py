@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ..cells import Cell
-from ..errors import ScanError
-from ..executor import EXECUTORS, scan
-from ..gradcheck import INEXACT, TOLERANCE, Effort, Subject, check, over_time, subject_of_function, subject_of_net
-from ..ir import Net
-from ..lowering import run_net
-from .layers import CellNet, Layer, layer_of
+from jrnn.cells import Cell
+from jrnn.errors import ScanError
+from jrnn.executor import EXECUTORS, scan
+from jrnn.gradcheck import INEXACT, TOLERANCE, Effort, Subject, check, over_time, subject_of_function, subject_of_net
+from jrnn.ir import Net
+from jrnn.lowering import run_net
+from jrnn.testing.layers import CellNet, Layer, layer_of
 
 FILLS = (np.nan, np.inf, -np.inf, 1e30)
 

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..builder import NetBuilder
-from ..cells import Cell, RunOptions, run_cell
-from ..errors import LayerError
-from ..executor import scan
-from ..ir import Net
-from ..lowering import to_jax
+from jrnn.builder import NetBuilder
+from jrnn.cells import Cell, RunOptions, run_cell
+from jrnn.errors import LayerError
+from jrnn.executor import scan
+from jrnn.ir import Net
+from jrnn.lowering import to_jax
 
 X, LENGTHS = "x", "lengths"
 

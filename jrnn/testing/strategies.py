@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Net, Op
+from jrnn.ir import Net, Op
 
 _ROWS, _COLUMNS = 2, 3
 _UNARY = ("Tanh", "Sigmoid", "Sin", "Cos", "Softsign", "Sqr", "Negative", "Copy")

@@ -1,8 +1,8 @@
 """Training from a configuration: `load_config`, `train`, `sample_run`, `export_run`; and the parts of tasks of one's own."""
 
-from .config import Config, load_config
-from .loop import Result, train
-from .models import (
+from jrnn.train.config import Config, load_config
+from jrnn.train.loop import Result, train
+from jrnn.train.models import (
     FEATURE_MODELS,
     TOKEN_MODELS,
     Compute,
@@ -13,10 +13,10 @@ from .models import (
     Signature,
     build_model,
 )
-from .sample import sample_run
-from .setup import export_run
-from .tasks import Task, TaskKind, Trained
-from .tasks.examples import Examples, HeldOutTask, Shuffled, checksum, split
+from jrnn.train.sample import sample_run
+from jrnn.train.setup import export_run
+from jrnn.train.tasks import Task, TaskKind, Trained
+from jrnn.train.tasks.examples import Examples, HeldOutTask, Shuffled, checksum, split
 
 __all__ = [
     "FEATURE_MODELS",

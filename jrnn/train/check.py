@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import GradientError
-from .models.model import Compute, Model, Params
-from .models.net import NetModel
+from jrnn.errors import GradientError
+from jrnn.train.models.model import Compute, Model, Params
+from jrnn.train.models.net import NetModel
 
 TOLERANCE = 1e-9  # of the greatest element; float64 leaves about 1e-14
 TOLERANCE_OF_DIFFERENCES = 1e-6  # of the derivative; float64 leaves about 1e-9

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ..errors import CheckpointError
-from .settings import parse_json
+from jrnn.errors import CheckpointError
+from jrnn.train.settings import parse_json
 
 SEAL = "sha256.json"
 

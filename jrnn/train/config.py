@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ConfigError, near
-from ..named import load_named
-from .models import MAKERS, model_table
-from .settings import decode, override, read_toml, require
-from .shipped import find_config
-from .tasks import KINDS, TaskKind
+from jrnn.errors import ConfigError, near
+from jrnn.named import load_named
+from jrnn.train.models import MAKERS, model_table
+from jrnn.train.settings import decode, override, read_toml, require
+from jrnn.train.shipped import find_config
+from jrnn.train.tasks import KINDS, TaskKind
 
 
 @dataclass(frozen=True)

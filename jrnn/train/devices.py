@@ -15,11 +15,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..errors import ConfigError, JrnnError, TrainError
-from ..jax_names import broadcast_one_to_all, process_allgather
-from .config import Config
-from .models.model import CARRY_AXIS
-from .step import State
+from jrnn.errors import ConfigError, JrnnError, TrainError
+from jrnn.jax_names import broadcast_one_to_all, process_allgather
+from jrnn.train.config import Config
+from jrnn.train.models.model import CARRY_AXIS
+from jrnn.train.step import State
 
 T = TypeVar("T")
 AXIS = "batch"  # the one axis of the mesh

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import describe_op
-from ..ir import Op
-from ..lowering import Context, execute, plan
-from ..ops.recurrent_network import StepWorkspaces
-from .models.model import Model
-from .models.net import NetModel
-from .step import State
-from .tasks import Batch
+from jrnn.errors import describe_op
+from jrnn.ir import Op
+from jrnn.lowering import Context, execute, plan
+from jrnn.ops.recurrent_network import StepWorkspaces
+from jrnn.train.models.model import Model
+from jrnn.train.models.net import NetModel
+from jrnn.train.step import State
+from jrnn.train.tasks import Batch
 
 
 def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:

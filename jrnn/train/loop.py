@@ -16,19 +16,19 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from ..errors import ConfigError, GradientError, TrainError
-from .check import GradientCheck
-from .checkpoint import Checkpoints
-from .clock import Clock, Trace
-from .config import Config, TrainConfig
-from .devices import NOWHERE, Devices
-from .diagnose import first_not_finite
-from .heartbeat import Heartbeat
-from .metrics import Board, MetricsFile, Report, describe, read_metrics
-from .patience import Patience
-from .run_dir import RunDir
-from .setup import make_steps
-from .step import (
+from jrnn.errors import ConfigError, GradientError, TrainError
+from jrnn.train.check import GradientCheck
+from jrnn.train.checkpoint import Checkpoints
+from jrnn.train.clock import Clock, Trace
+from jrnn.train.config import Config, TrainConfig
+from jrnn.train.devices import NOWHERE, Devices
+from jrnn.train.diagnose import first_not_finite
+from jrnn.train.heartbeat import Heartbeat
+from jrnn.train.metrics import Board, MetricsFile, Report, describe, read_metrics
+from jrnn.train.patience import Patience
+from jrnn.train.run_dir import RunDir
+from jrnn.train.setup import make_steps
+from jrnn.train.step import (
     Measured,
     State,
     Steps,
@@ -39,7 +39,7 @@ from .step import (
     stack_batches,
     step_key,
 )
-from .tasks import Task
+from jrnn.train.tasks import Task
 
 # What is spent once, however long a run is.
 ONCE = SETUP, FIRST_VALIDATION, TRACING = "compiling, first call", "compiling, first validation", "tracing"

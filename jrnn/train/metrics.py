@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from ..errors import ConfigError, TrainError
-from .heartbeat import MEASURED, Forecast, Heartbeat, duration
-from .settings import parse_json
+from jrnn.errors import ConfigError, TrainError
+from jrnn.train.heartbeat import MEASURED, Forecast, Heartbeat, duration
+from jrnn.train.settings import parse_json
 
 
 class MetricsFile:

@@ -10,8 +10,8 @@ import jax
 import optax
 from optax import contrib
 
-from ..errors import ConfigError, near
-from .config import OptimizerConfig
+from jrnn.errors import ConfigError, near
+from jrnn.train.config import OptimizerConfig
 
 Schedule = Callable[[Any], Any]
 

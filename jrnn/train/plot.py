@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
-from .metrics import read_metrics
-from .runs import RunSummary, differing, summarize
+from jrnn.errors import DataError
+from jrnn.train.metrics import read_metrics
+from jrnn.train.runs import RunSummary, differing, summarize
 
 SUFFIXES = (".png", ".svg", ".pdf")
 

@@ -24,12 +24,12 @@ from typing import Any
 
 import jax
 
-from ..errors import CheckpointError, ConfigError, DataError
-from ..named import from_the_root
-from .config import Config, load_config
-from .optimizers import follows_the_run
-from .settings import encode, parse_json
-from .tasks import Task
+from jrnn.errors import CheckpointError, ConfigError, DataError
+from jrnn.named import from_the_root
+from jrnn.train.config import Config, load_config
+from jrnn.train.optimizers import follows_the_run
+from jrnn.train.settings import encode, parse_json
+from jrnn.train.tasks import Task
 
 PATHS = {"data": ("path",), "model": ("net", "init_net")}  # the keys, by table, that name files
 

@@ -13,10 +13,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from ..errors import ConfigError, DataError
-from .metrics import read_metrics
-from .patience import Patience
-from .settings import read_toml
+from jrnn.errors import ConfigError, DataError
+from jrnn.train.metrics import read_metrics
+from jrnn.train.patience import Patience
+from jrnn.train.settings import read_toml
 
 MOST_COLUMNS = 4  # of keys that differ; more stand below each other
 LATEST = 20  # measurements of speed, of which the median counts

@@ -6,9 +6,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
-from .run_dir import RunDir
-from .setup import load_trained
+from jrnn.errors import ConfigError
+from jrnn.train.run_dir import RunDir
+from jrnn.train.setup import load_trained
 
 
 def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigError, JrnnError, near
-from .shipped import near_config
+from jrnn.errors import ConfigError, JrnnError, near
+from jrnn.train.shipped import near_config
 
 T = TypeVar("T")
 

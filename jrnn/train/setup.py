@@ -8,16 +8,16 @@ from typing import Any
 
 import jax
 
-from ..convert import Package
-from ..errors import CheckpointError, ConfigError
-from .checkpoint import Checkpoints
-from .config import Config
-from .models import Model
-from .models.net import NetModel
-from .optimizers import make_optimizer
-from .run_dir import RunDir
-from .step import State, Steps, initial_state
-from .tasks import Trained
+from jrnn.convert import Package
+from jrnn.errors import CheckpointError, ConfigError
+from jrnn.train.checkpoint import Checkpoints
+from jrnn.train.config import Config
+from jrnn.train.models import Model
+from jrnn.train.models.net import NetModel
+from jrnn.train.optimizers import make_optimizer
+from jrnn.train.run_dir import RunDir
+from jrnn.train.step import State, Steps, initial_state
+from jrnn.train.tasks import Trained
 
 
 def make_steps(config: Config, axes: Any) -> Steps:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .models.model import CARRY_AXIS, Carry, Model, Outcome, Params
-from .tasks import Batch, Task
+from jrnn.train.models.model import CARRY_AXIS, Carry, Model, Outcome, Params
+from jrnn.train.tasks import Batch, Task
 
 
 class State(NamedTuple):

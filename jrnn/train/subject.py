@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..gradcheck import Subject, subject_of_function, subject_of_net
-from .config import Config
-from .models.net import NetModel
+from jrnn.gradcheck import Subject, subject_of_function, subject_of_net
+from jrnn.train.config import Config
+from jrnn.train.models.net import NetModel
 
 
 def subject_of_config(config: Config) -> Subject:

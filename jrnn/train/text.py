@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError, DataError
-from .settings import read_utf8, require
-from .words import WordVocabulary, cut
+from jrnn.errors import ConfigError, DataError
+from jrnn.train.settings import read_utf8, require
+from jrnn.train.words import WordVocabulary, cut
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from typing import Any
 
 from jrnn.errors import ConfigError
 from jrnn.named import load_named
-
-from .cells import CellsConfig, TokenCellsConfig, cells_model
-from .model import Compute, Model, Signature
-from .netdef import NetDefConfig, netdef_model
-from .nn import NnConfig, NnModel, TokenNnConfig
+from jrnn.train.models.cells import CellsConfig, TokenCellsConfig, cells_model
+from jrnn.train.models.model import Compute, Model, Signature
+from jrnn.train.models.netdef import NetDefConfig, netdef_model
+from jrnn.train.models.nn import NnConfig, NnModel, TokenNnConfig
 
 # The tables [model] by kind: of models of tokens, and of features.
 TOKEN_MODELS: dict[str, type] = {"cells": TokenCellsConfig, "nn": TokenNnConfig, "net": NetDefConfig}

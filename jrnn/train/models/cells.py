@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...builder import NetBuilder
-from ...cells import (
+from jrnn.builder import NetBuilder
+from jrnn.cells import (
     BasicRNNCell,
     Cell,
     DropoutCell,
@@ -26,10 +26,10 @@ from ...cells import (
     StackedCell,
     run_cell,
 )
-from ...cells.dropout import WrappedCell
-from ..settings import require
-from .model import DEFAULT, Compute, Signature
-from .net import NetModel
+from jrnn.cells.dropout import WrappedCell
+from jrnn.train.models.model import DEFAULT, Compute, Signature
+from jrnn.train.models.net import NetModel
+from jrnn.train.settings import require
 
 LSTMS = {
     "lstm": LSTMCell,

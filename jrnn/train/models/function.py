@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .model import Carry, Outcome, Params, Signature
+from jrnn.train.models.model import Carry, Outcome, Params, Signature
 
 
 def mean_loss(signature: Signature, outputs: Any, targets: Any) -> Any:

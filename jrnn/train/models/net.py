@@ -13,13 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ... import registry
-from ...autodiff import GradientSlice, add_gradients
-from ...convert import Package, export_package
-from ...graph import extract_sub_net
-from ...ir import Net, Op
-from ...lowering import to_jax
-from .model import DEFAULT, Carry, Compute, Outcome, Params
+from jrnn import registry
+from jrnn.autodiff import GradientSlice, add_gradients
+from jrnn.convert import Package, export_package
+from jrnn.graph import extract_sub_net
+from jrnn.ir import Net, Op
+from jrnn.lowering import to_jax
+from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...convert import Package, export_package
-from ...convert.package import INIT
-from ...errors import ConfigError, JrnnError, near
-from ...graph import free_names, live_ops, undeclared_reads, upgrade
-from ...ir import Net, Op
-from ...lowering import to_jax
-from ...proto import read_net
-from .model import Carry, Compute, Params, Signature
-from .net import NetModel, for_evaluation
+from jrnn.convert import Package, export_package
+from jrnn.convert.package import INIT
+from jrnn.errors import ConfigError, JrnnError, near
+from jrnn.graph import free_names, live_ops, undeclared_reads, upgrade
+from jrnn.ir import Net, Op
+from jrnn.lowering import to_jax
+from jrnn.proto import read_net
+from jrnn.train.models.model import Carry, Compute, Params, Signature
+from jrnn.train.models.net import NetModel, for_evaluation
 
 RECURRENT = "RecurrentNetwork"
 SOFTMAX = "Softmax"

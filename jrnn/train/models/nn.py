@@ -12,13 +12,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ...errors import ConfigError
-from ...nn import Layout, functional
-from ...nn.units import GRU, LSTM, RNN_TANH
-from ..settings import require
-from .cells import Embedding, check_ratios, check_sizes
-from .function import mean_loss
-from .model import DEFAULT, Carry, Compute, Outcome, Params, Signature
+from jrnn.errors import ConfigError
+from jrnn.nn import Layout, functional
+from jrnn.nn.units import GRU, LSTM, RNN_TANH
+from jrnn.train.models.cells import Embedding, check_ratios, check_sizes
+from jrnn.train.models.function import mean_loss
+from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, Signature
+from jrnn.train.settings import require
 
 UNITS = {"lstm": (LSTM, functional.lstm), "gru": (GRU, functional.gru), "rnn": (RNN_TANH, functional.rnn)}
 

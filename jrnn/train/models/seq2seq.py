@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...builder import NetBuilder
-from ...cells import LSTM, AttentionOptions, Encoder, LSTMOptions, LSTMWithAttention
-from ...cells.base import fully_connected
-from ...graph import extract_sub_net
-from ...lowering import to_jax
-from ...step_blobs import retrieve_step_blobs
-from ..beam import Beams, beam_search
-from ..settings import require
-from .model import DEFAULT, Compute, Params
-from .net import NetModel
+from jrnn.builder import NetBuilder
+from jrnn.cells import LSTM, AttentionOptions, Encoder, LSTMOptions, LSTMWithAttention
+from jrnn.cells.base import fully_connected
+from jrnn.graph import extract_sub_net
+from jrnn.lowering import to_jax
+from jrnn.step_blobs import retrieve_step_blobs
+from jrnn.train.beam import Beams, beam_search
+from jrnn.train.models.model import DEFAULT, Compute, Params
+from jrnn.train.models.net import NetModel
+from jrnn.train.settings import require
 
 ATTEND = "attend"  # the scope of the decoder with its attention
 

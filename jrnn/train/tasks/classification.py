@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ...errors import ConfigError, DataError
-from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
-from ..settings import require
-from .examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, split
-from .task import TaskKind
+from jrnn.errors import ConfigError, DataError
+from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
+from jrnn.train.settings import require
+from jrnn.train.tasks.examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, split
+from jrnn.train.tasks.task import TaskKind
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from ...errors import DataError
-from ..models import Model, Params
+from jrnn.errors import DataError
+from jrnn.train.models import Model, Params
 
 
 class Examples(NamedTuple):

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ...errors import ConfigError, DataError, near
-from ..models import FEATURE_MODELS, Model, Params, Signature, build_model
-from ..settings import read_utf8, require
-from ..shipped import DEMAND
-from .examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, predictor
-from .task import TaskKind, Trained
+from jrnn.errors import ConfigError, DataError, near
+from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
+from jrnn.train.settings import read_utf8, require
+from jrnn.train.shipped import DEMAND
+from jrnn.train.tasks.examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, predictor
+from jrnn.train.tasks.task import TaskKind, Trained
 
 
 @dataclass(frozen=True)

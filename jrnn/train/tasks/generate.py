@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import DataError
-from ..models.model import Model, Params
-from ..settings import require
-from ..text import Chunk
+from jrnn.errors import DataError
+from jrnn.train.models.model import Model, Params
+from jrnn.train.settings import require
+from jrnn.train.text import Chunk
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..models import TOKEN_MODELS, Model, Params, Signature, build_model
-from ..text import Chunk, Streams, TextConfig, TextData, Vocabulary, WordsConfig
-from ..words import WordVocabulary
-from .generate import SampleConfig, generate
-from .task import TaskKind, Trained
+from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
+from jrnn.train.tasks.generate import SampleConfig, generate
+from jrnn.train.tasks.task import TaskKind, Trained
+from jrnn.train.text import Chunk, Streams, TextConfig, TextData, Vocabulary, WordsConfig
+from jrnn.train.words import WordVocabulary
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ...errors import ConfigError, DataError
-from ..models.model import Compute, Params
-from ..models.seq2seq import Seq2SeqConfig, Seq2SeqModel, seq2seq
-from ..settings import require
-from .seq2seq_pairs import END, VOCABULARY, Pairs, encode
-from .seq2seq_picture import draw_attention
-from .task import TaskKind, Trained
+from jrnn.errors import ConfigError, DataError
+from jrnn.train.models.model import Compute, Params
+from jrnn.train.models.seq2seq import Seq2SeqConfig, Seq2SeqModel, seq2seq
+from jrnn.train.settings import require
+from jrnn.train.tasks.seq2seq_pairs import END, VOCABULARY, Pairs, encode
+from jrnn.train.tasks.seq2seq_picture import draw_attention
+from jrnn.train.tasks.task import TaskKind, Trained
 
 GREEDY = {"width": 1, "normalization": 0.0}
 

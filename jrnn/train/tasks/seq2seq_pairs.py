@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import DataError
-from ..text import Vocabulary
+from jrnn.errors import DataError
+from jrnn.train.text import Vocabulary
 
 END = 0  # the number of the character that ends a target; the decoder starts from it too
 REVERSE = "<"  # an input that begins so is a string to reverse; any other is a date

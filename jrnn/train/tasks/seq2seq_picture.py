@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import UsageError
+from jrnn.errors import UsageError
 
 SUFFIXES = (".png", ".svg", ".pdf")
 CELL = 0.26  # inches

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..models.model import Model, Params
+from jrnn.train.models.model import Model, Params
 
 
 class Batch(Protocol):
