@@ -7,19 +7,19 @@ need flax or other libraries that take time to load, and are imported by name.
 import importlib
 from typing import Any
 
-from . import cells, graph, ops, plans
-from .autodiff import add_gradients
-from .builder import NetBuilder
-from .convert import Package, Predictor, export_package, from_jax, load_package
-from .executor import explain_scan, optimize_scans, scan
-from .gradcheck import check_gradients
-from .gradient_maker import GradientSlice
-from .ir import Net, Op
-from .lowering import infer_shapes, run_net, to_jax
-from .proto import read_net, serialize_net, write_net
-from .recurrent import recurrent_net, unrolled_net
-from .step_blobs import retrieve_step_blobs
-from .version import __version__
+from jrnn import cells, graph, ops, plans
+from jrnn.autodiff import add_gradients
+from jrnn.builder import NetBuilder
+from jrnn.convert import Package, Predictor, export_package, from_jax, load_package
+from jrnn.executor import explain_scan, optimize_scans, scan
+from jrnn.gradcheck import check_gradients
+from jrnn.gradient_maker import GradientSlice
+from jrnn.ir import Net, Op
+from jrnn.lowering import infer_shapes, run_net, to_jax
+from jrnn.proto import read_net, serialize_net, write_net
+from jrnn.recurrent import recurrent_net, unrolled_net
+from jrnn.step_blobs import retrieve_step_blobs
+from jrnn.version import __version__
 
 _LAZY = {
     "from_onnx": "jrnn.onnx",

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from . import registry
-from .errors import GradientError, JrnnError, describe_op, near
-from .gradient_maker import Gradient, GradientMaker, GradientSlice, Token, Version, names_of, renamed
-from .graph.scope import Workspace, keeps_outputs, workspace_of
-from .ir import DeviceOption, Net, Op
+from jrnn import registry
+from jrnn.errors import GradientError, JrnnError, describe_op, near
+from jrnn.gradient_maker import Gradient, GradientMaker, GradientSlice, Token, Version, names_of, renamed
+from jrnn.graph.scope import Workspace, keeps_outputs, workspace_of
+from jrnn.ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
 

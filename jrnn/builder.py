@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from . import registry
-from .control_blocks import ControlBlocks
-from .errors import JrnnError, NetError, describe_op, near
-from .ir import Net, Op
+from jrnn import registry
+from jrnn.control_blocks import ControlBlocks
+from jrnn.errors import JrnnError, NetError, describe_op, near
+from jrnn.ir import Net, Op
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .errors import NetError
-from .graph.subgraph import get_external_blob_names
-from .ir import Net, Op
-from .registry import DO, IF, SCOPE, SEED, WHILE
+from jrnn.errors import NetError
+from jrnn.graph.subgraph import get_external_blob_names
+from jrnn.ir import Net, Op
+from jrnn.registry import DO, IF, SCOPE, SEED, WHILE
 
 BOOL = 5  # TensorProto.BOOL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .ir import Net
+from jrnn.ir import Net
 
 
 @dataclass(frozen=True)

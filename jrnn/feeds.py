@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .errors import UsageError
+from jrnn.errors import UsageError
 
 
 def parse_feeds(feeds: Iterable[str], seed: int) -> dict[str, np.ndarray]:

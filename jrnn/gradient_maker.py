@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
-from . import registry
-from .errors import GradientError
-from .ir import Op
+from jrnn import registry
+from jrnn.errors import GradientError
+from jrnn.ir import Op
 
 
 class GradientSlice(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from .errors import NetError
+from jrnn.errors import NetError
 
 
 class Numbers(Sequence[Any]):

@@ -19,12 +19,12 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from . import registry
-from .errors import JrnnError, NetError, OpError, describe_op, near
-from .executor import CHECKPOINTED, Trips
-from .graph.scope import free_names
-from .graph.ssa import live_ops
-from .ir import Net, Op
+from jrnn import registry
+from jrnn.errors import JrnnError, NetError, OpError, describe_op, near
+from jrnn.executor import CHECKPOINTED, Trips
+from jrnn.graph.scope import free_names
+from jrnn.graph.ssa import live_ops
+from jrnn.ir import Net, Op
 
 Blobs = dict[str, Any]
 RECOMPUTED = "computed again"

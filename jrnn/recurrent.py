@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .autodiff import BackwardPass, backward_pass
-from .builder import NetBuilder
-from .errors import NetError, near
-from .gradient_maker import GradientSlice
-from .graph.rename import rename_in_op
-from .ir import Net, Op
+from jrnn.autodiff import BackwardPass, backward_pass
+from jrnn.builder import NetBuilder
+from jrnn.errors import NetError, near
+from jrnn.gradient_maker import GradientSlice
+from jrnn.graph.rename import rename_in_op
+from jrnn.ir import Net, Op
 
 
 @dataclass(frozen=True)

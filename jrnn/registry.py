@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .errors import OpError, UnknownOperatorError, near
-from .ir import Message, Net, Numbers, Op
+from jrnn.errors import OpError, UnknownOperatorError, near
+from jrnn.ir import Message, Net, Numbers, Op
 
 RESERVED = ("key", "op", "context", "wide")
 

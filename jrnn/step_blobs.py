@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .ir import Net, Op
-from .lowering import run_net
-from .ops.recurrent_network import StepWorkspaces
+from jrnn.ir import Net, Op
+from jrnn.lowering import run_net
+from jrnn.ops.recurrent_network import StepWorkspaces
 
 FETCHER = "RecurrentNetworkBlobFetcher"
 

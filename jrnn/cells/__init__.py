@@ -1,11 +1,11 @@
 """The Caffe2 face: recurrent cells as step nets."""
 
-from .attention import AttentionCell, Encoder
-from .base import Cell, CellRun, RunOptions, StateSpec, StepInputs, run_cell
-from .basic import BasicRNNCell
-from .dropout import DropoutCell, RecurrentDropoutCell, ZoneoutCell
-from .gru import GRUCell
-from .layers import (
+from jrnn.cells.attention import AttentionCell, Encoder
+from jrnn.cells.base import Cell, CellRun, RunOptions, StateSpec, StepInputs, run_cell
+from jrnn.cells.basic import BasicRNNCell
+from jrnn.cells.dropout import DropoutCell, RecurrentDropoutCell, ZoneoutCell
+from jrnn.cells.gru import GRUCell
+from jrnn.cells.layers import (
     GRU,
     LRU,
     LSTM,
@@ -28,11 +28,11 @@ from .layers import (
     MinLSTM,
     layered_LSTM,
 )
-from .lru import LRUCell
-from .lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, MILSTMCell
-from .minimal import MinGRUCell, MinLSTMCell
-from .options import BasicRNNOptions, CommonOptions, GRUOptions, LayerOptions, LRUOptions, LSTMOptions
-from .stack import StackedCell
+from jrnn.cells.lru import LRUCell
+from jrnn.cells.lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, MILSTMCell
+from jrnn.cells.minimal import MinGRUCell, MinLSTMCell
+from jrnn.cells.options import BasicRNNOptions, CommonOptions, GRUOptions, LayerOptions, LRUOptions, LSTMOptions
+from jrnn.cells.stack import StackedCell
 
 __all__ = [
     "GRU",

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..builder import NetBuilder
-from ..errors import NetError, near
-from ..recurrent import RecurrentState
-from .base import Cell, StateSpec, StepInputs, fully_connected, without_padding
+from jrnn.builder import NetBuilder
+from jrnn.cells.base import Cell, StateSpec, StepInputs, fully_connected, without_padding
+from jrnn.errors import NetError, near
+from jrnn.recurrent import RecurrentState
 
 KINDS = ("regular", "recurrent", "dot", "coverage")
 MASKED = (

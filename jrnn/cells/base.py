@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..builder import NetBuilder
-from ..errors import NetError
-from ..recurrent import RecurrentState, recurrent_net, unrolled_net
+from jrnn.builder import NetBuilder
+from jrnn.errors import NetError
+from jrnn.recurrent import RecurrentState, recurrent_net, unrolled_net
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..builder import NetBuilder
-from ..errors import NetError, near
-from .base import Cell, StateSpec, StepInputs, before_end, dropped, ended, fully_connected, joined
-from .options import BasicRNNOptions
+from jrnn.builder import NetBuilder
+from jrnn.cells.base import Cell, StateSpec, StepInputs, before_end, dropped, ended, fully_connected, joined
+from jrnn.cells.options import BasicRNNOptions
+from jrnn.errors import NetError, near
 
 ACTIVATIONS = {"tanh": "Tanh", "relu": "Relu"}
 

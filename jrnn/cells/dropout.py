@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..builder import NetBuilder
-from ..errors import NetError
-from ..ir import Op
-from ..recurrent import RecurrentState
-from .base import Cell, StateSpec, StepInputs
+from jrnn.builder import NetBuilder
+from jrnn.cells.base import Cell, StateSpec, StepInputs
+from jrnn.errors import NetError
+from jrnn.ir import Op
+from jrnn.recurrent import RecurrentState
 
 
 @dataclass(frozen=True)

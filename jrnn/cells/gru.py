@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..builder import NetBuilder
-from .base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
-from .options import GRUOptions
+from jrnn.builder import NetBuilder
+from jrnn.cells.base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
+from jrnn.cells.options import GRUOptions
 
 GATES = ("reset", "update", "output")
 

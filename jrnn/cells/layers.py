@@ -9,18 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ..builder import NetBuilder
-from ..errors import NetError
-from ..recurrent import RecurrentState
-from .attention import AttentionCell, Encoder
-from .base import run_cell
-from .basic import BasicRNNCell
-from .gru import GRUCell
-from .lru import LRUCell
-from .lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, LSTMFamily, MILSTMCell
-from .minimal import MinGRUCell, MinLSTMCell
-from .options import CommonOptions, LayerOptions, LSTMOptions
-from .stack import StackedCell
+from jrnn.builder import NetBuilder
+from jrnn.cells.attention import AttentionCell, Encoder
+from jrnn.cells.base import run_cell
+from jrnn.cells.basic import BasicRNNCell
+from jrnn.cells.gru import GRUCell
+from jrnn.cells.lru import LRUCell
+from jrnn.cells.lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, LSTMFamily, MILSTMCell
+from jrnn.cells.minimal import MinGRUCell, MinLSTMCell
+from jrnn.cells.options import CommonOptions, LayerOptions, LSTMOptions
+from jrnn.cells.stack import StackedCell
+from jrnn.errors import NetError
+from jrnn.recurrent import RecurrentState
 
 
 @dataclass(frozen=True)

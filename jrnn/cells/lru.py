@@ -20,11 +20,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..builder import NetBuilder
-from ..errors import NetError
-from ..recurrent import RecurrentState
-from .base import Cell, StateSpec, StepInputs, before_end, ended, fully_connected, refuse_products
-from .options import LRUOptions
+from jrnn.builder import NetBuilder
+from jrnn.cells.base import Cell, StateSpec, StepInputs, before_end, ended, fully_connected, refuse_products
+from jrnn.cells.options import LRUOptions
+from jrnn.errors import NetError
+from jrnn.recurrent import RecurrentState
 
 _OPTIONS = LRUOptions()
 _GOLDEN = (math.sqrt(5) - 1) / 2

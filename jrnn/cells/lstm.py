@@ -10,9 +10,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..builder import NetBuilder
-from .base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
-from .options import LSTMOptions
+from jrnn.builder import NetBuilder
+from jrnn.cells.base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
+from jrnn.cells.options import LSTMOptions
 
 EPSILON = 1e-4  # of layer normalization
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..builder import NetBuilder
-from .base import Cell, StateSpec, StepInputs, before_end, ended, fully_connected, refuse_products
-from .options import LayerOptions
+from jrnn.builder import NetBuilder
+from jrnn.cells.base import Cell, StateSpec, StepInputs, before_end, ended, fully_connected, refuse_products
+from jrnn.cells.options import LayerOptions
 
 _OPTIONS = LayerOptions()
 

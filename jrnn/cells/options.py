@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..errors import NetError
-from .base import RunOptions
+from jrnn.cells.base import RunOptions
+from jrnn.errors import NetError
 
 
 @dataclass(frozen=True, kw_only=True)

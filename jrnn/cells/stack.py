@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..builder import NetBuilder
-from ..errors import NetError
-from ..recurrent import RecurrentState
-from .base import Cell, StateSpec, StepInputs
+from jrnn.builder import NetBuilder
+from jrnn.cells.base import Cell, StateSpec, StepInputs
+from jrnn.errors import NetError
+from jrnn.recurrent import RecurrentState
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """JAX functions become nets, and nets become Python files."""
 
-from .export import export_package, load_package, write_predictor
-from .from_jax import from_jax
-from .package import Package
-from .predictor import Predictor
-from .target import example_of, from_factory, load_function, read_nets
-from .to_python import to_python, write_python
+from jrnn.convert.export import export_package, load_package, write_predictor
+from jrnn.convert.from_jax import from_jax
+from jrnn.convert.package import Package
+from jrnn.convert.predictor import Predictor
+from jrnn.convert.target import example_of, from_factory, load_function, read_nets
+from jrnn.convert.to_python import to_python, write_python
 
 __all__ = [
     "Package",

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..builder import NetBuilder
-from ..errors import ConversionError, JrnnError
-from ..ir import Net, Op
-from .flat import Atom, Graph, Node, Var, flatten
+from jrnn.builder import NetBuilder
+from jrnn.convert.flat import Atom, Graph, Node, Var, flatten
+from jrnn.errors import ConversionError, JrnnError
+from jrnn.ir import Net, Op
 
 FLOAT, INT32, INT64, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.int64, np.bool_))
 TYPE_CODES = {FLOAT: 1, INT32: 2, BOOL: 5, INT64: 10}  # TensorProto.DataType

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConversionError, near
-from ..graph import extract_sub_net
-from ..ir import Net, Op
-from ..lowering import infer_shapes
-from ..proto.predictor_file import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
-from .package import Package, placeholder
+from jrnn.convert.package import Package, placeholder
+from jrnn.errors import ConversionError, near
+from jrnn.graph import extract_sub_net
+from jrnn.ir import Net, Op
+from jrnn.lowering import infer_shapes
+from jrnn.proto.predictor_file import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
 
 _FILLS = {
     np.dtype(np.float32): "GivenTensorFill",

@@ -10,15 +10,15 @@ import jax
 import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
-from ..errors import ConversionError
-from ..graph import live_ops, rename_blobs
-from .arguments import Leaf, arguments_of, callable_of, closed_over, path_of
-from .emit import TYPE_CODES, Blob, Emitter
-from .flat import Graph, flatten
-from .groups import recognise
-from .package import Package
-from .rules import RULES
-from .verify import verify
+from jrnn.convert.arguments import Leaf, arguments_of, callable_of, closed_over, path_of
+from jrnn.convert.emit import TYPE_CODES, Blob, Emitter
+from jrnn.convert.flat import Graph, flatten
+from jrnn.convert.groups import recognise
+from jrnn.convert.package import Package
+from jrnn.convert.rules import RULES
+from jrnn.convert.verify import verify
+from jrnn.errors import ConversionError
+from jrnn.graph import live_ops, rename_blobs
 
 _NOT_KNOWN = (
     jax.errors.ConcretizationTypeError,

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .emit import FLOAT, Blob, Emitter, Value
-from .flat import Graph, Node, Var
-from .match import ANY, find, is_view, ordered, pattern
-from .rules import rule
-from .rules.matmul import fully_connected
-from .rules.shapes import join
+from jrnn.convert.emit import FLOAT, Blob, Emitter, Value
+from jrnn.convert.flat import Graph, Node, Var
+from jrnn.convert.match import ANY, find, is_view, ordered, pattern
+from jrnn.convert.rules import rule
+from jrnn.convert.rules.matmul import fully_connected
+from jrnn.convert.rules.shapes import join
 
 Shape = tuple[int, ...]
 

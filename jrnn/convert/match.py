@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from .emit import shrink
-from .flat import Atom, Graph, Node, Var, flatten
+from jrnn.convert.emit import shrink
+from jrnn.convert.flat import Atom, Graph, Node, Var, flatten
 
 ANY = 0.1234567  # in a pattern: any number, the same at all places
 _COMMUTATIVE = ("add", "mul", "max", "min")

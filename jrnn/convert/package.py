@@ -9,11 +9,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConversionError, near
-from ..graph.scope import reads
-from ..ir import Net, Numbers, Op
-from ..lowering import run_net, to_jax
-from ..proto import read_net, write_net
+from jrnn.errors import ConversionError, near
+from jrnn.graph.scope import reads
+from jrnn.ir import Net, Numbers, Op
+from jrnn.lowering import run_net, to_jax
+from jrnn.proto import read_net, write_net
 
 INIT, PREDICT = "init_net.pb", "predict_net.pb"
 _NOT_FILLED = "the init net does not fill it"

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ConversionError
-from ..lowering import to_jax
-from .package import Package
+from jrnn.convert.package import Package
+from jrnn.errors import ConversionError
+from jrnn.lowering import to_jax
 
 
 class Predictor:

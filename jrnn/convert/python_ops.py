@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OpError
-from ..ir import Op
-from ..registry import lookup
+from jrnn.errors import OpError
+from jrnn.ir import Op
+from jrnn.registry import lookup
 
 DTYPES = {1: "float32", 2: "int32", 5: "bool_", 10: "int64", 13: "float64"}
 Expression = Callable[["Call"], "str | tuple[str, ...]"]

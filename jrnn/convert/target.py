@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConversionError
-from ..ir import Net
-from ..named import load_named
-from ..proto import read_net
-from .from_jax import from_jax
-from .package import INIT, PREDICT, Package
+from jrnn.convert.from_jax import from_jax
+from jrnn.convert.package import INIT, PREDICT, Package
+from jrnn.errors import ConversionError
+from jrnn.ir import Net
+from jrnn.named import load_named
+from jrnn.proto import read_net
 
 
 def from_factory(target: str) -> Package:

@@ -17,16 +17,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import ConversionError, JrnnError, describe_op
-from ..graph.scope import reads
-from ..ir import Net, Op
-from ..lowering import unwritten_output
-from ..ops.control import bindings
-from ..ops.recurrent_wiring import Link, parse
-from ..registry import DO, IF, SCOPE, WHILE, lookup
-from . import python_helpers
-from .package import Package
-from .python_ops import EXPRESSIONS, Call
+from jrnn.convert import python_helpers
+from jrnn.convert.package import Package
+from jrnn.convert.python_ops import EXPRESSIONS, Call
+from jrnn.errors import ConversionError, JrnnError, describe_op
+from jrnn.graph.scope import reads
+from jrnn.ir import Net, Op
+from jrnn.lowering import unwritten_output
+from jrnn.ops.control import bindings
+from jrnn.ops.recurrent_wiring import Link, parse
+from jrnn.registry import DO, IF, SCOPE, WHILE, lookup
 
 RECURRENT = "RecurrentNetwork"
 _NAMES = {"jax", "jnp", "lax", "np", "blobs", "inputs", "weights", "carry", "now", "predict", "load_weights"}

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ConversionError, describe_op
-from ..lowering import run_net
-from .emit import Blob
-from .flat import Graph, Node, Var, evaluate
-from .package import Package
+from jrnn.convert.emit import Blob
+from jrnn.convert.flat import Graph, Node, Var, evaluate
+from jrnn.convert.package import Package
+from jrnn.errors import ConversionError, describe_op
+from jrnn.lowering import run_net
 
 TOLERANCE = 1e-5
 SEED = 0

@@ -3,13 +3,18 @@
 Shapes and types of blobs need operators: `jrnn.infer_shapes`, which traces the net, derives them.
 """
 
-from .devices import assign_device_option, fuse_copy_between_cpu_and_gpu, infer_device_type, infer_output_devices
-from .history import upgrade
-from .infer import infer_status
-from .memory import MemoryReport, optimize_memory
-from .params import get_params_from_init_net
-from .passes import append_net, remove_dead_end_ops, verify_graph_equality
-from .rename import (
+from jrnn.graph.devices import (
+    assign_device_option,
+    fuse_copy_between_cpu_and_gpu,
+    infer_device_type,
+    infer_output_devices,
+)
+from jrnn.graph.history import upgrade
+from jrnn.graph.infer import infer_status
+from jrnn.graph.memory import MemoryReport, optimize_memory
+from jrnn.graph.params import get_params_from_init_net
+from jrnn.graph.passes import append_net, remove_dead_end_ops, verify_graph_equality
+from jrnn.graph.rename import (
     clone_and_bind,
     number_init_net,
     rename_blobs,
@@ -17,10 +22,10 @@ from .rename import (
     rename_op_output,
     ssa_rewrite,
 )
-from .reshape import identify_reshape_sub_graph, remove_reshape_for_fc
-from .scope import free_names
-from .show import show, to_dot
-from .ssa import (
+from jrnn.graph.reshape import identify_reshape_sub_graph, remove_reshape_for_fc
+from jrnn.graph.scope import free_names
+from jrnn.graph.show import show, to_dot
+from jrnn.graph.ssa import (
     get_consumer_map,
     get_op_ids_in_path,
     get_output_producers,
@@ -30,8 +35,8 @@ from .ssa import (
     live_ops,
     undeclared_reads,
 )
-from .subgraph import extract_sub_net, get_external_blob_names, get_sub_graph_external_input_output
-from .svg import to_svg
+from jrnn.graph.subgraph import extract_sub_net, get_external_blob_names, get_sub_graph_external_input_output
+from jrnn.graph.svg import to_svg
 
 __all__ = [
     "MemoryReport",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..errors import NetError
-from ..ir import DeviceOption, Net, Op
-from .infer import Statuses, infer_status
-from .passes import on_device
-from .rename import rename_in_op
-from .scope import all_names, has_sub_nets
-from .ssa import Access, Flow, Versioned, get_accesses
+from jrnn.errors import NetError
+from jrnn.graph.infer import Statuses, infer_status
+from jrnn.graph.passes import on_device
+from jrnn.graph.rename import rename_in_op
+from jrnn.graph.scope import all_names, has_sub_nets
+from jrnn.graph.ssa import Access, Flow, Versioned, get_accesses
+from jrnn.ir import DeviceOption, Net, Op
 
 # A copy between devices, and the devices of what it reads and writes.
 COPIES = {"CopyCPUToGPU": ("cpu", "gpu"), "CopyGPUToCPU": ("gpu", "cpu")}

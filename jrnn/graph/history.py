@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import NetError, describe_op, near
-from ..ir import Net, Op
+from jrnn.errors import NetError, describe_op, near
+from jrnn.ir import Net, Op
 
 STEP_NETS = ("step_net", "backward_step_net")
 FORGOTTEN = (

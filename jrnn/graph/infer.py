@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import JrnnError, NetError, describe_op
-from ..ir import Net, Op
-from .ssa import Versioned, get_accesses
+from jrnn.errors import JrnnError, NetError, describe_op
+from jrnn.graph.ssa import Versioned, get_accesses
+from jrnn.ir import Net, Op
 
 Statuses = Sequence[Any]
 StatusUpdater = Callable[[Op, Statuses, Statuses], tuple[Statuses, Statuses]]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Net
-from .rename import rename_blobs
-from .scope import Workspace, all_names, has_sub_nets, keeps_outputs, outer_names, reads, workspace_of
+from jrnn.graph.rename import rename_blobs
+from jrnn.graph.scope import Workspace, all_names, has_sub_nets, keeps_outputs, outer_names, reads, workspace_of
+from jrnn.ir import Net
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import NetError
-from ..ir import DeviceOption, Net
-from .devices import COPIES
-from .ssa import get_output_producers, get_ssa
+from jrnn.errors import NetError
+from jrnn.graph.devices import COPIES
+from jrnn.graph.ssa import get_output_producers, get_ssa
+from jrnn.ir import DeviceOption, Net
 
 
 def get_params_from_init_net(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..ir import DeviceOption, Net, Op
-from .scope import Workspace, bound_names, free_names, has_sub_nets, workspace_of, workspace_outputs
-from .ssa import live_ops
+from jrnn.graph.scope import Workspace, bound_names, free_names, has_sub_nets, workspace_of, workspace_outputs
+from jrnn.graph.ssa import live_ops
+from jrnn.ir import DeviceOption, Net, Op
 
 
 def remove_dead_end_ops(net: Net) -> Net:

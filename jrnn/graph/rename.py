@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from ..errors import NetError, describe_op
-from ..ir import Arg, ArgValue, Net, Op
-from .scope import (
+from jrnn.errors import NetError, describe_op
+from jrnn.graph.scope import (
     GRADIENT_NAMES,
     GRADIENT_SUFFIX,
     INNER_NAMES,
@@ -27,7 +26,8 @@ from .scope import (
     workspace_names,
     workspace_of,
 )
-from .ssa import Access, Versioned, get_accesses
+from jrnn.graph.ssa import Access, Versioned, get_accesses
+from jrnn.ir import Arg, ArgValue, Net, Op
 
 Names = Mapping[str, str]
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..ir import Net, Op
-from .rename import rename_in_op
-from .scope import reads
-from .ssa import Flow, Versioned
+from jrnn.graph.rename import rename_in_op
+from jrnn.graph.scope import reads
+from jrnn.graph.ssa import Flow, Versioned
+from jrnn.ir import Net, Op
 
 RESHAPE = "Reshape"
 FULLY_CONNECTED = "FC"

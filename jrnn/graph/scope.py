@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 
-from ..ir import Net, Op
+from jrnn.ir import Net, Op
 
 # Arguments with names of outer blobs. Where an operator reads one version of a blob and writes another, the first kind
 # follows what the operator reads and the second what it writes.

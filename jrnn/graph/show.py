@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..ir import Arg, DeviceOption, Message, Net, Numbers, Op
-from .scope import free_names
+from jrnn.graph.scope import free_names
+from jrnn.ir import Arg, DeviceOption, Message, Net, Numbers, Op
 
 _LONGEST_LIST = 8
 _LONGEST_TEXT = 60

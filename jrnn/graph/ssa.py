@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..errors import NetError, near
-from ..ir import Net
-from .scope import free_names, keeps_outputs, reads
+from jrnn.errors import NetError, near
+from jrnn.graph.scope import free_names, keeps_outputs, reads
+from jrnn.ir import Net
 
 Versioned = tuple[str, int]
 Ssa = list[tuple[list[Versioned], list[Versioned]]]

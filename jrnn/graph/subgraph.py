@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from ..errors import NetError, describe_op, near
-from ..ir import Net
-from .scope import reads
-from .ssa import Versioned, get_accesses
+from jrnn.errors import NetError, describe_op, near
+from jrnn.graph.scope import reads
+from jrnn.graph.ssa import Versioned, get_accesses
+from jrnn.ir import Net
 
 
 def get_sub_graph_external_input_output(

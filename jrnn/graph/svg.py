@@ -7,9 +7,9 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from ..ir import Net
-from .layered import layout
-from .scope import free_names
+from jrnn.graph.layered import layout
+from jrnn.graph.scope import free_names
+from jrnn.ir import Net
 
 _Node = tuple[Any, ...]  # ("op", index) or ("blob", name, version)
 

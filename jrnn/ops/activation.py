@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import op
-from .checks import describe
-from .makers import differentiate
-from .values import as_float
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.makers import differentiate
+from jrnn.ops.values import as_float
+from jrnn.registry import op
 
 _LARGEST = 3.4028234663852886e38  # of float32: what stands for no limit
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .broadcasting import check_kinds, collect, match, spread
-from .checks import describe
+from jrnn.errors import OpError
+from jrnn.ops.broadcasting import check_kinds, collect, match, spread
+from jrnn.ops.checks import describe
+from jrnn.registry import gradient, op
 
 
 @op("Sum", inplace={0: 0})

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from .checks import describe
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
 
 
 class Matched(NamedTuple):

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .. import registry
-from ..registry import ArgSpec, OpDef
+from jrnn import registry
+from jrnn.registry import ArgSpec, OpDef
 
 INTRODUCTION = """\
 # Operators
@@ -108,14 +108,14 @@ def _family(definition: OpDef) -> str:
 
 
 def render() -> str:
-    """The text of docs/operators.md: a table for each family, in the order of their names."""
+    """The text of docs/operators.md: a table for each family, those of contrib last."""
     families: dict[str, list[OpDef]] = {}
     for definition in registry.registered():
         families.setdefault(_family(definition), []).append(definition)
     parts = [INTRODUCTION]
-    for module in sorted(families):
+    for module in sorted(families, key=lambda m: (".contrib." in m, m)):
         summary = (sys.modules[module].__doc__ or "").splitlines()[0]
-        parts.append(f"## {module.rpartition('.')[2]}\n\n{summary}\n")
+        parts.append(f"## {module.removeprefix('jrnn.ops.')}\n\n{summary}\n")
         parts.append(_table(entry(d) for d in families[module]))
     total = sum(map(len, families.values()))
     return "\n".join([*parts, f"{total} operators.\n"])

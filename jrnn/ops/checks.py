@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..errors import OpError
+from jrnn.errors import OpError
 
 
 def describe(x: Any) -> str:

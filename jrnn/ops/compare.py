@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import op
-from .broadcasting import check_kinds, match, spread
-from .checks import describe
+from jrnn.errors import OpError
+from jrnn.ops.broadcasting import check_kinds, match, spread
+from jrnn.ops.checks import describe
+from jrnn.registry import op
 
 
 def _binary(fn, a, b, kinds, wanted, broadcast, axis, axis_str, order):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
-from .values import canonical_axis
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.values import canonical_axis
+from jrnn.registry import gradient, op
 
 
 def _axis(axis, order, rank):

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import OpError
-from ..executor import scan, while_loop
-from ..graph.scope import reads
-from ..ir import Net, Op
-from ..lowering import Context, describe_value, execute, plan
-from ..registry import op
-from .workspace import WorkspaceStack, as_stack
+from jrnn.errors import OpError
+from jrnn.executor import scan, while_loop
+from jrnn.graph.scope import reads
+from jrnn.ir import Net, Op
+from jrnn.lowering import Context, describe_value, execute, plan
+from jrnn.ops.workspace import WorkspaceStack, as_stack
+from jrnn.registry import op
 
 MOST_COUNTED_TRIPS = 10_000  # a loop that is known to be longer is not counted while tracing
 

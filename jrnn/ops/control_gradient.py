@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ..autodiff import backward_pass
-from ..errors import GradientError
-from ..gradient_maker import GradientMaker, GradientSlice
-from ..graph.scope import reads
-from ..ir import Net, Op
-from ..registry import ACCUMULATE, SAVE, SEED, gradient
-from .control import bindings
+from jrnn.autodiff import backward_pass
+from jrnn.errors import GradientError
+from jrnn.gradient_maker import GradientMaker, GradientSlice
+from jrnn.graph.scope import reads
+from jrnn.ir import Net, Op
+from jrnn.ops.control import bindings
+from jrnn.registry import ACCUMULATE, SAVE, SEED, gradient
 
 GIVEN = "/_DO_OPERATOR_INNER_GRAD_"
 FOUND = "/_DO_OPERATOR_INNER_GRAD_COPY_"

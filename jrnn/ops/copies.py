@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import GradientError, OpError, near
-from ..registry import gradient, op
-from .checks import check_float
-from .values import dtype_of
+from jrnn.errors import GradientError, OpError, near
+from jrnn.ops.checks import check_float
+from jrnn.ops.values import dtype_of
+from jrnn.registry import gradient, op
 
 
 @op("Copy", copies=True, inplace={0: 0})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import OpError
-from ..registry import op
+from jrnn.errors import OpError
+from jrnn.registry import op
 
 
 class Counter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ..registry import gradient, op
+from jrnn.registry import gradient, op
 
 
 @op("Tanh", inplace={0: 0})

@@ -5,10 +5,10 @@ Shapes: M rows of x, K features, N features of the result.
 
 from __future__ import annotations
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, check_shape, describe, flat_at
-from .values import canonical_axis
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, check_shape, describe, flat_at
+from jrnn.ops.values import canonical_axis
+from jrnn.registry import gradient, op
 
 
 def _matrices(x, w, axis, axis_w):

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import op
-from .checks import check_rank, describe
-from .values import STRING, check_integers, check_size, dtype_of, int64
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, describe
+from jrnn.ops.values import STRING, check_integers, check_size, dtype_of, int64
+from jrnn.registry import op
 
 _STATIC_SIZE = 4096  # elements; integers up to this stay numpy, so that they can be shapes inside jit
 

@@ -11,11 +11,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..autodiff import GradientSlice
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
-from .values import STRINGS, canonical_axis, check_indices, check_integers
+from jrnn.autodiff import GradientSlice
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.values import STRINGS, canonical_axis, check_indices, check_integers
+from jrnn.registry import gradient, op
 
 
 def _check(data: Any, indices: Any, axis: int, match_outer: bool) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax.nn import sigmoid
 
-from ..errors import OpError
-from ..executor import scan
-from ..registry import op
-from .checks import check_rank, check_shape, describe
+from jrnn.errors import OpError
+from jrnn.executor import scan
+from jrnn.ops.checks import check_rank, check_shape, describe
+from jrnn.registry import op
 
 
 def _run(x, hidden, cell, weights, reverse):

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, check_rank, check_shape, describe
-from .segments import check_lengths, known_lengths, per_row, segment_ids
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, check_rank, check_shape, describe
+from jrnn.ops.segments import check_lengths, known_lengths, per_row, segment_ids
+from jrnn.registry import gradient, op
 
 
 def _segments(data, lengths):

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
-from .values import as_float, check_indices
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.values import as_float, check_indices
+from jrnn.registry import gradient, op
 
 LOG_THRESHOLD = 1e-20  # the least probability whose logarithm is taken
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..registry import gradient
+from jrnn.registry import gradient
 
 
 def differentiate(type: str, reads: str, inputs: int = 1) -> None:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_rank, describe
-from .segments import per_row
-from .values import is_concrete
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, describe
+from jrnn.ops.segments import per_row
+from jrnn.ops.values import is_concrete
+from jrnn.registry import gradient, op
 
 
 def _check_mask(mask: Any) -> None:

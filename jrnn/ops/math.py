@@ -7,9 +7,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ..registry import gradient, op
-from .makers import differentiate
-from .values import as_float, magnitude
+from jrnn.ops.makers import differentiate
+from jrnn.ops.values import as_float, magnitude
+from jrnn.registry import gradient, op
 
 
 @op("Exp", inplace={0: 0})

@@ -9,10 +9,10 @@ import math
 
 import jax.numpy as jnp
 
-from ..errors import GradientError, OpError
-from ..registry import gradient, op
-from .checks import check_float, check_shape, describe, flat_at
-from .values import canonical_axis
+from jrnn.errors import GradientError, OpError
+from jrnn.ops.checks import check_float, check_shape, describe, flat_at
+from jrnn.ops.values import canonical_axis
+from jrnn.registry import gradient, op
 
 
 def _fc_matrices(x, w, axis, axis_w):

@@ -6,11 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import op
-from .checks import check_rank, describe
-from .loss import one_hot, picked
-from .values import as_float, check_indices, check_integers
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, describe
+from jrnn.ops.loss import one_hot, picked
+from jrnn.ops.values import as_float, check_indices, check_integers
+from jrnn.registry import op
 
 
 def _check_predictions(x: Any, label: Any) -> None:

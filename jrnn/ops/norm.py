@@ -7,11 +7,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, describe, flat_at
-from .random_fill import need_key
-from .values import canonical_axis
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, describe, flat_at
+from jrnn.ops.values import canonical_axis, need_key
+from jrnn.registry import gradient, op
 
 
 @op("Softmax")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
-from .segments import known_lengths
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.segments import known_lengths
+from jrnn.registry import gradient, op
 
 
 def _widths(start, end):

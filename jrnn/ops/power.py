@@ -6,11 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import SEED, gradient, op
-from .broadcasting import collect, match, spread
-from .checks import describe, flat_at
-from .values import as_float
+from jrnn.errors import OpError
+from jrnn.ops.broadcasting import collect, match, spread
+from jrnn.ops.checks import describe, flat_at
+from jrnn.ops.values import as_float
+from jrnn.registry import SEED, gradient, op
 
 
 @op("Pow", inplace={0: 0})

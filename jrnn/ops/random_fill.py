@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import op
-from .fill import fill_shape
-from .values import check_size, dtype_of, need_key
+from jrnn.errors import OpError
+from jrnn.ops.fill import fill_shape
+from jrnn.ops.values import check_size, dtype_of, need_key
+from jrnn.registry import op
 
 
 def _fan(shape: tuple[int, ...], axis: int) -> int:

@@ -17,14 +17,14 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from ..errors import OpError
-from ..executor import scan
-from ..graph.ssa import undeclared_reads
-from ..ir import Op
-from ..lowering import RECOMPUTED, Context, Plan, execute, plan
-from ..registry import op
-from .recurrent_wiring import Link, Wiring, parse
-from .stopped_outputs import stop_outputs
+from jrnn.errors import OpError
+from jrnn.executor import scan
+from jrnn.graph.ssa import undeclared_reads
+from jrnn.ir import Op
+from jrnn.lowering import RECOMPUTED, Context, Plan, execute, plan
+from jrnn.ops.recurrent_wiring import Link, Wiring, parse
+from jrnn.ops.stopped_outputs import stop_outputs
+from jrnn.registry import op
 
 
 @jax.tree_util.register_dataclass

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import GradientError, NetError, OpError
-from ..executor import scan
-from ..graph.history import check_gradient_version
-from ..lowering import Context, Plan, execute, plan
-from ..registry import ACCUMULATE, gradient, op
-from .recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
-from .recurrent_wiring import Link, Wiring, parse
-from .stopped_outputs import warn_of_stopped
+from jrnn.errors import GradientError, NetError, OpError
+from jrnn.executor import scan
+from jrnn.graph.history import check_gradient_version
+from jrnn.lowering import Context, Plan, execute, plan
+from jrnn.ops.recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
+from jrnn.ops.recurrent_wiring import Link, Wiring, parse
+from jrnn.ops.stopped_outputs import warn_of_stopped
+from jrnn.registry import ACCUMULATE, gradient, op
 
 
 @op("RecurrentNetworkGradient", outputs=(1, None))

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..errors import NetError, OpError
-from ..graph.history import upgrade_arguments
-from ..ir import Net, Op
+from jrnn.errors import NetError, OpError
+from jrnn.graph.history import upgrade_arguments
+from jrnn.ir import Net, Op
 
 
 @dataclass(frozen=True)

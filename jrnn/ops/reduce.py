@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
-from .values import as_float, canonical_axis, int64, magnitude
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.values import as_float, canonical_axis, int64, magnitude
+from jrnn.registry import gradient, op
 
 
 def reduced_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:

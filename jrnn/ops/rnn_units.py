@@ -9,9 +9,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax.nn import sigmoid
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_rank, check_shape, describe
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, check_shape, describe
+from jrnn.registry import gradient, op
 
 
 def _check_state(name, state, gates, count):

@@ -8,11 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_rank, check_shape, describe
-from .segments import check_lengths, per_row, segment_ids
-from .values import as_float, canonical_axis, check_indices, check_integers, check_size
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, check_shape, describe
+from jrnn.ops.segments import check_lengths, per_row, segment_ids
+from jrnn.ops.values import as_float, canonical_axis, check_indices, check_integers, check_size
+from jrnn.registry import gradient, op
 
 
 def _slices(data: Any, indices: Any, slices: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from .checks import check_rank, describe
-from .values import is_concrete
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, describe
+from jrnn.ops.values import is_concrete
 
 
 def check_lengths(lengths: Any, rows: int | None = None, name: str = "lengths") -> None:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .broadcasting import check_kinds, match, spread
-from .checks import describe
-from .values import STRINGS, as_float, check_integers, check_same_shape, is_concrete
+from jrnn.errors import OpError
+from jrnn.ops.broadcasting import check_kinds, match, spread
+from jrnn.ops.checks import describe
+from jrnn.ops.values import STRINGS, as_float, check_integers, check_same_shape, is_concrete
+from jrnn.registry import gradient, op
 
 
 def _choose(rows: Any, x: Any, y: Any) -> Any:

@@ -10,11 +10,11 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, check_rank, describe
-from .segments import check_lengths, known_lengths, per_row
-from .values import canonical_axis, is_concrete
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, check_rank, describe
+from jrnn.ops.segments import check_lengths, known_lengths, per_row
+from jrnn.ops.values import canonical_axis, is_concrete
+from jrnn.registry import gradient, op
 
 _TRIANGLES = {
     "upper": lambda row, column: column > row,

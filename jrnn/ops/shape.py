@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.registry import gradient, op
 
 
 @op("Reshape", outputs=2, inplace={0: 0})

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import op
-from .checks import describe
-from .makers import differentiate
-from .values import as_float, check_same_shape
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.makers import differentiate
+from jrnn.ops.values import as_float, check_same_shape
+from jrnn.registry import op
 
 
 def _mean(losses: Any) -> Any:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import GradientError, OpError
-from ..registry import gradient, op
-from .checks import check_rank, check_shape, describe, flat_at
-from .loss import LOG_THRESHOLD, one_hot, picked
-from .values import as_float, canonical_axis, check_indices, is_concrete
+from jrnn.errors import GradientError, OpError
+from jrnn.ops.checks import check_rank, check_shape, describe, flat_at
+from jrnn.ops.loss import LOG_THRESHOLD, one_hot, picked
+from jrnn.ops.values import as_float, canonical_axis, check_indices, is_concrete
+from jrnn.registry import gradient, op
 
 
 def _check_arguments(scale: float, order: str) -> None:

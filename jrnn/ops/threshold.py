@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float
+from jrnn.registry import gradient, op
 
 
 def _check_limit(n: float) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_rank, describe, flat_at
-from .values import STRINGS, canonical_axis, check_integers, check_size
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, describe, flat_at
+from jrnn.ops.values import STRINGS, canonical_axis, check_integers, check_size
+from jrnn.registry import gradient, op
 
 
 def _scalar(blob: Any, argument: int | None, name: str) -> int:

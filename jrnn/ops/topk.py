@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
-from .values import as_float, canonical_axis, int64
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.values import as_float, canonical_axis, int64
+from jrnn.registry import gradient, op
 
 
 def _count(k: int | None, k_blob: Any) -> int:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..jax_names import is_traced
-from .checks import describe
+from jrnn.errors import OpError
+from jrnn.jax_names import is_traced
+from jrnn.ops.checks import describe
 
 # TensorProto.DataType, the numbers that arguments such as `dtype` hold, but for STRING.
 STRING = 4

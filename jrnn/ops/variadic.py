@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
-from .values import as_float, check_same_shape
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.values import as_float, check_same_shape
+from jrnn.registry import gradient, op
 
 
 def _named(xs: tuple) -> str:

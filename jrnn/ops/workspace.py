@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..errors import OpError
-from ..registry import op
+from jrnn.errors import OpError
+from jrnn.registry import op
 
 
 @jax.tree_util.register_dataclass

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from google.protobuf.message import EncodeError
 
-from ..errors import FormatError
-from ..ir import Net
-from .decode import Reader
-from .encode import to_message
-from .text import format_message
-from .wire import DEFAULT_LIMITS, Limits, check_size, parse_binary
+from jrnn.errors import FormatError
+from jrnn.ir import Net
+from jrnn.proto.decode import Reader
+from jrnn.proto.encode import to_message
+from jrnn.proto.text import format_message
+from jrnn.proto.wire import DEFAULT_LIMITS, Limits, check_size, parse_binary
 
 LOOKS_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 

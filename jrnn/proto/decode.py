@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message as ProtoMessage
 
-from ..errors import FormatError, describe_op
-from ..ir import ARG_KINDS, Arg, DeviceOption, Message, Net, Numbers, Op
-from .text import format_message, parse_message
-from .wire import Limits
+from jrnn.errors import FormatError, describe_op
+from jrnn.ir import ARG_KINDS, Arg, DeviceOption, Message, Net, Numbers, Op
+from jrnn.proto.text import format_message, parse_message
+from jrnn.proto.wire import Limits
 
 # compat: before October 2017 the step nets of recurrent networks travelled as text, in `s`.
 TEXT_NETS = ("step_net", "backward_step_net")

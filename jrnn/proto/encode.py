@@ -8,12 +8,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtoMessage
 
-from ..errors import FormatError, describe_op
-from ..ir import Arg, DeviceOption, Message, Net, Numbers, Op
-from .decode import TEXT_NETS
-from .schema import message_class
-from .text import format_message, parse_message
-from .wire import DEFAULT_LIMITS
+from jrnn.errors import FormatError, describe_op
+from jrnn.ir import Arg, DeviceOption, Message, Net, Numbers, Op
+from jrnn.proto.decode import TEXT_NETS
+from jrnn.proto.schema import message_class
+from jrnn.proto.text import format_message, parse_message
+from jrnn.proto.wire import DEFAULT_LIMITS
 
 
 def to_message(net: Net) -> ProtoMessage:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from ..errors import FormatError
-from .wire import DEFAULT_LIMITS, Limits
+from jrnn.errors import FormatError
+from jrnn.proto.wire import DEFAULT_LIMITS, Limits
 
 _SIZES = struct.Struct("<ii")
 

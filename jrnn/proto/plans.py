@@ -7,15 +7,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import FormatError
-from ..execution_step import ExecutionStep, Plan
-from ..ir import Net
-from .codec import LOOKS_BINARY, file_bytes, read_net, write_whole
-from .decode import Reader
-from .encode import to_message
-from .schema import message_class
-from .text import format_message, parse_message
-from .wire import DEFAULT_LIMITS, Limits, check_size, parse_binary
+from jrnn.errors import FormatError
+from jrnn.execution_step import ExecutionStep, Plan
+from jrnn.ir import Net
+from jrnn.proto.codec import LOOKS_BINARY, file_bytes, read_net, write_whole
+from jrnn.proto.decode import Reader
+from jrnn.proto.encode import to_message
+from jrnn.proto.schema import message_class
+from jrnn.proto.text import format_message, parse_message
+from jrnn.proto.wire import DEFAULT_LIMITS, Limits, check_size, parse_binary
 
 _SCALARS = tuple(f.name for f in dataclasses.fields(ExecutionStep) if f.name not in ("name", "substeps", "networks"))
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import FormatError
-from ..ir import Net
-from .codec import file_bytes, write_whole
-from .decode import Reader
-from .encode import to_message
-from .minidb import format_minidb, parse_minidb
-from .schema import message_class
-from .tensors import blob_to_numpy, tensor_from_numpy
-from .wire import DEFAULT_LIMITS, Limits, parse_binary, refuse_onnx
+from jrnn.errors import FormatError
+from jrnn.ir import Net
+from jrnn.proto.codec import file_bytes, write_whole
+from jrnn.proto.decode import Reader
+from jrnn.proto.encode import to_message
+from jrnn.proto.minidb import format_minidb, parse_minidb
+from jrnn.proto.schema import message_class
+from jrnn.proto.tensors import blob_to_numpy, tensor_from_numpy
+from jrnn.proto.wire import DEFAULT_LIMITS, Limits, parse_binary, refuse_onnx
 
 DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
 _META = b"!!META_NET_DEF"

@@ -13,10 +13,10 @@ import numpy as np
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ..errors import FormatError
-from ..ir import Message
-from .schema import message_class
-from .wire import DEFAULT_LIMITS, Limits, parse_binary
+from jrnn.errors import FormatError
+from jrnn.ir import Message
+from jrnn.proto.schema import message_class
+from jrnn.proto.wire import DEFAULT_LIMITS, Limits, parse_binary
 
 # data type -> (the field that holds the elements, their numpy type); BYTE is the older name of UINT8.
 _NUMERIC: dict[str, tuple[str, np.dtype]] = {

@@ -9,9 +9,9 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from ..errors import FormatError
-from .schema import message_class
-from .wire import Limits
+from jrnn.errors import FormatError
+from jrnn.proto.schema import message_class
+from jrnn.proto.wire import Limits
 
 _UNKNOWN = re.compile(r"# unknown fields of (\S+): ([0-9a-f]+)\n")
 _STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")

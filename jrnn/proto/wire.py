@@ -12,8 +12,8 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from ..errors import FormatError
-from .schema import message_class
+from jrnn.errors import FormatError
+from jrnn.proto.schema import message_class
 
 VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 _PROTOBUF_DEPTH = 100  # how deep protobuf itself lets messages nest

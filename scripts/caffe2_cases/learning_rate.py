@@ -1,4 +1,4 @@
-"""Every policy of jrnn/ops/learning_rate.py, before, at and after the iterations where it turns; and the counters."""
+"""Every policy of LearningRate, before, at and after the iterations where it turns; and the counters of iterations."""
 
 from caffe2_cases import case, i64
 

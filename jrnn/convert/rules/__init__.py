@@ -1,7 +1,7 @@
 """The rules, by family. Importing this package fills the table."""
 
-from . import control, conv, defined, elementwise, indexing, matmul, order, reduce, scans, shapes
-from .table import RULES, rule
+from jrnn.convert.rules import control, conv, defined, elementwise, indexing, matmul, order, reduce, scans, shapes
+from jrnn.convert.rules.table import RULES, rule
 
 __all__ = [
     "RULES",

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..emit import BOOL, Blob, Emitter, Value
-from ..flat import Graph, Node, flatten
-from .elementwise import binary
-from .table import rule
+from jrnn.convert.emit import BOOL, Blob, Emitter, Value
+from jrnn.convert.flat import Graph, Node, flatten
+from jrnn.convert.rules.elementwise import binary
+from jrnn.convert.rules.table import rule
 
 
 @rule("cond")

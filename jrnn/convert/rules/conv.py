@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ConversionError
-from ..emit import FLOAT, Blob, Emitter, Value
-from ..flat import Node
-from .elementwise import binary, unary
-from .shapes import padded, pick, transpose
-from .table import rule
+from jrnn.convert.emit import FLOAT, Blob, Emitter, Value
+from jrnn.convert.flat import Node
+from jrnn.convert.rules.elementwise import binary, unary
+from jrnn.convert.rules.shapes import padded, pick, transpose
+from jrnn.convert.rules.table import rule
+from jrnn.errors import ConversionError
 
 
 @rule("conv_general_dilated")

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...errors import ConversionError
-from ..emit import BOOL, FLOAT, Emitter
-from ..flat import Node
-from .table import rule
+from jrnn.convert.emit import BOOL, FLOAT, Emitter
+from jrnn.convert.flat import Node
+from jrnn.convert.rules.table import rule
+from jrnn.errors import ConversionError
 
 
 def _truncated(x: Any) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import ConversionError
-from ..emit import BOOL, FLOAT, Blob, Emitter, Value
-from ..flat import Node
-from .table import rule
+from jrnn.convert.emit import BOOL, FLOAT, Blob, Emitter, Value
+from jrnn.convert.flat import Node
+from jrnn.convert.rules.table import rule
+from jrnn.errors import ConversionError
 
 
 def binary(e: Emitter, type: str, a: Value, b: Value, dtype: Any = None) -> Blob:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ...errors import ConversionError
-from ..emit import BOOL, INT32, Blob, Emitter, Value
-from ..flat import Node
-from .elementwise import binary, extreme, spread_to
-from .shapes import cut, join, pick, transpose
-from .table import rule
+from jrnn.convert.emit import BOOL, INT32, Blob, Emitter, Value
+from jrnn.convert.flat import Node
+from jrnn.convert.rules.elementwise import binary, extreme, spread_to
+from jrnn.convert.rules.shapes import cut, join, pick, transpose
+from jrnn.convert.rules.table import rule
+from jrnn.errors import ConversionError
 
 
 def _start(e: Emitter, index: Value, size: int, most: int) -> Value:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from ..emit import FLOAT, Blob, Emitter, Value
-from ..flat import Node
-from .elementwise import binary
-from .reduce import reduce
-from .shapes import transpose
-from .table import rule
+from jrnn.convert.emit import FLOAT, Blob, Emitter, Value
+from jrnn.convert.flat import Node
+from jrnn.convert.rules.elementwise import binary
+from jrnn.convert.rules.reduce import reduce
+from jrnn.convert.rules.shapes import transpose
+from jrnn.convert.rules.table import rule
 
 
 @rule("dot_general")

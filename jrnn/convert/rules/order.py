@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from ...errors import ConversionError
-from ..emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value
-from ..flat import Node
-from .elementwise import binary, unary
-from .shapes import transpose
-from .table import rule
+from jrnn.convert.emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value
+from jrnn.convert.flat import Node
+from jrnn.convert.rules.elementwise import binary, unary
+from jrnn.convert.rules.shapes import transpose
+from jrnn.convert.rules.table import rule
+from jrnn.errors import ConversionError
 
 _HALF = 2**16
 

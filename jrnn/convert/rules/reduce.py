@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value
-from ..flat import Node
-from .defined import halved, running
-from .shapes import transpose
-from .table import rule
+from jrnn.convert.emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value
+from jrnn.convert.flat import Node
+from jrnn.convert.rules.defined import halved, running
+from jrnn.convert.rules.shapes import transpose
+from jrnn.convert.rules.table import rule
 
 _TYPES = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
 

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...builder import NetBuilder
-from ...errors import ConversionError, GradientError
-from ...graph import live_ops
-from ...recurrent import RecurrentState, recurrent_net
-from ..emit import BOOL, FLOAT, INT32, Blob, Emitter, Value
-from ..flat import Graph, Node, Var, flatten, live
-from .elementwise import binary
-from .shapes import cut, join, pick
-from .table import rule
+from jrnn.builder import NetBuilder
+from jrnn.convert.emit import BOOL, FLOAT, INT32, Blob, Emitter, Value
+from jrnn.convert.flat import Graph, Node, Var, flatten, live
+from jrnn.convert.rules.elementwise import binary
+from jrnn.convert.rules.shapes import cut, join, pick
+from jrnn.convert.rules.table import rule
+from jrnn.errors import ConversionError, GradientError
+from jrnn.graph import live_ops
+from jrnn.recurrent import RecurrentState, recurrent_net
 
 _HALF = 2**16  # an int32 is carried as two floats below this, which hold it exactly
 

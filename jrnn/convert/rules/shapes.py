@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ConversionError
-from ..emit import BOOL, FLOAT, INT32, Blob, Emitter, Value
-from ..flat import Node
-from .table import rule
+from jrnn.convert.emit import BOOL, FLOAT, INT32, Blob, Emitter, Value
+from jrnn.convert.flat import Node
+from jrnn.convert.rules.table import rule
+from jrnn.errors import ConversionError
 
 
 @rule("reshape", "squeeze")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..emit import Value
+from jrnn.convert.emit import Value
 
 Rule = Callable[..., "Value | tuple[Value, ...]"]
 

@@ -1,3 +1,30 @@
-"""Operators that recurrent networks do not need: quantized ones, detection, rows of few bits, features of rankers, ATen."""
+"""Operators that recurrent networks do not need: images, detection, quantized numbers, sparse features, rare optimizers."""
 
-from jrnn.ops.contrib import aten, detection, fused, int8, int8_layers, ranking, roi_align, row_quantized
+from jrnn.ops.contrib import (
+    aten,
+    conv,
+    conv_transpose,
+    detection,
+    distance,
+    feature,
+    fused,
+    image,
+    int8,
+    int8_layers,
+    layout,
+    learning_rate,
+    norm_group,
+    norm_spatial,
+    norms,
+    optim_rare,
+    optim_sparse,
+    partition,
+    pool,
+    ranking,
+    reduce_ends,
+    roi_align,
+    row_quantized,
+    segment_ids,
+    segment_range,
+    sparse_lengths,
+)

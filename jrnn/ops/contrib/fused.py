@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.ops.conv import conv
+from jrnn.ops.contrib.conv import conv
 from jrnn.ops.matmul import fc
 from jrnn.ops.values import as_float
 from jrnn.registry import op

@@ -14,6 +14,8 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.ops.checks import describe, flat_at
+from jrnn.ops.contrib.conv import convolution
+from jrnn.ops.contrib.image import scale_factors, stretched
 from jrnn.ops.contrib.int8 import (
     Int8Tensor,
     away_from_zero,
@@ -23,11 +25,9 @@ from jrnn.ops.contrib.int8 import (
     need_int8,
     quantized,
 )
-from jrnn.ops.conv import convolution
-from jrnn.ops.image import scale_factors, stretched
-from jrnn.ops.pool import averaged, greatest
+from jrnn.ops.contrib.pool import averaged, greatest
+from jrnn.ops.contrib.window import Window, takes_window
 from jrnn.ops.values import canonical_axis
-from jrnn.ops.window import Window, takes_window
 from jrnn.registry import op
 
 

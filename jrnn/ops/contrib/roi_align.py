@@ -14,8 +14,8 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.ops.checks import check_float, check_rank, check_shape, describe
+from jrnn.ops.contrib.window import is_channels_last
 from jrnn.ops.values import is_concrete
-from jrnn.ops.window import is_channels_last
 from jrnn.registry import gradient, op
 
 _TOGETHER = 16  # regions at a time: each reads a whole image

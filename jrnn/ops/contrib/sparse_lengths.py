@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..autodiff import GradientSlice
-from ..ir import Op
-from ..registry import gradient, op
-from .checks import check_rank, check_shape
-from .segments import check_lengths, known_lengths, per_row, segment_ids
-from .values import as_float, check_indices
+from jrnn.autodiff import GradientSlice
+from jrnn.ir import Op
+from jrnn.ops.checks import check_rank, check_shape
+from jrnn.ops.segments import check_lengths, known_lengths, per_row, segment_ids
+from jrnn.ops.values import as_float, check_indices
+from jrnn.registry import gradient, op
 
 
 def _rows(data: Any, indices: Any, lengths: Any) -> tuple[Any, Any]:

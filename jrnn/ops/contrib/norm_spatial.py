@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, check_shape, describe
-from .window import is_channels_last
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, check_shape, describe
+from jrnn.ops.contrib.window import is_channels_last
+from jrnn.registry import gradient, op
 
 
 def channel_axis(x: Any, order: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import OpError
+from jrnn.errors import OpError
 
 # legacy_pad on the wire
 NOTSET, VALID, SAME, CAFFE = range(4)

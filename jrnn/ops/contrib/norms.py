@@ -7,12 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import describe
-from .makers import differentiate
-from .reduce import reduced_axes, with_kept_dims
-from .values import as_float, canonical_axis, magnitude
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.makers import differentiate
+from jrnn.ops.reduce import reduced_axes, with_kept_dims
+from jrnn.ops.values import as_float, canonical_axis, magnitude
+from jrnn.registry import gradient, op
 
 TINY = 1e-12  # what is smaller counts as zero: a norm that is divided by, an element whose sign is asked
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_rank, describe, flat_at
-from .makers import differentiate
-from .reduce import max_of
-from .values import as_float, check_integers, is_concrete
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, describe, flat_at
+from jrnn.ops.makers import differentiate
+from jrnn.ops.reduce import max_of
+from jrnn.ops.values import as_float, check_integers, is_concrete
+from jrnn.registry import gradient, op
 
 
 class _Matrix:

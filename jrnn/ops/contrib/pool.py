@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, check_shape
-from .window import CAFFE, Window, spatial_axes, takes_window
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, check_shape
+from jrnn.ops.contrib.window import CAFFE, Window, spatial_axes, takes_window
+from jrnn.registry import gradient, op
 
 
 def _for_pooling(window: Window, x: Any) -> Window:

@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import op
-from .checks import describe
-from .optim import adadelta_step, adam_step, filled, ftrl_alpha, ftrl_step, momentum_step, next_step, scalar, storm_step
-from .values import check_indices
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe
+from jrnn.ops.contrib.optim_rare import adadelta_step, ftrl_alpha, ftrl_step, storm_step
+from jrnn.ops.optim import adam_step, filled, momentum_step, next_step, scalar
+from jrnn.ops.values import check_indices
+from jrnn.registry import op
 
 
 def _check(indices: Any, grad: Any, param: Any, **tables: Any) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..ir import Op
-from ..registry import gradient, op
-from .checks import describe
-from .concat import concat, split
-from .window import Window, check_image, is_channels_last, spatial_axes, takes_window
+from jrnn.errors import OpError
+from jrnn.ir import Op
+from jrnn.ops.checks import describe
+from jrnn.ops.concat import concat, split
+from jrnn.ops.contrib.window import Window, check_image, is_channels_last, spatial_axes, takes_window
+from jrnn.registry import gradient, op
 
 
 @op("NCHW2NHWC")

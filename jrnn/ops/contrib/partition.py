@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_rank, describe
-from .segments import check_lengths, per_row
-from .values import check_integers, is_concrete
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, describe
+from jrnn.ops.segments import check_lengths, per_row
+from jrnn.ops.values import check_integers, is_concrete
+from jrnn.registry import gradient, op
 
 
 def _rows(keys: Any, blob: Any) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError, near
-from ..registry import op
-from .checks import describe
+from jrnn.errors import OpError, near
+from jrnn.ops.checks import describe
+from jrnn.registry import op
 
 POLICIES: dict[str, Callable] = {}
 

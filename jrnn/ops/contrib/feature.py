@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, check_rank, describe
-from .values import is_concrete
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, check_rank, describe
+from jrnn.ops.values import is_concrete
+from jrnn.registry import gradient, op
 
 
 @op("SinusoidPositionEncoding")

@@ -10,11 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..errors import GradientError, OpError
-from ..registry import gradient, op
-from .checks import check_float, check_shape, describe, flat_at
-from .norm_spatial import all_but, along, channel_axis, check_channels
-from .values import canonical_axis
+from jrnn.errors import GradientError, OpError
+from jrnn.ops.checks import check_float, check_shape, describe, flat_at
+from jrnn.ops.contrib.norm_spatial import all_but, along, channel_axis, check_channels
+from jrnn.ops.values import canonical_axis
+from jrnn.registry import gradient, op
 
 
 def _instance(values: Any, x: Any, axis: int) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, describe
-from .conv import add_bias, bias_gradient, make_conv_gradient
-from .grouped import Convolution, convolve
-from .window import CAFFE, NOTSET, Window, takes_window
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, describe
+from jrnn.ops.contrib.conv import add_bias, bias_gradient, make_conv_gradient
+from jrnn.ops.contrib.grouped import Convolution, convolve
+from jrnn.ops.contrib.window import CAFFE, NOTSET, Window, takes_window
+from jrnn.registry import gradient, op
 
 
 def _extra(adj: int | None, adj_h: int | None, adj_w: int | None, adjs: tuple[int, ...], w: Window) -> tuple[int, ...]:

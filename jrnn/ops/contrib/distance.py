@@ -9,12 +9,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import op
-from .checks import describe, flat_at
-from .makers import differentiate
-from .norms import length_of, sign_of
-from .values import as_float, check_integers, check_same_shape, magnitude
+from jrnn.errors import OpError
+from jrnn.ops.checks import describe, flat_at
+from jrnn.ops.contrib.norms import length_of, sign_of
+from jrnn.ops.makers import differentiate
+from jrnn.ops.values import as_float, check_integers, check_same_shape, magnitude
+from jrnn.registry import op
 
 
 def _rows(x: Any) -> Any:

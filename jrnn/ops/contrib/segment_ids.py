@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..autodiff import GradientSlice
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_rank, check_shape, describe
-from .segments import per_row
-from .values import as_float, check_indices, check_integers, is_concrete
+from jrnn.autodiff import GradientSlice
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_rank, check_shape, describe
+from jrnn.ops.segments import per_row
+from jrnn.ops.values import as_float, check_indices, check_integers, is_concrete
+from jrnn.registry import gradient, op
 
 
 def _check_sorted(ids: Any) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, check_shape, describe
-from .grouped import Convolution, convolve
-from .window import Window, spatial_axes, takes_window
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, check_shape, describe
+from jrnn.ops.contrib.grouped import Convolution, convolve
+from jrnn.ops.contrib.window import Window, spatial_axes, takes_window
+from jrnn.registry import gradient, op
 
 TYPES = ("Conv", "Conv1D", "Conv2D", "Conv3D")
 

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import OpError
-from ..registry import gradient, op
-from .checks import check_float, check_shape, describe
-from .window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
+from jrnn.errors import OpError
+from jrnn.ops.checks import check_float, check_shape, describe
+from jrnn.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
+from jrnn.registry import gradient, op
 
 MODES = ("constant", "reflect", "edge")
 

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..registry import op
-from .makers import differentiate
-from .segment_ids import counts_of, mean_of_segments, segment_count, sum_of_segments
-from .values import as_float
+from jrnn.ops.contrib.segment_ids import counts_of, mean_of_segments, segment_count, sum_of_segments
+from jrnn.ops.makers import differentiate
+from jrnn.ops.values import as_float
+from jrnn.registry import op
 
 
 @jax.custom_jvp
