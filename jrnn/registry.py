@@ -9,6 +9,7 @@ change the data type).
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import types
 import typing
@@ -148,6 +149,12 @@ def _decode_as(kind: Any, value: Any) -> Any:
 F = TypeVar("F", bound=Callable[..., Any])  # a function, which registering returns as it is
 _OPS: dict[str, OpDef] = {}
 _GRADIENTS: dict[str, tuple[Callable[..., Any], str]] = {}
+_OPERATORS = "jrnn.ops"  # the package whose modules register the operators
+
+
+def _fill() -> None:
+    """Loads the operators, so that a program that uses none does not pay for them; every reader of the table calls it."""
+    importlib.import_module(_OPERATORS)
 
 
 def _place(fn: Callable[..., Any]) -> str:
@@ -229,6 +236,7 @@ def gradient(*op_types: str) -> Callable[[F], F]:
 
 def lookup(type: str) -> OpDef:
     """The definition of an operator type, or UnknownOperatorError with near names."""
+    _fill()
     try:
         return _OPS[type]
     except KeyError:
@@ -237,15 +245,18 @@ def lookup(type: str) -> OpDef:
 
 def gradient_maker(type: str) -> Callable[..., Any] | None:
     """The registered gradient maker of an operator type, or None."""
+    _fill()
     found = _GRADIENTS.get(type)
     return found and found[0]
 
 
 def names() -> Mapping[str, OpDef]:
     """The operator types that are registered."""
+    _fill()
     return types.MappingProxyType(_OPS)
 
 
 def registered() -> Iterator[OpDef]:
     """Every operator, by name."""
+    _fill()
     return iter(sorted(_OPS.values(), key=lambda d: d.type))

@@ -1,0 +1,63 @@
+"""The public surface: `import jrnn` is enough, and nothing loads before it is used."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jrnn
+
+ROOT = Path(jrnn.__file__).parent
+
+
+def run(code):
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_import_jrnn_is_enough():
+    run("import jrnn; jrnn.nn.LSTM, jrnn.train.load_config, jrnn.interop.from_flax, jrnn.testing.Layer, jrnn.onnx.Spec")
+    run("import jrnn; jrnn.errors.ScanError, jrnn.graph.show, jrnn.plans.For, jrnn.cells.LSTM, jrnn.executor.LstmStep")
+
+
+def test_import_jrnn_loads_nothing():
+    run("import sys, jrnn; assert not {'jax', 'numpy', 'flax', 'jrnn.ops', 'jrnn.executor'} & set(sys.modules)")
+    run("import sys, jrnn; jrnn.scan; assert not {'flax', 'google', 'jrnn.ops', 'jrnn.lowering'} & set(sys.modules)")
+
+
+def test_operators_load_when_the_table_is_read_also_while_jax_traces():
+    run(
+        "import sys, jax, jrnn\n"
+        'net = jrnn.read_net(\'op { type: "Tanh" input: "x" output: "y" } external_input: "x"\')\n'
+        "assert 'jrnn.ops' not in sys.modules\n"
+        "traced = jax.make_jaxpr(lambda x: jrnn.to_jax(net, ['y'])({'x': x})['y'])(1.0)\n"
+        "assert [str(e.primitive) for e in traced.eqns] == ['tanh'], traced"
+    )
+
+
+@pytest.mark.parametrize("name", jrnn.__all__)
+def test_a_name_is_there(name):
+    assert getattr(jrnn, name) is not None
+    assert name in dir(jrnn)
+
+
+def test_type_checkers_see_what_is_there():
+    tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    shown = {alias.name: node.module for node in block.body for alias in node.names}
+    assert shown == {**jrnn._HOMES, **dict.fromkeys(jrnn._MODULES, "jrnn")}
+    assert set(jrnn.__all__) == {*shown, "__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'jrnn' has no attribute 'scam'"):
+        _ = jrnn.scam
+
+
+@pytest.mark.parametrize("name", jrnn._MODULES)
+def test_a_module_lists_what_it_has(name):
+    module = importlib.import_module(f"jrnn.{name}")
+    for public in getattr(module, "__all__", ()):
+        assert hasattr(module, public), public
