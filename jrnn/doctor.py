@@ -67,12 +67,12 @@ def _requirements() -> list[tuple[str, str, str]]:
         lines = [*project["dependencies"], *(f'{line}; extra == "{e}"' for e, more in extras for line in more)]
     else:
         lines = importlib.metadata.requires("jrnn") or []
-    found = []
-    for line in lines:
+    found: list[tuple[str, str, str]] = []
+    for line in lines:  # extras of the repository gather others, and some ask for an extra of what jrnn needs anyway
         name, wanted, extra = re.match(
-            r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"](\w+)['\"])?", line
+            r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line
         ).groups()  # type: ignore[union-attr]
-        if name != "jrnn" and extra not in ("test", "dev"):  # those are of the repository, and gather others
+        if name != "jrnn" and extra not in ("test", "dev") and name not in [known for known, *_ in found]:
             found.append((name, wanted or "0", extra or ""))
     return found
 

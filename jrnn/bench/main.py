@@ -13,8 +13,7 @@ import jax
 from rich.console import Console
 
 from jrnn.bench import measure, peers, report
-from jrnn.bench.sizes import CAFFE2_SIZES, CELLS, MODES, SIZES, Size, flops
-from jrnn.errors import ConfigError, near
+from jrnn.bench.sizes import CAFFE2_SIZES, CELLS, MODES, SIZES, Size, check_names, flops
 from jrnn.executor import host_memory
 
 
@@ -57,16 +56,9 @@ def run(options: Options) -> list[report.Record]:
     devices = _cores() if options.devices is None else options.devices
     known = peers.available(options.caffe2_python, devices if jax.default_backend() == "cpu" else 1)
     chosen = list(known) if options.peers is None else list(options.peers)
-    for what, names, all_names in (
-        ("cell", options.cells, CELLS),
-        ("mode", options.modes, MODES),
-        ("peer", chosen, tuple(known)),
-    ):
-        for name in names:
-            if name not in all_names:
-                raise ConfigError(
-                    f"bench: there is no {what} {name!r} here; there are {', '.join(all_names)}{near(name, all_names)}"
-                )
+    check_names("cell", options.cells, CELLS)
+    check_names("mode", options.modes, MODES)
+    check_names("peer", chosen, known)
     old = report.load(options.compare)[1] if options.compare else None
 
     gemm = 0.0  # measured again beside each job: the best of all is the machine's

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax
 import jax
@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError
@@ -64,13 +65,26 @@ def clocked(fn: Callable[[], Any]) -> Callable[[], float]:
     return run
 
 
-def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Program:
-    """The program of a function `(weights, x) -> outputs`, or of its gradients."""
+class Function(NamedTuple):
+    """What a peer that is written in JAX computes: a function `(weights, x) -> outputs` and its arguments."""
+
+    forward: Callable[[Any, Any], Any]
+    weights: Any
+    x: Any
+
+
+def in_mode(forward: Callable[[Any, Any], Any], mode: str) -> Callable[[Any, Any], Any]:
+    """The function itself, or for "train" its gradients with respect to the weights and the input."""
 
     def loss(weights: Any, x: Any) -> Any:
         return jnp.sum(forward(weights, x) ** 2)
 
-    fn = jax.grad(loss, argnums=(0, 1)) if mode == "train" else forward
+    return jax.grad(loss, argnums=(0, 1)) if mode == "train" else forward
+
+
+def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Program:
+    """The program of a function `(weights, x) -> outputs`, or of its gradients."""
+    fn = in_mode(forward, mode)
     start = time.perf_counter()
     program = jax.jit(fn).lower(weights, x).compile()
     seconds = time.perf_counter() - start
@@ -82,16 +96,24 @@ def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str
     )
 
 
-def _scanned(which: Callable) -> Peer:
-    def build(cell: str, size: Size, mode: str) -> Program:
-        weights, x = steps.inputs(cell, size)
-        carry = steps.initial(cell, size)
-        return compiled(lambda p, x: which(steps.STEPS[cell](p), carry, x)[1], weights, x, mode)
+def _compiled(function: Callable[[str, Size], Function | None]) -> Peer:
+    """The peer that compiles a function of JAX."""
+
+    def build(cell: str, size: Size, mode: str) -> Program | None:
+        found = function(cell, size)
+        return None if found is None else compiled(*found, mode)
 
     return build
 
 
-def flax_rnn(cell: str, size: Size, mode: str) -> Program | None:
+def scanned(which: Callable, cell: str, size: Size) -> Function:
+    """A cell of this benchmark through a scan."""
+    weights, x = steps.inputs(cell, size)
+    carry = steps.initial(cell, size)
+    return Function(lambda p, x: which(steps.STEPS[cell](p), carry, x)[1], weights, x)
+
+
+def flax_rnn(cell: str, size: Size) -> Function | None:
     """`flax.nnx.RNN` over its optimized LSTM cell or its GRU cell, time first."""
     cells = {"lstm": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell}
     if cell not in cells:
@@ -99,7 +121,25 @@ def flax_rnn(cell: str, size: Size, mode: str) -> Program | None:
     module = nnx.RNN(cells[cell](size.features, size.hidden, rngs=nnx.Rngs(0)), time_major=True)
     graph, weights, rest = nnx.split(module, nnx.Param, ...)
     x, carry = steps.inputs(cell, size)[1], steps.initial(cell, size)
-    return compiled(lambda p, x: nnx.merge(graph, p, rest)(x, initial_carry=carry), weights, x, mode)
+    return Function(lambda p, x: nnx.merge(graph, p, rest)(x, initial_carry=carry), weights, x)
+
+
+def jrnn_nn(cell: str, size: Size) -> Function | None:
+    """`jrnn.nn.LSTM` or `GRU`."""
+    modules = {"lstm": nn.LSTM, "gru": nn.GRU}
+    if cell not in modules:
+        return None
+    graph, weights = nnx.split(modules[cell](size.features, size.hidden, rngs=nnx.Rngs(0)))
+    return Function(lambda p, x: nnx.merge(graph, p)(x)[0], weights, steps.inputs(cell, size)[1])
+
+
+# What can be compiled for any device.
+FUNCTIONS: dict[str, Callable[[str, Size], Function | None]] = {
+    "jrnn": functools.partial(scanned, scan),
+    "jrnn.nn": jrnn_nn,
+    "lax.scan": functools.partial(scanned, jax.lax.scan),
+    "flax": flax_rnn,
+}
 
 
 def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
@@ -203,10 +243,10 @@ class _Process:
 
 def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     """The peers that can run here, by name; jrnn comes first, then jrnn on `devices` devices if these are more than one."""
-    found: dict[str, Peer] = {"jrnn": _scanned(scan)}
+    found: dict[str, Peer] = {"jrnn": _compiled(FUNCTIONS["jrnn"])}
     if devices > 1:
         found[on_devices(devices)] = functools.partial(divided, devices)
-    found |= {"lax.scan": _scanned(jax.lax.scan), "flax": flax_rnn}
+    found |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "lax.scan", "flax")}
     if _HAS_TORCH:
         found["torch"] = torch_rnn
     if jax.default_backend() == "gpu":
@@ -230,7 +270,7 @@ def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
     """`jrnn.scan` by one executor, for cells that it may choose between two for."""
     if cell not in AFFINE:
         return None
-    return _scanned(functools.partial(scan, executor=name))(cell, size, mode)
+    return compiled(*scanned(functools.partial(scan, executor=name), cell, size), mode)
 
 
 def versions() -> dict[str, str]:

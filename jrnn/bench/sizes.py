@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from jrnn.errors import ConfigError, near
@@ -75,6 +75,15 @@ def parse_sizes(texts: Sequence[str]) -> tuple[Size, ...]:
                 f"{', '.join(SETS)}{near(text, SETS)}"
             ) from None
     return tuple(dict.fromkeys(found))
+
+
+def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None:
+    """Raises a ConfigError for a name that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"bench: there is no {what} {name!r} here; there are {', '.join(known)}{near(name, known)}"
+            )
 
 
 def flops(cell: str, size: Size, mode: str) -> int:

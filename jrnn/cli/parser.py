@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from jrnn.bench.sizes import CELLS, GATES, MODES, SETS
+from jrnn.bench.sizes import CELLS, GATES, MODES
 from jrnn.cli import nets, tools, training
 from jrnn.version import __version__
 
@@ -136,17 +136,16 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--cells",
         type=_names,
-        default=tuple(GATES),
         metavar="A,B",
-        help=f"of {', '.join(CELLS)}; by default the first {len(GATES)}",
+        help=f"of {', '.join(CELLS)}; by default the first {len(GATES)}; with --compile-for lstm,gru",
     )
     p.add_argument("--modes", type=_names, default=MODES, metavar="A,B", help=f"of {', '.join(MODES)}")
     p.add_argument(
         "--sizes",
         type=_names,
-        default=tuple(SETS),
         metavar="TxNxDxH,...",
-        help="steps, sequences, features, hidden units; or sets: six, caffe2 (its own benchmark's 24); by default both",
+        help="steps, sequences, features, hidden units; or sets: six, caffe2 (its own benchmark's 24); by default both, "
+        "with --compile-for six",
     )
     p.add_argument("--peers", type=_names, metavar="A,B", help="by default all that can run here")
     p.add_argument("--turns", type=int, default=15, help="measured runs of each program, at most")
@@ -155,6 +154,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--devices", type=int, metavar="N", help="divide the CPU for one more row of jrnn; by default into its cores"
+    )
+    p.add_argument(
+        "--compile-for",
+        metavar="DEVICE",
+        help="h100 or v5e: compile for an accelerator that is not there, and count kernels and bytes instead of measuring",
     )
     p.add_argument("--caffe2-python", metavar="PYTHON", help="a Python that has Caffe2, to measure it too")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their conditions")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from jrnn import doctor
+from jrnn.bench import compile_for
 from jrnn.bench import main as bench
-from jrnn.bench.sizes import parse_sizes
+from jrnn.bench.sizes import GATES, SETS, parse_sizes
 from jrnn.cli.console import wide_console
 from jrnn.errors import UsageError, near
 from jrnn.ops import catalog
@@ -28,10 +29,14 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def bench_command(args: argparse.Namespace) -> int:
+    if args.compile_for:
+        cells, sizes = args.cells or ("lstm", "gru"), parse_sizes(args.sizes or ["six"])
+        compile_for.run(args.compile_for, cells, args.modes, sizes, args.peers, wide_console(), args.json)
+        return 0
     options = bench.Options(
-        cells=args.cells,
+        cells=args.cells or tuple(GATES),
         modes=args.modes,
-        sizes=parse_sizes(args.sizes),
+        sizes=parse_sizes(args.sizes or list(SETS)),
         peers=args.peers,
         turns=args.turns,
         seconds=args.seconds,

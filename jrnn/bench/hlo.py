@@ -1,0 +1,261 @@
+"""What a compiled program launches, moves and computes, read off its HLO text.
+
+A program is compiled for a device that need not be there, so nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+# What starts no work on the device, or is the end of work that was started before.
+_FREE = frozenset((
+    "add-dependency", "after-all", "bitcast", "call", "conditional", "constant", "get-tuple-element", "opt-barrier",
+    "parameter", "partition-id", "replica-id", "tuple", "while",
+))  # fmt: skip
+_WHOLE = ("copy", "custom-call", "fusion")
+_FREE_CALLS = ("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
+_BITS = {"pred": 8, "token": 0}
+_ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+        name: of its result.
+        opcode: what it does.
+        result: the text of its result's type.
+        operands: names of instructions.
+        value: of a constant, its text.
+        attributes: the rest of the line.
+        root: whether it is the computation's result.
+    """
+
+    name: str
+    opcode: str
+    result: str
+    operands: tuple[str, ...]
+    value: str
+    attributes: str
+    root: bool
+
+    def called(self, *attributes: str) -> str | None:
+        """The computation that one of these attributes names."""
+        found = re.search(rf"\b(?:{'|'.join(attributes)})=%?([\w.\-]+)", self.attributes)
+        return found and found.group(1)
+
+    @property
+    def launches(self) -> bool:
+        """Whether it is a kernel, a copy, or a call of a library."""
+        if self.opcode in _FREE or self.opcode.endswith(("-done", "-update")):
+            return False
+        if self.opcode not in _WHOLE and re.match(r"\w+\[\]", self.result):
+            return False  # a TPU's scalar unit does it on the way
+        return not (self.opcode == "custom-call" and any(f'"{name}"' in self.attributes for name in _FREE_CALLS))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Launches, bytes read and written, and floating-point operations of contractions."""
+
+    kernels: int = 0
+    bytes: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.kernels + other.kernels, self.bytes + other.bytes, self.flops + other.flops)
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.kernels * times, self.bytes * times, self.flops * times)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop: its trips (1 where they are not known), the cost of one, and the kernels of one by their kind."""
+
+    trips: int
+    body: Cost
+    kinds: dict[str, int]
+
+
+class Module:
+    """A compiled program as data.
+
+    >>> text = '''
+    ... ENTRY %main (a: f32[2,3], b: f32[3,4]) -> f32[2,4] {
+    ...   %a = f32[2,3]{1,0} parameter(0)
+    ...   %b = f32[3,4]{1,0} parameter(1)
+    ...   ROOT %dot.1 = f32[2,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+    ... }'''
+    >>> Module(text).costs()
+    [Cost(kernels=1, bytes=104, flops=48)]
+    """
+
+    def __init__(self, text: str):
+        self._computations = dict(_computations(text))
+        (self._entry,) = re.findall(r"^ENTRY %?([\w.\-]+) ", text, re.M)
+
+    def costs(self) -> list[Cost]:
+        """The cost of each launch of the whole program, bodies of loops as often as they run."""
+        return list(self._launches(self._entry))
+
+    def loops(self) -> list[Loop]:
+        """The loops of the program that are in no other loop, in their order."""
+        return list(self._loops(self._entry))
+
+    def has_opaque_calls(self) -> bool:
+        """Whether there are kernels whose operations are not counted."""
+        every = (i for instructions in self._computations.values() for i in instructions.values())
+        return any(i.opcode == "custom-call" and "tpu_custom_call" in i.attributes for i in every)
+
+    def _loops(self, computation: str) -> Iterator[Loop]:
+        for i in self._computations[computation].values():
+            if i.opcode == "while":
+                body = i.called("body")
+                kinds: dict[str, int] = {}
+                for inner in self._launched(body):
+                    kinds[inner.opcode] = kinds.get(inner.opcode, 0) + 1
+                yield Loop(self._trips(i), sum(self._launches(body), Cost()), kinds)
+            elif i.opcode == "call":
+                yield from self._loops(i.called("to_apply"))
+
+    def _launched(self, computation: str) -> Iterator[Instruction]:
+        for i in self._computations[computation].values():
+            if i.opcode in ("while", "call"):
+                yield from list(self._launched(i.called("body", "to_apply"))) * self._trips(i)
+            elif i.launches:
+                yield i
+
+    def _launches(self, computation: str) -> Iterator[Cost]:
+        here = self._computations[computation]
+        for i in here.values():
+            if i.opcode in ("while", "call"):
+                yield from list(self._launches(i.called("body", "to_apply"))) * self._trips(i)
+            elif i.launches:
+                yield Cost(1, self._bytes(i, here), self._flops(i, here))
+
+    def _trips(self, i: Instruction) -> int:
+        """How often a loop runs: what the compiler says, else what its counter is compared with; 1 for a call."""
+        found = re.search(r'known_trip_count":\{"n":"(\d+)"', i.attributes)
+        if found:
+            return int(found.group(1))
+        condition = self._computations.get(i.called("condition") or "", {})
+        limits = [each.value for each in condition.values() if each.opcode == "constant" and each.value.isdigit()]
+        return int(limits[0]) if len(limits) == 1 else 1
+
+    def _flops(self, i: Instruction, here: dict[str, Instruction]) -> int:
+        inside = i.called("calls", "called_computations={")
+        if inside in self._computations:
+            inner = self._computations[inside]
+            return sum(self._flops(each, inner) for each in inner.values())
+        if i.opcode == "dot":
+            contracted = _numbers(i.attributes, "lhs_contracting_dims")
+            return 2 * _elements(i.result) * _product_of(here[i.operands[0]].result, contracted)
+        if i.opcode == "convolution":
+            (labels,) = re.findall(r"dim_labels=\w+_(\w+)->", i.attributes)
+            kernel = [a for a, label in enumerate(labels) if label != "o"]
+            return 2 * _elements(i.result) * _product_of(here[i.operands[1]].result, kernel)
+        if i.opcode == "custom-call" and re.search(r'custom_call_target="[^"]*(gemm|matmul)', i.attributes):
+            contracted = [int(n) for n in re.findall(r'lhs_contracting_dimensions":\["(\d+)"', i.attributes)]
+            first = _arrays(i.result)[0]
+            return 2 * math.prod(first[1]) * _product_of(here[i.operands[0]].result, contracted)
+        return 0
+
+    def _bytes(self, i: Instruction, here: dict[str, Instruction]) -> int:
+        inside = i.called("calls")
+        if inside in self._computations:
+            return self._fused_bytes(self._computations[inside])
+        if i.opcode == "dynamic-update-slice":
+            return 2 * _bytes(here[i.operands[1]].result)
+        if i.opcode in ("slice", "dynamic-slice"):
+            return 2 * _bytes(i.result)
+        return _bytes(i.result) + sum(_bytes(here[name].result) for name in i.operands if name in here)
+
+    def _fused_bytes(self, inner: dict[str, Instruction]) -> int:
+        """What a fused computation reads and writes: of stacks that it slices or updates, the slices."""
+        users: dict[str, list[Instruction]] = {}
+        for i in inner.values():
+            for name in i.operands:
+                users.setdefault(name, []).append(i)
+
+        def read(i: Instruction) -> int:
+            total = 0
+            for user in users.get(i.name, []):
+                if user.opcode == "bitcast":
+                    total += read(user)
+                elif user.opcode in ("slice", "dynamic-slice"):
+                    total += _bytes(user.result)
+                elif user.opcode != "dynamic-update-slice" or user.operands[0] != i.name:
+                    return _bytes(i.result)
+            return min(total, _bytes(i.result))
+
+        def written(i: Instruction) -> int:
+            if i.opcode == "tuple":
+                return sum(written(inner[name]) for name in i.operands)
+            if i.opcode == "bitcast":
+                return written(inner[i.operands[0]])
+            return _bytes(inner[i.operands[1]].result if i.opcode == "dynamic-update-slice" else i.result)
+
+        (root,) = (i for i in inner.values() if i.root)
+        return written(root) + sum(read(i) for i in inner.values() if i.opcode == "parameter")
+
+
+def _computations(text: str) -> Iterator[tuple[str, dict[str, Instruction]]]:
+    for name, body in re.findall(r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S):
+        yield name, {i.name: i for line in body.splitlines() if (i := _instruction(line))}
+
+
+def _instruction(line: str) -> Instruction | None:
+    head = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
+    if not head:
+        return None
+    rest = line[head.end() :]
+    result = _enclosed(rest) if rest.startswith("(") else rest[: rest.index(" ")]
+    rest = rest[len(result) :].lstrip()
+    opcode = rest[: rest.index("(")]
+    operands = _enclosed(rest[len(opcode) :])
+    names = tuple(re.findall(r"%([\w.\-]+)", operands))
+    attributes = rest[len(opcode) + len(operands) :]
+    return Instruction(head.group(2), opcode, result, names, operands[1:-1], attributes, bool(head.group(1)))
+
+
+def _enclosed(text: str) -> str:
+    """The text up to the parenthesis that closes its first."""
+    depths = itertools.accumulate((c == "(") - (c == ")") for c in text)
+    return text[: next(at for at, depth in enumerate(depths) if depth == 0) + 1]
+
+
+def _arrays(result: str) -> list[tuple[str, list[int]]]:
+    return [(dtype, [int(n) for n in shape.split(",") if n]) for dtype, shape in _ARRAY.findall(result)]
+
+
+def _bytes(result: str) -> int:
+    """Bytes of the arrays of a type.
+
+    >>> _bytes("(f32[2,3]{1,0:T(8,128)}, bf16[4])")
+    32
+    """
+
+    def bits(dtype: str) -> int:
+        return _BITS[dtype] if dtype in _BITS else int(re.search(r"\d+", dtype).group())
+
+    return sum(bits(dtype) * math.prod(shape) for dtype, shape in _arrays(result)) // 8
+
+
+def _elements(result: str) -> int:
+    return sum(math.prod(shape) for _, shape in _arrays(result))
+
+
+def _product_of(result: str, axes: Sequence[int]) -> int:
+    shape = _arrays(result)[0][1]
+    return math.prod(shape[a] for a in axes)
+
+
+def _numbers(attributes: str, name: str) -> list[int]:
+    found = re.search(rf"{name}=\{{([\d,]*)\}}", attributes)
+    return [int(n) for n in found.group(1).split(",") if n] if found else []
