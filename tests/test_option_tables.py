@@ -14,8 +14,7 @@ import pytest
 from jrnn import cells, interop, nn, testing
 from jrnn.cells.layers import AttentionLayer, Layers
 from jrnn.cli.parser import make_parser
-from jrnn.gradcheck.report import BlobAgreement, GradientReport
-from jrnn.gradcheck.table import table_of
+from jrnn.gradcheck.report import BlobAgreement, GradientReport, table_of
 from jrnn.train.config import GradientConfig, OptimizerConfig, TrainConfig
 from jrnn.train.models import FEATURE_MODELS, TOKEN_MODELS
 from jrnn.train.tasks import KINDS

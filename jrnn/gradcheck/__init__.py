@@ -8,10 +8,9 @@ from jrnn.gradcheck.check import check, check_gradients
 from jrnn.gradcheck.compare import INEXACT, TOLERANCE, Effort
 from jrnn.gradcheck.functions import over_time, subject_of_function
 from jrnn.gradcheck.page import page
-from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
+from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport, table_of
 from jrnn.gradcheck.sources import subject_of_file, subject_of_target
 from jrnn.gradcheck.subject import Subject, subject_of_net
-from jrnn.gradcheck.table import table_of
 
 __all__ = [
     "INEXACT",

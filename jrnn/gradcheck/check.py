@@ -11,8 +11,7 @@ import numpy as np
 
 from jrnn.errors import GradientWarning
 from jrnn.gradcheck.compare import DIFFERENCE_TOLERANCE, TOLERANCE, Effort, agreements
-from jrnn.gradcheck.fault import first_fault
-from jrnn.gradcheck.function_fault import fault_in_function
+from jrnn.gradcheck.fault import fault_in_function, first_fault
 from jrnn.gradcheck.inner import inner_errors
 from jrnn.gradcheck.report import GradientReport
 from jrnn.gradcheck.subject import Subject, subject_of_net

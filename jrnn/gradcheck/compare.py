@@ -123,7 +123,7 @@ def compare(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, 
     )
 
 
-def gradients_part(s: Subject, effort: Effort, kind: str) -> bool:
+def disagree(s: Subject, effort: Effort, kind: str) -> bool:
     """Whether gradients of a subject disagree, looked at in one way: "net" or "difference"."""
     mine = by_jax(s)
     if kind == "net":

@@ -9,7 +9,7 @@ from html import escape
 
 import jax
 
-from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
+from jrnn.gradcheck.report import Fault, GradientReport
 from jrnn.graph.svg import to_svg
 from jrnn.ir import Net
 
@@ -46,7 +46,7 @@ def page(report: GradientReport, net: Net) -> str:
         '<span class="disagrees">disagrees</span><span>no gradient was compared</span></p>',
         f'<div class="scroll">{to_svg(net, marks(report))}</div>',
         f"<h2>The worst {min(_WORST, len(report.blobs))} of {len(report.blobs)} blobs</h2>",
-        f'<div class="scroll">{_table(report, report.worst[:_WORST])}</div>',
+        f'<div class="scroll">{_table(report)}</div>',
         f"<p>jax {jax.__version__}, Python {platform.python_version()}, {platform.platform()}</p>",
         "</body></html>\n",
     ]
@@ -54,11 +54,11 @@ def page(report: GradientReport, net: Net) -> str:
 
 
 def marks(report: GradientReport) -> dict[str, tuple[str, str]]:
-    """For each blob that was compared its colour in the picture, and its greatest error in units of the tolerance."""
+    """For each blob that was compared its color in the picture, and its greatest error in units of the tolerance."""
     strains = {name: e / report.tolerance if math.isfinite(e) else math.inf for name, e in report.inner.items()}
     strains |= {b.name: report.strain(b) for b in report.blobs}
-    colours = {"agrees": _GOOD, "near": _NEAR, "disagrees": _BAD}
-    return {n: (colours[_class(s)], f"{_class(s)}, {s:.1e} of the tolerance") for n, s in strains.items()}
+    colors = {"agrees": _GOOD, "near": _NEAR, "disagrees": _BAD}
+    return {n: (colors[_class(s)], f"{_class(s)}, {s:.1e} of the tolerance") for n, s in strains.items()}
 
 
 def _class(strain: float) -> str:
@@ -79,24 +79,9 @@ def _how(report: GradientReport) -> str:
     )
 
 
-def _table(report: GradientReport, blobs: Iterable[BlobAgreement]) -> str:
-    heads = (
-        "blob",
-        "shape",
-        "jax - net",
-        "jax - differences",
-        "along directions",
-        "second",
-        "at",
-        "jax",
-        "net",
-        "difference",
-    )
-    rows = [f"<tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>"]
-    for b in blobs:
-        errors = (b.net_error, b.difference_error, b.direction_error, b.second_error)
-        at = f"d {b.of} / d {list(b.worst)}" if b.of else str(list(b.worst))
-        cells = [b.name, str(list(b.shape)), *("" if e is None else f"{e:.1e}" for e in errors), at]
-        cells += [f"{v:.8g}" for v in b.values]
-        rows.append(f'<tr class="{_class(report.strain(b))}">{"".join(f"<td>{escape(c)}</td>" for c in cells)}</tr>')
-    return f'<table id="worst">{"".join(rows)}</table>'
+def _table(report: GradientReport) -> str:
+    heads, rows = report.table()
+    lines = [f"<tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>"]
+    for b, row in zip(report.worst[:_WORST], rows):
+        lines.append(f'<tr class="{_class(report.strain(b))}">{"".join(f"<td>{escape(c)}</td>" for c in row)}</tr>')
+    return f'<table id="worst">{"".join(lines)}</table>'

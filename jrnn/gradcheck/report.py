@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rich.table import Table
+
 
 @dataclass(frozen=True)
 class BlobAgreement:
@@ -128,27 +130,45 @@ class GradientReport:
         assert isinstance(found, dict)
         return found
 
-    def __str__(self) -> str:
-        width = max([4, *(len(b.name) for b in self.blobs)])
-        columns = {"jax - net": "net_error", "jax - diff": "difference_error"}
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The heads of the columns, and a row of cells for each blob, the worst first; see `docs/checking.md`."""
+        errors = {"jax - net": "net_error", "jax - diff": "difference_error"}
         more = {"along": "direction_error", "second": "second_error"}
-        columns |= {k: v for k, v in more.items() if any(getattr(b, v) is not None for b in self.blobs)}
-        lines = [
-            f"{'blob':<{width}}  {'shape':<14} "
-            + "".join(f"{c:>10} " for c in columns)
-            + " worst: jax, net, difference"
-        ]
-        for b in self.blobs:
-            values = ", ".join(f"{v:.6g}" for v in b.values)
-            errors = (getattr(b, v) for v in columns.values())
-            shown = "".join(f"{'-':>10} " if e is None else f"{e:>10.1e} " for e in errors)
-            of = f"d {b.of} / d " if b.of else ""
-            verdict = "" if b.agrees else "   DISAGREES"
-            lines.append(f"{b.name:<{width}}  {b.shape!s:<14} {shown} {of}{list(b.worst)}: {values}{verdict}")
-        lines += self.notes
-        if self.fault is not None:
-            lines.append(f"first fault: {self.fault}")
-        return "\n".join(lines)
+        errors |= {head: name for head, name in more.items() if any(getattr(b, name) is not None for b in self.blobs)}
+        rows = []
+        for b in self.worst:
+            found = [getattr(b, name) for name in errors.values()]
+            at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
+            row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in found)]
+            rows.append(
+                [*row, *(f"{v:.6g}" for v in b.values), at, *self._verdict("agrees" if b.agrees else "DISAGREES")]
+            )
+        return ["blob", "shape", *errors, "jax", "net", "difference", "at", *self._verdict("verdict")], rows
+
+    def _verdict(self, text: str) -> list[str]:
+        """The cell of a column that is there only where something disagrees."""
+        return [] if self.agrees else [text]
+
+    def __str__(self) -> str:
+        heads, rows = self.table()
+        widths = [max(map(len, column)) for column in zip(heads, *rows)]
+        lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in (heads, *rows)]
+        fault = [] if self.fault is None else [f"first fault: {self.fault}"]
+        return "\n".join([*lines, *self.notes, *fault])
+
+
+def table_of(report: GradientReport) -> Table:
+    """A report as a table for terminals."""
+    heads, rows = report.table()
+    table = Table(title=f"gradients of {report.name}", title_justify="left")
+    for head in heads:
+        if head in ("blob", "shape", "at", "verdict"):
+            table.add_column(head, overflow="fold")
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for b, row in zip(report.worst, rows):
+        table.add_row(*row, style=None if b.agrees else "red")
+    return table
 
 
 def _plain(value: Any) -> Any:
