@@ -46,7 +46,7 @@ from jrnn.train.config import load_config
 from jrnn.train.metrics import MetricsFile
 from jrnn.train.run_dir import RunDir
 from jrnn.train.runs import summarize
-from jrnn.train.settings import encode
+from jrnn.train.toml_codec import encode
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_mutate import mutate_bytes, mutate_message, mutate_minidb, mutate_text

@@ -15,8 +15,8 @@ from jrnn.errors import UsageError
 from jrnn.executor import host_devices
 from jrnn.train import load_config, sample_run, train
 from jrnn.train.devices import join
-from jrnn.train.heartbeat import Heartbeat
 from jrnn.train.plot import plot_runs
+from jrnn.train.progress import Heartbeat
 from jrnn.train.run_dir import RunDir, first_free
 from jrnn.train.runs import as_json, find_runs, runs_tables, summarize
 from jrnn.train.shipped import config_names, describe_config

@@ -13,10 +13,9 @@ from jrnn.train.models import (
     Signature,
     build_model,
 )
-from jrnn.train.sample import sample_run
-from jrnn.train.setup import export_run
 from jrnn.train.tasks import Task, TaskKind, Trained
 from jrnn.train.tasks.examples import Examples, HeldOutTask, Shuffled, checksum, split
+from jrnn.train.trained import export_run, sample_run
 
 __all__ = [
     "FEATURE_MODELS",

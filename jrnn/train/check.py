@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import GradientError
+from jrnn.gradcheck import Subject, subject_of_function, subject_of_net
+from jrnn.train.config import Config
 from jrnn.train.models.model import Compute, Model, Params
 from jrnn.train.models.net import NetModel
 
@@ -110,3 +112,29 @@ def _wide(tree: Any) -> Any:
         return x.astype(np.float64) if jnp.issubdtype(x.dtype, np.floating) else x
 
     return jax.tree.map(wide, tree)
+
+
+def subject_of_config(config: Config) -> Subject:
+    """The loss of the first batch, by the first parameters; a model that is no net is taken as a JAX function.
+
+    To be called with 64-bit types enabled.
+
+    Raises:
+        DataError: where the data cannot be used. ConversionError: for a function that has no net.
+    """
+    with jax.enable_x64(False):
+        task = config.kind.load(config)
+        params = jax.device_get(jax.jit(task.model.init)(jax.random.key(config.seed)))
+        batch = task.train.at(0)
+        carry = jax.device_get(task.model.initial_carry(config.data.batch))
+    model = task.model
+    if isinstance(model, NetModel):
+        fed = {blob: np.asarray(getattr(batch, member)) for blob, member in model.feeds.items()}
+        blobs = {**model.constants, **params, **carry, **fed}
+        key = jax.random.key(config.seed)
+        return subject_of_net(model.net, blobs, model.loss_blob, wrt=[*params, *carry], key=key)
+
+    def model_loss(params: Any) -> Any:
+        return model.loss(params, carry, batch, None)[0]
+
+    return subject_of_function(model_loss, (params,))

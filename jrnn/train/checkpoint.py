@@ -19,7 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jrnn.errors import CheckpointError
-from jrnn.train.settings import parse_json
+from jrnn.train.toml_codec import parse_json
 
 SEAL = "sha256.json"
 

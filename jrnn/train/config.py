@@ -14,9 +14,9 @@ from typing import Any, Literal
 from jrnn.errors import ConfigError, near
 from jrnn.named import load_named
 from jrnn.train.models import MAKERS, model_table
-from jrnn.train.settings import decode, override, read_toml, require
 from jrnn.train.shipped import find_config
 from jrnn.train.tasks import KINDS, TaskKind
+from jrnn.train.toml_codec import decode, override, read_toml, require
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""The training loop: calls of the compiled function, with measuring, validating and saving around them."""
+"""The training loop: calls of the compiled function, with measuring, validating and saving around them.
+
+`_Loop.go` is the loop. `_begin` makes what it needs from a config and a run directory; `step.py` has the compiled function.
+"""
 
 from __future__ import annotations
 
 import math
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,20 +21,17 @@ from rich.console import Console
 from jrnn.errors import ConfigError, GradientError, TrainError
 from jrnn.train.check import GradientCheck
 from jrnn.train.checkpoint import Checkpoints
-from jrnn.train.clock import Clock, Trace
-from jrnn.train.config import Config, TrainConfig
+from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
 from jrnn.train.diagnose import first_not_finite
-from jrnn.train.heartbeat import Heartbeat
-from jrnn.train.metrics import Board, MetricsFile, Report, describe, read_metrics
-from jrnn.train.patience import Patience
+from jrnn.train.metrics import Board, MetricsFile, NotFinite, Patience, Recorder, describe, read_metrics
+from jrnn.train.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train.run_dir import RunDir
-from jrnn.train.setup import make_steps
 from jrnn.train.step import (
-    Measured,
     State,
     Steps,
     initial_state,
+    make_steps,
     make_train_call,
     make_validation,
     restart,
@@ -43,7 +42,6 @@ from jrnn.train.tasks import Task
 
 # What is spent once, however long a run is.
 ONCE = SETUP, FIRST_VALIDATION, TRACING = "compiling, first call", "compiling, first validation", "tracing"
-MOST_SKIPS = 100  # steps left out in a row, after which a run that may skip ends too
 
 
 @dataclass(frozen=True)
@@ -187,27 +185,24 @@ class _Loop:
         self.beat = beat
         shardings = (devices.state_sharding, devices.result_sharding)
         self.call = make_train_call(self.task.model, started.steps, shardings)
-        self.validate = make_validation(self.task, self._put)
+        self.validate = make_validation(self.task, lambda batches: devices.put_batches(batches, self.task.axes))
         self.check_gradients = GradientCheck(self.task.model, config.data.batch)
         self.clock = Clock("steps")
         self.own_metrics = config.metrics()
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
 
-    def _put(self, batches: Any) -> Any:
-        return self.devices.put_batches(batches, self.task.axes)
-
     def go(self, state: State, stop: _Stop, trace: Trace | None = None) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
-        train = self.config.train
+        train, gradient = self.config.train, self.config.gradient
         begun = step = int(state.step)
         self.clock = Clock("steps")
-        recorder = _Recorder(self.metrics_file, self.report, self.task, train)
+        recorder = Recorder(self.metrics_file, self.report, self.task, train)
         try:
             while step < train.steps and not self.patience.is_over and not self.devices.any(stop.asked):
                 n = self._steps_to_boundary(step)
                 batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
-                batches = self._put(batches)
+                batches = self.devices.put_batches(batches, self.task.axes)
                 idle = recorder.idle()
                 with self.beat.during("compiling") if step == begun else nullcontext():
                     state, measured = self.call(state, batches, step, n)
@@ -221,20 +216,17 @@ class _Loop:
                     with self.clock(TRACING):
                         if trace.after_call(measured):
                             recorder.restart_clock()
-                if step % train.validate_every == 0 or step == train.steps:
+                due = {
+                    self._validate: step % train.validate_every == 0 or step == train.steps,
+                    self._check_gradients: gradient.check_every and step % gradient.check_every == 0,
+                    self._save: step % train.checkpoint_every == 0,
+                }
+                for act in (act for act, is_due in due.items() if is_due):
                     recorder.flush()
-                    self._validate(step, state)
-                    recorder.restart_clock()
-                if (every := self.config.gradient.check_every) and step % every == 0:
-                    recorder.flush()
-                    self._check_gradients(step, state)
-                    recorder.restart_clock()
-                if step % train.checkpoint_every == 0:
-                    recorder.flush()
-                    self._save(step, state)
+                    act(step, state)
                     recorder.restart_clock()
             recorder.flush()
-        except _NotFinite as e:
+        except NotFinite as e:
             good = int(state.step)  # where the compiled function stopped
             self._save(good, state)
             raise TrainError(
@@ -250,8 +242,8 @@ class _Loop:
                 f"stopped: the best validation loss, {self.patience.best:.4f}, is {self.patience.since} validations old; "
                 "its parameters are kept"
             )
-        interrupted, unit = not ended, self.task.unit
-        return Result(self.run, step, self.validation_loss, interrupted, unit, self.metrics, recorder.skipped)
+        unit = self.task.unit
+        return Result(self.run, step, self.validation_loss, not ended, unit, self.metrics, recorder.skipped)
 
     def _steps_to_boundary(self, step: int) -> int:
         """Steps of the next call: as many as one does, but none beyond a validation, a checkpoint or the end."""
@@ -296,71 +288,6 @@ class _Loop:
                 self.best.save(step, self.devices.get(state).evaluation_params)
         self.metrics_file.write(step, validation_loss=self.validation_loss, **self.metrics)
         self.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
-
-
-class _NotFinite(Exception):
-    """Says which step measured what."""
-
-    def __init__(self, step: int, what: str):
-        super().__init__(f"step {step}: {what}")
-        self.step = step
-
-
-class _Recorder:
-    """Writes down what calls measured, each while the next one runs: fetching a result would wait for it."""
-
-    def __init__(self, metrics: Any, report: Any, task: Task, config: TrainConfig):
-        self._metrics = metrics
-        self._report = report
-        self._task = task
-        self._config = config
-        self._pending: tuple[int, int, Measured] | None = None
-        self.skipped = self._in_a_row = 0
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        self._since = time.perf_counter()
-
-    def idle(self) -> float:
-        """Seconds for which the devices have had nothing to do, at most; 0 while a call runs."""
-        running = self._pending is not None and not self._pending[2].loss.is_ready()
-        return 0.0 if running else time.perf_counter() - self._since
-
-    def record(self, step: int, n: int, measured: Measured) -> None:
-        """Keeps the measurements of steps `step + 1` to `step + n`, and writes those kept before."""
-        self.flush()
-        self._pending = (step, n, measured)
-
-    def flush(self) -> None:
-        """Writes what is kept; _NotFinite where a step measured what ends the run."""
-        if self._pending is None:
-            return
-        (step, n, measured), self._pending = self._pending, None
-        losses, norms, bad = (np.asarray(values)[:n] for values in measured)  # waits for the call
-        now = time.perf_counter()
-        speed, self._since = n * self._task.items / (now - self._since), now
-        for k in range(n):
-            loss, norm = float(losses[k]), float(norms[k])
-            timing = {"items_per_second": round(speed)} if k == n - 1 else {}
-            if bad[k]:
-                self._refuse(step + k + 1, loss, norm)
-            else:
-                self._in_a_row = 0
-                self._metrics.write(step + k + 1, loss=loss, gradient_norm=norm, **timing)
-        if not bad.all():
-            self._report.update(step + n, float(np.mean(losses[~bad])), f"{speed:,.0f} {self._task.item}/s")
-
-    def _refuse(self, step: int, loss: float, norm: float) -> None:
-        what = f"the loss is {loss:g}, the gradient's norm {norm:g}"
-        if math.isfinite(norm) and loss <= (self._config.loss_limit or math.inf):
-            what += ", the update of the parameters not finite"
-        self._metrics.write(step, refused=what)
-        self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
-        if self._config.on_nan == "stop":
-            raise _NotFinite(step, what)
-        self._report.say(f"step {step}: {what}; skipped")
-        if self._in_a_row == MOST_SKIPS:
-            raise _NotFinite(step, f"{what}, and so were the {MOST_SKIPS - 1} steps before it")
 
 
 @dataclass

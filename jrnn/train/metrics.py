@@ -1,20 +1,25 @@
-"""What a run reports: metrics.jsonl for programs, events for TensorBoard, a progress line for people."""
+"""What a run measures: the files that it writes it to, and what follows from it: a step refused, an early end."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+import numpy as np
 
 from jrnn.errors import ConfigError, TrainError
-from jrnn.train.heartbeat import MEASURED, Forecast, Heartbeat, duration
-from jrnn.train.settings import parse_json
+from jrnn.train.config import TrainConfig
+from jrnn.train.step import Measured
+from jrnn.train.tasks import Task
+from jrnn.train.toml_codec import parse_json
+
+MOST_SKIPS = 100  # steps left out in a row, after which a run that may skip ends too
 
 
 class MetricsFile:
@@ -114,53 +119,98 @@ def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:
     return f"validation loss {loss:.4f} {unit}{others}"
 
 
-class Report:
-    """The progress line, and the lines that stay above it."""
+@dataclass
+class Patience:
+    """Counts validations without a better loss.
 
-    def __init__(self, beat: Heartbeat, steps: int, done: int):
-        console = beat.console
-        self._beat = beat
-        self._is_shown = console.is_terminal  # the progress line
-        self._steps = steps
-        self._forecast = Forecast(done, steps)
-        self._last = f"step {done} of {steps}"
-        self._predicted = False
-        self._progress = Progress(
-            TextColumn("[bold]step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            refresh_per_second=4,
-            disable=not console.is_terminal,  # in a log file, only the lines that stay
-        )
-        self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="-")
+    >>> patience = Patience(2)
+    >>> [patience.see(loss) for loss in (3.0, 2.0, 2.5, 2.1)], patience.is_over
+    ([True, True, False, False], True)
+    """
 
-    def __enter__(self) -> Report:
-        self._beat.doing(self._status)
-        self._progress.start()
-        return self
+    limit: int  # after so many it is over; 0: never
+    best: float = math.inf
+    since: int = 0
 
-    def __exit__(self, *exc: object) -> None:
-        self._progress.stop()
+    @classmethod
+    def after(cls, limit: int, losses: Iterable[float]) -> Patience:
+        """As it is after validations with these losses."""
+        patience = cls(limit)
+        for loss in losses:
+            patience.see(loss)
+        return patience
 
-    def update(self, step: int, loss: float, speed: str) -> None:
-        self._progress.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
-        self._forecast.update(step, time.monotonic())
-        self._last = f"step {step} of {self._steps}: loss {loss:.3f}, {speed}"
-        if self._is_shown:
-            self._beat.heard()
-        if not self._predicted and self._forecast.measured >= MEASURED:
-            self.say(self._status())
+    def see(self, loss: float) -> bool:
+        """Whether a validation's loss is the best so far."""
+        better = loss < self.best
+        self.best, self.since = (loss, 0) if better else (self.best, self.since + 1)
+        return better
 
-    def _status(self) -> str:
-        left = self._forecast.remaining()
-        self._predicted |= left is not None
-        return self._last if left is None else f"{self._last}, about {duration(left)} to go"
+    @property
+    def is_over(self) -> bool:
+        return 0 < self.limit <= self.since
 
-    def say(self, text: str) -> None:
-        self._beat.say(text)
+
+class NotFinite(Exception):
+    """Says which step measured what."""
+
+    def __init__(self, step: int, what: str):
+        super().__init__(f"step {step}: {what}")
+        self.step = step
+
+
+class Recorder:
+    """Writes what calls measured, each while the next one runs: fetching a result waits for its call."""
+
+    def __init__(self, metrics: Any, report: Any, task: Task, config: TrainConfig):
+        self._metrics = metrics
+        self._report = report
+        self._task = task
+        self._config = config
+        self._pending: tuple[int, int, Measured] | None = None
+        self.skipped = self._in_a_row = 0
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        self._since = time.perf_counter()
+
+    def idle(self) -> float:
+        """Seconds for which the devices have had nothing to do, at most; 0 while a call runs."""
+        running = self._pending is not None and not self._pending[2].loss.is_ready()
+        return 0.0 if running else time.perf_counter() - self._since
+
+    def record(self, step: int, n: int, measured: Measured) -> None:
+        """Keeps the measurements of steps `step + 1` to `step + n`, and writes those kept before."""
+        self.flush()
+        self._pending = (step, n, measured)
+
+    def flush(self) -> None:
+        """Writes what is kept; NotFinite where a step measured what ends the run."""
+        if self._pending is None:
+            return
+        (step, n, measured), self._pending = self._pending, None
+        losses, norms, bad = (np.asarray(values)[:n] for values in measured)  # waits for the call
+        now = time.perf_counter()
+        speed, self._since = n * self._task.items / (now - self._since), now
+        for k in range(n):
+            loss, norm = float(losses[k]), float(norms[k])
+            timing = {"items_per_second": round(speed)} if k == n - 1 else {}
+            if bad[k]:
+                self._refuse(step + k + 1, loss, norm)
+            else:
+                self._in_a_row = 0
+                self._metrics.write(step + k + 1, loss=loss, gradient_norm=norm, **timing)
+        if not bad.all():
+            self._report.update(step + n, float(np.mean(losses[~bad])), f"{speed:,.0f} {self._task.item}/s")
+
+    def _refuse(self, step: int, loss: float, norm: float) -> None:
+        what = f"the loss is {loss:g}, the gradient's norm {norm:g}"
+        if math.isfinite(norm) and loss <= (self._config.loss_limit or math.inf):
+            what += ", the update of the parameters not finite"
+        self._metrics.write(step, refused=what)
+        self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
+        if self._config.on_nan == "stop":
+            raise NotFinite(step, what)
+        self._report.say(f"step {step}: {what}; skipped")
+        if self._in_a_row == MOST_SKIPS:
+            raise NotFinite(step, f"{what}, and so were the {MOST_SKIPS - 1} steps before it")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Container, Iterable, Mapping
+from inspect import signature
 from typing import Any
 
 import jax
@@ -16,31 +16,34 @@ from jrnn.train.config import OptimizerConfig
 Schedule = Callable[[Any], Any]
 
 
-def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a function; none where it is no function of Python's own."""
-    if not callable(function) or inspect.isclass(function):
-        return {}
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}
+# What makes a whole optimizer from gradients and losses. Left out are lbfgs and sophia, which call the loss function; dpsgd,
+# which needs the gradient of each example; and schedule_free, which wraps another optimizer.
+NAMES = """
+adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb lars lion nadam nadamw noisy_sgd
+novograd optimistic_adam_v2 optimistic_gradient_descent radam rmsprop rprop sgd sign_sgd signum sm3 yogi contrib.acprop
+contrib.ademamix contrib.adopt contrib.cocob contrib.dadapt_adamw contrib.dog contrib.dowg contrib.galore contrib.madgrad
+contrib.momo contrib.momo_adam contrib.muon contrib.prodigy contrib.schedule_free_adamw contrib.schedule_free_sgd
+contrib.simplified_ademamix
+"""
+NAMES_OF_SCHEDULES = """
+constant_schedule cosine_decay_schedule cosine_onecycle_schedule exponential_decay linear_onecycle_schedule linear_schedule
+piecewise_constant_schedule piecewise_interpolate_schedule polynomial_schedule sgdr_schedule warmup_constant_schedule
+warmup_cosine_decay_schedule warmup_exponential_decay_schedule
+"""
 
 
-# Every factory of optax that takes a learning rate and makes a whole optimizer from gradients and losses. lbfgs and sophia
-# are left out, as they call the loss function; dpsgd, as it needs the gradient of each example; schedule_free, which wraps
-# another optimizer; and optimistic_adam, which is deprecated.
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
-    prefix + name: function
-    for module, prefix in ((optax, ""), (contrib, "contrib."))
-    for name, function in sorted(vars(module).items())
-    if "learning_rate" in _parameters(function) and not name.startswith(("scale_by_", "_"))
-    if name not in ("lbfgs", "sophia", "dpsgd", "schedule_free", "optimistic_adam")
-}
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    name: function
-    for name, function in sorted(vars(optax.schedules).items())
-    if _parameters(function) and not name.startswith(("_", "inject_", "join_"))
-}
+def _found(names: str) -> dict[str, Callable[..., Any]]:
+    """The functions of optax of these names; an older optax lacks some of them."""
+    found = {}
+    for name in names.split():
+        function = getattr(contrib if name.startswith("contrib.") else optax, name.removeprefix("contrib."), None)
+        if function is not None:
+            found[name] = function
+    return found
+
+
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = _found(NAMES)
+SCHEDULES: dict[str, Callable[..., Schedule]] = _found(NAMES_OF_SCHEDULES)
 _GREATEST = ("peak_value", "init_value", "value")  # what schedules call their greatest rate: the first that is there
 _LENGTHS = ("decay_steps", "transition_steps")  # and the number of steps
 
@@ -66,7 +69,7 @@ def follows_the_run(config: OptimizerConfig) -> bool:
     """Whether the learning rate at a step depends on how many steps the run has."""
     if config.schedule_steps or config.schedule == "constant":
         return False
-    known = _parameters(SCHEDULES[config.schedule]) if config.schedule in SCHEDULES else _LENGTHS
+    known = signature(SCHEDULES[config.schedule]).parameters if config.schedule in SCHEDULES else _LENGTHS
     return any(p in known and p not in config.schedule_options for p in _LENGTHS)
 
 
@@ -83,7 +86,7 @@ def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
             raise ConfigError(f"optimizer.schedule_options: the schedule {name!r} takes none; give optax's own name")
         return short[name]
     make = _choose("optimizer.schedule", "schedule", name, SCHEDULES, [*short, *SCHEDULES])
-    known = _parameters(make)
+    known = signature(make).parameters
     _check_options("optimizer.schedule_options", make, options, known)
     defaults: dict[str, Any] = {p: 0.0 for p in ("init_value",) if p in known}
     defaults |= dict.fromkeys([p for p in _GREATEST if p in known][:1], rate)
@@ -103,13 +106,13 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         ConfigError: for an unknown optimizer or schedule, or options that it does not take.
     """
     make = _choose("optimizer.name", "optimizer", config.name, OPTIMIZERS, OPTIMIZERS)
-    known = [p for p in _parameters(make) if p != "learning_rate"]
+    known = [p for p in signature(make).parameters if p != "learning_rate"]
     _check_options("optimizer.options", make, config.options, known)
     options = dict(config.options)
     if config.decay == "matrices":
         mask = _mask_of_decay(known)
         if mask is None:
-            takers = ", ".join(name for name, f in OPTIMIZERS.items() if _mask_of_decay(_parameters(f)))
+            takers = ", ".join(name for name, f in OPTIMIZERS.items() if _mask_of_decay(signature(f).parameters))
             raise ConfigError(f'optimizer.decay = "matrices" needs an optimizer with weight decay: {takers}')
         options[mask] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     if "key" in known:

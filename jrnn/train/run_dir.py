@@ -28,8 +28,8 @@ from jrnn.errors import CheckpointError, ConfigError, DataError
 from jrnn.named import from_the_root
 from jrnn.train.config import Config, load_config
 from jrnn.train.optimizers import follows_the_run
-from jrnn.train.settings import encode, parse_json
 from jrnn.train.tasks import Task
+from jrnn.train.toml_codec import encode, parse_json
 
 PATHS = {"data": ("path",), "model": ("net", "init_net")}  # the keys, by table, that name files
 

@@ -14,9 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from jrnn.errors import ConfigError, DataError
-from jrnn.train.metrics import read_metrics
-from jrnn.train.patience import Patience
-from jrnn.train.settings import read_toml
+from jrnn.train.metrics import Patience, read_metrics
+from jrnn.train.toml_codec import read_toml
 
 MOST_COLUMNS = 4  # of keys that differ; more stand below each other
 LATEST = 20  # measurements of speed, of which the median counts

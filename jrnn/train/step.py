@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jrnn.train.config import Config
 from jrnn.train.models.model import CARRY_AXIS, Carry, Model, Outcome, Params
+from jrnn.train.optimizers import make_optimizer
 from jrnn.train.tasks import Batch, Task
 
 
@@ -57,6 +59,20 @@ class Steps(NamedTuple):
     ema: float = 0.0
     on_nan: str = "stop"
     loss_limit: float = 0.0
+
+
+def make_steps(config: Config, axes: Any) -> Steps:
+    """What a step of the run is made of; `axes` are those of its task's batches."""
+    return Steps(
+        make_optimizer(config.optimizer, config.train.steps),
+        config.data.batch,
+        config.seed,
+        config.optimizer.accumulate,
+        axes,
+        config.optimizer.ema,
+        config.train.on_nan,
+        config.train.loss_limit,
+    )
 
 
 def initial_state(model: Model, steps: Steps) -> State:

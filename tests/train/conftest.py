@@ -9,7 +9,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 
 from jrnn.train.config import Config
-from jrnn.train.settings import decode
+from jrnn.train.toml_codec import decode
 
 WORDS = "the cat sat on a mat and the dog ran after it until the sun went down over the hill\n"
 

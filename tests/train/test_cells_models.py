@@ -14,9 +14,9 @@ from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import AFFINE, LSTMS, OTHERS, CellsConfig, TokenCellsConfig, cells_model
 from jrnn.train.models.net import for_evaluation
-from jrnn.train.settings import decode
 from jrnn.train.tasks.examples import Examples
 from jrnn.train.text import Chunk
+from jrnn.train.toml_codec import decode
 
 T, B, D, CLASSES = 4, 3, 2, 5
 CLASSIFY = Signature(False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False, lengths=True)

@@ -6,7 +6,7 @@ import pytest
 
 from jrnn.errors import ConfigError
 from jrnn.train import Config, load_config
-from jrnn.train.settings import decode, encode, override
+from jrnn.train.toml_codec import decode, encode, override
 
 
 def test_defaults_need_no_table():

@@ -19,9 +19,8 @@ from jrnn.errors import ConfigError, TrainError
 from jrnn.train.config import load_config
 from jrnn.train.devices import Devices
 from jrnn.train.metrics import read_metrics
-from jrnn.train.settings import encode
-from jrnn.train.setup import make_steps
-from jrnn.train.step import State, initial_state, stack_batches
+from jrnn.train.step import State, initial_state, make_steps, stack_batches
+from jrnn.train.toml_codec import encode
 
 EIGHT = """
 import json, sys
@@ -31,8 +30,7 @@ from rich.console import Console
 from jrnn.errors import JrnnError
 from jrnn.train import load_config, train
 from jrnn.train.devices import Devices
-from jrnn.train.setup import make_steps
-from jrnn.train.step import initial_state, stack_batches
+from jrnn.train.step import initial_state, make_steps, stack_batches
 
 folder, quiet = Path(sys.argv[1]), Console(quiet=True)
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from jrnn.train.settings import override
+from jrnn.train.toml_codec import override
 
 KILLS = 5
 

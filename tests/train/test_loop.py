@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
-from jrnn.train import loop, sample_run, train
+from jrnn.train import metrics, sample_run, train
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import MetricsFile, read_metrics
 from jrnn.train.run_dir import RunDir, first_free
@@ -198,14 +198,14 @@ def test_a_step_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):
 
 
 def test_a_run_may_skip_what_is_not_finite(make_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "MOST_SKIPS", 9)
+    monkeypatch.setattr(metrics, "MOST_SKIPS", 9)
     config = make_config(train={"on_nan": "skip", "loss_limit": 1e-3, "steps": 12})
     console = Console(record=True, width=200)
     with pytest.raises(TrainError, match=r"step 9: the loss is \d.*, and so were the 8 steps before it"):
         train(config, tmp_path / "run", console=console)
     assert "step 3: the loss is" in console.export_text()
     assert losses(tmp_path / "run") == {}
-    monkeypatch.setattr(loop, "MOST_SKIPS", 13)
+    monkeypatch.setattr(metrics, "MOST_SKIPS", 13)
     result = train(config, tmp_path / "other", console=console)
     assert result.skipped == 12 and "12 steps (12 skipped: not finite), validation loss" in str(result)
 

@@ -17,9 +17,9 @@ from jrnn.train import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.models.netdef import NetDefConfig, netdef_model
-from jrnn.train.settings import decode
 from jrnn.train.tasks.examples import Examples
 from jrnn.train.text import Chunk
+from jrnn.train.toml_codec import decode
 
 T, B, D, H, CLASSES = 4, 3, 2, 5, 3
 CLASSIFY = Signature(False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False)

@@ -12,9 +12,9 @@ from jrnn.nn import functional
 from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.nn import NnConfig, NnModel, TokenNnConfig
-from jrnn.train.settings import decode
 from jrnn.train.tasks.examples import Examples
 from jrnn.train.text import Chunk
+from jrnn.train.toml_codec import decode
 
 T, B, D, CLASSES, H = 4, 3, 2, 5, 4
 CLASSIFY = Signature(False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False, lengths=True)

@@ -9,14 +9,13 @@ from jrnn.errors import ConfigError, GradientError
 from jrnn.train import train
 from jrnn.train.check import GradientCheck
 from jrnn.train.checkpoint import Checkpoints
-from jrnn.train.metrics import read_metrics
+from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.models import Signature
 from jrnn.train.models.nn import NnModel, TokenNnConfig
-from jrnn.train.patience import Patience
 from jrnn.train.run_dir import RunDir
-from jrnn.train.setup import abstract_state, load_trained
 from jrnn.train.step import Steps, initial_state, make_train_call, make_validation, stack_batches
 from jrnn.train.text import Chunk
+from jrnn.train.trained import abstract_state, load_trained
 
 B, T, V = 4, 3, 5
 AXES = {"tokens": 1, "targets": 1}

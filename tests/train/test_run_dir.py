@@ -12,7 +12,7 @@ from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.metrics import MetricsFile, read_metrics
 from jrnn.train.run_dir import RunDir
-from jrnn.train.settings import decode
+from jrnn.train.toml_codec import decode
 
 
 def write_toml(path, tables):

@@ -11,16 +11,15 @@ import jrnn
 from jrnn.cli import main, training
 from jrnn.errors import ConfigError, DataError, UsageError
 from jrnn.train import train
-from jrnn.train.beam import Beams
 from jrnn.train.config import Config
 from jrnn.train.models import Compute, Outcome
-from jrnn.train.models.seq2seq import Seq2SeqConfig, seq2seq
-from jrnn.train.settings import decode
+from jrnn.train.seq2seq import task as task_file
+from jrnn.train.seq2seq.beam import Beams
+from jrnn.train.seq2seq.model import Seq2SeqConfig, seq2seq
+from jrnn.train.seq2seq.pairs import VOCABULARY
+from jrnn.train.seq2seq.task import PairBatch, Seq2SeqTask, draw_attention
 from jrnn.train.tasks import Trained
-from jrnn.train.tasks import seq2seq as task_file
-from jrnn.train.tasks.seq2seq import PairBatch, Seq2SeqTask
-from jrnn.train.tasks.seq2seq_pairs import VOCABULARY
-from jrnn.train.tasks.seq2seq_picture import draw_attention
+from jrnn.train.toml_codec import decode
 
 S, T, N, V, END = 4, 3, 3, 5, 0
 SIZES = {"embedding": 2, "encoder": 2, "decoder": 3}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrnn.errors import DataError
-from jrnn.train.tasks.seq2seq_pairs import (
+from jrnn.train.seq2seq.pairs import (
     END,
     REVERSE,
     ROMAN,

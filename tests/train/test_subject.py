@@ -4,7 +4,7 @@ import pytest
 
 from jrnn.gradcheck import Effort, check
 from jrnn.train import load_config
-from jrnn.train.subject import subject_of_config
+from jrnn.train.check import subject_of_config
 
 
 @pytest.mark.parametrize("kind, exact", [("cells", True), ("nn", False)])

@@ -11,9 +11,9 @@ import pytest
 from jrnn.train import load_config
 from jrnn.train.config import GradientConfig, OptimizerConfig, TrainConfig
 from jrnn.train.models import TOKEN_MODELS
-from jrnn.train.settings import decode
 from jrnn.train.shipped import FOLDER, config_names
 from jrnn.train.tasks import KINDS
+from jrnn.train.toml_codec import decode
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")

@@ -7,9 +7,8 @@ import pytest
 
 from jrnn.errors import ConfigError
 from jrnn.train import Config, sample_run, train
-from jrnn.train.settings import decode
-from jrnn.train.text import TextData, WordsConfig
-from jrnn.train.words import WordVocabulary, cut
+from jrnn.train.text import TextData, WordsConfig, WordVocabulary, cut
+from jrnn.train.toml_codec import decode
 
 
 def test_the_most_frequent_words_are_known():

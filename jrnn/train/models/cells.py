@@ -29,7 +29,7 @@ from jrnn.cells import (
 from jrnn.cells.dropout import WrappedCell
 from jrnn.train.models.model import DEFAULT, Compute, Signature
 from jrnn.train.models.net import NetModel
-from jrnn.train.settings import require
+from jrnn.train.toml_codec import require
 
 LSTMS = {
     "lstm": LSTMCell,

@@ -18,7 +18,7 @@ from jrnn.nn.units import GRU, LSTM, RNN_TANH
 from jrnn.train.models.cells import Embedding, check_ratios, check_sizes
 from jrnn.train.models.function import mean_loss
 from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, Signature
-from jrnn.train.settings import require
+from jrnn.train.toml_codec import require
 
 UNITS = {"lstm": (LSTM, functional.lstm), "gru": (GRU, functional.gru), "rnn": (RNN_TANH, functional.rnn)}
 

@@ -1,10 +1,10 @@
 """The kinds of tasks, by the name that a config gives: a new kind is one file, and one line here."""
 
+from jrnn.train.seq2seq.task import SEQ2SEQ
 from jrnn.train.tasks.adding import ADDING
 from jrnn.train.tasks.classification import CLASSIFICATION
 from jrnn.train.tasks.forecast import FORECAST
 from jrnn.train.tasks.language import CHARACTERS, WORDS
-from jrnn.train.tasks.seq2seq import SEQ2SEQ
 from jrnn.train.tasks.task import Batch, Batches, Task, TaskKind, Trained
 
 KINDS: dict[str, TaskKind] = {

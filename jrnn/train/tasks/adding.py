@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.settings import require
 from jrnn.train.tasks.examples import AXES, Examples, in_batches
 from jrnn.train.tasks.task import TaskKind
+from jrnn.train.toml_codec import require
 
 VALIDATION = 2**32 - 1  # the number of the batch that is validated with; no step reaches it
 

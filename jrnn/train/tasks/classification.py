@@ -15,9 +15,9 @@ import numpy as np
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.settings import require
 from jrnn.train.tasks.examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, split
 from jrnn.train.tasks.task import TaskKind
+from jrnn.train.toml_codec import require
 
 
 @dataclass(frozen=True)

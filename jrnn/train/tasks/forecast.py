@@ -16,10 +16,10 @@ import numpy as np
 
 from jrnn.errors import ConfigError, DataError, near
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.settings import read_utf8, require
 from jrnn.train.shipped import DEMAND
 from jrnn.train.tasks.examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, predictor
 from jrnn.train.tasks.task import TaskKind, Trained
+from jrnn.train.toml_codec import read_utf8, require
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.train.models.model import Model, Params
-from jrnn.train.settings import require
 from jrnn.train.text import Chunk
+from jrnn.train.toml_codec import require
 
 
 @dataclass(frozen=True)

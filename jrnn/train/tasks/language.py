@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.generate import SampleConfig, generate
 from jrnn.train.tasks.task import TaskKind, Trained
-from jrnn.train.text import Chunk, Streams, TextConfig, TextData, Vocabulary, WordsConfig
-from jrnn.train.words import WordVocabulary
+from jrnn.train.text import Chunk, Streams, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary
 
 
 @dataclass(frozen=True)

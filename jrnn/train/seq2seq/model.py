@@ -21,10 +21,10 @@ from jrnn.cells.base import fully_connected
 from jrnn.graph import extract_sub_net
 from jrnn.lowering import to_jax
 from jrnn.step_blobs import retrieve_step_blobs
-from jrnn.train.beam import Beams, beam_search
 from jrnn.train.models.model import DEFAULT, Compute, Params
 from jrnn.train.models.net import NetModel
-from jrnn.train.settings import require
+from jrnn.train.seq2seq.beam import Beams, beam_search
+from jrnn.train.toml_codec import require
 
 ATTEND = "attend"  # the scope of the decoder with its attention
 

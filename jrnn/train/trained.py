@@ -1,7 +1,8 @@
-"""From a config to what a run is made of."""
+"""What a run is for when it has trained: its model loaded from a checkpoint, sampled, and exported as a package."""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,9 @@ from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.models import Model
 from jrnn.train.models.net import NetModel
-from jrnn.train.optimizers import make_optimizer
 from jrnn.train.run_dir import RunDir
-from jrnn.train.step import State, Steps, initial_state
+from jrnn.train.step import State, initial_state, make_steps
 from jrnn.train.tasks import Trained
-
-
-def make_steps(config: Config, axes: Any) -> Steps:
-    """What a step of the run is made of; `axes` are those of its task's batches."""
-    return Steps(
-        make_optimizer(config.optimizer, config.train.steps),
-        config.data.batch,
-        config.seed,
-        config.optimizer.accumulate,
-        axes,
-        config.optimizer.ema,
-        config.train.on_nan,
-        config.train.loss_limit,
-    )
 
 
 def load_trained(run: RunDir) -> Trained:
@@ -81,3 +67,38 @@ def export_run(run_dir: str | Path) -> Package:
             f'{run_dir}: a model of kind "{kind}" is no net; train one of kind "cells" or "net" to export it'
         )
     return trained.model.package(jax.device_get(trained.params))
+
+
+def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
+    """Text from the newest checkpoint of a run.
+
+    Args:
+        run_dir: the run directory.
+        seed: of the random draws.
+        changes: keys of the config's table [sample] (of a language model: `length`, `temperature`, `prompt`), where they
+            should differ from it; None leaves one as it is.
+
+    Returns:
+        What the model writes: of a language model, the prompt and the text that it put after it.
+
+    Raises:
+        CheckpointError: where there is no run, no checkpoint, or none that loads.
+        ConfigError: where the run's task writes nothing.
+        DataError: where the prompt holds a character that the model does not know.
+    """
+    run = RunDir(run_dir)
+    config = run.load_config()
+    if config.kind.write is None:
+        raise ConfigError(
+            f"{run.path}: a model of task {config.task!r} writes nothing; its metrics are in {run.metrics}"
+        )
+    given = {name: value for name, value in changes.items() if value is not None}
+    known = [f.name for f in fields(config.sample)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{run.path}: sampling of task {config.task!r} has no {name!r}; it has {', '.join(known)}"
+            )
+    trained = load_trained(run)
+    sample = replace(config.sample, **given)
+    return config.kind.write(replace(trained, config=replace(config, sample=sample)), seed)
