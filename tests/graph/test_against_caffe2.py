@@ -1,4 +1,4 @@
-"""The graph functions against what Caffe2's own answer, recorded by scripts/record_caffe2_graph.py."""
+"""The graph functions against what Caffe2's own answer, recorded by scripts/record/caffe2_graph.py."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Caffe2's cells, with weights converted, compute what the real Caffe2 recorded (scripts/record_caffe2_cells.py)."""
+"""Caffe2's cells, with weights converted, compute what the real Caffe2 recorded (scripts/record/caffe2_cells.py)."""
 
 from pathlib import Path
 

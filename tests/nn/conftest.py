@@ -1,4 +1,4 @@
-"""Golden data recorded from torch by scripts/record_torch.py."""
+"""Golden data recorded from torch by scripts/record/torch_layers.py."""
 
 import json
 from functools import cache

@@ -1,4 +1,4 @@
-"""Files that torch exports compute what torch computes; recorded by scripts/record_torch_onnx.py."""
+"""Files that torch exports compute what torch computes; recorded by scripts/record/torch_onnx.py."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """The recorded cases: nets of one operator and its gradient operators, with what Caffe2 answered.
 
-scripts/record_caffe2.py records them.
+scripts/record/caffe2_operators.py records them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What holds of every operator: it has a recorded case, equals it, and its shapes, gradients and jitted form are right.
 
-The cases are Caffe2's own answers, which scripts/record_caffe2.py recorded. Whatever is registered must be recorded there,
-or stand in one of the tables of exceptions below, with the reason.
+The cases are Caffe2's own answers, recorded by scripts/record/caffe2_operators.py. Whatever is registered must be recorded
+there, or stand in one of the tables of exceptions below, with the reason.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_every_operator_is_recorded():
     seen = {op.type for c in CASES for op in c.net.ops}
     missing = sorted(set(TYPES) - seen - set(NOT_RECORDED))
     assert not missing, (
-        f"no recorded case: add one to scripts/caffe2_cases, and run scripts/record_caffe2.py: {missing}"
+        f"no recorded case: add one to scripts/record/caffe2_cases, and run scripts/record/caffe2_operators.py: {missing}"
     )
 
 

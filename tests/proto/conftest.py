@@ -7,5 +7,5 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "proto"
 
 @pytest.fixture
 def golden():
-    """The folder of bytes that Caffe2 itself wrote (scripts/record_caffe2_protos.py)."""
+    """The folder of bytes that Caffe2 itself wrote (scripts/record/caffe2_protos.py)."""
     return GOLDEN

@@ -3,7 +3,7 @@
 
 Run it with the Python 3.8 that has the real Caffe2 (torch 1.8.1):
 
-    python scripts/record_caffe2_rnn_cells.py tests/golden/rnn_cells.npz
+    python scripts/record/caffe2_rnn_cells.py tests/golden/rnn_cells.npz
 
 For each net NAME the file holds `NAME`, its serialized NetDef. The blobs that it reads are `input` and `lengths`, states
 `s0`, `s1`, ..., and of attention `encoder` and `encoder_lengths`. `NAME|params` are the parameters, in order.

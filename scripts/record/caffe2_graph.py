@@ -3,7 +3,7 @@
 
     python3.8 -m venv caffe2-env
     caffe2-env/bin/pip install torch==1.8.1 "numpy<1.24" future protobuf==3.20.3 six networkx
-    PYTHONHASHSEED=0 caffe2-env/bin/python scripts/record_caffe2_graph.py
+    PYTHONHASHSEED=0 caffe2-env/bin/python scripts/record/caffe2_graph.py
 
 Writes tests/golden/graph/caffe2.json: {name of a net: {"net": the serialized NetDef in base64, and one entry for each
 function that was asked}}. Versioned blobs are [name, version] pairs; what Caffe2 gives as a set is sorted. The rewrite of
@@ -36,7 +36,7 @@ from caffe2.proto import caffe2_pb2  # noqa: E402
 from caffe2.python import control_ops_util, core, memonger, model_helper, rnn_cell, workspace  # noqa: E402
 from caffe2.python.onnx.frontend import Caffe2Frontend  # noqa: E402
 
-TARGET = Path(__file__).resolve().parent.parent / "tests" / "golden" / "graph" / "caffe2.json"
+TARGET = Path(__file__).resolve().parents[2] / "tests" / "golden" / "graph" / "caffe2.json"
 
 
 def op(kind, inputs, outputs, **args):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records two whole nets run by the real Caffe2, as golden data for tests/ops: training, and prediction on images.
 
-caffe2-env/bin/python scripts/record_caffe2_nets.py     (the environment of record_caffe2.py)
+caffe2-env/bin/python scripts/record/caffe2_nets.py     (the environment of caffe2_operators.py)
 
 tests/golden/nets/train_OPTIMIZER.npz.xz   init_net, train_net (forward, backward and updates), the batches, and the
                                            losses and final parameters of 100 steps
@@ -17,7 +17,7 @@ import numpy as np
 from caffe2.python import brew, core, model_helper, optimizer, workspace
 from caffe2.python.modeling.initializers import Initializer
 
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden", "nets")
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "nets")
 STEPS, BATCHES, BATCH, FEATURES, CLASSES = 100, 4, 8, 6, 3
 
 
@@ -175,7 +175,7 @@ def channel_params(model, name, channels):
 
 def main():
     os.makedirs(GOLDEN, exist_ok=True)
-    core.GlobalInit(["record_caffe2_nets", "--caffe2_log_level=3"])
+    core.GlobalInit(["caffe2_nets", "--caffe2_log_level=3"])
     for name in OPTIMIZERS:
         record_training(name)
     record_image_net()

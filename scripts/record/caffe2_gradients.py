@@ -3,7 +3,7 @@
 
 Run it with the Python 3.8 that has the real Caffe2 (torch 1.8.1):
 
-    python scripts/record_caffe2_gradients.py tests/golden/gradients.npz
+    python scripts/record/caffe2_gradients.py tests/golden/gradients.npz
 
 For each net NAME the file holds `NAME|forward` and `NAME|full` (serialized NetDefs before and after), and
 `NAME|gradients`, lines of `blob gradient` or `blob indices values` for what the net reads.

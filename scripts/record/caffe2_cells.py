@@ -1,6 +1,6 @@
 """Records what Caffe2's recurrent cells compute on random weights, as golden data for tests/interop.
 
-    python scripts/record_caffe2_cells.py     (an environment with the real Caffe2, such as Python 3.8 with torch 1.8.1;
+    python scripts/record/caffe2_cells.py     (an environment with the real Caffe2, such as Python 3.8 with torch 1.8.1;
                                                writes tests/golden/caffe2_cells.npz, in a few seconds)
 
 A name is `case|blobs|<blob>` for a parameter, `case|in|<name>` for the input and the initial states, and
@@ -13,7 +13,7 @@ import numpy as np
 from caffe2.python import gru_cell, model_helper, rnn_cell, workspace
 
 STEPS, BATCH, INPUT, HIDDEN = 4, 3, 3, 2
-GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 
 CASES = {
     "rnn_tanh": (rnn_cell.BasicRNN, 1, 1, {"activation": "tanh"}),

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Records databases that the real Caffe2 wrote, and what it reads from them: tests/golden/database.npz.
 
-Run it with the Python of scripts/record_caffe2.py. `records` is a minidb of TensorProtos, `in|K|NAME` what a net of CreateDB
-and TensorProtosDBInput reads in its K-th run, `saved` what Save wrote of `save|NAME`, and `loaded|NAME` what Load read.
+Run it with the Python of caffe2_operators.py. `records` is a minidb of TensorProtos, `in|K|NAME` what a net of CreateDB and
+TensorProtosDBInput reads in its K-th run, `saved` what Save wrote of `save|NAME`, and `loaded|NAME` what Load read.
 """
 
 import os
@@ -12,7 +12,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
-OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden", "database.npz")
+OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "database.npz")
 SAVED = {"p/w": np.arange(12, dtype=np.float32).reshape(3, 4) / 8, "count": np.array([7], np.int64)}
 
 
@@ -26,7 +26,7 @@ def record(k):
 
 
 def main():
-    core.GlobalInit(["record_caffe2_database", "--caffe2_log_level=3"])
+    core.GlobalInit(["caffe2_database", "--caffe2_log_level=3"])
     entries = {}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "records")

@@ -3,8 +3,8 @@
 
     python3.8 -m venv caffe2-env
     caffe2-env/bin/pip install torch==1.8.1 "numpy<1.24" future protobuf==3.20.3 six networkx
-    caffe2-env/bin/python scripts/record_caffe2.py              every family
-    caffe2-env/bin/python scripts/record_caffe2.py elementwise  only these
+    caffe2-env/bin/python scripts/record/caffe2_operators.py              every family
+    caffe2-env/bin/python scripts/record/caffe2_operators.py elementwise  only these
 
 Each family becomes tests/golden/ops/FAMILY.npz.xz, an .npz of cases 0, 1, ... (stored, then compressed as a whole, because
 thousands of tiny arrays are mostly headers). Case K is
@@ -31,7 +31,7 @@ import caffe2_cases
 import numpy as np
 from caffe2.python import core, workspace
 
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "golden", "ops")
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "ops")
 
 
 def record(case):
@@ -110,7 +110,7 @@ def write(family):
 def main():
     families = sys.argv[1:] or [m.name for m in pkgutil.iter_modules(caffe2_cases.__path__)]
     os.makedirs(GOLDEN, exist_ok=True)
-    core.GlobalInit(["record_caffe2", "--caffe2_log_level=3"])
+    core.GlobalInit(["caffe2_operators", "--caffe2_log_level=3"])
     for family in families:
         count, size = write(family)
         print(f"{family}: {count} cases, {size} bytes")

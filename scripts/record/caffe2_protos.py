@@ -2,7 +2,7 @@
 
 Run it where Caffe2 is (Python 3.8: `pip install torch==1.8.1 "numpy<1.24" future protobuf==3.20.3 six networkx`):
 
-    python scripts/record_caffe2_protos.py
+    python scripts/record/caffe2_protos.py
 
 It fills tests/golden/proto/: NAME.pb and NAME.pbtxt for every net, and blobs.npz with `NAME|blob` (or `NAME|blob|CHUNK`),
 the bytes, and `NAME|value`, the array that was fed (strings as fixed-width bytes).
@@ -17,7 +17,7 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import brew, core, model_helper, rnn_cell, workspace
 
-GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden" / "proto"
+GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden" / "proto"
 
 
 def lstm_training_net():

@@ -1,6 +1,6 @@
 """Records what torch.nn.RNN, LSTM and GRU compute, in float64, as golden data for tests/nn.
 
-    python scripts/record_torch.py        (torch 2.x; writes tests/golden/torch_{rnn,lstm,gru}.npz, in a few seconds)
+    python scripts/record/torch_layers.py        (torch 2.x; writes tests/golden/torch_{rnn,lstm,gru}.npz, in a few seconds)
 
 Every case of the grid {RNN tanh, RNN relu, LSTM, LSTM with projection, GRU} x layers {1, 3} x {uni-, bidirectional} x
 {bias, none} is run on full sequences and on packed ones of unsorted lengths: outputs, final states, and the gradients of
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden"
 STEPS, BATCH, INPUT, HIDDEN, PROJECTED = 5, 3, 2, 3, 2
 LENGTHS = [2, 5, 1]
 KINDS = {

@@ -3,7 +3,7 @@
 
 Run it with the Python 3.8 that has the real Caffe2 (torch 1.8.1):
 
-    python scripts/record_caffe2_recurrent.py tests/golden/recurrent.npz
+    python scripts/record/caffe2_recurrent.py tests/golden/recurrent.npz
 
 For each case NAME the file holds `NAME|net` (a serialized NetDef), `NAME|in|BLOB` and `NAME|out|BLOB`.
 """

@@ -3,7 +3,7 @@
 
     python3.8 -m venv caffe2-env
     caffe2-env/bin/pip install torch==1.8.1 "numpy<1.24" future protobuf==3.20.3 six networkx
-    PYTHONHASHSEED=0 caffe2-env/bin/python scripts/record_caffe2_plans.py
+    PYTHONHASHSEED=0 caffe2-env/bin/python scripts/record/caffe2_plans.py
 
 Writes tests/golden/plans.npz: `NAME|plan` (a serialized PlanDef) and `NAME|out|BLOB` (the tensors of the workspace after
 it ran, which begins empty); and for one small model `export|init`, `export|predict` (the mobile exporter's nets),
@@ -20,7 +20,7 @@ from caffe2.proto import caffe2_pb2
 from caffe2.python import control, core, workspace
 from caffe2.python.predictor import mobile_exporter, predictor_exporter
 
-TARGET = Path(__file__).resolve().parent.parent / "tests" / "golden" / "plans.npz"
+TARGET = Path(__file__).resolve().parents[2] / "tests" / "golden" / "plans.npz"
 
 
 def init_net(**bools):

@@ -1,6 +1,6 @@
 """Records what torch exports as ONNX, with inputs and torch's outputs: tests/golden/torch_onnx.npz.
 
-    pip install torch onnx onnxscript && python scripts/record_torch_onnx.py
+    pip install torch onnx onnxscript && python scripts/record/torch_onnx.py
 
 Each model is an embedding, a recurrent stack and a linear layer. The TorchScript exporter ("script") keeps both sizes open;
 the newer one ("dynamo") wrote the example's sizes into the file for open ones too (torch 2.13), so it is given fixed ones.
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-OUT = Path(__file__).resolve().parent.parent / "tests" / "golden" / "torch_onnx.npz"
+OUT = Path(__file__).resolve().parents[2] / "tests" / "golden" / "torch_onnx.npz"
 
 
 class Tagger(torch.nn.Module):
