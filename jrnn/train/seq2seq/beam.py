@@ -55,7 +55,7 @@ def beam_search(
         steps: T.
         width: hypotheses that are kept, K; 1 is greedy search.
         normalization: the power of its length, `end` included, that the log probability of a hypothesis is divided by before
-            it is compared: 0 favours short ones, 1 compares means over the tokens.
+            it is compared: 0 favors short ones, 1 compares means over the tokens.
 
     Returns:
         K hypotheses for each example.
