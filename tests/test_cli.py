@@ -210,7 +210,7 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
             ["run", "lost.pbtxt"],
             "run: error: net '' declares the output 'y', which no operator writes and which was not",
         ),
-        (["convert", "lost.pbtxt", "lost.py", "--to", "py"], "declares the output 'y', which no operator writes"),
+        (["convert", "lost.pbtxt", "lost.py", "--to", "py"], "net '' has no blob 'y' to fetch"),
         (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
         (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),

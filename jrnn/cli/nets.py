@@ -177,11 +177,12 @@ def convert_command(args: argparse.Namespace) -> int:
             package = export_run(source)
         else:
             package = from_factory(args.source) if _is_factory(source) else _read_nets(source, args.init, args.network)
-        write_python(replace(package, predict_net=upgrade(package.predict_net)), out)
+        examples = parse_feeds(args.feed, seed=0)
+        write_python(replace(package, predict_net=upgrade(package.predict_net)), out, examples)
         for name, why in package.inputs.items():
             print(f"input {name!r}: {why}")
-    elif args.init is not None:
-        raise UsageError(f"--init {args.init}: the weights are written with --to py alone")
+    elif args.init is not None or args.feed:
+        raise UsageError("--init and --feed mean nothing without --to py: weights and shapes are written there alone")
     elif _is_factory(source):
         from_factory(args.source).save(out)
     elif _is_run(source):

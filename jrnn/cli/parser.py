@@ -112,6 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_network(p)
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")
     p.add_argument("--init", metavar="NET", help="with --to py, the net that makes the weights of a NetDef file")
+    _add_feed(p, "with --to py, an example of an input whose shape is not known: FILE.npy, JSON, or normal[2,3]")
 
     p = command(nets.check_command, "check", "compute gradients in three ways, in float64, and compare them")
     _add_net(p, "a NetDef file, a package, a config, or MODULE:FUNCTION of a JAX function, whose arguments are fed")
@@ -175,14 +176,12 @@ def _add_network(p: argparse.ArgumentParser) -> None:
     p.add_argument("--network", metavar="NAME", help="of a plan, the net that is meant")
 
 
+def _add_feed(p: argparse.ArgumentParser, what: str) -> None:
+    p.add_argument("--feed", action="append", default=[], metavar="BLOB=VALUE", help=what)
+
+
 def _add_net(p: argparse.ArgumentParser, what: str = "a NetDef file, binary or text") -> None:
     p.add_argument("net", help=what)
     p.add_argument("--init", metavar="NET", help="a net to run first, which makes the parameters")
-    p.add_argument(
-        "--feed",
-        action="append",
-        default=[],
-        metavar="BLOB=VALUE",
-        help="a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape",
-    )
+    _add_feed(p, "a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape")
     p.add_argument("--seed", type=int, default=0, help="of random operators and of normal[...]")

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from jrnn.errors import ConversionError, near
+import jax
+import numpy as np
+
+from jrnn.errors import ConversionError, FormatError, near
 from jrnn.graph.scope import reads
 from jrnn.ir import Net, Numbers, Op
 from jrnn.lowering import run_net, to_jax
+from jrnn.ops.values import DTYPES
 from jrnn.proto import read_net, write_net
 
-INIT, PREDICT = "init_net.pb", "predict_net.pb"
+INIT, PREDICT, SHAPES = "init_net.pb", "predict_net.pb", "value_info.json"
+CODES = {np.dtype(d): code for code, d in DTYPES.items()}
+_LONGEST = 1 << 20  # bytes of the file of shapes
 _NOT_FILLED = "the init net does not fill it"
 _PLACEHOLDER = "the init net ends in placeholders for it, as Caffe2's mobile exporter writes them"
 
@@ -31,11 +38,13 @@ class Package:
 
     An init net may also fill the inputs: with placeholders, as Caffe2's mobile exporter and Caffe's translator do, or with
     an example. Nothing on the wire sets these fills apart from weights, so `inputs` says how it chose. A caller may give any
-    other blob as well, in the place of what the init net fills.
+    other blob as well, in the place of what the init net fills. `shapes` are the shapes and types of inputs, where they are
+    known.
     """
 
     init_net: Net
     predict_net: Net
+    shapes: Mapping[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
 
     @property
     def weight_names(self) -> tuple[str, ...]:
@@ -77,12 +86,16 @@ class Package:
         made, placeholders = run_net(self.init_net, {}, key=key), self._placeholders()
         return {n: v for n, v in made.items() if n not in placeholders}
 
+    def check_known(self, given: Iterable[str]) -> None:
+        """Raises ConversionError for a blob that the predict net does not read."""
+        known = dict.fromkeys((*self.inputs, *self.predict_net.external_inputs, *reads(self.predict_net)))
+        for name in sorted(set(given) - set(known)):
+            raise ConversionError(f"the package has no input {name!r}{near(name, known)}")
+
     def check_inputs(self, given: Iterable[str]) -> None:
         """Raises ConversionError for a blob that the predict net does not read, and for an input without a value."""
         given = set(given)
-        known = dict.fromkeys((*self.inputs, *self.predict_net.external_inputs, *reads(self.predict_net)))
-        for name in sorted(given - set(known)):
-            raise ConversionError(f"the package has no input {name!r}{near(name, known)}")
+        self.check_known(given)
         for name in self._required(self.inputs):
             if name not in given:
                 raise ConversionError(f"the package needs {', '.join(map(repr, self.inputs))}; {name!r} is missing")
@@ -134,11 +147,17 @@ class Package:
         return fn
 
     def save(self, folder: str | Path) -> None:
-        """Writes `init_net.pb` and `predict_net.pb` into a folder, which is made where it is not there."""
+        """Writes `init_net.pb` and `predict_net.pb` into a folder, which is made where it is not there.
+
+        Known shapes of inputs go into `value_info.json`, as in Caffe2's model zoo: name -> [data type, sizes].
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_net(self.init_net, folder / INIT)
         write_net(self.predict_net, folder / PREDICT)
+        if self.shapes:
+            info = {n: [CODES[np.dtype(s.dtype)], list(s.shape)] for n, s in self.shapes.items()}
+            (folder / SHAPES).write_text(json.dumps(info, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> Package:
@@ -147,7 +166,16 @@ class Package:
         for name in (INIT, PREDICT):
             if not (folder / name).is_file():
                 raise ConversionError(f"{folder}: has no {name}; a package is a folder with {INIT} and {PREDICT}")
-        return cls(read_net(folder / INIT), read_net(folder / PREDICT))
+        return cls(read_net(folder / INIT), read_net(folder / PREDICT), _read_shapes(folder / SHAPES))
+
+
+def _read_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of inputs in a file of the form `{"x": [1, [2, 3]]}`; none where there is no file."""
+    try:
+        found = json.loads(path.read_bytes()[:_LONGEST]) if path.is_file() else {}
+        return {n: jax.ShapeDtypeStruct(tuple(map(int, shape)), DTYPES[code]) for n, (code, shape) in found.items()}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
+        raise FormatError(f'{path}: must map inputs to [data type, sizes], as {{"x": [1, [2, 3]]}}: {e}') from e
 
 
 def _fills_one_number(op: Op) -> bool:

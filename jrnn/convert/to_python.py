@@ -1,7 +1,8 @@
-"""to_python: a net as the source of a pure JAX function that runs without jrnn.
+"""write_python: a package as a Python file of plain JAX that runs without jrnn.
 
-Operators become calls of JAX, a RecurrentNetwork a `lax.scan` over a nested function, If and While become `lax.cond` and
-`lax.while_loop`.
+The file is printed from the jaxpr of the predict net, so whatever runs under `jit` can be written. Equations become
+expressions of jnp and lax (convert/python_forms.py), scan, while and cond become calls with nested functions, and calls of
+functions are opened. The file and the package are compared before the file counts as written.
 """
 
 from __future__ import annotations
@@ -9,64 +10,237 @@ from __future__ import annotations
 import inspect
 import keyword
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jrnn.convert import python_helpers
 from jrnn.convert.package import Package
-from jrnn.convert.python_ops import EXPRESSIONS, Call
-from jrnn.errors import ConversionError, JrnnError, describe_op
-from jrnn.graph.scope import reads
-from jrnn.ir import Net, Op
-from jrnn.lowering import unwritten_output
-from jrnn.ops.control import bindings
-from jrnn.ops.recurrent_wiring import Link, parse
-from jrnn.registry import DO, IF, SCOPE, WHILE, lookup
+from jrnn.convert.python_forms import IDENTITIES, INFIX, form_of, names_tuple, number, operands_tuple, show, typed
+from jrnn.convert.verify import close, drawn
+from jrnn.errors import ConversionError, OpError
+from jrnn.executor.jaxprs import LOWERED_CALLS, called, is_literal, scan_counts
+from jrnn.lowering import to_jax
 
-RECURRENT = "RecurrentNetwork"
-_NAMES = {"jax", "jnp", "lax", "np", "blobs", "inputs", "weights", "carry", "now", "predict", "load_weights"}
+_RESERVED = (
+    "jax",
+    "jnp",
+    "lax",
+    "weights",
+    "inputs",
+    "blobs",
+    "carry",
+    "xs",
+    "key",
+    "predict",
+    "checked",
+    "load_weights",
+)
+# Functions with a derivative of their own that JAX has under a name.
+_NAMED = {"relu": "jax.nn.relu({0})", "logaddexp": "jnp.logaddexp({0}, {1})"}
+_INLINE = 60  # characters of an expression that is written where it is used
+_SMALL = 16  # elements of a constant that is written into the file
+_MODULE = Template('''\
+"""The net $net as a function of JAX."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+SHAPES = {
+$shapes}
 
 
-class _Scope:
-    """The Python names of blobs: those of a net, then those of the nets around it."""
+def checked(blobs):
+    """The blobs as arrays, which must have the types and shapes that this file was written for."""
+    for name in blobs:
+        if name not in SHAPES:
+            raise ValueError(f"there is no blob {name!r} to give; there are {', '.join(SHAPES)}")
+    arrays = {name: jnp.asarray(blobs[name]) for name in SHAPES}
+    for name, array in arrays.items():
+        if (str(array.dtype), array.shape) != SHAPES[name]:
+            raise ValueError(f"{name} is {array.dtype}{list(array.shape)}; this file was written for {SHAPES[name]}")
+    return arrays
 
-    def __init__(self, parent: _Scope | None = None):
-        self.names: dict[str, str] = {}
-        self.parent = parent
 
-    def find(self, blob: str) -> str | None:
-        found = self.names.get(blob)
-        return found if found or self.parent is None else self.parent.find(blob)
+def predict(weights, inputs$key):
+    blobs = checked({**weights, **inputs})
+$body
 
 
-class _Writer:
-    """Lines of Python, with the names and helpers that they use."""
+def load_weights(path=__file__.removesuffix(".py") + ".npz"):
+    import numpy as np
 
-    def __init__(self, read: set[str]) -> None:
-        self.lines: list[str] = []
-        self.helpers: dict[str, None] = {}
-        self.read = read
-        self._depth = 1
-        self._used = {*_NAMES, *(n for n, _ in inspect.getmembers(python_helpers, inspect.isfunction))}
+    with np.load(path) as arrays:
+        return {name: jnp.asarray(arrays[name]) for name in arrays}
 
-    def add(self, line: str) -> None:
-        self.lines.append("    " * self._depth + line)
 
-    @contextmanager
-    def block(self, head: str) -> Iterator[None]:
-        self.add(head)
-        self._depth += 1
-        yield
-        self._depth -= 1
+if __name__ == "__main__":
+    print($inputs)
+    print("a value for any of these may be among the inputs too:")
+    for name, value in load_weights().items():
+        print(f"  {name} {value.dtype}{list(value.shape)}")
+''')
 
-    def fresh(self, blob: str) -> str:
-        """A Python name for a blob."""
-        base = re.sub(r"\W+", "_", blob).strip("_") or "blob"
+
+def to_python(
+    package: Package, examples: Mapping[str, Any] | None = None, *, seed: int = 0
+) -> tuple[str, dict[str, np.ndarray]]:
+    """The source of a Python module that computes what a package computes, and the arrays that it reads.
+
+    Args:
+        package: the package.
+        examples: arrays, or shapes with dtypes, of the inputs whose shapes the package does not know. The module computes
+            for arrays of these shapes, and raises ValueError for others.
+        seed: of the weights that the init net draws at random.
+
+    Returns:
+        The source and the weights. Its function is `predict(weights, inputs) -> outputs` of dicts of arrays by blob, with a
+        third parameter `key` where the net draws random numbers; `load_weights()` reads the weights from the `.npz` next to
+        the module.
+
+    Raises:
+        ConversionError: an input whose shape is not known, or a primitive that has no public name in JAX.
+        OpError: a net that does not run under `jit`, because a shape in it depends on the values of blobs.
+
+    >>> from jrnn.ir import Net, Op
+    >>> net = Net("double", (Op.of("Add", ["x", "x"], ["y"]), Op.of("Tanh", ["y"], ["z"])), ("x",), ("z",))
+    >>> source, weights = to_python(Package(Net("init"), net), {"x": np.ones(3, np.float32)})
+    >>> print(source[source.index("def predict"):source.index("def load")].strip())
+    def predict(weights, inputs):
+        blobs = checked({**weights, **inputs})
+        x = blobs['x']
+        return {'z': jnp.tanh(x + x)}
+    """
+    specs = _specs(package, examples or {})
+    made = {n: np.asarray(v) for n, v in package.filled(key=jax.random.key(seed)).items() if n not in specs}
+    weights = {
+        n: v.astype(jax.dtypes.canonicalize_dtype(v.dtype)) if v.dtype.kind in "iuf" else v for n, v in made.items()
+    }
+    try:
+        closed, names, fixed = _traced(package, specs, weights, ())
+    except OpError:  # a shape may stand in a weight, which must then be a constant
+        closed, names, fixed = _traced(package, specs, weights, [n for n, v in weights.items() if v.dtype.kind in "iu"])
+    printer = _Printer()
+    reads = [printer.fresh(n) for n in names]
+    found = printer.walk(closed, [*reads, "key"])
+    outputs = ", ".join(f"{_quoted(n)}: {{{k}}}" for k, n in enumerate(package.output_names))
+    lines, free = _live([*printer.lines, _Line((), f"return {{{{{outputs}}}}}", tuple(found))], set())
+    named = {**dict(zip(names, reads)), **{n: n for n in printer.arrays}}
+    lines = [*(_Line((v,), f"blobs[{_quoted(n)}]") for n, v in named.items() if v in free), *lines]
+    loaded = {n: v for n, v in weights.items() if n not in fixed} | printer.arrays
+    source = _MODULE.substitute(
+        net=repr(package.predict_net.name),
+        shapes="".join(f"    {n!r}: {(str(v.dtype), tuple(v.shape))!r},\n" for n, v in {**specs, **loaded}.items()),
+        key=", key" if "key" in free else "",
+        body="\n".join(_render(lines, _uses(lines), 1)),
+        inputs=repr(f"inputs {', '.join(specs)}; outputs {', '.join(package.output_names)}"),
+    )
+    return source, loaded
+
+
+def write_python(
+    package: Package, path: str | Path, examples: Mapping[str, Any] | None = None, *, seed: int = 0
+) -> None:
+    """Writes a package as `path`, a Python file, and its weights next to it as a `.npz` of the same name.
+
+    The file can be run as a script, which lists inputs and weights. Args and errors are those of `to_python`; besides:
+
+    Raises:
+        ConversionError: the file computes other numbers than the package, on the examples or on random numbers.
+    """
+    path = Path(path)
+    source, arrays = to_python(package, examples, seed=seed)
+    weights = package.filled(key=jax.random.key(seed))
+    module: dict[str, Any] = {"__file__": str(path), "__name__": path.stem}
+    exec(compile(source, str(path), "exec"), module)
+    rng, key = np.random.default_rng(0), jax.random.key(0)
+    specs = _specs(package, examples or {})
+    given = {n: np.asarray(drawn(rng, (examples or {}).get(n, s)), s.dtype) for n, s in specs.items()}
+    more = (key,) if "key" in inspect.signature(module["predict"]).parameters else ()
+    with jax.default_matmul_precision("highest"):
+        run = to_jax(package.predict_net, package.output_names)
+        wanted = jax.jit(lambda given, key: run({**weights, **given}, key=key))(given, key)
+        found = jax.jit(module["predict"])(arrays, given, *more)
+    bad = [n for n in package.output_names if not close(found[n], wanted[n])]
+    if bad:
+        raise ConversionError(f"the Python file gives other numbers than the net for {', '.join(map(repr, bad))}")
+    path.write_text(source)
+    np.savez(path.with_suffix(".npz"), **arrays)
+
+
+def _specs(package: Package, examples: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape and type of each input."""
+    package.check_known(examples)
+    found = {}
+    for name in dict.fromkeys((*package.inputs, *examples)):
+        if name in examples:
+            array = examples[name] if hasattr(examples[name], "dtype") else np.asarray(examples[name])
+            found[name] = jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+        elif name in package.shapes:
+            found[name] = package.shapes[name]
+        else:
+            raise ConversionError(
+                f"the shape of input {name!r} is not known; give an example of it, as in --feed {name}=normal[2,3]"
+            )
+    return found
+
+
+def _traced(
+    package: Package, specs: Mapping[str, Any], weights: Mapping[str, np.ndarray], baked: Iterable[str]
+) -> tuple[Any, list[str], set[str]]:
+    """The jaxpr of the predict net, the names of its inputs, and the weights that stand in it as constants."""
+    fixed = {n: v for n, v in weights.items() if n in baked or v.dtype.kind in "OSU"}
+    free = {**specs, **{n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in weights.items() if n not in fixed}}
+    run, names = to_jax(package.predict_net, package.output_names), list(free)
+
+    def fn(*args: Any) -> list[Any]:
+        found = run({**fixed, **dict(zip(names, args))}, key=args[-1])
+        return [found[n] for n in package.output_names]
+
+    closed = jax.make_jaxpr(fn)(*free.values(), jax.random.key(0))
+    return closed, names, set(fixed)
+
+
+class _Constant(NamedTuple):
+    """A number that is written where it is used."""
+
+    value: Any
+    dtype: Any
+
+
+_Operand = Any  # str, a name | _Constant
+
+
+@dataclass(frozen=True)
+class _Line:
+    """`shown = text`, where `{0}`, `{1}`, ... of the text are the operands; a function, where there is a body."""
+
+    targets: tuple[str, ...]
+    text: str
+    operands: tuple[_Operand, ...] = ()
+    shown: str = ""
+    body: tuple[_Line, ...] | None = None
+
+
+class _Printer:
+    """Turns jaxprs into lines. `arrays` are the constants that are too large to be written into the file."""
+
+    def __init__(self) -> None:
+        self.lines: list[_Line] = []
+        self.arrays: dict[str, np.ndarray] = {}
+        self._used = set(_RESERVED)
+        self._scope = ""
+
+    def fresh(self, hint: str) -> str:
+        """A name that is not in use."""
+        base = re.sub(r"\W+", "_", hint).strip("_") or "blob"
         if base[0].isdigit() or keyword.iskeyword(base):
             base = "b_" + base
         name, k = base, 1
@@ -75,269 +249,191 @@ class _Writer:
         self._used.add(name)
         return name
 
-    def declare(self, scope: _Scope, blob: str) -> str:
-        """The name of a blob that is written: the one it has in this scope, or a new one."""
-        if blob not in scope.names:
-            scope.names[blob] = self.fresh(blob)
-        return scope.names[blob]
+    def walk(self, closed: Any, operands: Sequence[_Operand]) -> list[_Operand]:
+        """Adds the lines of a jaxpr; returns what its outputs are called."""
+        jaxpr = getattr(closed, "jaxpr", closed)
+        env: dict[Any, _Operand] = {
+            v: self._constant(c) for v, c in zip(jaxpr.constvars, getattr(closed, "consts", ()))
+        }
+        env.update(zip(jaxpr.invars, operands))
 
+        def read(atom: Any) -> _Operand:
+            return _Constant(atom.val, atom.aval.dtype) if is_literal(atom) else env[atom]
 
-def to_python(net: Net, weights: Iterable[str] = ()) -> str:
-    """The source of a Python module with a function `predict`, equivalent to the net.
+        for eqn in jaxpr.eqns:
+            scope = self._scope
+            self._scope = re.sub(r"\W", "_", str(eqn.source_info.name_stack).rpartition("/")[2]).lower() or scope
+            env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars])))
+            self._scope = scope
+        return [read(a) for a in jaxpr.outvars]
 
-    Args:
-        net: the net.
-        weights: external inputs that the function takes apart, in a dict. A blob that is also among its inputs is taken from
-            there.
+    def _constant(self, value: Any) -> _Operand:
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            data = np.asarray(jax.random.key_data(value))
+            return self._add("jax.random.wrap_key_data({0})", [self._constant(data)], "constant")
+        value = np.asarray(value)
+        if not value.shape:
+            return _Constant(value[()], value.dtype)
+        if value.size and (value == value.flat[0]).all():
+            return self._add(f"jnp.full({show(value.shape)}, {typed(value.flat[0], value.dtype)})", [], "constant")
+        if value.size <= _SMALL:
+            numbers = ", ".join(map(number, value.reshape(-1)))
+            reshaped = f".reshape({show(value.shape)})" if value.ndim > 1 else ""
+            return self._add(f"jnp.array([{numbers}], {show(value.dtype)}){reshaped}", [], "constant")
+        name = self.fresh("constant")
+        self.arrays[name] = value
+        return name
 
-    Returns:
-        The source. Its function is `predict(weights, inputs) -> outputs`, all of them dicts of arrays by blob.
+    def _add(self, text: str, operands: Sequence[_Operand], hint: str) -> str:
+        name = self.fresh(hint)
+        self.lines.append(_Line((name,), text, tuple(operands)))
+        return name
 
-    Raises:
-        ConversionError: lists every operator that cannot be written as Python.
+    def _equation(self, eqn: Any, operands: list[_Operand]) -> Sequence[_Operand]:
+        name, hint = eqn.primitive.name, self._scope or eqn.primitive.name
+        if name in IDENTITIES:
+            return operands
+        if name == "convert_element_type" and eqn.params["new_dtype"] == eqn.invars[0].aval.dtype:
+            return operands
+        body = called(eqn, LOWERED_CALLS)
+        if body is not None:
+            text = _NAMED.get(_name_of(body)) if name == "custom_jvp_call" else None
+            return [self._add(text, operands, hint)] if text else self.walk(body, operands)
+        if name in ("scan", "while", "cond"):
+            return getattr(self, f"_{name}")(eqn, operands, hint)
+        if name in INFIX and not all(isinstance(x, _Constant) for x in operands):  # a number takes the other's type
+            operands = [number(x.value) if isinstance(x, _Constant) else x for x in operands]
+        targets = tuple(self.fresh(hint) for _ in eqn.outvars)
+        shown = names_tuple(targets) if eqn.primitive.multiple_results else ""
+        self.lines.append(_Line(targets, form_of(eqn), tuple(operands), shown))
+        return targets
 
-    >>> net = Net("double", (Op.of("Add", ["x", "x"], ["y"]),), ("x",), ("y",))
-    >>> print(to_python(net).split("def ")[1])
-    predict(weights, inputs):
-        x = inputs['x']
-        y = x + x
-        return {'y': y}
-    <BLANKLINE>
-    """
-    _check(net)
-    writer, scope = _Writer(set(_all_reads(net))), _Scope()
-    given = "inputs"
-    if set(weights):
-        writer.add("blobs = {**weights, **inputs}")
-        given = "blobs"
-    for blob in dict.fromkeys((*net.external_inputs, *reads(net))):
-        writer.add(f"{writer.declare(scope, blob)} = {given}[{blob!r}]")
-    _write_net(writer, net, scope)
-    outputs = net.external_outputs or tuple(dict.fromkeys(o for op in net.ops for o in op.outputs))
-    for o in outputs:
-        if scope.find(o) is None:
-            raise ConversionError(unwritten_output(net, o))
-    found = ", ".join(f"{o!r}: {scope.find(o)}" for o in outputs)
-    writer.add(f"return {{{found}}}")
-    helpers = [inspect.getsource(getattr(python_helpers, h)) for h in writer.helpers]
-    head = f'"""The net {net.name!r} as a function of JAX."""\n\nimport jax\nimport jax.numpy as jnp\nfrom jax import lax\n'
-    body = "\n".join(["def predict(weights, inputs):", *writer.lines]) + "\n"
-    return "\n\n".join([head, *helpers, body])
+    def _function(
+        self, hint: str, closed: Any, operands: Sequence[_Operand], groups: Mapping[str, Sequence[str]]
+    ) -> str:
+        """Adds a function of `groups`, tuples of names; returns its name. Its other operands are the names around it."""
+        name = self.fresh(hint)
+        outer, self.lines = self.lines, [_Line(tuple(g), p, (), names_tuple(g)) for p, g in groups.items() if g]
+        found = self.walk(closed, operands)
+        carried = len(groups["carry"]) if "xs" in groups else len(found)
+        text = operands_tuple(0, carried) + (f", {operands_tuple(carried, len(found))}" if "xs" in groups else "")
+        lines = (*self.lines, _Line((), "return {0}" if hint == "condition" else f"return {text}", tuple(found)))
+        self.lines = outer
+        self.lines.append(_Line((name,), f"def {name}({', '.join(groups)}):", (), body=lines))
+        return name
 
-
-def write_python(package: Package, path: str | Path, *, seed: int = 0) -> None:
-    """Writes a package as `path`, a Python file, and its weights beside it as a `.npz` of the same name.
-
-    The file can be run as a script, which lists inputs and weights.
-    """
-    path = Path(path)
-    net = package.predict_net
-    weights = package.filled(key=jax.random.key(seed))
-    source = to_python(net, weights)
-    main = f"""
-
-def load_weights(path=__file__.removesuffix(".py") + ".npz"):
-    import numpy as np
-
-    with np.load(path) as arrays:
-        return {{name: jnp.asarray(arrays[name]) for name in arrays}}
-
-
-if __name__ == "__main__":
-    print("inputs {", ".join(package.input_names)}; outputs {", ".join(package.output_names)}")
-    print("a value for any of these may be among the inputs too:")
-    for name, value in load_weights().items():
-        print(f"  {{name}} {{value.dtype}}{{list(value.shape)}}")
-"""
-    path.write_text(source + main)
-    arrays: dict[str, Any] = {n: np.asarray(v) for n, v in weights.items()}
-    np.savez(path.with_suffix(".npz"), **arrays)
-
-
-def _check(net: Net) -> None:
-    problems = dict.fromkeys(_unwritable(net))
-    if problems:
-        raise ConversionError(
-            f"net {net.name!r} cannot be written as Python, for {len(problems)} operators:\n  " + "\n  ".join(problems)
+    def _scan(self, eqn: Any, operands: list[_Operand], hint: str) -> Sequence[_Operand]:
+        consts, carries = scan_counts(eqn.params)
+        carry, xs = (
+            [self.fresh(h) for _ in range(n)] for h, n in (("h", carries), ("x", len(operands) - consts - carries))
         )
-
-
-def _unwritable(net: Net) -> Iterator[str]:
-    for k, op in enumerate(net.ops):
-        where = describe_op(k, op.type, op.outputs, net.name)
-        if op.type in (DO, IF, WHILE, RECURRENT):
-            for name, inner in op.sub_nets():
-                if name != "backward_step_net":
-                    yield from _unwritable(inner)
-        elif op.type not in EXPRESSIONS and op.type != SCOPE:
-            yield f"{where} has no Python form"
-        elif op.type != SCOPE:
-            try:
-                EXPRESSIONS[op.type](Call(op, tuple(f"x{i}" for i in range(len(op.inputs)))))
-            except JrnnError as e:
-                yield f"{where} {e}"
-
-
-def _all_reads(net: Net) -> Iterator[str]:
-    """Every blob that is read or given out, in this net or in one within."""
-    yield from net.external_outputs
-    for op in net.ops:
-        yield from op.inputs
-        for _, inner in op.sub_nets():
-            yield from _all_reads(inner)
-    if not net.external_outputs:
-        yield from (o for op in net.ops for o in op.outputs)
-
-
-def _write_net(w: _Writer, net: Net, scope: _Scope) -> None:
-    for k, op in enumerate(net.ops):
-        try:
-            _write_op(w, op, scope)
-        except JrnnError as e:
-            raise e.at(describe_op(k, op.type, op.outputs, net.name)) from None
-
-
-def _write_op(w: _Writer, op: Op, scope: _Scope) -> None:
-    if op.type == SCOPE:
-        return
-    if op.type in _STRUCTURES:
-        _STRUCTURES[op.type](w, op, scope)
-        return
-    found = EXPRESSIONS[op.type](Call(op, _read(op.inputs, scope), w.helpers))
-    found = (found,) if isinstance(found, str) else found
-    names = [w.declare(scope, o) for o in op.outputs]
-    if found[0].startswith("*"):  # an expression of a list of all outputs
-        many = lookup(op.type).outputs[1] or len(names)
-        hidden = (
-            [w.fresh("unused") for _ in range(max(0, many - len(names)))] if op.type in ("LayerNorm", "TopK") else []
+        step = self._function(
+            "step", eqn.params["jaxpr"], [*operands[:consts], *carry, *xs], {"carry": carry, "xs": xs}
         )
-        w.add(f"{', '.join([*names, *hidden])}{',' if len(names) == 1 and not hidden else ''} = {found[0][1:-1]}")
-        return
-    w.add(f"{names[0]} = {found[0]}")
-    for name, blob, text in zip(names[1:], op.outputs[1:], found[1:]):
-        if blob in w.read:
-            w.add(f"{name} = {text}")
+        targets = tuple(self.fresh(hint) for _ in eqn.outvars)
+        given = operands[consts:]
+        sequences = operands_tuple(carries, len(given)) if xs else "None"
+        options = "".join(f", {k}={eqn.params[k]}" for k in ("length", "reverse") if eqn.params[k])
+        text = f"lax.scan({step}, {operands_tuple(0, carries)}, {sequences}{options})"
+        shown = f"{names_tuple(targets[:carries])}, {names_tuple(targets[carries:])}"
+        self.lines.append(_Line(targets, text, (*given, step), shown))
+        return targets
+
+    def _while(self, eqn: Any, operands: list[_Operand], hint: str) -> Sequence[_Operand]:
+        p = eqn.params
+        first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        functions = []
+        for kind, closed, consts in (
+            ("condition", p["cond_jaxpr"], operands[:first]),
+            ("loop_body", p["body_jaxpr"], operands[first:second]),
+        ):
+            carry = [self.fresh("h") for _ in operands[second:]]
+            functions.append(self._function(kind, closed, [*consts, *carry], {"carry": carry}))
+        targets = tuple(self.fresh(hint) for _ in eqn.outvars)
+        text = f"lax.while_loop({', '.join(functions)}, {operands_tuple(0, len(operands) - second)})"
+        self.lines.append(_Line(targets, text, (*operands[second:], *functions), names_tuple(targets)))
+        return targets
+
+    def _cond(self, eqn: Any, operands: list[_Operand], hint: str) -> Sequence[_Operand]:
+        functions = [self._function("branch", b, operands[1:], {}) for b in eqn.params["branches"]]
+        targets = tuple(self.fresh(hint) for _ in eqn.outvars)
+        text = f"lax.switch({{0}}, {names_tuple(functions)})"
+        self.lines.append(_Line(targets, text, (operands[0], *functions), names_tuple(targets)))
+        return targets
 
 
-def _read(blobs: Iterable[str], scope: _Scope) -> tuple[str, ...]:
-    found = []
-    for blob in blobs:
-        name = scope.find(blob)
-        if name is None:
-            raise ConversionError(f"reads blob {blob!r}, which is neither written before nor an external input")
-        found.append(name)
-    return tuple(found)
+def _name_of(body: Any) -> str:
+    """The name of the function that a jaxpr was traced from."""
+    return str(getattr(body, "jaxpr", body).debug_info.func_name)
 
 
-# nets within nets ------------------------------------------------------------------------------------------------------
+def _quoted(name: str) -> str:
+    """A blob's name as Python, in a format string."""
+    return repr(name).replace("{", "{{").replace("}", "}}")
 
 
-def _write_do(w: _Writer, op: Op, scope: _Scope) -> None:
-    inner = _Scope()
-    for name, outer in bindings(op).items():
-        inner.names[name] = scope.find(outer) or w.declare(scope, outer)
-    net = op.arg("net")
-    _write_net(w, net, inner)
+def _live(lines: Iterable[_Line], wanted: set[str]) -> tuple[list[_Line], set[str]]:
+    """The lines that compute what is wanted or returned, and the names that they read from around them."""
+    kept, wanted = [], set(wanted)
+    for line in reversed(list(lines)):
+        if line.targets and not wanted.intersection(line.targets):
+            continue
+        wanted -= set(line.targets)
+        wanted.update(x for x in line.operands if isinstance(x, str))
+        if line.body is not None:
+            body, free = _live(line.body, set())
+            line = replace(line, body=tuple(body))
+            wanted |= free
+        kept.append(line)
+    return kept[::-1], wanted
 
 
-def _written_outside(op: Op, scope: _Scope) -> list[str]:
-    """Outputs of an If or a While that are values: those that hold workspaces are written by no operator within."""
-    stacks = {i for _, net in op.sub_nets() for inner in net.ops if inner.type == DO for i in inner.inputs[-1:]}
-    return [o for o in op.outputs if o not in stacks]
+def _uses(lines: Iterable[_Line]) -> Counter[str]:
+    """How often each name is read where it was made; once more than that where a function within reads it."""
+    found: Counter[str] = Counter()
+    for line in lines:
+        found.update(x for x in line.operands if isinstance(x, str))
+        if line.body is not None:
+            inner = _uses(line.body)
+            made = {t for at in line.body for t in at.targets}
+            found.update({n: count + (n not in made) for n, count in inner.items()})
+    return found
 
 
-def _tuple(names: Iterable[str]) -> str:
-    names = list(names)
-    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+def _render(lines: Iterable[_Line], uses: Mapping[str, int], depth: int) -> Iterator[str]:
+    """Python lines; a short expression that is used once stands where it is used."""
+    pending: dict[str, str] = {}
+    indent = "    " * depth
+    for line in lines:
+        if line.body is not None:
+            yield ""
+            yield indent + line.text
+            yield from _render(line.body, uses, depth + 1)
+            yield ""
+            continue
+        text = line.text.format(*(_shown(x, pending, line.text) for x in line.operands))
+        text = re.sub(r"\.reshape\(\([\d, ]*\)\)(?=\.reshape\()", "", text)
+        if not line.targets:
+            yield indent + text
+        elif not line.shown and uses[line.targets[0]] == 1 and len(text) <= _INLINE:
+            pending[line.targets[0]] = text
+        else:
+            yield f"{indent}{line.shown or line.targets[0]} = {text}"
 
 
-def _write_if(w: _Writer, op: Op, scope: _Scope) -> None:
-    outputs = _written_outside(op, scope)
-    known = [o for o in outputs if scope.find(o) is not None]
-    (condition,) = _read(op.inputs[:1], scope)
-    names = [w.declare(scope, o) for o in outputs]
-    given = [scope.find(o) for o in known]
-    functions = []
-    for branch in ("then", "else"):
-        functions.append(w.fresh(branch + "_branch"))
-        with w.block(f"def {functions[-1]}({', '.join(map(str, given))}):"):
-            net = op.arg(branch + "_net")
-            if net is not None:
-                _write_net(w, net, scope)
-            w.add(f"return {_tuple(names)}")
-    w.add(f"{_tuple(names)} = lax.cond({condition}.reshape(()), {', '.join([*functions, *map(str, given)])})")
+def _shown(operand: _Operand, pending: Mapping[str, str], text: str) -> str:
+    if isinstance(operand, _Constant):
+        return typed(operand.value, operand.dtype)
+    found = pending.get(operand, operand)
+    binds = text.startswith(("{0}", "-", "~")) or "({0}.reshape" in text
+    return f"({found})" if binds and _is_loose(found) else found
 
 
-def _write_while(w: _Writer, op: Op, scope: _Scope) -> None:
-    condition_net = op.arg("cond_net")
-    if condition_net is not None:  # the condition is asked once more than the body runs
-        _write_net(w, condition_net, scope)
-    (condition,) = _read(op.inputs[:1], scope)
-    carried = list(dict.fromkeys([*_read(_written_outside(op, scope), scope), condition]))
-    body = w.fresh("loop_body")
-    with w.block(f"def {body}(carry):"):
-        w.add(f"{_tuple(carried)} = carry")
-        _write_net(w, op.arg("loop_net"), scope)
-        if condition_net is not None:
-            _write_net(w, condition_net, scope)
-        w.add(f"return {_tuple(carried)}")
-    at = carried.index(condition)
-    w.add(f"{_tuple(carried)} = lax.while_loop(lambda carry: carry[{at}].reshape(()), {body}, {_tuple(carried)})")
-
-
-def _write_recurrent(w: _Writer, op: Op, scope: _Scope) -> None:
-    wiring = parse(op, op.inputs, op.outputs)
-    written = {o for inner in wiring.step_net.ops for o in inner.outputs}
-    reads, writes = {}, {}
-    for state in wiring.states:
-        links = wiring.state_links(state)
-        writes[state] = [link for link in links if link.internal in written]
-        reads[state] = [link for link in links if link.internal not in written]
-        if [(link.offset, link.window) for link in writes[state]] != [(1, 1)] or any(_moved(r) for r in reads[state]):
-            raise ConversionError(f"state {state!r} is not read at offset 0 and written at offset 1, one step each")
-    sequences = [link for link in wiring.links if link.external not in wiring.states]
-    if any(_moved(link) for link in sequences):
-        raise ConversionError("reads windows of a sequence, which cannot be written as Python")
-
-    outer = _read([link.external for link in sequences], scope)
-    initial = _read([op.inputs[k] for k in wiring.initial_ids], scope)
-    w.helpers["initial_state"] = None
-    inner = _Scope(scope)
-    carried = [w.declare(inner, reads[s][0].internal) if reads[s] else w.fresh("unread") for s in wiring.states]
-    shown = [w.declare(inner, link.internal) for link in sequences]
-    timestep = w.declare(inner, wiring.timestep)
-    for op_inner in wiring.step_net.ops:  # what the step writes is its own, whatever has that name outside
-        for o in op_inner.outputs:
-            w.declare(inner, o)
-    step = w.fresh("step")
-    w.add("")
-    with w.block(f"def {step}(carry, now):"):
-        w.add(f"{_tuple(carried)} = carry")
-        w.add(f"{_tuple([timestep, *shown])} = now")
-        for s, name in zip(wiring.states, carried):
-            for link in reads[s][1:]:
-                w.add(f"{w.declare(inner, link.internal)} = {name}")
-        _write_net(w, wiring.step_net, inner)
-        new = [inner.names[writes[s][0].internal] for s in wiring.states]
-        w.add(f"return {_tuple(new)}, {_tuple(new)}")
-    w.add("")
-    steps, batch, first, xs = (w.fresh(n) for n in ("steps", "batch", "first", "sequences"))
-    w.add(f"{steps}, {batch} = {outer[0]}.shape[:2]")
-    w.add(f"{first} = {_tuple(f'initial_state({x}, {batch})' for x in initial)}")
-    times = f"jnp.arange({steps}, dtype=jnp.int32)[:, None]"
-    w.add(f"{xs} = {_tuple([times, *(f'{x}[:, None]' for x in outer)])}")
-    last, rest = w.fresh("last"), w.fresh("states")
-    w.add(f"{last}, {rest} = lax.scan({step}, {first}, {xs})")
-    for alias in wiring.aliases:
-        k = wiring.states.index(alias.src)
-        if alias.offset not in (1, -1):
-            raise ConversionError(f"output {alias.dst!r} begins at {alias.offset}; 1 and -1 can be written as Python")
-        value = f"{last}[{k}]" if alias.offset == -1 else f"{rest}[{k}][:, 0]"
-        w.add(f"{w.declare(scope, alias.dst)} = {value}")
-
-
-def _moved(link: Link) -> bool:
-    return (link.offset, link.window) != (0, 1)
-
-
-_STRUCTURES = {DO: _write_do, IF: _write_if, WHILE: _write_while, RECURRENT: _write_recurrent}
+def _is_loose(text: str) -> bool:
+    """Whether an expression has an operator outside of all brackets."""
+    depth = 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        if depth == 0 and c == " ":
+            return True
+    return text.startswith(("-", "~"))

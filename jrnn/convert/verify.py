@@ -40,7 +40,7 @@ def verify(
     rng = np.random.default_rng(SEED)
     expected = jax.jit(lambda args: _outputs(graph, args))
     run = jax.jit(package.to_jax())
-    trials = [[_drawn(rng, x) if k >= first else x for k, x in enumerate(examples)]]
+    trials = [[drawn(rng, x) if k >= first else x for k, x in enumerate(examples)]]
     if not any(isinstance(x, jax.ShapeDtypeStruct) for x in examples):
         trials.insert(0, list(examples))
     for args in trials:
@@ -58,7 +58,7 @@ def _outputs(graph: Graph, args: Sequence[Any]) -> list[Any]:
     return [env[a] if isinstance(a, Var) else a for a in graph.outputs]
 
 
-def _drawn(rng: np.random.Generator, example: Any) -> Any:
+def drawn(rng: np.random.Generator, example: Any) -> Any:
     """Random numbers near an example; integers and booleans stay, as they may be indices or lengths."""
     shape, dtype = (
         np.shape(example) if not hasattr(example, "shape") else example.shape,

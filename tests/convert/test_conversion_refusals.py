@@ -12,9 +12,9 @@ from jax.experimental import io_callback
 from zoo import normal
 
 import jrnn
-from jrnn.convert import from_factory, read_nets, to_python
+from jrnn.convert import from_factory, python_forms, read_nets, to_python, write_python
 from jrnn.convert.rules import RULES
-from jrnn.errors import ConversionError
+from jrnn.errors import ConversionError, OpError
 
 X = normal(3, 3)
 
@@ -162,15 +162,24 @@ def test_factories(tmp_path):
         from_factory(f"{path}:mak")
 
 
-def test_operators_without_a_python_form_are_listed():
-    ops = (
-        jrnn.Op.of("LengthsSum", ["x", "i"], ["v"]),
-        jrnn.Op.of("Tanh", ["v"], ["y"]),
-        jrnn.Op.of("Unique", ["i"], ["u"]),
-    )
-    with pytest.raises(ConversionError, match="for 2 operators") as e:
-        to_python(jrnn.Net("n", ops, ("x", "i"), ("y", "u")))
-    assert "op #0 LengthsSum -> 'v' in net 'n' has no Python form" in str(e.value)
+UNIQUE = jrnn.Package(jrnn.Net("init"), jrnn.Net("n", (jrnn.Op.of("Unique", ["i"], ["u"]),), ("i",), ("u",)))
+
+
+def test_what_cannot_be_written_as_python():
+    with pytest.raises(ConversionError, match=r"shape of input 'i' is not known; .* --feed i=normal\[2,3\]"):
+        to_python(UNIQUE)
+    with pytest.raises(ConversionError, match="no input 'j'"):
+        to_python(UNIQUE, {"j": np.zeros(3)})
+    with pytest.raises(OpError, match="op #0 Unique .* they are traced"):
+        to_python(UNIQUE, {"i": np.zeros(3, np.int32)})
+
+
+def test_a_wrong_python_file_is_not_written(monkeypatch, tmp_path):
+    package = jrnn.from_jax(lambda x: x @ x.T, X)
+    monkeypatch.setitem(python_forms._RULES, "dot_general", lambda eqn, p: "{1} @ {0}")
+    with pytest.raises(ConversionError, match="gives other numbers than the net for 'output'"):
+        write_python(package, tmp_path / "model.py")
+    assert not list(tmp_path.iterdir())
 
 
 def test_names():

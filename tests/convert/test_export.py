@@ -69,7 +69,7 @@ def test_caffe2s_mobile_package_is_read(tmp_path):
 
 def test_a_mobile_package_is_written_as_python(tmp_path):
     package = export_package(NET, PARAMS, ["x"], ["y"])
-    write_python(package, tmp_path / "model.py")
+    write_python(package, tmp_path / "model.py", {"x": X})
     module = runpy.run_path(str(tmp_path / "model.py"))
     weights = module["load_weights"]()
     assert sorted(weights) == ["b", "w"]
@@ -259,7 +259,7 @@ def test_inputs_that_the_init_net_fills(fill, because, tmp_path):
         np.testing.assert_array_equal(got["y"], [[6.5, 5.5]])
     zeros = np.zeros((2, 3), np.float32)
     np.testing.assert_array_equal(predict(x, w=zeros)["y"], [[0.5, -0.5]])  # any blob that the init net fills
-    write_python(package, tmp_path / "model.py")
+    write_python(package, tmp_path / "model.py", {"data": x})
     module = runpy.run_path(str(tmp_path / "model.py"))
     for more, want in (({}, [[6.5, 5.5]]), ({"w": zeros}, [[0.5, -0.5]])):
         np.testing.assert_array_equal(module["predict"](module["load_weights"](), {"data": x, **more})["y"], want)

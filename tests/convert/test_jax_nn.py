@@ -57,7 +57,7 @@ def public():
 def test_converts(name):
     fn, args = GIVEN.get(name, (getattr(jax.nn, name), (X,)))
     package = jrnn.from_jax(fn, *args)  # which compares the numbers
-    to_python(package.predict_net, package.weight_names)
+    to_python(package)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -8,7 +8,7 @@ from rule_cases import CASES
 from zoo import MODELS, model
 
 import jrnn
-from jrnn.convert import to_python
+from jrnn.convert import write_python
 from jrnn.convert.flat import flatten
 from jrnn.convert.groups import recognise
 from jrnn.convert.rules import RULES
@@ -19,13 +19,13 @@ def trace(fn, args):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_case(name):
+def test_case(name, tmp_path):
     fn, args = CASES[name]
     package = jrnn.from_jax(fn, *args)  # which compares the numbers
     wanted = jax.tree.leaves(jax.eval_shape(fn, *args))
     found = jax.eval_shape(package.to_jax(), dict(zip(package.input_names, args, strict=True))).values()
     assert [(v.shape, v.dtype) for v in found] == [(v.shape, v.dtype) for v in wanted]
-    to_python(package.predict_net, package.weight_names)
+    write_python(package, tmp_path / "model.py")  # which compares them too
 
 
 def seen_in(graph):
