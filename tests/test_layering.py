@@ -38,12 +38,12 @@ LEVELS = {
     "interop": 7,
     "testing": 7,
     "train": 7,
-    "bench": 7,
     "doctor": 7,
     "onnx": 8,
-    "cli": 9,
-    "__main__": 10,
-    "__init__": 10,
+    "bench": 9,
+    "cli": 10,
+    "__main__": 11,
+    "__init__": 11,
 }
 ONLY_IN = {  # third-party package: the rooms that may know it
     "google": {"proto", "onnx"},
@@ -54,13 +54,13 @@ ONLY_IN = {  # third-party package: the rooms that may know it
     "rich": {"train", "cli", "bench", "gradcheck"},
     "safetensors": {"interop"},
     "onnx": {"onnx"},
-    "onnxruntime": {"onnx"},
+    "onnxruntime": {"onnx", "bench"},
 }
 # fmt: off
 LATE = {("executor/cudnn.py", "jax")}  # jax.experimental.rnn, which loads much and is for CUDA alone
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
-    "pkg_resources", "sklearn", "lmdb", "onnxruntime",
+    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox",
 }
 # fmt: on
 FILES = sorted(p for p in ROOT.rglob("*.py"))

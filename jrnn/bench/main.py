@@ -1,101 +1,49 @@
-"""`jrnn bench`: cells, sizes, modes and peers, in one process and in turns."""
+"""`jrnn bench`: the jobs of a suite, in one process and in turns; their tables and files."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from jrnn.bench import measure, peers, report
-from jrnn.bench.sizes import CAFFE2_SIZES, CELLS, MODES, SIZES, Size, check_names, flops
+from jrnn.bench.suites import Options, suite_of
 from jrnn.executor import host_memory
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run.
-
-    Attributes:
-        cells, modes, peers: names; peers None for all that can run here.
-        sizes: what to run them on.
-        turns: measured runs of each program, at most.
-        seconds: after which no more turns of a size begin, but for the first three.
-        devices: how many devices a CPU is divided into for a further row of jrnn; None for its cores, 1 for no such row.
-        caffe2_python: a Python interpreter that has Caffe2, to measure it too.
-        json, plot: files to write.
-        compare: a JSON file of an earlier run to compare with.
-    """
-
-    cells: Sequence[str] = ("lstm", "gru")
-    modes: Sequence[str] = MODES
-    sizes: Sequence[Size] = (*SIZES, *CAFFE2_SIZES)
-    peers: Sequence[str] | None = None
-    turns: int = 15
-    seconds: float = 20.0
-    devices: int | None = None
-    caffe2_python: str | None = None
-    json: Path | None = None
-    plot: Path | None = None
-    compare: Path | None = None
-    console: Console = field(default_factory=Console)
-
-
 def run(options: Options) -> list[report.Record]:
-    """Runs the benchmark, prints its tables and writes its files.
+    """Runs a suite of the benchmark, prints its tables and writes its files.
 
     Raises:
         ConfigError: a cell, mode or peer that there is not.
-        DataError: a file to compare with that is not a benchmark's.
+        DataError: a file to compare with that is not a benchmark's, or a library that is not installed.
+        UsageError: an option that means nothing for the suite.
     """
-    devices = _cores() if options.devices is None else options.devices
-    known = peers.available(options.caffe2_python, devices if jax.default_backend() == "cpu" else 1)
-    chosen = list(known) if options.peers is None else list(options.peers)
-    check_names("cell", options.cells, CELLS)
-    check_names("mode", options.modes, MODES)
-    check_names("peer", chosen, known)
+    suite = suite_of(options)
     old = report.load(options.compare)[1] if options.compare else None
-
     gemm = 0.0  # measured again beside each job: the best of all is the machine's
     records: list[report.Record] = []
-    jobs = [(cell, mode, size) for cell in options.cells for mode in options.modes for size in options.sizes]
-    for cell, mode, size in jobs:
-        options.console.print(f"{cell} {mode} {size}", style="dim")
+    for job in suite.jobs(options):
+        options.console.print(f"{job.cell} {job.mode} {job.size}", style="dim")
         gemm = max(gemm, measure.gemm_flops())
-        built = {name: known[name](cell, size, mode) for name in chosen}
-        programs = {name: program for name, program in built.items() if program is not None}
+        programs = {name: program for name, program in job.programs.items() if program is not None}
         try:
             timings = measure.in_turns(programs, options.turns, options.seconds)
         finally:
             for program in programs.values():
                 program.close()
-        work = flops(cell, size, mode)
         for name, t in timings.items():
-            made = programs[name]
-            records.append(
-                report.Record(
-                    cell,
-                    str(size),
-                    mode,
-                    name,
-                    t.median,
-                    t.low,
-                    t.high,
-                    t.turns,
-                    made.compile_seconds,
-                    made.peak_bytes,
-                    work / t.median,
-                )
-            )
+            p, rate = programs[name], job.flops / t.median
+            of_job = (job.cell, job.size, job.mode, name)
+            of_time = (t.median, t.low, t.high, t.turns)
+            records.append(report.Record(*of_job, *of_time, p.compile_seconds, p.peak_bytes, rate))
     options.console.print(report.times_table(records, gemm))
-    for ours in ("jrnn", peers.on_devices(devices)):
-        if report.ratios(records, ours):
-            options.console.print(report.ratios_table(records, ours))
+    for peer in dict.fromkeys(r.peer for r in records):
+        if peer.partition(" x")[0] in suite.OURS and report.ratios(records, peer):  # "jrnn x2" is jrnn on two devices
+            options.console.print(report.ratios_table(records, peer))
     if old is not None:
         options.console.print(report.comparison_table(old, records))
     if options.json:
@@ -112,7 +60,7 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "device": f"{device.platform} {device.device_kind}",
         "devices": len(jax.devices()),
         "processor": _processor(),
-        "cores": _cores(),
+        "cores": peers.cores(),
         "system": platform.platform(),
         "versions": peers.versions(),
         "flags": {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ},
@@ -121,10 +69,6 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "keeps_memory": host_memory.kept,
         "turns": turns,
     }
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -257,6 +257,11 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     return found
 
 
+def cores() -> int:
+    """The processor's cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def on_devices(devices: int) -> str:
     """What the tables call jrnn on several devices.
 

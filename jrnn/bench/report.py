@@ -47,13 +47,18 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
     return found
 
 
+def _head(records: Iterable[Record]) -> str:
+    """What the sizes of records are."""
+    return "T x N x D x H" if all(r.size.count("x") == 3 for r in records) else "size"
+
+
 def times_table(records: Sequence[Record], gemm: float) -> Table:
     """Milliseconds and their quartiles, memory and the share of a GEMM's best speed; no column that has nothing to say."""
     table = Table(title=f"milliseconds: median (quartiles); a GEMM makes {gemm / 1e9:.0f} GFLOP/s here at best")
     columns = {
         "cell": [r.cell for r in records],
         "mode": [r.mode for r in records],
-        "T x N x D x H": [r.size for r in records],
+        _head(records): [r.size or "-" for r in records],
         "peer": [r.peer for r in records],
         "ms": [f"{r.median * 1e3:.3g}" for r in records],
         "quartiles": [f"{r.low * 1e3:.3g}-{r.high * 1e3:.3g}" for r in records],
@@ -76,7 +81,7 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
     found = ratios(records, ours)
     peers = list(dict.fromkeys(peer for row in found.values() for peer in row))
     table = Table(title=f"time of {ours} over the peer's (below 1: {ours} is faster)")
-    for name in ("cell", "mode", "T x N x D x H", *peers):
+    for name in ("cell", "mode", _head(records), *peers):
         table.add_column(name, justify="left" if name in ("cell", "mode") else "right", no_wrap=True)
 
     def add(cell: str, mode: str, what: str, row: dict[str, float]) -> None:
@@ -138,7 +143,7 @@ def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:
     """
     before = {(*r.job, r.peer): r.median for r in old}
     table = Table(title="new time over old")
-    for name in ("cell", "mode", "T x N x D x H", "peer", "old ms", "new ms", "new / old"):
+    for name in ("cell", "mode", _head(new), "peer", "old ms", "new ms", "new / old"):
         table.add_column(name, justify="left" if name in ("cell", "mode", "peer") else "right")
     for r in new:
         if (was := before.get((*r.job, r.peer))) is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jrnn.bench.sizes import CELLS, GATES, MODES
+from jrnn.bench.suites import SUITES
 from jrnn.cli import nets, tools, training
 from jrnn.version import __version__
 
@@ -135,12 +136,19 @@ def make_parser() -> argparse.ArgumentParser:
 
     p = command(tools.bench_command, "bench", "measure cells beside their peers, in one process and in turns")
     p.add_argument(
+        "--suite",
+        choices=SUITES,
+        default="scan",
+        help="scan: cells (default); nn: layers; convert: round trips through nets; graph: passes over nets; libraries: "
+        "optimize_scans with others' layers; streaming: frame by frame",
+    )
+    p.add_argument(
         "--cells",
         type=_names,
         metavar="A,B",
         help=f"of {', '.join(CELLS)}; by default the first {len(GATES)}; with --compile-for lstm,gru",
     )
-    p.add_argument("--modes", type=_names, default=MODES, metavar="A,B", help=f"of {', '.join(MODES)}")
+    p.add_argument("--modes", type=_names, metavar="A,B", help=f"of {', '.join(MODES)}")
     p.add_argument(
         "--sizes",
         type=_names,

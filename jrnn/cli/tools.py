@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 
 from jrnn import doctor
 from jrnn.bench import compile_for
 from jrnn.bench import main as bench
-from jrnn.bench.sizes import GATES, SETS, parse_sizes
+from jrnn.bench.sizes import MODES, parse_sizes
+from jrnn.bench.suites import Options
 from jrnn.cli.console import wide_console
 from jrnn.errors import UsageError, near
 from jrnn.ops import catalog
@@ -30,22 +32,11 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 def bench_command(args: argparse.Namespace) -> int:
     if args.compile_for:
-        cells, sizes = args.cells or ("lstm", "gru"), parse_sizes(args.sizes or ["six"])
-        compile_for.run(args.compile_for, cells, args.modes, sizes, args.peers, wide_console(), args.json)
+        if args.suite != "scan":
+            raise UsageError(f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}")
+        cells, modes, sizes = args.cells or ("lstm", "gru"), args.modes or MODES, parse_sizes(args.sizes or ["six"])
+        compile_for.run(args.compile_for, cells, modes, sizes, args.peers, wide_console(), args.json)
         return 0
-    options = bench.Options(
-        cells=args.cells or tuple(GATES),
-        modes=args.modes,
-        sizes=parse_sizes(args.sizes or list(SETS)),
-        peers=args.peers,
-        turns=args.turns,
-        seconds=args.seconds,
-        devices=args.devices,
-        caffe2_python=args.caffe2_python,
-        json=args.json,
-        plot=args.plot,
-        compare=args.compare,
-        console=wide_console(),
-    )
-    bench.run(options)
+    chosen = {f.name: getattr(args, f.name) for f in fields(Options) if f.name != "console"}
+    bench.run(Options(**chosen, console=wide_console()))
     return 0

@@ -13,17 +13,18 @@ import pytest
 from rich.console import Console
 
 from jrnn.bench import divided, measure, peers, report, steps
-from jrnn.bench.main import Options, run
+from jrnn.bench.main import run
 from jrnn.bench.peers import Program
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
-from jrnn.errors import ConfigError, DataError
+from jrnn.bench.suites import Options, graph_passes, libraries
+from jrnn.errors import ConfigError, DataError, UsageError
 
 TINY = Size(3, 2, 3, 4)
 
 
 def quiet(**options):
     text = io.StringIO()
-    found = Options(devices=1, sizes=[TINY], turns=2, console=Console(file=text, width=200), **options)
+    found = Options(devices=1, sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options)
     return found, text
 
 
@@ -50,6 +51,36 @@ def test_records_tables_json_plot_and_comparison(tmp_path):
     options, text = quiet(cells=["min_gru"], modes=["train"], peers=["jrnn"], compare=tmp_path / "new" / "a.json")
     run(options)
     assert "new time over old" in text.getvalue()
+
+
+def run_suite(suite, **chosen):
+    text = io.StringIO()
+    return run(Options(suite=suite, turns=1, console=Console(file=text, width=200), **chosen)), text.getvalue()
+
+
+def test_other_suites(monkeypatch):
+    monkeypatch.setattr(graph_passes, "SIZES", (40, 80))
+    monkeypatch.setattr(graph_passes, "OURS", ("80 operators",))
+    chosen = dict(cells=["gru"], modes=["train"], sizes=["3x2x3x4"], peers=["nn", "nn.functional", "jrnn.scan"])
+    records, text = run_suite("nn", **chosen)
+    stacks = {"gru, one layer": chosen["peers"], "gru, 2 bidirectional": ["nn", "nn.functional"]}
+    assert [(r.cell, r.peer) for r in records] == [(stack, peer) for stack in stacks for peer in stacks[stack]]
+    assert "time of nn over the peer's" in text
+    records, text = run_suite("convert", cells=["mlp"])
+    assert [r.peer for r in records] == ["round trip", "function"] and "512x256" in text
+    records, text = run_suite("graph", cells=["get_ssa", "show"])
+    assert [r.peer for r in records] == ["40 operators", "80 operators"] * 2
+    assert "time of 80 operators over the peer's" in text
+
+
+def test_a_suite_names_what_it_does_not_take_and_what_it_lacks(monkeypatch):
+    with pytest.raises(UsageError, match="--sizes means nothing for the suite 'graph'"):
+        run_suite("graph", sizes=["3x2x3x4"])
+    with pytest.raises(ConfigError, match="there is no cell 'mpl' here; .*did you mean 'mlp'"):
+        run_suite("convert", cells=["mpl"])
+    monkeypatch.setattr(libraries, "NEEDS", {"no_such_library": "its-package"})
+    with pytest.raises(DataError, match="the suite 'libraries' needs no_such_library: pip install its-package"):
+        run_suite("libraries")
 
 
 def test_mistakes_name_the_near_word(tmp_path):
@@ -137,7 +168,7 @@ def test_a_gemm_is_measured_beside_every_job(monkeypatch):
     rates = iter([1.0, 3.0, 2.0])
     monkeypatch.setattr(measure, "gemm_flops", lambda: next(rates))
     options, text = quiet(cells=["min_gru"], peers=["jrnn"], modes=["forward"])
-    sizes = [TINY, Size(2, 1, 1, 1), Size(2, 1, 2, 1)]
+    sizes = ["3x2x3x4", "2x1x1x1", "2x1x2x1"]
     monkeypatch.setattr(report, "times_table", lambda records, gemm: f"at best {gemm}")
     run(replace(options, sizes=sizes))
     assert "at best 3.0" in text.getvalue()

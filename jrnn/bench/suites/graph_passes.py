@@ -1,25 +1,30 @@
-"""Shows that every graph pass is linear: seconds on nets of 5,000 to 20,000 operators.
+"""Every function of `jrnn.graph` on nets of 5,000 to 20,000 operators.
 
-    python scripts/benchmark_graph.py
-
-The last column is the time for the largest net over the time for a quarter of it: 4 is linear, 16 quadratic. Two seconds for
-20,000 operators are the limit; the script ends with status 1 where a pass misses it.
+The ratios are the time for the largest net over the time for a smaller one: over that for a quarter of its operators, 4 is
+linear and 16 quadratic.
 """
 
 from __future__ import annotations
 
 import random
-import sys
-import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from jrnn import graph
+from jrnn.bench.peers import Program, clocked
+from jrnn.bench.suites import Job, Options
 from jrnn.ir import DeviceOption, Net, Op
 
 SIZES = (5_000, 10_000, 20_000)
-LIMIT = 2.0
+OURS = (f"{SIZES[-1]} operators",)
+TAKES = ("cells",)
+
+
+def jobs(options: Options) -> Iterator[Job]:
+    prepared = {f"{size} operators": passes(blobs_net(size)) for size in SIZES}
+    for name in options.chosen("cells", next(iter(prepared.values()))):
+        yield Job(name, "graph", "", {size: Program(clocked(found[name])) for size, found in prepared.items()})
 
 
 def blobs_net(size: int, copies: bool = True) -> Net:
@@ -112,24 +117,3 @@ def passes(net: Net) -> dict[str, Callable[[], object]]:
         "show": lambda: graph.show(net),
         "to_dot": lambda: graph.to_dot(net),
     }
-
-
-def seconds(run: Callable[[], object]) -> float:
-    return min(timeit.repeat(run, number=1, repeat=3))  # the garbage collector rests meanwhile
-
-
-def main() -> int:
-    prepared = [passes(blobs_net(size)) for size in SIZES]
-    print(f"{'seconds for':36}" + "".join(f"{size:>9,}" for size in SIZES) + f"{'growth':>9}")
-    slow = []
-    for name in prepared[0]:
-        times = [seconds(of[name]) for of in prepared]
-        print(f"{name:36}" + "".join(f"{t:9.3f}" for t in times) + f"{times[-1] / times[0]:9.1f}", flush=True)
-        if times[-1] > LIMIT:
-            slow.append(name)
-    print(f"over {LIMIT} s: {', '.join(slow)}" if slow else f"every pass takes less than {LIMIT} s")
-    return 1 if slow else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,100 @@
+"""What `jrnn bench --suite NAME` measures: a module for each suite, whose `jobs(options)` yields the programs to compare.
+
+Its module is imported when it is asked for. `OURS` are the programs whose times are divided by those of the others, `TAKES`
+the options that choose what is measured, `NEEDS` libraries that jrnn does without, and their packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jrnn.bench.peers import Program
+from jrnn.bench.sizes import Size, check_names, parse_sizes
+from jrnn.errors import DataError, UsageError
+
+SUITES = {
+    "scan": "cells",
+    "nn": "nn_layers",
+    "convert": "conversion",
+    "graph": "graph_passes",
+    "libraries": "libraries",
+    "streaming": "streaming",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run.
+
+    Attributes:
+        suite: a name of SUITES.
+        cells, modes, sizes, peers: names of what to measure; None for all that the suite has and can run here.
+        turns: measured runs of each program, at most.
+        seconds: after which no more turns of a job begin, but for the first three.
+        devices: how many devices a CPU is divided into for a further row of jrnn; None for its cores, 1 for no such row.
+        caffe2_python: a Python interpreter that has Caffe2, to measure it too.
+        json, plot: files to write.
+        compare: a JSON file of an earlier run to compare with.
+    """
+
+    suite: str = "scan"
+    cells: Sequence[str] | None = None
+    modes: Sequence[str] | None = None
+    sizes: Sequence[str] | None = None
+    peers: Sequence[str] | None = None
+    turns: int = 15
+    seconds: float = 20.0
+    devices: int | None = None
+    caffe2_python: str | None = None
+    json: Path | None = None
+    plot: Path | None = None
+    compare: Path | None = None
+    console: Console = field(default_factory=Console)
+
+    def chosen(self, what: str, known: Mapping[str, Any] | Sequence[str]) -> list[str]:
+        """The names that were given for an option, such as `cells`; all known ones by default.
+
+        Raises:
+            ConfigError: for a name that is not known.
+        """
+        given = getattr(self, what)
+        check_names(what.removesuffix("s"), given or (), known)
+        return list(known if given is None else given)
+
+    def chosen_sizes(self, default: Sequence[str]) -> tuple[Size, ...]:
+        return parse_sizes(default if self.sizes is None else self.sizes)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Programs that do the same work, to be run in turns; flops: the floating-point operations of it, or 0."""
+
+    cell: str
+    mode: str
+    size: str
+    programs: Mapping[str, Program | None]
+    flops: float = 0.0
+
+
+def suite_of(options: Options) -> Any:
+    """The module of a suite.
+
+    Raises:
+        UsageError: for an option that means nothing for it. DataError: where a library that it needs is missing.
+    """
+    module = import_module(f"{__name__}.{SUITES[options.suite]}")
+    for library, package in getattr(module, "NEEDS", {}).items():
+        if find_spec(library) is None:
+            raise DataError(f"bench: the suite {options.suite!r} needs {library}: pip install {package}")
+    for name in ("cells", "modes", "sizes", "peers", "devices", "caffe2_python"):
+        if getattr(options, name) is not None and name not in module.TAKES:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} means nothing for the suite {options.suite!r}")
+    return module

@@ -1,0 +1,30 @@
+"""The cells of this benchmark, through `jrnn.scan` and beside its peers: see `jrnn.bench.peers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+
+from jrnn.bench import peers
+from jrnn.bench.sizes import CELLS, GATES, MODES, SETS, flops
+from jrnn.bench.suites import Job, Options
+
+OURS = ("jrnn",)
+TAKES = ("cells", "modes", "sizes", "peers", "devices", "caffe2_python")
+
+
+def jobs(options: Options) -> Iterator[Job]:
+    devices = peers.cores() if options.devices is None else options.devices
+    known = peers.available(options.caffe2_python, devices if jax.default_backend() == "cpu" else 1)
+    cells = options.chosen("cells", CELLS) if options.cells else list(GATES)
+    modes, chosen, sizes = (
+        options.chosen("modes", MODES),
+        options.chosen("peers", known),
+        options.chosen_sizes(list(SETS)),
+    )
+    for cell in cells:
+        for mode in modes:
+            for size in sizes:
+                built = {name: known[name](cell, size, mode) for name in chosen}
+                yield Job(cell, mode, str(size), built, flops(cell, size, mode))

@@ -1,0 +1,109 @@
+"""`jrnn.nn` as a user calls it beside torch.nn, flax.nnx.RNN and the bare `jrnn.scan`.
+
+One layer, and two bidirectional ones, forward and train (the sum of squares of the output, with gradients of the parameters
+and the input). "nn" is a module under `nnx.jit`, "nn.functional" the same function of a dict under `jax.jit`, "jrnn.scan"
+one layer of the same step with nothing around it, "flax" `nnx.RNN` (in `nnx.Bidirectional`) under `nnx.jit`, "torch"
+torch.nn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jrnn import nn
+from jrnn.bench.peers import Program, clocked, compiled, torch_program
+from jrnn.bench.sizes import GATES, MODES, Size, flops
+from jrnn.bench.steps import STEPS
+from jrnn.bench.suites import Job, Options
+from jrnn.executor import scan
+
+OURS = ("nn",)
+TAKES = ("cells", "modes", "sizes", "peers")
+SIZES = ("100x1x128x128", "100x32x128x128", "500x8x64x64", "50x64x256x256")
+STACKS = {"one layer": (1, False), "2 bidirectional": (2, True)}
+FLAX = {"lstm": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell}
+
+
+def jobs(options: Options) -> Iterator[Job]:
+    known = {name: peer for name, peer in PEERS.items() if name != "torch" or importlib.util.find_spec("torch")}
+    sizes, modes = options.chosen_sizes(SIZES), options.chosen("modes", MODES)
+    for cell in options.chosen("cells", FLAX):
+        for stack, (layers, both) in STACKS.items():
+            for mode in modes:
+                for size in sizes:
+                    names = options.chosen("peers", known)
+                    built = {name: known[name](cell, size, mode, layers, both) for name in names}
+                    work = flops(cell, size, mode) if layers == 1 else 0.0
+                    yield Job(f"{cell}, {stack}", mode, str(size), built, work)
+
+
+def nn_module(cell: str, size: Size, mode: str, layers: int, both: bool) -> Program:
+    module = getattr(nn, cell.upper())(size.features, size.hidden, layers, bidirectional=both, rngs=nnx.Rngs(0))
+    return _nnx_program(lambda module, x: module(x)[0], module, size, mode)
+
+
+def _nnx_program(forward: Callable[[Any, Any], Any], module: Any, size: Size, mode: str) -> Program:
+    def loss(module: Any, x: Any) -> Any:
+        return jnp.sum(forward(module, x) ** 2)
+
+    fn, x = nnx.jit(nnx.grad(loss, argnums=(0, 1)) if mode == "train" else forward), _input(size)
+    return Program(clocked(lambda: jax.block_until_ready(fn(module, x))))
+
+
+def nn_functional(cell: str, size: Size, mode: str, layers: int, both: bool) -> Program:
+    module = getattr(nn, cell.upper())(size.features, size.hidden, layers, bidirectional=both, rngs=nnx.Rngs(0))
+    return compiled(lambda p, x: getattr(nn.functional, cell)(p, x)[0], module.params(), _input(size), mode)
+
+
+def bare_scan(cell: str, size: Size, mode: str, layers: int, both: bool) -> Program | None:
+    if layers > 1:
+        return None
+    draw, wide = np.random.default_rng(0).standard_normal, GATES[cell] * size.hidden
+    shapes = {"wx": (size.features, wide), "wh": (size.hidden, wide), "b": (1, wide)}
+    weights = {n: jnp.asarray(draw(s) / np.sqrt(size.hidden), jnp.float32) for n, s in shapes.items()}
+    h = jnp.zeros((size.batch, size.hidden))
+    carry = (h, h) if cell == "lstm" else h
+    return compiled(lambda p, x: scan(STEPS[cell](p), carry, x)[1], weights, _input(size), mode)
+
+
+def flax_rnn(cell: str, size: Size, mode: str, layers: int, both: bool) -> Program:
+    rngs, features, stack = nnx.Rngs(0), size.features, nnx.List([])
+    for _ in range(layers):
+        made = [nnx.RNN(FLAX[cell](features, size.hidden, rngs=rngs), time_major=True) for _ in range(1 + both)]
+        stack.append(nnx.Bidirectional(*made, time_major=True) if both else made[0])
+        features = size.hidden * (1 + both)
+
+    def forward(stack: Any, x: Any) -> Any:
+        for layer in stack:
+            x = layer(x)
+        return x
+
+    return _nnx_program(forward, stack, size, mode)
+
+
+def torch_rnn(cell: str, size: Size, mode: str, layers: int, both: bool) -> Program:
+    import torch
+
+    module = getattr(torch.nn, cell.upper())(size.features, size.hidden, layers, bidirectional=both)
+    return torch_program(module, _input(size), mode)
+
+
+def _input(size: Size) -> Any:
+    shape = (size.steps, size.batch, size.features)
+    return jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
+
+
+PEERS: dict[str, Callable[[str, Size, str, int, bool], Program | None]] = {
+    "nn": nn_module,
+    "nn.functional": nn_functional,
+    "jrnn.scan": bare_scan,
+    "flax": flax_rnn,
+    "torch": torch_rnn,
+}
