@@ -171,7 +171,7 @@ def test_same_program_twice_gives_the_same_net():
     assert jrnn.serialize_net(first) == jrnn.serialize_net(second)
 
 
-def test_unknown_blob_is_named_with_its_neighbours():
+def test_unknown_blob_is_named_with_its_neighbors():
     with pytest.raises(jrnn.errors.GradientError, match="no blob 'loss'.*did you mean 'losses'"):
         jrnn.add_gradients(Net("n", (Op.of("Tanh", ["x"], ["losses"]),)), ["loss"])
 

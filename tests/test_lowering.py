@@ -23,7 +23,7 @@ def test_run_net_returns_every_blob_written():
     np.testing.assert_allclose(got["z"], np.maximum(np.tanh(X), 0), atol=1e-6)
 
 
-def test_undefined_blob_is_named_with_its_neighbours():
+def test_undefined_blob_is_named_with_its_neighbors():
     with pytest.raises(NetError, match=r"op #0 Tanh -> 'y' in net 'n': reads blob 'inptu'.*did you mean 'input'"):
         _run(Op.of("Tanh", ["inptu"], ["y"]), input=X)
 

@@ -80,7 +80,7 @@ def to_caffe2(kind: str, params: Mapping[str, Any], scope: str) -> Params:
     A GRU must be built with `linear_before_reset=True`. A stack without biases gets zeros: Caffe2's cells have them.
 
     Raises:
-        ConversionError: a reverse direction, a projection or layer normalisation, which these cells lack.
+        ConversionError: a reverse direction, a projection or layer normalization, which these cells lack.
     """
     found = one_direction("caffe2", kind, params)
     blobs: Params = {}

@@ -67,7 +67,7 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
     """A cell's arrays as another system lays them out, from PyTorch's parameters.
 
     Raises:
-        ConversionError: a parameter is missing or of another kind's shape; there is a projection or layer normalisation,
+        ConversionError: a parameter is missing or of another kind's shape; there is a projection or layer normalization,
             which only PyTorch's layout here holds; or a GRU's hidden bias of the candidate is not zero and the system has
             no place for it.
     """

@@ -8,14 +8,14 @@ L layers, K directions.
     rnn_cell, lstm_cell, gru_cell    one step of one cell
 
 The parameters carry PyTorch's names and shapes (`jrnn.nn.params`), and decide the structure: the sizes, the number of
-layers, whether there are biases, a reverse direction, a projection, layer normalisation.
+layers, whether there are biases, a reverse direction, a projection, layer normalization.
 
     RNN    h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or relu
     LSTM   i, f, o = sigmoid(...), g = tanh(...);  c' = f c + i g;  h' = o tanh(c'), then projected by W_hr
     GRU    r, z = sigmoid(...);  n = tanh(W_in x + b_in + r (W_hn h + b_hn));  h' = (1 - z) n + z h
 
-With `norm_ih` and `norm_hh` each product is normalised over its G H rows before the biases are added (Ba et al., 2016,
-without the normalisation of the cell).
+With `norm_ih` and `norm_hh` each product is normalized over its G H rows before the biases are added (Ba et al., 2016,
+without the normalization of the cell).
 """
 
 from __future__ import annotations

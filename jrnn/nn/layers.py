@@ -20,7 +20,7 @@ from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import LSTM, State, Unit
 
-EPSILON = 1e-5  # of layer normalisation, as in PyTorch's LayerNorm
+EPSILON = 1e-5  # of layer normalization, as in PyTorch's LayerNorm
 
 
 class Noise(NamedTuple):
@@ -105,11 +105,11 @@ def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
     )
 
 
-def normalise(z: jax.Array, gain: jax.Array) -> jax.Array:
-    """Layer normalisation over the last axis, (z - mean) / sqrt(variance + 1e-5) gain."""
-    centred = z - jnp.mean(z, axis=-1, keepdims=True)
-    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-    return centred * lax.rsqrt(variance + EPSILON) * _row(gain, z)
+def normalize(z: jax.Array, gain: jax.Array) -> jax.Array:
+    """Layer normalization over the last axis, (z - mean) / sqrt(variance + 1e-5) gain."""
+    centered = z - jnp.mean(z, axis=-1, keepdims=True)
+    variance = jnp.mean(centered * centered, axis=-1, keepdims=True)
+    return centered * lax.rsqrt(variance + EPSILON) * _row(gain, z)
 
 
 def _row(vector: jax.Array, like: jax.Array) -> jax.Array:
@@ -121,7 +121,7 @@ def project(unit: Unit, weights: Weights, x: jax.Array, dtype) -> jax.Array:
     """The input's share of the gates, with every bias that may be added early. # [..., G H]"""
     zx = contract(x, weights.weight_ih, dtype)
     if weights.norm_ih is not None:
-        zx = normalise(zx, weights.norm_ih)
+        zx = normalize(zx, weights.norm_ih)
     if weights.bias_ih is None:
         return zx
     early = weights.bias_hh
@@ -151,7 +151,7 @@ def make_step(
         h = state[0] if recurrent is None else state[0] * recurrent
         zh = contract(h, weights.weight_hh, dtype)
         if weights.norm_hh is not None:
-            zh = normalise(zh, weights.norm_hh)
+            zh = normalize(zh, weights.norm_hh)
         new = unit.advance(zx, zh, late, state)
         if weights.weight_hr is not None:
             new = (contract(new[0], weights.weight_hr, dtype), *new[1:])

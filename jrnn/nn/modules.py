@@ -164,7 +164,7 @@ class RNN(_Stack):
         rngs: draws the parameters (stream `params`) and, later, dropout (stream `dropout`).
         bias: whether there are biases; True by default.
         bidirectional: whether a second direction runs from the end to the start; its outputs follow the first's.
-        layer_norm: normalise each product inside the gates (Ba et al., 2016).
+        layer_norm: normalize each product inside the gates (Ba et al., 2016).
         deterministic: nothing is random; `train()` and `eval()` set it.
         param_dtype: the type of the parameters; float32 by default.
         options: settings: batch_first, dropout, recurrent_dropout, zoneout, dtype, recompute, unroll, executor, see

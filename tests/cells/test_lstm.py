@@ -165,7 +165,7 @@ def test_lengths_hold_or_drop_the_state():
             np.testing.assert_array_equal(last[0, n], every[-1, n])
 
 
-def test_a_sample_does_not_depend_on_its_neighbours():
+def test_a_sample_does_not_depend_on_its_neighbors():
     b, out = _build([4, 3])
     fn = jax.jit(jrnn.to_jax(b.build(), [out.hidden_all]))
     blobs = _blobs(b)

@@ -187,7 +187,7 @@ def test_functions_that_are_not_of_float64():
         subject_of_function(over_time(narrow), (np.ones(2), np.ones((3, 2))))
 
 
-def test_colours_of_blobs_within(x64):
+def test_colors_of_blobs_within(x64):
     net, blobs = chain()
     s = subject_of_net(net, blobs, "loss")
     report = check(s, Effort(), inner=True)

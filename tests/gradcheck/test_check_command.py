@@ -166,7 +166,7 @@ def test_the_page_in_a_browser(files, capsys, wrong_tanh):
     page.feed(shown)
     assert page.text["verdict"] == "the gradients DISAGREE"
     assert "First fault: op #1 Tanh -> 'h' in net 'tiny'" in page.text["fault"]
-    assert page.boxes == {  # by the colour that a box is filled with
+    assert page.boxes == {  # by the color that a box is filled with
         "#b7e1b0": {"h", "loss"},
         "#f2a6a0": {"x", "w", "b", "y"},
         None: {"FC", "Tanh", "AveragedLoss"},
@@ -176,7 +176,7 @@ def test_the_page_in_a_browser(files, capsys, wrong_tanh):
 
 
 class Page(HTMLParser):
-    """The text of elements with an id, the labels of the drawn boxes by colour, and the rows of the table."""
+    """The text of elements with an id, the labels of the drawn boxes by color, and the rows of the table."""
 
     def __init__(self):
         super().__init__()

@@ -75,7 +75,7 @@ def test_streaming_equals_the_whole(kind):
     for x in X:
         y, state = step(module, x, state)
         steps.append(y)
-    # Layer normalisation of a few values amplifies rounding: hence not 1e-6.
+    # Layer normalization of a few values amplifies rounding: hence not 1e-6.
     np.testing.assert_allclose(np.stack(steps), output, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), state, last)
     first, state = module(X[:2])

@@ -1,4 +1,4 @@
-"""What padding holds shows nowhere, bit for bit; a sequence's results do not depend on its neighbours."""
+"""What padding holds shows nowhere, bit for bit; a sequence's results do not depend on its neighbors."""
 
 import jax
 import numpy as np

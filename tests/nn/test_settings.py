@@ -1,4 +1,4 @@
-"""What jrnn.nn has beyond PyTorch's layers: noise, layer normalisation, 16-bit products, recomputation."""
+"""What jrnn.nn has beyond PyTorch's layers: noise, layer normalization, 16-bit products, recomputation."""
 
 import functools
 
@@ -109,20 +109,20 @@ def test_noise_is_the_same_where_it_is_computed_again(recompute):
         np.testing.assert_allclose(grads[name], want, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def normalise(z, gain):
+def normalize(z, gain):
     z = z - z.mean(-1, keepdims=True)
     return z / np.sqrt((z * z).mean(-1, keepdims=True) + 1e-5) * gain
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
-def test_layer_normalisation_acts_on_each_product(kind, x64):
+def test_layer_normalization_acts_on_each_product(kind, x64):
     unit = {"rnn": units.RNN_TANH, "lstm": units.LSTM, "gru": units.GRU}[kind]
     random = np.random.RandomState(1)
     shapes = nn.Layout(unit, D, H, layer_norm=True).cell_shapes(D)
     params = {name: random.standard_normal(shape) for name, shape in shapes.items()}
     x, h, c = random.standard_normal((N, D)), random.standard_normal((N, H)), random.standard_normal((N, H))
-    zx = normalise(x @ params["weight_ih"].T, params["norm_ih"]) + params["bias_ih"]
-    zh = normalise(h @ params["weight_hh"].T, params["norm_hh"]) + params["bias_hh"]
+    zx = normalize(x @ params["weight_ih"].T, params["norm_ih"]) + params["bias_ih"]
+    zh = normalize(h @ params["weight_hh"].T, params["norm_hh"]) + params["bias_hh"]
     if kind == "rnn":
         found, expected = functional.rnn_cell(params, x, h), np.tanh(zx + zh)
     elif kind == "lstm":

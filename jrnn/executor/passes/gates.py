@@ -47,7 +47,7 @@ class _Cut:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """One elementwise equation over neighbouring slices, done at once over all of them."""
+    """One elementwise equation over neighboring slices, done at once over all of them."""
 
     eqn: Any
     operands: tuple[_Cut, ...]

@@ -94,7 +94,7 @@ class NnModel:
         return params
 
     def _gate_biases(self, suffix: str, params: Params, key: Any) -> Params:
-        """First biases of the gates that keep the state: the forget bias, or the chrono initialisation.
+        """First biases of the gates that keep the state: the forget bias, or the chrono initialization.
 
         Source: Tallec and Ollivier, Can recurrent neural networks warp time?, 2018: b_f = log u, b_i = -b_f, where u is
         uniform in [1, memory - 1]. A GRU's z, which keeps the state, has log u.
