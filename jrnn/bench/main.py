@@ -24,7 +24,7 @@ def run(options: Options) -> list[report.Record]:
     """
     suite = suite_of(options)
     old = report.load(options.compare)[1] if options.compare else None
-    gemm = 0.0  # measured again beside each job: the best of all is the machine's
+    gemm = 0.0  # measured again with each job: the best of all is the machine's
     records: list[report.Record] = []
     for job in suite.jobs(options):
         options.console.print(f"{job.cell} {job.mode} {job.size}", style="dim")

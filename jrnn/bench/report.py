@@ -139,7 +139,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
 def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:
     """New times over old ones, for the jobs and peers that both have.
 
-    Two runs differ by the machine's mood as well, so each ratio stands beside that of the peers of the same job.
+    Two runs differ also by what else the machine did, so each ratio stands next to those of the same job's peers.
     """
     before = {(*r.job, r.peer): r.median for r in old}
     table = Table(title="new time over old")

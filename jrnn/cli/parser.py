@@ -134,7 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
         tools.doctor_command, "doctor", "say what is installed, which devices there are, and how to get what is missing"
     )
 
-    p = command(tools.bench_command, "bench", "measure cells beside their peers, in one process and in turns")
+    p = command(tools.bench_command, "bench", "measure cells next to their peers, in one process and in turns")
     p.add_argument(
         "--suite",
         choices=SUITES,

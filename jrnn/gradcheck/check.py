@@ -44,7 +44,7 @@ def check_gradients(
         tolerance: for JAX's gradient against the net's, relative to the gradient's largest element where that is above 1.
         difference_tolerance: the same for JAX's gradient against central differences.
         max_elements: how many elements of a blob are checked by differences one by one, spread evenly.
-        directions: along how many random directions the blobs with more elements are checked besides.
+        directions: along how many random directions the blobs with more elements are checked in addition.
         second: whether second derivatives are compared too, JAX's with differences of its gradient.
 
     Raises:

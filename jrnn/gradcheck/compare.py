@@ -34,7 +34,7 @@ class Effort:
         tolerance: for JAX's gradient against the net's, relative to the gradient's largest element where that is above 1.
         difference_tolerance: the same for JAX's gradient against central differences.
         max_elements: how many elements of a blob are checked by differences one by one.
-        directions: along how many random directions larger blobs are checked besides.
+        directions: along how many random directions larger blobs are checked in addition.
         second: whether second derivatives are compared too.
     """
 

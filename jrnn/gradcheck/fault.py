@@ -211,7 +211,7 @@ def _function_suffix(program: _Program, args: Sequence[Any], seeds: Sequence[np.
 
 
 def _fault_inside(eqn: Any, values: Sequence[Any], effort: Effort) -> Fault | None:
-    """The equation at fault within a call, or within the first step of a scan, beside the point where that is."""
+    """The equation at fault within a call, or within the first step of a scan, near the point where that step is."""
     rng = np.random.default_rng(0)
     closed = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
     if eqn.primitive.name == SCAN:

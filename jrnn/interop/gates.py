@@ -1,7 +1,7 @@
 """The one table of gate orders and bias conventions: how each system lays out the weights of a recurrent cell.
 
 Gates go by PyTorch's letters: an LSTM's are i, f, g (the candidate), o; a GRU's r (reset), z (update: the share of the old
-state that stays), n (the candidate). Other systems' names for the same gates stand beside each row.
+state that stays), n (the candidate). Other systems' names for the same gates stand next to each row.
 
 An LSTM's or a plain cell's two biases are only ever added to each other. A GRU's are not: the candidate's hidden bias is
 scaled by the reset gate, so a system with a single bias cannot hold it. Nor are all GRUs the same function: here, in

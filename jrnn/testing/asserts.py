@@ -92,7 +92,7 @@ def assert_padding_invariant(
     Args:
         cell, carry, xs, params, key: as for `assert_gradients_agree`.
         lengths: the ends; by default mixed ones with 0, 1 and T among them, then all 0, all 1 and all T.
-        fills: what is put there, beside zeros.
+        fills: what is put there, besides zeros.
     """
     layer = layer_of(cell, carry, xs, params, key)
     steps, batch = layer.size

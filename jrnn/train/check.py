@@ -1,4 +1,4 @@
-"""The proof while training: JAX's gradient beside the generated net's, in float64 on one batch.
+"""Gradient checks while training: JAX's gradient next to the generated net's, in float64 on one batch.
 
 A model that is no net has no second gradient; central differences along a random direction for each parameter stand in.
 """

@@ -1,7 +1,7 @@
 """Checkpoints by orbax: written aside and renamed when complete, so that one is whole or is not there.
 
-A seal, the checksums of a checkpoint's files, is put beside them when it is complete: a file that is damaged later is found
-out before anything is read from it. One that lacks its seal (the process was killed just then) is read all the same.
+A seal, the checksums of a checkpoint's files, is written next to them when it is complete: a file that is damaged later is
+detected before anything is read from it. One that lacks its seal (the process was killed just then) is read all the same.
 """
 
 from __future__ import annotations

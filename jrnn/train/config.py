@@ -1,7 +1,7 @@
 """What a training run can be told: one frozen dataclass a table of the TOML file, every default visible.
 
 The tables that all tasks share are here. The tables [data] and [sample] are the task's own, and [model] is the model's: they
-stand beside what reads them.
+stand next to what reads them.
 """
 
 from __future__ import annotations

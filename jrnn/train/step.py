@@ -44,7 +44,7 @@ class Measured(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What a step is made of, beside the model: see `OptimizerConfig`.
+    """What a step is made of, besides the model: see `OptimizerConfig`.
 
     examples: side by side in a batch. seed: of the parameters and of dropout. accumulate: parts of a batch that are read one
     after the other; `axes` (see `Task`) tells along which axes a batch is cut. ema: the decay of the running mean.

@@ -1,4 +1,4 @@
-"""What cannot become a net is refused with what, where and the mend; a wrong export is found out."""
+"""What cannot become a net raises an error that says what, where and the fix; a wrong export is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cells of this benchmark, through `jrnn.scan` and beside its peers: see `jrnn.bench.peers`."""
+"""The cells of this benchmark, through `jrnn.scan` and next to its peers: see `jrnn.bench.peers`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions under jit beside their round trip through nets: `from_jax`, then `to_jax`."""
+"""Functions under jit next to their round trip through nets: `from_jax`, then `to_jax`."""
 
 from __future__ import annotations
 

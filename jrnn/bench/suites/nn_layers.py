@@ -1,4 +1,4 @@
-"""`jrnn.nn` as a user calls it beside torch.nn, flax.nnx.RNN and the bare `jrnn.scan`.
+"""`jrnn.nn` as a user calls it, next to torch.nn, flax.nnx.RNN and the bare `jrnn.scan`.
 
 One layer, and two bidirectional ones, forward and train (the sum of squares of the output, with gradients of the parameters
 and the input). "nn" is a module under `nnx.jit`, "nn.functional" the same function of a dict under `jax.jit`, "jrnn.scan"

@@ -35,7 +35,7 @@ class NetDefConfig:
 
     kind: Literal["net"] = "net"
     net: str | None = None  # the net's file, from the working directory; giving one means kind = "net"
-    init_net: str | None = None  # the file of the net that makes the weights; by default init_net.pb beside the net
+    init_net: str | None = None  # the file of the net that makes the weights; by default init_net.pb next to the net
     input: str | None = None  # the blob that the inputs or tokens are
     lengths: str | None = None  # the blob of lengths, where the net reads one
     targets: str | None = None  # the blob of targets, where the net has a loss
@@ -176,7 +176,7 @@ def _feeds(config: NetDefConfig, signature: Signature, left: list[str], net: Net
     if unnamed or member not in feeds.values():
         shown = ", ".join(map(repr, unnamed)) or "nothing"
         raise ConfigError(
-            f"the net reads {shown} beside its weights and states; say what is what with model.input, model.lengths, "
+            f"the net reads {shown} besides its weights and states; say what is what with model.input, model.lengths, "
             "model.targets and model.states"
         )
     if signature.lengths and "lengths" not in feeds.values():

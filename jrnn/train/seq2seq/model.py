@@ -103,7 +103,7 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
 
     Blobs: `inputs` int32 [S, N] with `input_lengths` int32 [N], `decoder_inputs` and `targets` int32 [T, N] with
     `target_lengths` int32 [N] -> `logits` [T, N, V], `loss` [], the mean over the steps within the lengths. What stands
-    after them has no part in anything, and lengths may be 0.
+    after them changes no result, and lengths may be 0.
     """
     b = NetBuilder("seq2seq")
     inputs, input_lengths = b.input("inputs"), b.input("input_lengths")

@@ -59,7 +59,7 @@ class ForecastData:
 
 @dataclass(frozen=True)
 class ForecastSample:
-    """What a trained model foretells: the rows after the last ones of a file."""
+    """What a trained model predicts: the rows after the last ones of a file."""
 
     path: str | None = None  # a CSV file with the same columns; by default the one that was trained on
 
@@ -128,7 +128,7 @@ class ForecastTask(HeldOutTask):
         x, y = of_inputs.apply(inputs), of_targets.apply(targets)
         try:
             train = windows(x[:border], y[:border], data.window, data.horizon)
-            start = max(border - data.window, 0)  # so that the first row held out is foretold too
+            start = max(border - data.window, 0)  # so that the first row held out is predicted too
             held_out = windows(x[start:], y[start:], data.window, data.horizon)
             batches = Shuffled.of(train, data.batch, config.seed)
         except DataError as e:

@@ -43,7 +43,7 @@ class Task(Protocol):
         ...
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
-        """The task's own metrics on the validation data, beside the validation loss, which is given."""
+        """The task's own metrics on the validation data, besides the validation loss, which is given."""
         ...
 
     def fingerprint(self) -> dict[str, Any]:
