@@ -80,14 +80,14 @@ def run_plan(
     array(8., dtype=float32)
     """
     given = dict(blobs or {})
-    run = _Run(plan, given, key, max_iterations, files)
+    run = _Execution(plan, given, key, max_iterations, files)
     top = _Workspace({*given, *(n for s in plan.steps for n in run.written(s))}, given)
     for step in plan.steps:
         run.step(step, top)
     return top.blobs
 
 
-class _Run:
+class _Execution:
     def __init__(self, plan: Plan, given: Mapping[str, Any], key: Any, max_iterations: int | None, files: Any):
         self.files = files
         self.nets = {name: without_sources(net, given) for name, net in _checked(plan, given).items()}
