@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.interop.cells import Cell, Params, from_system, one_direction, to_system
+from jrnn.interop.cells import CellArrays, Params, from_system, one_direction, to_system
 from jrnn.nn.stacked_gru import Weights
 
 
@@ -22,7 +22,7 @@ def from_arraymancer(weights: Weights) -> Params:
     params: Params = {}
     for layer in range(len(weights.U3s)):
         W3, U3, bW3, bU3 = (np.asarray(array) for array in weights.layer(layer))
-        params |= from_system("arraymancer", "GRU", Cell(W3, U3, bW3[0], bU3[0]), f"_l{layer}")
+        params |= from_system("arraymancer", "GRU", CellArrays(W3, U3, bW3[0], bU3[0]), f"_l{layer}")
     return params
 
 

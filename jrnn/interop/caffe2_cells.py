@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError, near
-from jrnn.interop.cells import Cell, Params, from_system, one_direction, to_system
+from jrnn.interop.cells import CellArrays, Params, from_system, one_direction, to_system
 from jrnn.interop.gates import convention, other_gru
 
 _GRU_BLOBS = {"r": "reset_gate_t", "z": "update_gate_t", "n": "output_gate_t"}
@@ -69,7 +69,7 @@ def from_caffe2(
                 )
             shift = np.repeat([forget_bias * (gate == "f") for gate in order], weight_hh.shape[1])
             bias_ih = bias_ih + shift.astype(bias_ih.dtype)
-        cell = Cell(weights[0], weight_hh, bias_ih, np.concatenate(biases[1:]))
+        cell = CellArrays(weights[0], weight_hh, bias_ih, np.concatenate(biases[1:]))
         params |= from_system("caffe2", kind, cell, f"_l{layer}")
     return params
 

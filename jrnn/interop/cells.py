@@ -18,7 +18,7 @@ from jrnn.interop.gates import convention, join, reorder
 Params = dict[str, np.ndarray]
 
 
-class Cell(NamedTuple):
+class CellArrays(NamedTuple):
     """A cell's arrays in some system's own order and orientation; biases None where it has none.
 
     Attributes:
@@ -41,12 +41,12 @@ class Cell(NamedTuple):
         return of_input, of_hidden
 
 
-def from_system(system: str, kind: str, cell: Cell, suffix: str = "_l0") -> Params:
+def from_system(system: str, kind: str, cell: CellArrays, suffix: str = "_l0") -> Params:
     """PyTorch's parameters of a cell that another system lays out.
 
     A single bias becomes `bias_ih`, and `bias_hh` is zero: PyTorch has both or none.
 
-    >>> cell = Cell(np.ones((3, 8)), np.ones((2, 8)), np.arange(8.0))
+    >>> cell = CellArrays(np.ones((3, 8)), np.ones((2, 8)), np.arange(8.0))
     >>> params = from_system("keras", "LSTM", cell)
     >>> params["weight_ih_l0"].shape, params["bias_ih_l0"].tolist(), params["bias_hh_l0"].any()
     ((8, 3), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], np.False_)
@@ -54,7 +54,7 @@ def from_system(system: str, kind: str, cell: Cell, suffix: str = "_l0") -> Para
     row, target = convention(system, kind), convention("pytorch", kind)
     _check(system, kind, cell, len(row.order), row.transposed)
     params = {}
-    for name, array in zip(Cell._fields, cell, strict=True):
+    for name, array in zip(CellArrays._fields, cell, strict=True):
         if array is not None:
             turned = array.T if row.transposed and array.ndim == 2 else array
             params[name + suffix] = reorder(turned, row.order, target.order)
@@ -63,7 +63,7 @@ def from_system(system: str, kind: str, cell: Cell, suffix: str = "_l0") -> Para
     return params
 
 
-def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "_l0") -> Cell:
+def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "_l0") -> CellArrays:
     """A cell's arrays as another system lays them out, from PyTorch's parameters.
 
     Raises:
@@ -78,13 +78,13 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
     for name in ("weight_ih", "weight_hh"):
         if name + suffix not in params:
             raise ConversionError(f"{system} {kind}: the parameters lack {name + suffix!r}; they are {sorted(params)}")
-    given = {name: np.asarray(params[name + suffix]) for name in Cell._fields if name + suffix in params}
-    _check(system, kind, Cell(**given), len(source.order), source.transposed)
+    given = {name: np.asarray(params[name + suffix]) for name in CellArrays._fields if name + suffix in params}
+    _check(system, kind, CellArrays(**given), len(source.order), source.transposed)
     arrays = {}
     for name, array in given.items():
         turned = reorder(array, source.order, row.order)
         arrays[name] = np.ascontiguousarray(turned.T) if row.transposed and turned.ndim == 2 else turned
-    cell = Cell(**arrays)
+    cell = CellArrays(**arrays)
     if cell.bias_ih is None and cell.bias_hh is None:
         return cell
     if cell.bias_ih is None or cell.bias_hh is None:
@@ -128,7 +128,7 @@ def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str
     return found
 
 
-def _check(system: str, kind: str, cell: Cell, gates: int, transposed: bool) -> None:
+def _check(system: str, kind: str, cell: CellArrays, gates: int, transposed: bool) -> None:
     shapes = [tuple(array.shape[::-1]) if transposed else tuple(array.shape) for array in cell[:2]]
     if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][0] or shapes[1][0] != gates * shapes[1][1]:
         rows = f"{gates} H" if gates > 1 else "H"
@@ -137,6 +137,6 @@ def _check(system: str, kind: str, cell: Cell, gates: int, transposed: bool) -> 
             f"{system} {kind}: the weights are {list(cell.weight_ih.shape)} and {list(cell.weight_hh.shape)}; they must "
             f"be {wanted[0]} and {wanted[1]}"
         )
-    for name, bias in zip(Cell._fields[2:], cell[2:], strict=True):
+    for name, bias in zip(CellArrays._fields[2:], cell[2:], strict=True):
         if bias is not None and bias.shape != shapes[0][:1]:
             raise ConversionError(f"{system} {kind}: {name} is {list(bias.shape)} but must be {list(shapes[0][:1])}")

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import Cell, Params, from_system, to_system
+from jrnn.interop.cells import CellArrays, Params, from_system, to_system
 from jrnn.interop.gates import convention
 
 _KINDS: dict[type, str] = {
@@ -38,14 +38,14 @@ def from_flax(cell: Any, suffix: str = "_l0") -> Params:
     """
     kind = _kind(cell)
     if isinstance(cell, nnx.LSTMCell):
-        arrays = Cell(
+        arrays = CellArrays(
             np.concatenate([np.asarray(dense.kernel[...]) for dense in _dense(cell, "i")], axis=1),
             np.concatenate([np.asarray(dense.kernel[...]) for dense in _dense(cell, "h")], axis=1),
             np.concatenate([np.asarray(dense.bias[...]) for dense in _dense(cell, "h")]),
         )
     else:
         biased = _biased(cell)
-        arrays = Cell(*(np.asarray(v[...]) for v in (cell.dense_i.kernel, cell.dense_h.kernel, biased.bias)))
+        arrays = CellArrays(*(np.asarray(v[...]) for v in (cell.dense_i.kernel, cell.dense_h.kernel, biased.bias)))
     return from_system("flax", kind, arrays, suffix)
 
 

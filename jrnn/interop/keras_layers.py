@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import Cell, Params, from_system, suffixes_of_layer, to_system
+from jrnn.interop.cells import CellArrays, Params, from_system, suffixes_of_layer, to_system
 from jrnn.interop.gates import other_gru
 
 
@@ -64,10 +64,10 @@ def to_keras(kind: str, params: Mapping[str, Any], *, layer: int = 0) -> list[np
     return weights
 
 
-def _split_bias(kind: str, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray | None = None) -> Cell:
+def _split_bias(kind: str, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray | None = None) -> CellArrays:
     if kind != "GRU" or bias is None:
-        return Cell(kernel, recurrent, bias)
+        return CellArrays(kernel, recurrent, bias)
     if bias.ndim != 2 or bias.shape[0] != 2:
         given = f"the bias is {list(bias.shape)}, so reset_after is False:"
         raise other_gru("keras", given, "reset_after=True, with a bias [2, 3H],")
-    return Cell(kernel, recurrent, bias[0], bias[1])
+    return CellArrays(kernel, recurrent, bias[0], bias[1])

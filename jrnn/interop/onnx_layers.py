@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import Cell, Params, from_system, suffixes_of_layer, to_system
+from jrnn.interop.cells import CellArrays, Params, from_system, suffixes_of_layer, to_system
 from jrnn.interop.gates import other_gru
 
 
@@ -42,7 +42,7 @@ def from_onnx_arrays(
     params: Params = {}
     for k, way in enumerate(("", "_reverse")[: W.shape[0]]):
         biases = (None, None) if B is None else np.split(B[k], 2)
-        params |= from_system("onnx", kind, Cell(W[k], R[k], *biases), f"_l{layer}{way}")
+        params |= from_system("onnx", kind, CellArrays(W[k], R[k], *biases), f"_l{layer}{way}")
     return params
 
 
