@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what _HOMES says, for type checkers
     from jrnn import cells, errors, executor, graph, interop, nn, onnx, ops, plans, testing, train
     from jrnn.autodiff import add_gradients
     from jrnn.builder import NetBuilder
-    from jrnn.convert import Package, Predictor, export_package, load_package, write_predictor
+    from jrnn.convert import Package, Predictor, export_package, load_package, write_predictor, write_python
     from jrnn.convert.from_jax import from_jax
     from jrnn.errors import GradientWarning, JrnnError
     from jrnn.executor import Trips, explain_scan, optimize_scans, scan
@@ -63,6 +63,7 @@ _HOMES = {
     "unrolled_net": "jrnn.recurrent",
     "write_net": "jrnn.proto",
     "write_predictor": "jrnn.convert",
+    "write_python": "jrnn.convert",
 }
 _MODULES = ("cells", "errors", "executor", "graph", "interop", "nn", "onnx", "ops", "plans", "testing", "train")
 
@@ -132,4 +133,5 @@ __all__ = [
     "unrolled_net",
     "write_net",
     "write_predictor",
+    "write_python",
 ]

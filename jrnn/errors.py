@@ -1,9 +1,28 @@
-"""The errors that jrnn raises: each says where, the rule, what was given, and the mend."""
+"""The errors that jrnn raises. Each says where it happened, the rule, what was given, and the fix."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ConversionError",
+    "DataError",
+    "FormatError",
+    "GradientError",
+    "GradientWarning",
+    "JrnnError",
+    "LayerError",
+    "NetError",
+    "OpError",
+    "PlanError",
+    "ScanError",
+    "TrainError",
+    "UnknownOperatorError",
+    "UsageError",
+]
 
 
 class JrnnError(Exception):

@@ -2,12 +2,6 @@
 
 Both walk the same plan. Integer blobs held as numpy arrays are static: an operator that reads only such blobs is evaluated
 at once and its result stays numpy, so that `Shape -> Slice -> Concat -> Reshape` works inside jit.
-
-`plan` looks operators up in the registry and checks them; `execute` calls them in order on a dict of blobs. A `Plan` here
-is a checked net; that of `executor/plan.py` says how a loop is run. From `graph/`: `live_ops` are the operators that
-outputs need, `free_names` the blobs that sub-nets of an operator read from around it. `Trips` says how a While loop is
-differentiated (`executor/while_loop.py`). Operators that run nets themselves (RecurrentNetwork, If, While) get the
-`Context`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Sourced by train.sh, test.sh and matrix.sh: finds Pythons, makes .venv at the root of the repository and installs jrnn into it.
+# Sourced by train.sh, test.sh, docs.sh and matrix.sh: finds Pythons, makes an environment in the repository and installs jrnn there.
 # Needs a supported Python with venv, and nothing else: no compiler, and no permission to write but here and in ~/.cache.
 
 SUPPORTED="3.14 3.13 3.12 3.11" # the newest first
@@ -70,27 +70,28 @@ find_python() {
     return 2
 }
 
-# make_venv EXTRA: .venv with jrnn, editable, and its EXTRA dependencies ("" for none).
+# make_venv EXTRA [FOLDER]: .venv, or FOLDER, with jrnn, editable, and its EXTRA dependencies ("" for none).
 make_venv() {
-    local stamp=".venv/installed${1:+-$1}" python version wanted=""
+    local folder=${2:-.venv}
+    local stamp="$folder/installed${1:+-$1}" python version wanted=""
     temporary_folder
     if [ -n "${PYTHON:-}" ]; then
         python=$(find_python) || exit 2
         wanted=$(python_version "$python")
     fi
-    version=$(python_version .venv/bin/python pip || true)
+    version=$(python_version "$folder/bin/python" pip || true)
     if [ -z "$version" ] || [ "${wanted:-$version}" != "$version" ]; then
-        rm -rf .venv # not finished, of a Python that is gone or not supported, or of another one than PYTHON names
+        rm -rf "$folder" # not finished, of a Python that is gone or not supported, or of another one than PYTHON names
         python=${python:-$(find_python)} || exit 2
-        if ! "$python" -m venv .venv; then
-            rm -rf .venv
+        if ! "$python" -m venv "$folder"; then
+            rm -rf "$folder"
             echo "$python cannot make a virtual environment (Debian and Ubuntu: apt install python3-venv)." >&2
             exit 2
         fi
     fi
-    echo "jrnn: $(.venv/bin/python --version), in $PWD/.venv"
+    echo "jrnn: $("$folder/bin/python" --version), in $PWD/$folder"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$PWD" ] || [ pyproject.toml -nt "$stamp" ]; then
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --editable ".${1:+[$1]}"
+        "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: --editable ".${1:+[$1]}"
         echo "$PWD" >"$stamp"
     fi
 }

@@ -20,7 +20,9 @@ def test_it_opens_with_the_two_commands():
     assert README.index(first) < 100
 
 
-@pytest.mark.parametrize("script", ["scripts/train.sh", "scripts/test.sh", "scripts/matrix.sh", ".ci/run"])
+@pytest.mark.parametrize(
+    "script", ["scripts/train.sh", "scripts/test.sh", "scripts/docs.sh", "scripts/matrix.sh", ".ci/run"]
+)
 def test_scripts_are_executable_and_valid(script):
     assert os.access(ROOT / script, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / script], check=True)
@@ -31,6 +33,10 @@ def test_the_blocks_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run_blocks("README.md", BLOCKS[1:])
     assert ran >= {"train", "sample", "show", "run", "check", "ops"}
+
+
+def test_it_is_short():
+    assert len(README.splitlines()) < 120
 
 
 def test_links_lead_somewhere():

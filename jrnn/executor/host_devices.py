@@ -1,7 +1,7 @@
 """A CPU as several JAX devices, so that each of its cores runs the loop over a part of the batch.
 
 XLA:CPU runs a loop of small contractions on one core. Divided among devices, a batch has as many loops; JAX's own runtime
-divides the work where the data lies so (docs/performance.md says what it gives, and from which size on it costs).
+divides the work where the data lies so (docs/benchmarks.md says what it gives, and from which size on it costs).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A loop as data: what is constant, carried, read and written at each step.
-
-Passes are functions from `Loop` to `Loop`. Variables and equations are JAX's own; `jaxprs.evaluate` runs equations on an
-environment (variable -> value), and `jaxprs.retrace` traces such a run into new equations, which is how a pass rewrites.
-"""
+"""A loop as data: what is constant, carried, read and written at each step."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-It runs nothing itself. It wraps the step for `lengths` and `resets` (`masking.py`), cuts the loop into chunks for
-checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its
-`Options` (`mark.py`). The work is done when JAX differentiates or lowers the marked equation: `lowering.py` is read next.
-The executor "associative" solves affine steps in parallel over time (`passes/associative.py`); "cudnn" is a kernel for one
-layer (`cudnn.py`).
-
 Shapes: T time, N batch.
 """
 

@@ -26,7 +26,7 @@ class PackedSequence(NamedTuple):
     """Sequences of different lengths without padding; make one with `pack_padded_sequence` or `pack_sequence`.
 
     Attributes:
-        data: [C, *]; the first `sum(batch_sizes)` rows are the packed ones, the others zeros.
+        data: [C, ...]; the first `sum(batch_sizes)` rows are the packed ones, the others zeros.
         batch_sizes: [T] int32: how many sequences reach step t; zeros after the longest one ends.
         sorted_indices: [N] int32: the batch from the longest sequence to the shortest.
         unsorted_indices: [N] int32: the inverse of `sorted_indices`.
@@ -85,7 +85,7 @@ def pack_padded_sequence(
     """Packs padded sequences. What the padding holds does not matter.
 
     Args:
-        x: [T, N, *], or [N, T, *] with batch_first.
+        x: [T, N, ...], or [N, T, ...] with batch_first.
         lengths: [N] integers from 0 to T.
         enforce_sorted: the lengths must fall (checked outside of jit); False takes any order.
         capacity: the rows of `data`; by default N T, which any lengths fit. `bucket(sum(lengths))` is smaller, and
@@ -141,12 +141,12 @@ def pad_packed_sequence(
 
     Args:
         packed: what to pad.
-        batch_first: put out [N, T, *] instead of [T, N, *].
+        batch_first: put out [N, T, ...] instead of [T, N, ...].
         padding_value: what stands past the end of a sequence.
         total_length: pad to this many steps; by default the T of `packed.batch_sizes`.
 
     Returns:
-        `(x, lengths)`: [T, N, *] and [N].
+        `(x, lengths)`: [T, N, ...] and [N].
 
     >>> x, lengths = pad_packed_sequence(pack_padded_sequence(jnp.arange(6.0).reshape(3, 2), [3, 1]))
     >>> print(x.T, lengths)
@@ -182,7 +182,7 @@ def _turned(x: jax.Array, batch_first: bool) -> jax.Array:
 def pad_sequence(
     sequences: Sequence[Any], batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> jax.Array:
-    """Stacks sequences [T_n, *] to one padded array [T, N, *], T the longest or `total_length`."""
+    """Stacks sequences [T_n, ...] to one padded array [T, N, ...], T the longest or `total_length`."""
     # On the host, where a new set of lengths compiles nothing, but for sequences that are being traced.
     xp = jnp if any(is_traced(sequence) for sequence in sequences) else np
     arrays = [xp.asarray(sequence) for sequence in sequences]
@@ -211,7 +211,7 @@ def pack_sequence(
     total_length: int | None = None,
     capacity: int | None = None,
 ) -> PackedSequence:
-    """Packs a list of sequences [T_n, *]; empty ones are allowed.
+    """Packs a list of sequences [T_n, ...]; empty ones are allowed.
 
     Args:
         enforce_sorted: as in `pack_padded_sequence`.

@@ -19,6 +19,7 @@ from jrnn.plans.build import (
 )
 from jrnn.plans.run import run_plan
 from jrnn.plans.select import net_of_plan, show_steps, upgraded
+from jrnn.proto import read_plan, write_plan
 
 __all__ = [
     "Do",
@@ -37,5 +38,7 @@ __all__ = [
     "While",
     "execution_step",
     "make_plan",
+    "read_plan",
     "run_plan",
+    "write_plan",
 ]

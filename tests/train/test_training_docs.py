@@ -1,4 +1,4 @@
-"""docs/training.md lists every key of every table with its default, and the README every config."""
+"""docs/training.md lists every key of every table with its default, and the training guide every config."""
 
 import dataclasses
 import json
@@ -73,8 +73,8 @@ def test_the_example_is_a_configuration():
 
 @pytest.mark.parametrize("name", config_names())
 def test_a_config_loads_and_opens_with_its_command(name):
-    """And the README's table names it."""
+    """And the table of the training guide names it."""
     load_config(name)
     head = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
     assert re.match(rf"# .*jrnn train {name}\b", head)
-    assert f"| `{name}` |" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"| `{name}` |" in (ROOT / "docs" / "train_from_config.md").read_text(encoding="utf-8")

@@ -17,15 +17,16 @@ CARRY_AXIS = 1  # the axis of every array of a carry that holds the examples
 class Signature:
     """What goes into a model and what comes out of it.
 
-    tokens: the inputs are int32 [T, B], the member `tokens` of a batch, and are embedded; else they are float
-        [T, B, inputs], the member `inputs`.
-    inputs: how many tokens there are, or features of a step.
-    outputs: how many tokens or classes are told apart, or values are predicted.
-    every_step: there is an output for every step [T, B, ...]; else one for the whole sequence [B, ...].
-    loss: against the member `targets`: the mean of -log softmax(outputs)[target] (int32), or of (output - target)^2.
-    carried: the state goes on from batch to batch; else every batch starts anew, and nothing is carried.
-    lengths: a batch has a member `lengths`, int32 [B]: how many steps of each sequence are valid.
-    tokens_of_a_batch: T B, where it is known.
+    Attributes:
+        tokens: the inputs are int32 [T, B], the member `tokens` of a batch, and are embedded; else they are float
+            [T, B, inputs], the member `inputs`.
+        inputs: how many tokens there are, or features of a step.
+        outputs: how many tokens or classes there are, or how many values are predicted.
+        every_step: there is an output for every step [T, B, ...]; else one for the whole sequence [B, ...].
+        loss: against the member `targets`: the mean of -log softmax(outputs)[target] (int32), or of (output - target)^2.
+        carried: the state goes on from batch to batch; else every batch starts anew, and nothing is carried.
+        lengths: a batch has a member `lengths`, int32 [B]: how many steps of each sequence are valid.
+        tokens_of_a_batch: T B, where it is known.
     """
 
     tokens: bool

@@ -63,15 +63,16 @@ class Trained:
 
 @dataclass(frozen=True)
 class TaskKind:
-    """A kind of task, chosen in a config by `task = "name"`.
+    """A kind of task. A configuration chooses it with `task = "name"`, or `task = "MODULE:NAME"` for one of your own.
 
-    data: the dataclass of its table [data], which has at least `batch`: the examples side by side in a batch.
-    models: the dataclasses of its table [model], by `model.kind`; the first is the default.
-    load: makes the task from a `Config`; raises DataError where the data cannot be used.
-    model: the same task's model alone, from the `Config` and the fingerprint, without the data.
-    sample: the dataclass of its table [sample]; None where its models write nothing.
-    write: what a trained model writes, as the table [sample] of its config says, drawn with a seed. Raises DataError where
-        [sample] cannot be followed.
+    Attributes:
+        data: the dataclass of its table [data], which has at least `batch`: the examples side by side in a batch.
+        models: the dataclasses of its table [model], by `model.kind`; the first is the default.
+        load: makes the task from a `Config`; raises DataError where the data cannot be used.
+        model: the same task's model alone, from the `Config` and the fingerprint, without the data.
+        sample: the dataclass of its table [sample]; None where its models write nothing.
+        write: what a trained model writes, as the table [sample] of its config says, drawn with a seed. Raises DataError
+            where [sample] cannot be followed.
     """
 
     name: str

@@ -1,0 +1,71 @@
+"""Sphinx: pages in Markdown (MyST), the API reference from docstrings in Google's style. scripts/docs.sh builds it."""
+
+import argparse
+from pathlib import Path
+
+from jrnn.cli.parser import make_parser
+from jrnn.version import __version__
+
+project = "jrnn"
+copyright = "the authors of jrnn"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["benchmarks", "_generated"]
+suppress_warnings = ["ref.python"]  # attributes of two classes may have one name
+nitpicky = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+default_role = "code"  # docstrings write `x`, as Markdown does
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures stay short: docstrings give types and shapes
+autosummary_generate = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+toc_object_entries_show_parents = "hide"
+
+html_theme = "sphinx_book_theme"
+html_title = "jrnn"
+html_static_path = ["_static"]
+html_css_files = ["jrnn.css"]
+html_theme_options = {
+    "show_navbar_depth": 1,
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "home_page_in_toc": True,
+}
+html_copy_source = False
+html_show_sourcelink = False
+
+
+def commands():
+    """The options of every command, as a page: read off the parser, so that they are always those of this version."""
+    (choices,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    lines = []
+    for name, parser in choices.choices.items():
+        lines += [f"## jrnn {name}", "", f"{parser.description[:1].upper()}{parser.description[1:]}.", ""]
+        lines += ["| argument | what |", "|---|---|"]
+        for action in parser._actions:
+            if action.dest == "help":
+                continue
+            metavar = action.metavar or ("|".join(action.choices) if action.choices else action.dest.upper())
+            shown = action.dest if not action.option_strings else ", ".join(action.option_strings)
+            takes = "" if action.nargs == 0 or not action.option_strings else f" {metavar}"
+            text = (action.help or "").replace("|", "\\|") % {"default": action.default}
+            lines.append(f"| `{shown}{takes}` | {text} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+generated = Path(__file__).parent / "_generated"
+generated.mkdir(exist_ok=True)
+(generated / "commands.md").write_text(commands(), encoding="utf-8")

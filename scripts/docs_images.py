@@ -1,0 +1,159 @@
+"""Draws the pictures of the documentation into docs/images: python scripts/docs_images.py [NAME...].
+
+By default it draws those that take seconds.
+
+    speed       training time next to other libraries, from docs/benchmarks/cpu_six.json; measures nothing
+    scan        a loop before and after jrnn.scan rewrites it
+    net         the small net of docs/caffe2.md
+    check       the page that `jrnn check --html` writes for that net, as Chromium shows it
+    losses      training and validation losses of two runs of the config `adding` (trains them, some minutes)
+    attention   what a trained encoder-decoder attended to (trains it, some minutes)
+
+Needs the extra `plot`; `check` needs Chromium.
+"""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+from matplotlib.figure import Figure
+
+import jrnn
+from jrnn import cells
+from jrnn.cli import main as command
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+PEERS = {"lax.scan": "#9aa5b1", "flax": "#c3b1e1", "torch": "#f2b880", "jrnn": "#2563eb"}
+
+
+def speed():
+    """Training time over that of lax.scan, for each size and as the geometric mean."""
+    records = json.loads((ROOT / "docs" / "benchmarks" / "cpu_six.json").read_text())["records"]
+    times = {(r["cell"], r["size"], r["peer"]): r["median"] for r in records if r["mode"] == "train"}
+    sizes = list(dict.fromkeys(size for _, size, _ in times))
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    for axes, cell in zip(figure.subplots(1, 2, sharey=True), ("lstm", "gru")):
+        for k, (peer, color) in enumerate(PEERS.items()):
+            ratios = [times[cell, size, peer] / times[cell, size, "lax.scan"] for size in sizes]
+            ratios.append(math.exp(sum(map(math.log, ratios)) / len(ratios)))
+            places = [x + 0.2 * (k - 1.5) for x in range(len(ratios))]
+            axes.bar(places, [min(ratio, 2.5) for ratio in ratios], width=0.2, color=color, label=peer)
+            for x, ratio in zip(places, ratios):
+                if ratio > 2.5:
+                    axes.text(x, 2.52, f"{ratio:.1f}", ha="center", fontsize=7)
+        axes.set_xticks(
+            range(len(sizes) + 1), [*(s.rpartition("x")[0] for s in sizes), "mean"], rotation=30, fontsize=8
+        )
+        axes.set_title(f"{cell.upper()}: a training step, steps x batch x features")
+        axes.axhline(1, color="#9aa5b1", linewidth=0.8)
+    figure.axes[0].set_ylabel("time, lax.scan = 1")
+    figure.axes[0].legend(fontsize=8, ncols=2)
+    figure.savefig(IMAGES / "speed.svg", metadata={"Date": None})
+
+
+def scan():
+    """Two columns of boxes: what is inside of the loop, before and after."""
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 330" font-family="sans-serif" font-size="14">',
+        '<rect width="760" height="330" fill="white"/>',
+    ]
+
+    def box(x, y, text, color, width=220):
+        parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="32" rx="5" fill="{color}" stroke="#64748b"/>')
+        parts.append(f'<text x="{x + width / 2}" y="{y + 21}" text-anchor="middle" fill="#0f172a">{text}</text>')
+
+    def loop(x, y, height, text, width=260):
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="none" stroke="#2563eb" stroke-width="2" '
+            'stroke-dasharray="7 4"/>'
+        )
+        parts.append(f'<text x="{x + 10}" y="{y + 20}" fill="#2563eb">{text}</text>')
+
+    moved, kept = "#fde68a", "#bfdbfe"
+    parts.append('<text x="20" y="24" font-weight="bold">before: all work in the loop</text>')
+    loop(20, 40, 270, "for each of T steps", 316)
+    for k, (text, color) in enumerate(
+        [
+            ("x[t] @ W_in", moved),
+            ("h @ W_state, tanh", kept),
+            ("y[t] = h @ W_out", moved),
+            ("backward: one product with W_state", kept),
+            ("backward: dW_in, dW_state, dW_out", moved),
+        ]
+    ):
+        box(32, 70 + 46 * k, text, color, 292)
+    parts.append('<text x="424" y="24" font-weight="bold">after: what needs no carry has left</text>')
+    box(436, 40, "xs @ W_in, all steps at once", moved, 292)
+    loop(424, 84, 116, "for each of T steps", 316)
+    box(436, 112, "h @ W_state, tanh", kept, 292)
+    box(436, 156, "backward: one product with W_state", kept, 292)
+    box(436, 214, "ys = hs @ W_out, all steps at once", moved, 292)
+    box(436, 258, "dW_in, dW_state, dW_out, once each", moved, 292)
+    parts.append('<path d="M348 170 L398 170" stroke="#0f172a" stroke-width="2"/>')
+    parts.append('<path d="M396 163 L412 170 L396 177 Z" fill="#0f172a"/>')
+    (IMAGES / "scan.svg").write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
+
+
+def forecast():
+    """The net of docs/caffe2.md and its parameters."""
+    b = jrnn.NetBuilder("forecast")
+    lstm = cells.LSTM(b, b.input("x"), None, None, 1, 8, "lstm")
+    last = b.Squeeze(lstm.layers[-1].hidden_last, "last", dims=[0])
+    b.FC([last, b.param("out_w", [1, 8]), b.param("out_b", [1], "ConstantFill", value=0.0)], "y")
+    return b.build(), jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
+
+
+def net():
+    (IMAGES / "net.svg").write_text(jrnn.graph.to_svg(forecast()[0]), encoding="utf-8")
+
+
+def check():
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        sys.exit("check: needs Chromium or Chrome")
+    with tempfile.TemporaryDirectory() as folder:
+        page, package = Path(folder) / "check.html", Path(folder) / "old"
+        jrnn.export_package(*forecast(), inputs=["x"], outputs=["y"]).save(package)
+        assert command(["check", str(package), "--feed", "x=normal[8,4,1]", "--html", str(page)]) == 0
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--window-size=1000,760",
+            "--force-device-scale-factor=1",
+        ]
+        shot = f"--screenshot={IMAGES / 'check.png'}"
+        subprocess.run([browser, *options, shot, page.as_uri()], check=True, capture_output=True)
+
+
+def losses():
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for cell in ("lstm", "gru"):
+            runs.append(f"{folder}/adding_{cell}")
+            assert command(["train", "adding", "--set", f"model.cell={cell}", "--out", runs[-1]]) == 0
+        assert command(["plot", *runs, "--out", str(IMAGES / "losses.png")]) == 0
+
+
+def attention():
+    with tempfile.TemporaryDirectory() as folder:
+        run, asked = f"{folder}/seq2seq_reverse", "Wednesday, 18th November 2026"
+        assert command(["train", "seq2seq_reverse", "--out", run]) == 0
+        assert command(["sample", run, "--prompt", asked, "--attention", str(IMAGES / "attention.png")]) == 0
+
+
+QUICK = (speed, scan, net, check)
+ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention)}
+
+if __name__ == "__main__":
+    unknown = [name for name in sys.argv[1:] if name not in ALL]
+    if unknown:
+        sys.exit(f"there is no picture {unknown[0]!r}; there are {', '.join(ALL)}")
+    for name in sys.argv[1:] or [draw.__name__ for draw in QUICK]:
+        ALL[name]()
