@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jrnn
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -21,6 +23,34 @@ def test_a_recurrent_policy_learns_what_needs_memory(capsys):
     curve = load("recurrent_policy").train(240, report_every=60)
     assert curve[0] < 0.35 and curve[-1] > 0.95
     assert len(capsys.readouterr().out.splitlines()) == len(curve) == 4
+
+
+def test_a_character_model_learns_and_writes():
+    example = load("char_model")
+    params, characters, losses = example.train(steps=40, hidden=16, report_every=20)
+    assert losses[-1] < losses[0] - 0.5
+    text = example.sample(params, characters, prompt="The ", length=5)
+    assert text.startswith("The ") and len(text) == 9 and set(text) <= set(characters)
+
+
+def test_a_flax_model_learns_from_sequences_with_padding():
+    _, accuracy = load("flax_model").train(steps=60, hidden=8)
+    assert accuracy > 0.75
+
+
+def test_a_cell_of_ones_own_is_proved_and_learns():
+    example = load("own_cell")
+    example.prove(hidden=1)
+    losses = example.train(steps=120, hidden=16, report_every=60)
+    assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5])
+
+
+def test_a_caffe2_net_is_tuned_and_exported(tmp_path):
+    example = load("caffe2_finetune")
+    example.old_package(tmp_path / "old", hidden=4)
+    before, after, tuned = example.finetune(tmp_path / "old", tmp_path / "tuned", steps=40)
+    assert after < 0.2 * before
+    assert jrnn.load_package(tmp_path / "tuned").predict_net == tuned.predict_net
 
 
 def test_the_policy_is_trained_on_what_it_acted_by(monkeypatch):
