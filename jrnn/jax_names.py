@@ -11,33 +11,22 @@ from typing import Any
 from jax.core import Tracer
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
-from jax.extend.core import Literal, Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.extend.source_info_util import summarize
 from jax.interpreters import ad, batching, mlir
 
 __all__ = [
-    "BODIES",
     "ClosedJaxpr",
     "Primitive",
     "ad",
     "batching",
     "broadcast_one_to_all",
-    "is_literal",
     "is_traced",
     "jaxpr_as_fun",
     "mlir",
     "process_allgather",
     "source_line",
 ]
-
-# Primitives that call a function once, and the parameter that holds its jaxpr.
-BODIES = {
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "remat2": "jaxpr",  # of jax.checkpoint
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-}
 
 
 def is_traced(value: Any) -> bool:
@@ -47,11 +36,6 @@ def is_traced(value: Any) -> bool:
     False
     """
     return isinstance(value, Tracer)
-
-
-def is_literal(atom: Any) -> bool:
-    """Whether an input of an equation is a constant that is written into it: `atom.val`."""
-    return isinstance(atom, Literal)
 
 
 def source_line(eqn: Any) -> str:

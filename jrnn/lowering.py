@@ -1,7 +1,12 @@
 """Nets become functions: `run_net` runs one operator by operator, `to_jax` makes a pure function of its blobs.
 
-Both walk the same plan. Integer blobs held as numpy arrays are static: an operator that reads only such blobs is evaluated
-at once and its result stays numpy, so that `Shape -> Slice -> Concat -> Reshape` works inside jit.
+Both walk the same schedule. Integer blobs held as numpy arrays are static: an operator that reads only such blobs is
+evaluated at once and its result stays numpy, so that `Shape -> Slice -> Concat -> Reshape` works inside jit.
+
+`schedule` looks operators up in the registry and checks them; `execute` calls them in order on a dict of blobs. From
+`graph/`: `live_ops` are the operators that outputs need, `free_names` the blobs that sub-nets of an operator read from
+around it. `Trips` says how a While loop is differentiated (`executor/while_loop.py`). Operators that run nets themselves
+(RecurrentNetwork, If, While) get the `Context`.
 """
 
 from __future__ import annotations
@@ -83,7 +88,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """One operator of a plan, looked up, checked and decoded."""
+    """One operator of a schedule, looked up, checked and decoded."""
 
     index: int
     op: Op
@@ -98,7 +103,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Schedule:
     """A checked net: its operators in order, and the blobs that must be given."""
 
     net: Net
@@ -106,7 +111,7 @@ class Plan:
     required: tuple[str, ...]
 
 
-def plan(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Plan:
+def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Schedule:
     """Checks a net and keeps the operators that `outputs` need (all, where None).
 
     `read_outside` are blobs that somebody reads after the net; it decides which outputs count as unread.
@@ -133,7 +138,7 @@ def plan(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterab
             steps.append(Step(index, op, definition, definition.decode(op), where))
         except JrnnError as e:
             raise e.at(where) from None
-    return Plan(net, _with_unread(steps, (*(outputs or ()), *read_outside)), _required(steps))
+    return Schedule(net, _with_unread(steps, (*(outputs or ()), *read_outside)), _required(steps))
 
 
 def _with_updates(net: Net) -> Net:
@@ -169,7 +174,7 @@ def _required(steps: Iterable[Step]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_given(p: Plan, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+def _check_given(p: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
     for name in p.required:
         if name in env or name in outer:
             continue
@@ -186,8 +191,8 @@ def _check_given(p: Plan, env: Mapping[str, Any], outer: Mapping[str, Any]) -> N
         )
 
 
-def execute(p: Plan, blobs: Mapping[str, Any], context: Context) -> Blobs:
-    """Runs a plan on given blobs and returns every blob, given or written."""
+def execute(p: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
+    """Runs a schedule on given blobs and returns every blob, given or written."""
     _check_given(p, blobs, context.outer)
     env: Blobs = dict(blobs)
     for step in p.steps:
@@ -324,7 +329,7 @@ def run_net(
     {'y': array([2., 4.], dtype=float32)}
     """
     net = without_sources(net, blobs if fed is None else fed)
-    p = plan(net)
+    p = schedule(net)
     with jax.enable_x64(True):
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
         env = execute(p, given, Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files))
@@ -360,7 +365,7 @@ def to_jax(
     if outputs is None:
         outputs = net.external_outputs or dict.fromkeys(o for op in net.ops for o in op.outputs)
     wanted = tuple(outputs)
-    p = plan(net, wanted)
+    p = schedule(net, wanted)
 
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
@@ -402,7 +407,7 @@ def infer_shapes(
     `key` and `wide` are those of `run_net`. `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Blobs of strings are left out.
     Raises as `run_net` does.
     """
-    p = plan(without_sources(net, blobs))
+    p = schedule(without_sources(net, blobs))
     concrete = {n: v for n, v in blobs.items() if _is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
     scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()  # type: ignore[attr-defined, unused-ignore]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -175,8 +176,15 @@ def op(
     updates: tuple[int, ...] = (),
     cuts: Callable[[Op], str | None] | None = None,
 ) -> Callable[[F], F]:
-    """Registers a function as the operator `type`; see the module's docstring for what its signature means."""
-    assert gradient in (None, "stops", "forbidden")
+    """Registers a function as the operator `type`; see the module's docstring for what its signature means.
+
+    `gradient` may also declare the gradient maker, as in "FooGradient(x, w, y, dy) -> x, w": the gradient operator, the
+    blobs that it reads (inputs by the names of the parameters, else outputs y, y1, ... and their gradients dy, dy1, ...),
+    and the inputs whose gradients it writes, the first one by default; * is every input. Optional blobs that the operator
+    does not have are left out. The gradient operator gets the same arguments.
+    """
+    declared = _DECLARED.fullmatch(gradient or "")
+    assert declared or gradient in (None, "stops", "forbidden")
 
     def register(fn: F) -> F:
         where = _place(fn)
@@ -196,6 +204,8 @@ def op(
                 most += 1
             elif p.name not in RESERVED:
                 args.append(ArgSpec(p.name, p.annotation, p.default))
+        if declared:
+            _GRADIENTS[type] = (_maker(declared, positional), where)
         names = inspect.signature(fn).parameters
         _OPS[type] = OpDef(
             type=type,
@@ -206,7 +216,7 @@ def op(
             outputs=outputs if isinstance(outputs, tuple) else (outputs, outputs),
             args=tuple(args),
             reserved=frozenset(r for r in RESERVED if r in names),
-            gradient=gradient,
+            gradient=None if declared else gradient,
             inplace=types.MappingProxyType(dict(inplace or {})),
             copies=copies,
             random=random,
@@ -219,6 +229,32 @@ def op(
         return fn
 
     return register
+
+
+_DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?")
+
+
+def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
+    """The gradient maker that an operator with these inputs declares."""
+    type, reads = declared["type"], declared["reads"].split(", ")
+    writes = (declared["writes"] or inputs[0]).split(", ")
+    assert all(n in (*inputs, "*") or re.fullmatch(r"d?y\d*", n) for n in reads), declared[0]
+    assert writes == ["*"] or set(writes) <= set(inputs), declared[0]
+
+    def blobs(g: Any, name: str) -> list[str]:
+        if name in inputs or name == "*":
+            every = range(len(g.op.inputs))
+            return [g.input(k) for k in every if name == "*" or k == inputs.index(name)]
+        place = int(name.lstrip("dy") or 0)
+        if name.startswith("d"):
+            return [g.grad_output(place)]
+        return [g.output(place)] if place < len(g.op.outputs) else []
+
+    def make(g: Any) -> None:
+        places = range(len(g.op.inputs)) if writes == ["*"] else map(inputs.index, writes)
+        g.emit(type, [b for name in reads for b in blobs(g, name)], [g.grad_input(k) for k in places])
+
+    return make
 
 
 def gradient(*op_types: str) -> Callable[[F], F]:

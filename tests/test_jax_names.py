@@ -10,6 +10,7 @@ import pytest
 
 import jrnn
 from jrnn import jax_names
+from jrnn.executor.jaxprs import LOWERED_CALLS, is_literal
 
 ROOT = Path(jrnn.__file__).parent
 MOVING = {"jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jax.lib"}
@@ -32,13 +33,13 @@ with_vjp.defvjp(lambda x: (with_vjp(x), None), lambda _, g: (g,))
 @pytest.mark.parametrize("wrapped", [jax.jit(jnp.sin), jax.checkpoint(jnp.sin), with_jvp, with_vjp])
 def test_calls_hold_their_jaxpr_where_it_is_looked_for(wrapped):
     (eqn,) = jax.make_jaxpr(wrapped)(1.0).eqns
-    body = eqn.params[jax_names.BODIES[eqn.primitive.name]]
+    body = eqn.params[LOWERED_CALLS[eqn.primitive.name]]
     assert [inner.primitive.name for inner in body.eqns] == ["sin"]
 
 
 def test_a_literal_is_told_from_a_variable():
     (eqn,) = jax.make_jaxpr(lambda x: x * 3.0)(1.0).eqns
-    assert [jax_names.is_literal(atom) for atom in eqn.invars] == [False, True]
+    assert [is_literal(atom) for atom in eqn.invars] == [False, True]
     assert eqn.invars[1].val == 3.0
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jrnn import jax_names
+from jrnn.executor import jaxprs
+from jrnn.jax_names import source_line
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 
@@ -105,7 +107,7 @@ def _new(v: Any) -> Var:
 
 
 def _atom(env: dict, atom: Any) -> Atom:
-    if jax_names.is_literal(atom):
+    if jaxprs.is_literal(atom):
         return np.asarray(atom.val, getattr(atom.aval, "dtype", None))
     return env[atom]
 
@@ -114,7 +116,7 @@ def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict, calle
     for eqn in eqns:
         # inside of JAX's own functions and of jrnn's, the line that calls them
         source = source_of(eqn) or caller or _line_of(eqn)
-        body = eqn.params.get(jax_names.BODIES.get(eqn.primitive.name, ""))
+        body = eqn.params.get(jaxprs.LOWERED_CALLS.get(eqn.primitive.name, ""))
         if body is not None:
             _open(body, eqn, env, nodes, consts, source)
             continue
@@ -127,7 +129,7 @@ def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict, calle
                 tuple(_atom(env, v) for v in eqn.invars),
                 tuple(env[v] for v in eqn.outvars),
                 source,
-                _runner(eqn.primitive, eqn.params),
+                partial(jaxprs.bind, eqn),
             )
         )
 
@@ -143,21 +145,13 @@ def _open(body: Any, eqn: Any, env: dict, nodes: list[Node], consts: dict, sourc
     env.update((outer, _atom(inner, v)) for outer, v in zip(eqn.outvars, jaxpr.outvars))
 
 
-def _runner(primitive: Any, params: Mapping[str, Any]) -> Callable[..., Sequence[Any]]:
-    def run(*args: Any) -> Sequence[Any]:
-        found = primitive.bind(*args, **primitive.get_bind_params(params))
-        return found if primitive.multiple_results else [found]
-
-    return run
-
-
 def source_of(eqn: Any) -> str:
     """`model.py:12 (forward)`: where the user wrote what became this equation; "" where jrnn itself did."""
-    return "" if jax_names.source_line(eqn).startswith(_PACKAGE) else _line_of(eqn)
+    return "" if source_line(eqn).startswith(_PACKAGE) else _line_of(eqn)
 
 
 def _line_of(eqn: Any) -> str:
-    return re.sub(r"^.*/", "", jax_names.source_line(eqn))
+    return re.sub(r"^.*/", "", source_line(eqn))
 
 
 def evaluate(graph: Graph, args: Sequence[Any]) -> dict[Var, Any]:

@@ -130,10 +130,15 @@ def evaluate(eqns: Iterable[Any], env: Env, calls: Mapping[str, str] | None = No
             elif calls is LOWERED_CALLS and eqn.primitive.name in _IDENTITIES:
                 out = args
             else:
-                out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
-                out = out if eqn.primitive.multiple_results else [out]
+                out = bind(eqn, *args)
         env.update(zip(eqn.outvars, out))
     return env
+
+
+def bind(eqn: Any, *args: Any) -> Sequence[Any]:
+    """The outputs of an equation for other inputs."""
+    out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    return out if eqn.primitive.multiple_results else [out]
 
 
 def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -> list[Any]:

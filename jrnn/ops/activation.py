@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import describe
-from jrnn.ops.makers import differentiate
+from jrnn.ops.checks import check_float, describe
 from jrnn.ops.values import as_float
 from jrnn.registry import op
 
@@ -27,7 +26,7 @@ def _strictly_inside(x: Any, low: float, high: float) -> Any:
     return jnp.where((x > low) & (x < high), x, jax.lax.stop_gradient(clipped))
 
 
-@op("Clip", inplace={0: 0})
+@op("Clip", inplace={0: 0}, gradient="ClipGradient(y, dy)")
 def clip(x, *, min: float = -_LARGEST, max: float = _LARGEST):
     return _strictly_inside(as_float(x), min, max)
 
@@ -37,10 +36,7 @@ def clip_gradient(y, dy, *, min: float = -_LARGEST, max: float = _LARGEST):
     return jnp.where((y > min) & (y < max), dy, 0)
 
 
-differentiate("Clip", "y dy")
-
-
-@op("HardSigmoid", inplace={0: 0})
+@op("HardSigmoid", inplace={0: 0}, gradient="HardSigmoidGradient(y, dy)")
 def hard_sigmoid(x, *, alpha: float = 0.2, beta: float = 0.5):
     return _strictly_inside(as_float(x) * alpha + beta, 0.0, 1.0)
 
@@ -50,10 +46,7 @@ def hard_sigmoid_gradient(y, dy, *, alpha: float = 0.2):
     return jnp.where((y > 0) & (y < 1), dy * alpha, 0)
 
 
-differentiate("HardSigmoid", "y dy")
-
-
-@op("LeakyRelu", inplace={0: 0})
+@op("LeakyRelu", inplace={0: 0}, gradient="LeakyReluGradient(y, dy)")
 def leaky_relu(x, *, alpha: float = 0.01):
     return jnp.where(as_float(x) >= 0, x, alpha * x)
 
@@ -61,9 +54,6 @@ def leaky_relu(x, *, alpha: float = 0.01):
 @op("LeakyReluGradient", inplace={0: 1})
 def leaky_relu_gradient(y, dy, *, alpha: float = 0.01):
     return jnp.where(y >= 0, dy, alpha * dy)
-
-
-differentiate("LeakyRelu", "y dy")
 
 
 def _slopes(w: Any, x: Any, order: str) -> Any:
@@ -76,7 +66,7 @@ def _slopes(w: Any, x: Any, order: str) -> Any:
     return jnp.reshape(w, tuple(w.size if k == channel else 1 for k in range(x.ndim)) if w.size != 1 else (1,) * x.ndim)
 
 
-@op("PRelu", inplace={0: 0})
+@op("PRelu", inplace={0: 0}, gradient="PReluGradient(y, dy, x, w) -> x, w")
 def prelu(x, w, *, order: str = "NCHW"):
     return jnp.where(as_float(x) > 0, x, x * _slopes(w, x, order))
 
@@ -89,10 +79,7 @@ def prelu_gradient(y, dy, x, w, *, order: str = "NCHW"):
     return jnp.where(x > 0, dy, dy * slopes), jnp.reshape(dw, w.shape)
 
 
-differentiate("PRelu", "y dy x x1", inputs=2)
-
-
-@op("Elu", inplace={0: 0})
+@op("Elu", inplace={0: 0}, gradient="EluGradient(y, dy)")
 def elu(x, *, alpha: float = 1.0):
     return jnp.where(as_float(x) >= 0, x, alpha * jnp.expm1(jnp.minimum(x, 0)))
 
@@ -102,13 +89,11 @@ def elu_gradient(y, dy, *, alpha: float = 1.0):
     return jnp.where(y >= 0, dy, dy * (y + alpha))
 
 
-differentiate("Elu", "y dy")
-
 _SELU_ALPHA = 1.6732632423543772
 _SELU_SCALE = 1.0507009873554805
 
 
-@op("Selu", inplace={0: 0})
+@op("Selu", inplace={0: 0}, gradient="SeluGradient(y, dy)")
 def selu(x, *, alpha: float = _SELU_ALPHA, scale: float = _SELU_SCALE):
     return scale * jnp.where(as_float(x) > 0, x, alpha * jnp.expm1(jnp.where(x > 0, 0, x)))
 
@@ -118,10 +103,7 @@ def selu_gradient(y, dy, *, alpha: float = _SELU_ALPHA, scale: float = _SELU_SCA
     return jnp.where(y > 0, dy * scale, dy * (y + alpha * scale))
 
 
-differentiate("Selu", "y dy")
-
-
-@op("Softplus", inplace={0: 0})
+@op("Softplus", inplace={0: 0}, gradient="SoftplusGradient(y, dy)")
 def softplus(x):
     return jax.nn.softplus(as_float(x))
 
@@ -131,10 +113,7 @@ def softplus_gradient(y, dy):
     return dy * -jnp.expm1(-y)
 
 
-differentiate("Softplus", "y dy")
-
-
-@op("Softsign", inplace={0: 0})
+@op("Softsign", inplace={0: 0}, gradient="SoftsignGradient(x, dy)")
 def softsign(x):
     return x / (1 + jnp.abs(as_float(x)))
 
@@ -144,10 +123,7 @@ def softsign_gradient(x, dy):
     return dy / jnp.square(1 + jnp.abs(x))
 
 
-differentiate("Softsign", "x dy")
-
-
-@op("Swish")
+@op("Swish", gradient="SwishGradient(x, y, dy)")
 def swish(x):
     return x * jax.nn.sigmoid(as_float(x))
 
@@ -157,10 +133,7 @@ def swish_gradient(x, y, dy):
     return dy * (y + jax.nn.sigmoid(x) * (1 - y))
 
 
-differentiate("Swish", "x y dy")
-
-
-@op("Mish")
+@op("Mish", gradient="MishGradient(x, y, dy)")
 def mish(x):
     return x * jnp.tanh(jax.nn.softplus(as_float(x)))
 
@@ -171,12 +144,10 @@ def mish_gradient(x, y, dy):
     return dy * (t + x * (1 - t * t) * jax.nn.sigmoid(x))
 
 
-differentiate("Mish", "x y dy")
-
 _FAST_GELU = 0.044715
 
 
-@op("Gelu")
+@op("Gelu", gradient="GeluGradient(dy, x)")
 def gelu(x, *, fast_gelu: bool = False):
     return jax.nn.gelu(as_float(x), approximate=fast_gelu)
 
@@ -191,10 +162,40 @@ def gelu_gradient(dy, x, *, fast_gelu: bool = False):
     return dy * (0.5 * (1 + jax.scipy.special.erf(x / math.sqrt(2))) + x * density)
 
 
-differentiate("Gelu", "dy x")
-
-
 @op("Glu")
 def glu(x, *, dim: int = -1):
     """Half of `x` times the sigmoid of the other half: [..., 2D, ...] -> [..., D, ...]."""
     return jax.nn.glu(as_float(x), dim)
+
+
+def _check_limit(n: float) -> None:
+    if n <= 0:
+        raise OpError(f"n must be positive, is {n}")
+
+
+@op("ReluN", inplace={0: 0}, gradient="ReluNGradient(y, dy)")
+def relu_n(x, *, n: float = 6.0):
+    """x, but at least 0 and at most n."""
+    check_float(x, "x")
+    _check_limit(n)
+    # where-forms: at 0 and at n the derivative is 0, as ReluNGradient has it; that of clip would be 1/2
+    return jnp.where(x > 0, jnp.where(x < n, x, n), 0)
+
+
+@op("ReluNGradient", inplace={0: 1})
+def relu_n_gradient(y, dy, *, n: float = 6.0):
+    _check_limit(n)
+    return jnp.where((y > 0) & (y < n), dy, 0)
+
+
+@op("ThresholdedRelu", inplace={0: 0}, gradient="ThresholdedReluGradient(y, dy)")
+def thresholded_relu(x, *, alpha: float = 1.0):
+    """x where it is above alpha, else 0."""
+    check_float(x, "x")
+    return jnp.where(x > alpha, x, 0)
+
+
+@op("ThresholdedReluGradient", inplace={0: 1})
+def thresholded_relu_gradient(y, dy, *, alpha: float = 1.0):
+    # compat: Caffe2 multiplies by the sign of y, which is wrong where a negative alpha lets negative x through
+    return jnp.where((y > alpha) & (y != 0), dy, 0)

@@ -35,7 +35,7 @@ def _binary(fn, a, b, broadcast, axis, axis_str, order):
     return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
 
 
-@op("Add", inplace={0: 0})
+@op("Add", inplace={0: 0}, gradient="AddGradient(dy, a, b) -> a, b")
 def add(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
     return _binary(jnp.add, a, b, broadcast, axis, axis_str, order)
 
@@ -46,7 +46,7 @@ def add_gradient(dc, a, b, *, broadcast: bool = False, axis: int = -1, axis_str:
     return collect(dc, m.a, a.shape), collect(dc, m.b, b.shape)
 
 
-@op("Sub", inplace={0: 0})
+@op("Sub", inplace={0: 0}, gradient="SubGradient(dy, a, b) -> a, b")
 def sub(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
     return _binary(jnp.subtract, a, b, broadcast, axis, axis_str, order)
 
@@ -57,7 +57,7 @@ def sub_gradient(dc, a, b, *, broadcast: bool = False, axis: int = -1, axis_str:
     return collect(dc, m.a, a.shape), collect(-dc, m.b, b.shape)
 
 
-@op("Mul", inplace={0: 0})
+@op("Mul", inplace={0: 0}, gradient="MulGradient(dy, a, b) -> a, b")
 def mul(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
     return _binary(jnp.multiply, a, b, broadcast, axis, axis_str, order)
 
@@ -69,7 +69,7 @@ def mul_gradient(dc, a, b, *, broadcast: bool = False, axis: int = -1, axis_str:
     return collect(da, m.a, a.shape), collect(db, m.b, b.shape)
 
 
-@op("Div", inplace={0: 0})
+@op("Div", inplace={0: 0}, gradient="DivGradient(dy, a, b, y) -> a, b")
 def div(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
     return _binary(_divide, a, b, broadcast, axis, axis_str, order)
 
@@ -87,15 +87,3 @@ def div_gradient(dc, a, b, c=None, *, broadcast: bool = False, axis: int = -1, a
     m = match(a, b, broadcast, axis, axis_str, order)
     over_b = spread(b, m.b, m.out)
     return collect(dc / over_b, m.a, a.shape), collect(-dc * c / over_b, m.b, b.shape)
-
-
-@gradient("Add", "Sub", "Mul")
-def _(g):
-    inputs = [g.grad_output(0), g.input(0), g.input(1)]
-    g.emit(f"{g.op.type}Gradient", inputs, [g.grad_input(0), g.grad_input(1)])
-
-
-@gradient("Div")
-def _(g):
-    inputs = [g.grad_output(0), g.input(0), g.input(1), g.output(0)]
-    g.emit("DivGradient", inputs, [g.grad_input(0), g.grad_input(1)])

@@ -22,7 +22,7 @@ def _axis(axis, order, rank):
     return canonical_axis(axis, rank)
 
 
-@op("Concat", outputs=2)
+@op("Concat", outputs=2, gradient="Split(dy, y1) -> *")
 def concat(x, *xs, axis: int | None = None, order: str | None = None, add_axis: bool = False):
     """The inputs one after the other along `axis`, or stacked on a new one; and the size that each has along it."""
     xs = (x, *xs)
@@ -70,12 +70,6 @@ def split(
         )
     parts = jnp.split(x, np.cumsum(split)[:-1].tolist(), axis)
     return tuple(jnp.squeeze(part, axis) if add_axis else part for part in parts)
-
-
-@gradient("Concat")
-def _(g):
-    inputs = [g.grad_output(0), g.output(1)]
-    g.emit("Split", inputs, [g.grad_input(k) for k in range(len(g.op.inputs))])
 
 
 @gradient("Split")

@@ -19,7 +19,7 @@ from jrnn.errors import OpError
 from jrnn.executor import scan, while_loop
 from jrnn.graph.scope import reads
 from jrnn.ir import Net, Op
-from jrnn.lowering import Context, describe_value, execute, plan
+from jrnn.lowering import Context, describe_value, execute, schedule
 from jrnn.ops.workspace import WorkspaceStack, as_stack
 from jrnn.registry import op
 
@@ -65,7 +65,7 @@ def do(*blobs, net: Net, reuse_workspace: bool = False, op, context):
     everything = [
         o for one in net.ops for o in one.outputs
     ]  # the gradient may read any blob of the workspace that is kept
-    body = plan(
+    body = schedule(
         net, None if keep or context.eager else _written(net, wanted), read_outside=everything if keep else wanted
     )
     env = execute(body, env, replace(context, outer={}))
@@ -117,7 +117,7 @@ def _truth(condition: Any) -> bool:
 
 def _run_shared(net: Net, blobs: Mapping[str, Any], wanted: Iterable[str], context: Context) -> dict[str, Any]:
     """Runs a net in the workspace of its operator, and returns the blobs that it wrote."""
-    body = plan(net, None if context.eager else _written(net, wanted), read_outside=wanted)
+    body = schedule(net, None if context.eager else _written(net, wanted), read_outside=wanted)
     return execute(body, {}, replace(context, outer=blobs))
 
 

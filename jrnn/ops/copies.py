@@ -15,14 +15,9 @@ from jrnn.ops.values import dtype_of
 from jrnn.registry import gradient, op
 
 
-@op("Copy", copies=True, inplace={0: 0})
+@op("Copy", copies=True, inplace={0: 0}, gradient="CopyOnDeviceLike(dy, x)")
 def copy(x):
     return x
-
-
-@gradient("Copy")
-def _(g):
-    g.emit("CopyOnDeviceLike", [g.grad_output(0), g.input(0)], [g.grad_input(0)])
 
 
 @op("CopyOnDeviceLike", copies=True)
@@ -35,24 +30,14 @@ def copy_from_cpu_input(x):
     return x
 
 
-@op("CopyCPUToGPU", copies=True)
+@op("CopyCPUToGPU", copies=True, gradient="CopyGPUToCPU(dy)")
 def copy_cpu_to_gpu(x):
     return x
 
 
-@gradient("CopyCPUToGPU")
-def _(g):
-    g.emit("CopyGPUToCPU", [g.grad_output(0)], [g.grad_input(0)])
-
-
-@op("CopyGPUToCPU", copies=True)
+@op("CopyGPUToCPU", copies=True, gradient="CopyCPUToGPU(dy)")
 def copy_gpu_to_cpu(x):
     return x
-
-
-@gradient("CopyGPUToCPU")
-def _(g):
-    g.emit("CopyCPUToGPU", [g.grad_output(0)], [g.grad_input(0)])
 
 
 @op("EnsureCPUOutput", copies=True, gradient="stops")
@@ -115,26 +100,16 @@ def _(primals, tangents):
     return primals[0], -tangents[0]
 
 
-@op("NegateGradient", copies=True, inplace={0: 0})
+@op("NegateGradient", copies=True, inplace={0: 0}, gradient="Negative(dy)")
 def negate_gradient(x):
     """x itself; its gradient is the negative of the output's."""
     return _negated_backwards(x)
 
 
-@gradient("NegateGradient")
-def _(g):
-    g.emit("Negative", [g.grad_output(0)], [g.grad_input(0)])
-
-
-@op("Scale", inplace={0: 0})
+@op("Scale", inplace={0: 0}, gradient="Scale(dy)")
 def scale(x, *, scale: float = 1.0):
     check_float(x, "x")
     return x * scale
-
-
-@gradient("Scale")
-def _(g):
-    g.emit("Scale", [g.grad_output(0)], [g.grad_input(0)])
 
 
 # The numbers and names of data types that Cast knows on the wire.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 
-@op("Tanh", inplace={0: 0})
+@op("Tanh", inplace={0: 0}, gradient="TanhGradient(y, dy)")
 def tanh(x):
     return jnp.tanh(x)
 
@@ -18,12 +18,7 @@ def tanh_gradient(y, dy):
     return dy * (1 - y * y)
 
 
-@gradient("Tanh")
-def _(g):
-    g.emit("TanhGradient", [g.output(0), g.grad_output(0)], [g.grad_input(0)])
-
-
-@op("Sigmoid", inplace={0: 0})
+@op("Sigmoid", inplace={0: 0}, gradient="SigmoidGradient(y, dy)")
 def sigmoid(x):
     return jax.nn.sigmoid(x)
 
@@ -33,12 +28,7 @@ def sigmoid_gradient(y, dy):
     return dy * y * (1 - y)
 
 
-@gradient("Sigmoid")
-def _(g):
-    g.emit("SigmoidGradient", [g.output(0), g.grad_output(0)], [g.grad_input(0)])
-
-
-@op("Relu", inplace={0: 0})
+@op("Relu", inplace={0: 0}, gradient="ReluGradient(y, dy)")
 def relu(x):
     return jax.nn.relu(x)  # its derivative at 0 is 0, as ReluGradient has it; that of maximum is 1/2
 
@@ -46,8 +36,3 @@ def relu(x):
 @op("ReluGradient", inplace={0: 1})
 def relu_gradient(y, dy):
     return jnp.where(y > 0, dy, 0)
-
-
-@gradient("Relu")
-def _(g):
-    g.emit("ReluGradient", [g.output(0), g.grad_output(0)], [g.grad_input(0)])

@@ -70,7 +70,7 @@ def _(g):
         g.set_grad(0, GradientSlice(g.input(1), g.grad_output(0)))
 
 
-@op("BatchGather")
+@op("BatchGather", gradient="BatchGatherGradient(data, indices, dy)")
 def batch_gather(data, indices, *, match_outer: bool = False):
     axis, outer = _check(data, indices, 1, match_outer)
     return _gathered(data, indices, axis, outer)
@@ -94,8 +94,3 @@ def batch_gather_gradient(data, indices, dy, *, axis: int = 1, match_outer: bool
     along = jnp.reshape(indices, (*indices.shape[:outer], *lead, *indices.shape[outer:], *(1,) * len(inner)))
     places = [*places[:axis], along, *places[rank - len(inner) :]]
     return jnp.zeros(data.shape, dy.dtype).at[tuple(places)].add(dy)
-
-
-@gradient("BatchGather")
-def _(g):
-    g.emit("BatchGatherGradient", [g.input(0), g.input(1), g.grad_output(0)], [g.grad_input(0)])

@@ -30,13 +30,13 @@ def _counts(lengths, rows):
     return per_row(jnp.maximum(jnp.asarray(lengths), 1).astype(rows.dtype), rows)
 
 
-@op("LengthsSum")
+@op("LengthsSum", gradient="LengthsIndicesInGradientSumGradient(dy, lengths, data)")
 def lengths_sum(data, lengths):
     ids, count = _segments(data, lengths)
     return jax.ops.segment_sum(data, ids, count)
 
 
-@op("LengthsMean")
+@op("LengthsMean", gradient="LengthsIndicesInGradientMeanGradient(dy, lengths, data)")
 def lengths_mean(data, lengths):
     ids, count = _segments(data, lengths)
     total = jax.ops.segment_sum(data, ids, count)
@@ -58,7 +58,7 @@ def _(primals, tangents):
     return greatest, jax.ops.segment_sum(taken, ids, lengths.shape[0])
 
 
-@op("LengthsMax")
+@op("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(y, dy, lengths, data)")
 def lengths_max(data, lengths):
     ids, _ = _segments(data, lengths)
     return _segment_max(data, ids, jnp.asarray(lengths))
@@ -110,19 +110,6 @@ def lengths_weighted_sum_gradients(weights, dy, lengths, data, *, grad_on_weight
     return of_row * per_row(weights, dy), (of_row * data).reshape(len(weights), -1).sum(1)
 
 
-@gradient("LengthsSum", "LengthsMean")
-def _(g):
-    kind = g.op.type.removeprefix("Lengths")
-    inputs = [g.grad_output(0), g.input(1), g.input(0)]
-    g.emit(f"LengthsIndicesInGradient{kind}Gradient", inputs, [g.grad_input(0)])
-
-
-@gradient("LengthsMax")
-def _(g):
-    inputs = [g.output(0), g.grad_output(0), g.input(1), g.input(0)]
-    g.emit("LengthsMaxWithMainInputAndForwardOutputGradient", inputs, [g.grad_input(0)])
-
-
 @gradient("LengthsWeightedSum")
 def _(g):
     inputs = [g.input(1), g.grad_output(0), g.input(2)]
@@ -138,17 +125,12 @@ def _check_one_per_row(data, counts):
         raise OpError(f"data is {describe(data)} and there are {len(counts)} lengths; each row of data must have one")
 
 
-@op("LengthsTile")
+@op("LengthsTile", gradient="LengthsSum(dy, lengths)")
 def lengths_tile(data, lengths):
     """Each row of data [S, ...] as often as its length says."""
     counts = known_lengths(lengths)
     _check_one_per_row(data, counts)
     return jnp.asarray(data)[np.repeat(np.arange(len(counts)), counts)]
-
-
-@gradient("LengthsTile")
-def _(g):
-    g.emit("LengthsSum", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
 
 
 @op("LengthsGather", gradient="forbidden")

@@ -14,7 +14,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.ops.checks import describe
 from jrnn.ops.values import as_float, check_indices
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 LOG_THRESHOLD = 1e-20  # the least probability whose logarithm is taken
 
@@ -31,7 +31,7 @@ def _clipped_log_jvp(primals, tangents):
     return clipped_log(x), dx / jnp.maximum(x, LOG_THRESHOLD)
 
 
-@op("AveragedLoss")
+@op("AveragedLoss", gradient="AveragedLossGradient(x, dy)")
 def averaged_loss(x):
     return jnp.sum(x) / max(x.size, 1)  # the mean of nothing is 0
 
@@ -39,11 +39,6 @@ def averaged_loss(x):
 @op("AveragedLossGradient")
 def averaged_loss_gradient(x, dy):
     return jnp.broadcast_to(jnp.reshape(dy, (1,) * x.ndim) / max(x.size, 1), x.shape)
-
-
-@gradient("AveragedLoss")
-def _(g):
-    g.emit("AveragedLossGradient", [g.input(0), g.grad_output(0)], [g.grad_input(0)])
 
 
 def _rows(x: Any) -> Any:
@@ -71,7 +66,7 @@ def one_hot(labels: Any, classes: int, dtype: Any) -> Any:
     return (labels[:, None] == jnp.arange(classes, dtype=labels.dtype)[None, :]).astype(dtype)
 
 
-@op("LabelCrossEntropy")
+@op("LabelCrossEntropy", gradient="LabelCrossEntropyGradient(x, label, dy)")
 def label_cross_entropy(x, label):
     rows = _rows(x)
     return -clipped_log(picked(rows, _labels(label, rows)))
@@ -84,11 +79,6 @@ def label_cross_entropy_gradient(x, label, dy):
     return jnp.reshape(dx * one_hot(_labels(label, rows), rows.shape[1], x.dtype), x.shape)
 
 
-@gradient("LabelCrossEntropy")
-def _(g):
-    g.emit("LabelCrossEntropyGradient", [g.input(0), g.input(1), g.grad_output(0)], [g.grad_input(0)])
-
-
 def _distributions(x: Any, label: Any) -> tuple[Any, Any]:
     """`x` and the distributions in `label`, both as [N, D]."""
     rows = _rows(x)
@@ -97,7 +87,7 @@ def _distributions(x: Any, label: Any) -> tuple[Any, Any]:
     return rows, jnp.reshape(label, rows.shape)
 
 
-@op("CrossEntropy")
+@op("CrossEntropy", gradient="CrossEntropyGradient(x, label, dy)")
 def cross_entropy(x, label):
     rows, target = _distributions(x, label)
     return -jnp.sum(target * clipped_log(rows), axis=1)
@@ -107,8 +97,3 @@ def cross_entropy(x, label):
 def cross_entropy_gradient(x, label, dy):
     rows, target = _distributions(x, label)
     return jnp.reshape(-jnp.reshape(dy, (-1, 1)) * target / jnp.maximum(rows, LOG_THRESHOLD), x.shape)
-
-
-@gradient("CrossEntropy")
-def _(g):
-    g.emit("CrossEntropyGradient", [g.input(0), g.input(1), g.grad_output(0)], [g.grad_input(0)])

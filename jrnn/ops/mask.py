@@ -15,7 +15,7 @@ from jrnn.errors import OpError
 from jrnn.ops.checks import check_rank, describe
 from jrnn.ops.segments import per_row
 from jrnn.ops.values import is_concrete
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 
 def _check_mask(mask: Any) -> None:
@@ -24,7 +24,7 @@ def _check_mask(mask: Any) -> None:
         raise OpError(f"mask is {describe(mask)}; it must hold booleans")
 
 
-@op("BooleanMask", outputs=(1, 2), dynamic=True)
+@op("BooleanMask", outputs=(1, 2), dynamic=True, gradient="BooleanMaskGradient(mask, dy)")
 def boolean_mask(data, mask):
     """The rows of `data` whose mask is true, and their indices."""
     _check_mask(mask)
@@ -46,11 +46,6 @@ def boolean_mask_gradient(mask, dy):
         return jnp.zeros(mask.shape + dy.shape[1:], dy.dtype)
     rows = jnp.take(dy, jnp.cumsum(mask) - 1, axis=0, mode="clip")
     return jnp.where(per_row(mask, rows), rows, 0)
-
-
-@gradient("BooleanMask")
-def _(g):
-    g.emit("BooleanMaskGradient", [g.input(1), g.grad_output(0)], [g.grad_input(0)])
 
 
 @op("BooleanUnmask", gradient="stops")

@@ -1,4 +1,4 @@
-"""Products of matrices: FC, ElementwiseLinear, MatMul and BatchMatMul, with their gradients.
+"""Products of matrices: FC, FCTransposed, ElementwiseLinear, MatMul and BatchMatMul, with their gradients.
 
 Shapes: M rows of x, K features, N features of the result.
 """
@@ -6,6 +6,7 @@ Shapes: M rows of x, K features, N features of the result.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax.numpy as jnp
 
@@ -15,43 +16,44 @@ from jrnn.ops.values import canonical_axis
 from jrnn.registry import gradient, op
 
 
-def _fc_matrices(x, w, axis, axis_w):
-    """x as [M, K] and w as [N, K]."""
-    axis = canonical_axis(axis, x.ndim)
-    axis_w = canonical_axis(axis_w, w.ndim, "axis_w")
-    x2, w2 = flat_at(x, axis), flat_at(w, axis_w)
-    if x2.shape[1] != w2.shape[1]:
-        raise OpError(
-            f"x {describe(x)} has {x2.shape[1]} features from axis {axis} on, but w is {describe(w)}; "
-            f"w must be [out, {x2.shape[1]}]"
-        )
-    return x2, w2, x.shape[:axis]
+def _register_fc(type: str, transposed: bool) -> Callable:
+    """y = x w^T + b with w [N, K], or y = x w + b with w [K, N]; x is flattened from `axis` on, and w at `axis_w`."""
+
+    def matrices(x, w, axis, axis_w):
+        """x as [M, K] and w as [K, N]."""
+        axis = canonical_axis(axis, x.ndim)
+        x2, w2 = flat_at(x, axis), flat_at(w, canonical_axis(axis_w, w.ndim, "axis_w"))
+        w2 = w2 if transposed else w2.T
+        if x2.shape[1] != w2.shape[0]:
+            wanted = f"[{x2.shape[1]}, out]" if transposed else f"[out, {x2.shape[1]}]"
+            raise OpError(
+                f"x {describe(x)} has {x2.shape[1]} features from axis {axis} on, but w is {describe(w)}; w must be {wanted}"
+            )
+        return x2, w2, x.shape[:axis]
+
+    @op(type, gradient=f"{type}Gradient(x, w, dy) -> w, b, x")
+    def forward(x, w, b, *, axis: int = 1, axis_w: int = 1):
+        check_float(x, "x")
+        x2, w2, leading = matrices(x, w, axis, axis_w)
+        check_shape(b, (w2.shape[1],), "b")
+        return (x2 @ w2 + b[None, :]).reshape(*leading, w2.shape[1])
+
+    @op(type + "Gradient", outputs=(2, 3))
+    def backward(x, w, dy, *, axis: int = 1, axis_w: int = 1):
+        x2, w2, leading = matrices(x, w, axis, axis_w)
+        check_shape(dy, (*leading, w2.shape[1]), "dy")
+        dy2 = dy.reshape(x2.shape[0], w2.shape[1])
+        dw = x2.T @ dy2 if transposed else dy2.T @ x2
+        return dw.reshape(w.shape), dy2.sum(0), (dy2 @ w2.T).reshape(x.shape)
+
+    return forward
 
 
-@op("FC")
-def fc(x, w, b, *, axis: int = 1, axis_w: int = 1):
-    check_float(x, "x")
-    x2, w2, leading = _fc_matrices(x, w, axis, axis_w)
-    check_shape(b, (w2.shape[0],), "b")
-    y = x2 @ w2.T + b[None, :]
-    return y.reshape(*leading, w2.shape[0])
+fc = _register_fc("FC", transposed=False)
+_register_fc("FCTransposed", transposed=True)
 
 
-@op("FCGradient", outputs=(2, 3))
-def fc_gradient(x, w, dy, *, axis: int = 1, axis_w: int = 1):
-    x2, w2, leading = _fc_matrices(x, w, axis, axis_w)
-    check_shape(dy, (*leading, w2.shape[0]), "dy")
-    dy2 = dy.reshape(x2.shape[0], w2.shape[0])
-    return (dy2.T @ x2).reshape(w.shape), dy2.sum(0), (dy2 @ w2).reshape(x.shape)
-
-
-@gradient("FC")
-def _(g):
-    inputs = [g.input(0), g.input(1), g.grad_output(0)]
-    g.emit("FCGradient", inputs, [g.grad_input(1), g.grad_input(2), g.grad_input(0)])
-
-
-@op("ElementwiseLinear")
+@op("ElementwiseLinear", gradient="ElementwiseLinearGradient(dy, x, w) -> x, w, b")
 def elementwise_linear(x, w, b, *, axis: int = 1):
     """y = x * w + b, with w and b vectors as long as all dimensions of x from `axis` on."""
     x2 = flat_at(x, canonical_axis(axis, x.ndim))
@@ -65,12 +67,6 @@ def elementwise_linear_gradient(dy, x, w, *, axis: int = 1):
     axis = canonical_axis(axis, x.ndim)
     dy2, x2 = flat_at(dy, axis), flat_at(x, axis)
     return (dy2 * w[None, :]).reshape(x.shape), (dy2 * x2).sum(0), dy2.sum(0)
-
-
-@gradient("ElementwiseLinear")
-def _(g):
-    inputs = [g.grad_output(0), g.input(0), g.input(1)]
-    g.emit("ElementwiseLinearGradient", inputs, [g.grad_input(0), g.grad_input(1), g.grad_input(2)])
 
 
 @op("MatMul")

@@ -13,7 +13,7 @@ from jrnn.ops.values import canonical_axis, need_key
 from jrnn.registry import gradient, op
 
 
-@op("Softmax")
+@op("Softmax", gradient="SoftmaxGradient(y, dy)")
 def softmax(x, *, axis: int = 1):
     """exp(x) / sum(exp(x)) over all dimensions from `axis` on together."""
     check_float(x, "x")
@@ -26,11 +26,6 @@ def softmax_gradient(y, dy, *, axis: int = 1):
     axis = canonical_axis(axis, y.ndim)
     y2, dy2 = flat_at(y, axis), flat_at(dy, axis)
     return (y2 * (dy2 - (y2 * dy2).sum(1, keepdims=True))).reshape(y.shape)
-
-
-@gradient("Softmax")
-def _(g):
-    g.emit("SoftmaxGradient", [g.output(0), g.grad_output(0)], [g.grad_input(0)])
 
 
 @op("LayerNorm", outputs=3)

@@ -21,7 +21,7 @@ from jrnn.errors import OpError
 from jrnn.executor import scan
 from jrnn.graph.ssa import undeclared_reads
 from jrnn.ir import Op
-from jrnn.lowering import RECOMPUTED, Context, Plan, execute, plan
+from jrnn.lowering import RECOMPUTED, Context, Schedule, execute, schedule
 from jrnn.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.ops.stopped_outputs import stop_outputs
 from jrnn.registry import op
@@ -184,7 +184,7 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
     shape = StateLinks(w, {s: v.shape[0] for s, v in first.items()})
     shape.check()
     results = [link.internal for s in w.states for link in shape.writes(s)]
-    p = plan(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
+    p = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
     constant: dict[str, np.ndarray] = {}  # blobs that do not depend on the data, such as shapes: filled during tracing
 
     def gather(env: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -231,7 +231,7 @@ def _step_context(w: Wiring, t: Any, context: Context) -> Context:
     return context.step(t, w.outputs[-1], w.recompute)
 
 
-def _run_slot_by_slot(shape: StateLinks, p: Plan, first, blobs, steps: int, gather, context: Context):
+def _run_slot_by_slot(shape: StateLinks, p: Schedule, first, blobs, steps: int, gather, context: Context):
     w = shape.w
     sequences, views = sequence_views(w, blobs, steps)
 
@@ -280,7 +280,7 @@ class _States:
         return jnp.concatenate([self.first[start:], self.rest])
 
 
-def _run_on_buffers(shape: StateLinks, p: Plan, first, blobs, steps: int, gather, context: Context):
+def _run_on_buffers(shape: StateLinks, p: Schedule, first, blobs, steps: int, gather, context: Context):
     """The general case: links are windows on the whole states, as in Caffe2, and a write shows in every view at once."""
     w = shape.w
     sequences, views = sequence_views(w, blobs, steps)
@@ -295,7 +295,7 @@ def _run_on_buffers(shape: StateLinks, p: Plan, first, blobs, steps: int, gather
         env = step_env(w, views(now, t), t)
         env.update((link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s))
         for one in p.steps:
-            env = execute(Plan(p.net, (one,), ()), env, _step_context(w, t, context))
+            env = execute(Schedule(p.net, (one,), ()), env, _step_context(w, t, context))
             for link in w.links:
                 if link.external in carry and link.internal in one.op.outputs:
                     new = _new_slot(link, env, carry[link.external]) if link.window == 1 else env[link.internal]

@@ -18,7 +18,7 @@ from jax import lax
 from jrnn.errors import GradientError, NetError, OpError
 from jrnn.executor import scan
 from jrnn.graph.history import check_gradient_version
-from jrnn.lowering import Context, Plan, execute, plan
+from jrnn.lowering import Context, Schedule, execute, schedule
 from jrnn.ops.recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
 from jrnn.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.ops.stopped_outputs import warn_of_stopped
@@ -85,8 +85,8 @@ class _Backward:
     states: Mapping[str, Any]  # the T+L slots of each state
     first: Mapping[str, Any]  # the first L
     workspaces: StepWorkspaces
-    forward: Plan | None  # what the step net must compute again, because nobody kept it
-    backward: Plan | None
+    forward: Schedule | None  # what the step net must compute again, because nobody kept it
+    backward: Schedule | None
     unprovided: tuple[str, ...]  # local blobs whose gradient the backward net reads and nobody provides: it is zero
     reads: tuple[Link, ...]
     writes: tuple[Link, ...]
@@ -111,7 +111,7 @@ class _Backward:
         if net is not None:
             made = {o for step_op in net.ops for o in step_op.outputs}
             results = [*param_grads, *(k.internal for k in w.backward_links if k not in reads)]
-            backward = plan(net, [n for n in dict.fromkeys(results) if n in made])
+            backward = schedule(net, [n for n in dict.fromkeys(results) if n in made])
             local = {o for step_op in w.step_net.ops for o in step_op.outputs}
             linked = {k.internal for k in w.links}
             at_hand = {*workspaces.stacked, *workspaces.constant, *linked}
@@ -123,7 +123,7 @@ class _Backward:
             )
             needed = [*backward.required, *(n.removesuffix("_grad") for n in unprovided)]
             missing = [n for n in dict.fromkeys(needed) if n in local and n not in at_hand]
-        forward = plan(w.step_net, missing) if missing else None
+        forward = schedule(w.step_net, missing) if missing else None
         writes = tuple(k for k in w.backward_links if k.external in of_states and k not in reads)
         return cls(w, inputs, states, first, workspaces, forward, backward, unprovided, reads, writes, param_grads)
 

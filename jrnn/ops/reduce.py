@@ -16,7 +16,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.ops.checks import describe
 from jrnn.ops.values import as_float, canonical_axis, int64, magnitude
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 
 def reduced_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ def _register(type: str, reduced: Callable, derivative: Callable) -> None:
     shape; dy and y have the kept dimensions.
     """
 
-    @op(type)
+    @op(type, gradient=f"{type}Gradient(dy, x, y)")
     def forward(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
         over = reduced_axes(axes, x.ndim)
         y = reduced(x, over)
@@ -107,10 +107,6 @@ def _register(type: str, reduced: Callable, derivative: Callable) -> None:
         over = reduced_axes(axes, x.ndim)
         dy, y = with_kept_dims(dy, x, over), with_kept_dims(y, x, over)
         return jnp.broadcast_to(derivative(dy, x, y, over), x.shape)
-
-    @gradient(type)
-    def _(g):
-        g.emit(type + "Gradient", [g.grad_output(0), g.input(0), g.output(0)], [g.grad_input(0)])
 
 
 def _tied(dy: Any, x: Any, y: Any, axes: tuple[int, ...]) -> Any:
@@ -125,7 +121,7 @@ _register("ReduceL1", l1_of, lambda dy, x, y, axes: dy * jnp.sign(x))
 _register("ReduceL2", l2_of, lambda dy, x, y, axes: dy * _direction(x, y))
 
 
-@op("SumElements")
+@op("SumElements", gradient="SumElementsGradient(x, dy)")
 def sum_elements(x, *, average: bool = False):
     return jnp.sum(as_float(x)) / (max(x.size, 1) if average else 1)
 
@@ -134,11 +130,6 @@ def sum_elements(x, *, average: bool = False):
 def sum_elements_gradient(x, dy, *, average: bool = False):
     each = jnp.reshape(dy, (-1,))[0] / (max(x.size, 1) if average else 1)
     return jnp.full(x.shape, each, x.dtype)
-
-
-@gradient("SumElements")
-def _(g):
-    g.emit("SumElementsGradient", [g.input(0), g.grad_output(0)], [g.grad_input(0)])
 
 
 @op("SumElementsInt", gradient="forbidden")

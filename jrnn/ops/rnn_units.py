@@ -11,7 +11,7 @@ from jax.nn import sigmoid
 
 from jrnn.errors import OpError
 from jrnn.ops.checks import check_rank, check_shape, describe
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 
 def _check_state(name, state, gates, count):
@@ -56,7 +56,7 @@ def _lstm_gates(gates, forget_bias):
     return sigmoid(i), sigmoid(f + forget_bias), sigmoid(o), jnp.tanh(g)
 
 
-@op("LSTMUnit", outputs=2)
+@op("LSTMUnit", outputs=2, gradient="LSTMUnitGradient(*, y, y1, dy, dy1) -> hidden, cell, gates")
 def lstm_unit(
     hidden, cell, gates, lengths_or_timestep, timestep=None, /, *,
     forget_bias: float = 0.0, drop_states: bool = False, sequence_lengths: bool = True,
@@ -96,14 +96,7 @@ def lstm_unit_gradient(
     return tuple(_masked(valid, new, ended)[None] for new, ended in found)
 
 
-@gradient("LSTMUnit")
-def _(g):
-    inputs = [g.input(k) for k in range(len(g.op.inputs))]
-    inputs += [g.output(0), g.output(1), g.grad_output(0), g.grad_output(1)]
-    g.emit("LSTMUnitGradient", inputs, [g.grad_input(0), g.grad_input(1), g.grad_input(2)])
-
-
-@op("GRUUnit")
+@op("GRUUnit", gradient="GRUUnitGradient(*, y, dy) -> hidden, gates")
 def gru_unit(
     hidden, gates, lengths_or_timestep, timestep=None, /, *, drop_states: bool = False, sequence_lengths: bool = True
 ):  # fmt: skip
@@ -128,9 +121,3 @@ def gru_unit_gradient(hidden, gates, *rest, drop_states: bool = False, sequence_
     dgates = (jnp.zeros_like(reset), dh * (hidden - o) * u * (1 - u), dh * (1 - u) * (1 - o * o))
     ended = jnp.zeros_like(dh) if drop_states else dh
     return _masked(valid, dh * u, ended)[None], _masked(valid, jnp.concatenate(dgates, axis=-1), 0)[None]
-
-
-@gradient("GRUUnit")
-def _(g):
-    inputs = [g.input(k) for k in range(len(g.op.inputs))]
-    g.emit("GRUUnitGradient", [*inputs, g.output(0), g.grad_output(0)], [g.grad_input(0), g.grad_input(1)])

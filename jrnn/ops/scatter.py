@@ -159,7 +159,7 @@ class _Table:
         return self.entry.at[self.cell].get(mode="fill", fill_value=-1) == jnp.arange(self.cell.size)
 
 
-@op("SparseToDenseMask", outputs=(1, 2))
+@op("SparseToDenseMask", outputs=(1, 2), gradient="SparseToDenseMaskGradient(indices, dy, lengths) -> values")
 def sparse_to_dense_mask(
     indices, values, default_value, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False
 ):
@@ -189,9 +189,3 @@ def sparse_to_dense_mask_gradient(
     cells = jnp.reshape(dy, (table.rows * table.columns, *inner))
     taken = cells.at[table.cell].get(mode="fill", fill_value=0)
     return jnp.where(per_row(table.counts(), taken), taken, 0)
-
-
-@gradient("SparseToDenseMask")
-def _(g):
-    lengths = [g.input(3)] if len(g.op.inputs) > 3 else []
-    g.emit("SparseToDenseMaskGradient", [g.input(0), g.grad_output(0), *lengths], [g.grad_input(1)])

@@ -71,7 +71,7 @@ def _(g):
     g.emit("SequenceMask", [g.grad_output(0), *more], [g.grad_input(0)], grad=1)
 
 
-@op("ReversePackedSegs")
+@op("ReversePackedSegs", gradient="ReversePackedSegs(dy, lengths)")
 def reverse_packed_segs(data, lengths):
     """[T, N, D] with the first lengths[n] rows of column n turned around; the rest stays."""
     check_rank(data, 3, "data")
@@ -85,11 +85,6 @@ def reverse_packed_segs(data, lengths):
     t, n = jnp.arange(data.shape[0])[:, None], jnp.asarray(lengths)[None, :]
     source = jnp.where(t < n, n - 1 - t, t)  # [T, N]
     return jnp.take_along_axis(jnp.asarray(data), source[:, :, None], axis=0)
-
-
-@gradient("ReversePackedSegs")
-def _(g):
-    g.emit("ReversePackedSegs", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
 
 
 def _packed_rows(lengths, width):
@@ -110,7 +105,7 @@ def _take(data, rows, present, fill):
     return jnp.where(per_row(present, taken), taken, jnp.asarray(fill, data.dtype))
 
 
-@op("PackSegments", outputs=(1, 2))
+@op("PackSegments", outputs=(1, 2), gradient="UnpackSegments(lengths, dy) -> data")
 def pack_segments(
     lengths, data, *, max_length: int = -1, pad_minf: bool = False, return_presence_mask: bool = False
 ):  # fmt: skip
@@ -127,7 +122,7 @@ def pack_segments(
     return _take(data, rows, present, fill), present
 
 
-@op("UnpackSegments")
+@op("UnpackSegments", gradient="PackSegments(lengths, dy) -> packed")
 def unpack_segments(lengths, packed, *, max_length: int = -1):
     """[N, T, ...] -> [L, ...], the first lengths[n] rows of each sequence."""
     if packed.ndim < 2:
@@ -152,17 +147,7 @@ def unpack_segments(lengths, packed, *, max_length: int = -1):
     return packed[sequence, step] if isinstance(packed, np.ndarray) else jnp.asarray(packed)[sequence, step]
 
 
-@gradient("PackSegments")
-def _(g):
-    g.emit("UnpackSegments", [g.input(0), g.grad_output(0)], [g.grad_input(1)])
-
-
-@gradient("UnpackSegments")
-def _(g):
-    g.emit("PackSegments", [g.input(0), g.grad_output(0)], [g.grad_input(1)])
-
-
-@op("PackRNNSequence")
+@op("PackRNNSequence", gradient="UnpackRNNSequence(dy, lengths)")
 def pack_rnn_sequence(values, lengths):
     """[L, ...] -> [T, N, ...], padded with 0."""
     if values.ndim < 2:
@@ -172,7 +157,7 @@ def pack_rnn_sequence(values, lengths):
     return _take(values, rows.T, present.T, 0)
 
 
-@op("UnpackRNNSequence")
+@op("UnpackRNNSequence", gradient="PackRNNSequence(dy, lengths)")
 def unpack_rnn_sequence(values, lengths):
     """[T, N, ...] -> [L, ...], the reverse of PackRNNSequence."""
     if values.ndim < 3:
@@ -186,16 +171,6 @@ def unpack_rnn_sequence(values, lengths):
     sequence = np.repeat(np.arange(len(counts)), counts)
     step = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     return jnp.asarray(values)[step, sequence]
-
-
-@gradient("PackRNNSequence")
-def _(g):
-    g.emit("UnpackRNNSequence", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
-
-
-@gradient("UnpackRNNSequence")
-def _(g):
-    g.emit("PackRNNSequence", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
 
 
 @op("VariableLengthSequencePadding", inplace={0: 0})

@@ -47,7 +47,7 @@ def _dims(dims):
     return sorted(set(dims))
 
 
-@op("Squeeze", inplace={0: 0})
+@op("Squeeze", inplace={0: 0}, gradient="ExpandDims(dy)")
 def squeeze(x, *, dims: tuple[int, ...]):
     found = _dims(dims)
     if found[-1] >= x.ndim or any(x.shape[d] != 1 for d in found):
@@ -55,23 +55,13 @@ def squeeze(x, *, dims: tuple[int, ...]):
     return jnp.squeeze(x, tuple(found))
 
 
-@op("ExpandDims", inplace={0: 0})
+@op("ExpandDims", inplace={0: 0}, gradient="Squeeze(dy)")
 def expand_dims(x, *, dims: tuple[int, ...]):
     """x with dimensions of size 1 put in, so that they stand at `dims` of the result."""
     found = _dims(dims)
     if found[-1] >= x.ndim + len(found):
         raise OpError(f"x is {describe(x)}; with {len(found)} more dimensions it has no dimension {found[-1]}")
     return jnp.expand_dims(x, tuple(found))
-
-
-@gradient("Squeeze")
-def _(g):
-    g.emit("ExpandDims", [g.grad_output(0)], [g.grad_input(0)])
-
-
-@gradient("ExpandDims")
-def _(g):
-    g.emit("Squeeze", [g.grad_output(0)], [g.grad_input(0)])
 
 
 @op("Transpose")
@@ -116,7 +106,7 @@ def _bounds(x, starts, ends, starts_blob, ends_blob):
     return bounds
 
 
-@op("Slice")
+@op("Slice", gradient="SliceGradient(*, dy)")
 def slice_(
     x, starts_blob=None, ends_blob=None, *, starts: tuple[int, ...] | None = None, ends: tuple[int, ...] | None = None
 ):
@@ -133,12 +123,6 @@ def slice_gradient(
     bounds = _bounds(x, starts, ends, *(blobs or (None, None)))
     pads = [(start, size - end, 0) for (start, end), size in zip(bounds, x.shape)]
     return lax.pad(dy, jnp.zeros((), dy.dtype), pads)
-
-
-@gradient("Slice")
-def _(g):
-    inputs = [g.input(k) for k in range(len(g.op.inputs))]
-    g.emit("SliceGradient", [*inputs, g.grad_output(0)], [g.grad_input(0)])
 
 
 @op("Shape", gradient="forbidden")

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from jrnn.errors import OpError
 from jrnn.ops.checks import describe
-from jrnn.ops.makers import differentiate
 from jrnn.ops.values import as_float, check_same_shape
 from jrnn.registry import op
 
@@ -32,7 +31,7 @@ def _check(logits: Any, targets: Any, log_d_trick: bool, unjoined: bool) -> None
         raise OpError("arguments 'log_D_trick' and 'unjoined_lr_loss' are both set; choose one")
 
 
-@op("SigmoidCrossEntropyWithLogits")
+@op("SigmoidCrossEntropyWithLogits", gradient="SigmoidCrossEntropyWithLogitsGradient(dy, x, y)")
 def sigmoid_cross_entropy(x, y, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False):
     _check(x, y, log_D_trick, unjoined_lr_loss)
     if log_D_trick:  # for a generator: it maximizes log D where targets are 0 instead of minimizing log(1 - D)
@@ -52,10 +51,7 @@ def sigmoid_cross_entropy_gradient(dy, x, y, *, log_D_trick: bool = False, unjoi
     return _each(dy, x) * (jax.nn.sigmoid(x) - y)
 
 
-differentiate("SigmoidCrossEntropyWithLogits", "dy x x1")
-
-
-@op("WeightedSigmoidCrossEntropyWithLogits")
+@op("WeightedSigmoidCrossEntropyWithLogits", gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(dy, x, y, w)")
 def weighted_sigmoid_cross_entropy(x, y, w):
     check_same_shape("logits, targets and weights", as_float(x), y, w)
     return _mean(w * (jax.nn.softplus(x) - y * x))
@@ -66,10 +62,7 @@ def weighted_sigmoid_cross_entropy_gradient(dy, x, y, w):
     return _each(dy, x) * w * (jax.nn.sigmoid(x) - y)
 
 
-differentiate("WeightedSigmoidCrossEntropyWithLogits", "dy x x1 x2")
-
-
-@op("MakeTwoClass")
+@op("MakeTwoClass", gradient="MakeTwoClassGradient(dy)")
 def make_two_class(x):
     """Probabilities of yes -> those of no and yes: [...] -> [..., 2]."""
     return jnp.stack([1 - as_float(x), x], axis=-1)
@@ -80,6 +73,3 @@ def make_two_class_gradient(dy):
     if dy.shape[-1:] != (2,):
         raise OpError(f"the gradient is {describe(dy)}; its last dimension must be 2")
     return dy[..., 1] - dy[..., 0]
-
-
-differentiate("MakeTwoClass", "dy")

@@ -39,7 +39,7 @@ def _tiled(x: Any, repeats: tuple[int, ...]) -> Any:
     return np.tile(x, repeats) if x.dtype.kind in STRINGS else jnp.tile(x, repeats)
 
 
-@op("Tile")
+@op("Tile", gradient="TileGradient(dy, tiles_blob, axis_blob)")
 def tile(x, tiles_blob=None, axis_blob=None, *, tiles: int | None = None, axis: int | None = None):
     count, over = _repeats(x, tiles, axis, tiles_blob, axis_blob)
     return _tiled(x, tuple(count if k == over else 1 for k in range(x.ndim)))
@@ -54,11 +54,6 @@ def tile_gradient(dy, tiles_blob=None, axis_blob=None, *, tiles: int | None = No
     return jnp.sum(parts, over, dtype=dy.dtype)
 
 
-@gradient("Tile")
-def _(g):
-    g.emit("TileGradient", [g.grad_output(0), *(g.input(k) for k in range(1, len(g.op.inputs)))], [g.grad_input(0)])
-
-
 @op("NumpyTile")
 def numpy_tile(x, repeats):
     check_integers(repeats, "repeats")
@@ -70,7 +65,7 @@ def numpy_tile(x, repeats):
     return _tiled(x, counts)
 
 
-@op("Expand")
+@op("Expand", gradient="ExpandGradient(dy, x)")
 def expand(x, shape):
     """Broadcasts `x` and an array of the given shape to each other; -1 stands for the dimension of x."""
     check_integers(shape, "shape")
@@ -91,28 +86,18 @@ def expand_gradient(dy, x):
     return jnp.reshape(jnp.sum(dy, axes, dtype=dy.dtype), x.shape)
 
 
-@gradient("Expand")
-def _(g):
-    g.emit("ExpandGradient", [g.grad_output(0), g.input(0)], [g.grad_input(0)])
-
-
-@op("Flatten")
+@op("Flatten", gradient="ResizeLike(dy, x)")
 def flatten(x, *, axis: int = 1):
     if not 0 <= axis <= x.ndim:
         raise OpError(f"argument 'axis' is {axis} and x is {describe(x)}; it must be in [0, {x.ndim}]")
     return np.reshape(x, (math.prod(x.shape[:axis]), -1)) if x.dtype.kind in STRINGS else flat_at(x, axis)
 
 
-@op("FlattenToVec")
+@op("FlattenToVec", gradient="ResizeLike(dy, x)")
 def flatten_to_vec(x):
     if x.ndim == 0:
         raise OpError("x is a scalar; it must have at least 1 dimension")
     return x.reshape(x.size)
-
-
-@gradient("Flatten", "FlattenToVec")
-def _(g):
-    g.emit("ResizeLike", [g.grad_output(0), g.input(0)], [g.grad_input(0)])
 
 
 @op("PrependDim", inplace={0: 0})

@@ -11,7 +11,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.ops.checks import describe
 from jrnn.ops.values import as_float, canonical_axis, int64
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 
 def _count(k: int | None, k_blob: Any) -> int:
@@ -24,7 +24,7 @@ def _count(k: int | None, k_blob: Any) -> int:
     return k
 
 
-@op("TopK", outputs=(2, 3))
+@op("TopK", outputs=(2, 3), gradient="TopKGradient(dy, y1, x)")
 def top_k(x, k_blob=None, *, k: int | None = None, axis: int = -1):
     """The k largest elements along an axis, largest first, their indices along it, and their indices in the flat input.
 
@@ -55,8 +55,3 @@ def top_k_gradient(dy, index, x, *, axis: int = -1):
     row = jnp.arange(rows.shape[0])[:, None]
     dx = rows.at[row, index].set(jnp.reshape(dy, index.shape), mode="drop")
     return jnp.moveaxis(jnp.reshape(dx, (*dy.shape[:-1], rows.shape[1])), -1, over)
-
-
-@gradient("TopK")
-def _(g):
-    g.emit("TopKGradient", [g.grad_output(0), g.output(1), g.input(0)], [g.grad_input(0)])

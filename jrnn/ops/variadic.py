@@ -31,7 +31,7 @@ def _extremum(type: str, pick: Callable) -> None:
         y = extremum(*xs)
         return y, sum(jnp.where(x == y, t, 0) for x, t in zip(xs, tangents))
 
-    @op(type, inplace={0: 0})
+    @op(type, inplace={0: 0}, gradient=f"{type}Gradient(y, dy, *) -> *")
     def forward(x, *xs):
         check_same_shape(_named((x, *xs)), x, *xs)
         return extremum(*map(as_float, (x, *xs)))
@@ -41,19 +41,12 @@ def _extremum(type: str, pick: Callable) -> None:
         check_same_shape("y, dy and the inputs", y, dy, *xs)
         return tuple(jnp.where(x == y, dy, 0) for x in xs)
 
-    @gradient(type)
-    def _(g):
-        inputs = [g.input(k) for k in range(len(g.op.inputs))]
-        g.emit(
-            type + "Gradient", [g.output(0), g.grad_output(0), *inputs], [g.grad_input(k) for k in range(len(inputs))]
-        )
-
 
 _extremum("Max", jnp.maximum)
 _extremum("Min", jnp.minimum)
 
 
-@op("Mean", inplace={0: 0})
+@op("Mean", inplace={0: 0}, gradient="MeanGradient(dy) -> *")
 def mean(x, *xs):
     check_same_shape(_named((x, *xs)), x, *xs)
     return sum(xs, as_float(x)) / (1 + len(xs))
@@ -62,11 +55,6 @@ def mean(x, *xs):
 @op("MeanGradient", outputs=(1, None), inplace={0: 0})
 def mean_gradient(dy, *, op):
     return (dy / len(op.outputs),) * len(op.outputs)
-
-
-@gradient("Mean")
-def _(g):
-    g.emit("MeanGradient", [g.grad_output(0)], [g.grad_input(k) for k in range(len(g.op.inputs))])
 
 
 def _pairs(inputs: tuple) -> tuple[list, list]:

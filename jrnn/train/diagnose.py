@@ -12,7 +12,7 @@ import numpy as np
 
 from jrnn.errors import describe_op
 from jrnn.ir import Op
-from jrnn.lowering import Context, execute, plan
+from jrnn.lowering import Context, execute, schedule
 from jrnn.ops.recurrent_network import StepWorkspaces
 from jrnn.train.models.model import Model
 from jrnn.train.models.net import NetModel
@@ -52,7 +52,7 @@ def _of_net(model: NetModel, state: State, batch: Batch, key: Any) -> Iterator[t
     blobs = {name: jnp.asarray(v) if np.asarray(v).dtype.kind == "f" else v for name, v in given.items()}
     for k, op in enumerate(net.ops):
         where = describe_op(k, op.type, op.outputs, net.name)
-        alone = plan(replace(net, ops=(op,)), read_outside=op.outputs)
+        alone = schedule(replace(net, ops=(op,)), read_outside=op.outputs)
         blobs = execute(alone, blobs, Context(key=key, eager=True))
         for name in op.outputs:
             if isinstance(blobs[name], StepWorkspaces):

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jrnn.errors import OpError
 from jrnn.ops.checks import describe, flat_at
 from jrnn.ops.contrib.norms import length_of, sign_of
-from jrnn.ops.makers import differentiate
 from jrnn.ops.values import as_float, check_integers, check_same_shape, magnitude
 from jrnn.registry import op
 
@@ -34,7 +33,7 @@ def _each(dy: Any, rows: Any) -> Any:
     return dy[:, None]
 
 
-@op("SquaredL2Distance")
+@op("SquaredL2Distance", gradient="SquaredL2DistanceGradient(x, y, dy) -> x, y")
 def squared_l2_distance(x, y):
     a, b = _pair(x, y)
     return jnp.sum(jnp.square(a - b), 1) / 2
@@ -47,10 +46,7 @@ def squared_l2_distance_gradient(x, y, dy):
     return dx, -dx
 
 
-differentiate("SquaredL2Distance", "x x1 dy", inputs=2)
-
-
-@op("L1Distance")
+@op("L1Distance", gradient="L1DistanceGradient(x, y, dy) -> x, y")
 def l1_distance(x, y):
     a, b = _pair(x, y)
     return jnp.sum(magnitude(a - b), 1)
@@ -63,10 +59,7 @@ def l1_distance_gradient(x, y, dy):
     return dx, -dx
 
 
-differentiate("L1Distance", "x x1 dy", inputs=2)
-
-
-@op("DotProduct")
+@op("DotProduct", gradient="DotProductGradient(x, y, dy) -> x, y")
 def dot_product(x, y):
     a, b = _pair(x, y)
     return jnp.sum(a * b, 1)
@@ -79,13 +72,10 @@ def dot_product_gradient(x, y, dy):
     return jnp.reshape(each * b, x.shape), jnp.reshape(each * a, y.shape)
 
 
-differentiate("DotProduct", "x x1 dy", inputs=2)
-
-
 _SHORTEST = 1e-6  # the least length that is divided by
 
 
-@op("CosineSimilarity")
+@op("CosineSimilarity", gradient="CosineSimilarityGradient(x, y, dy) -> x, y")
 def cosine_similarity(x, y):
     a, b = _pair(x, y)
     return jnp.sum(a * b, 1) / (length_of(a, 1, _SHORTEST) * length_of(b, 1, _SHORTEST))[:, 0]
@@ -102,9 +92,6 @@ def cosine_similarity_gradient(x, y, dy):
     return jnp.reshape(da, x.shape), jnp.reshape(db, y.shape)
 
 
-differentiate("CosineSimilarity", "x x1 dy", inputs=2)
-
-
 def _signs(y: Any, x: Any) -> Any:
     """The 1s and -1s of a criterion in the shape of what they judge."""
     check_integers(y, "y")
@@ -113,7 +100,7 @@ def _signs(y: Any, x: Any) -> Any:
     return jnp.reshape(y, x.shape)
 
 
-@op("CosineEmbeddingCriterion")
+@op("CosineEmbeddingCriterion", gradient="CosineEmbeddingCriterionGradient(s, y, dy)")
 def cosine_embedding_criterion(s, y, *, margin: float = 0.0):
     """1 - s where y is 1, max(0, s - margin) where it is not; any shape -> the same."""
     together = _signs(y, as_float(s)) == 1
@@ -125,10 +112,7 @@ def cosine_embedding_criterion_gradient(s, y, dy, *, margin: float = 0.0):
     return jnp.where(_signs(y, s) == 1, -dy, jnp.where(s >= margin, dy, 0))
 
 
-differentiate("CosineEmbeddingCriterion", "x x1 dy")
-
-
-@op("MarginRankingCriterion")
+@op("MarginRankingCriterion", gradient="MarginRankingCriterionGradient(x1, x2, y, dy) -> x1, x2")
 def margin_ranking_criterion(x1, x2, y, *, margin: float = 1.0):
     """max(0, margin - y (x1 - x2)): x1 should be the greater by `margin` where y is 1, the smaller where it is -1."""
     check_same_shape("x1 and x2", as_float(x1), as_float(x2))
@@ -141,6 +125,3 @@ def margin_ranking_criterion_gradient(x1, x2, y, dy, *, margin: float = 1.0):
     sign = _signs(y, x1)
     dx = jnp.where(margin - sign * (x1 - x2) >= 0, -sign * jnp.reshape(dy, x1.shape), 0)
     return dx, -dx
-
-
-differentiate("MarginRankingCriterion", "x x1 x2 dy", inputs=2)

@@ -10,7 +10,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.ops.checks import check_float, check_rank, describe
 from jrnn.ops.values import is_concrete
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 
 @op("SinusoidPositionEncoding")
@@ -93,7 +93,7 @@ def piecewise_linear_transform(
 _LARGEST_HALF = 65504.0
 
 
-@op("FloatToHalf")
+@op("FloatToHalf", gradient="HalfToFloat(dy)")
 def float_to_half(x, *, clip: bool = False, wide=False):
     """32-bit floats as 16-bit ones; `clip` brings those too large to the largest instead of infinity."""
     if wide:
@@ -103,20 +103,10 @@ def float_to_half(x, *, clip: bool = False, wide=False):
     return (jnp.clip(x, -_LARGEST_HALF, _LARGEST_HALF) if clip else x).astype(jnp.float16)
 
 
-@op("HalfToFloat")
+@op("HalfToFloat", gradient="FloatToHalf(dy)")
 def half_to_float(x, *, wide=False):
     if wide:
         return jnp.asarray(x)
     if x.dtype != np.float16:
         raise OpError(f"x is {describe(x)}; it must be float16")
     return x.astype(jnp.float32)
-
-
-@gradient("FloatToHalf")
-def _(g):
-    g.emit("HalfToFloat", [g.grad_output(0)], [g.grad_input(0)])
-
-
-@gradient("HalfToFloat")
-def _(g):
-    g.emit("FloatToHalf", [g.grad_output(0)], [g.grad_input(0)])

@@ -11,7 +11,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.ops.checks import check_float, check_shape, describe
 from jrnn.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 MODES = ("constant", "reflect", "edge")
 
@@ -42,7 +42,7 @@ def _sources(size: int, before: int, after: int, mode: str) -> np.ndarray:
     return found
 
 
-@op("PadImage")
+@op("PadImage", gradient="PadImageGradient(dy)")
 @takes_window
 def pad_image(x, *, window, mode: str = "constant", value: float = 0.0):
     """x with a border of `value`s (constant), of its mirror image (reflect), or of its outermost elements (edge)."""
@@ -74,11 +74,6 @@ def _add_up(dy: Any, axis: int, sources: np.ndarray, size: int) -> Any:
     lines = jnp.moveaxis(dy, axis, 0)
     total = jnp.zeros((size, *lines.shape[1:]), dy.dtype).at[sources].add(lines)
     return jnp.moveaxis(total, 0, axis)
-
-
-@gradient("PadImage")
-def _(g):
-    g.emit("PadImageGradient", [g.grad_output(0)], [g.grad_input(0)])
 
 
 def scale_factors(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:
@@ -118,7 +113,7 @@ def _resize_nearest_gradient(dy: Any, x: Any, scales: tuple[np.float32, ...], ax
     return dy
 
 
-@op("ResizeNearest", dynamic=True)
+@op("ResizeNearest", dynamic=True, gradient="ResizeNearestGradient(dy, x, scales)")
 def resize_nearest(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
     """x stretched by repeating, or shrunk by leaving out; `scales` (height, width) stands for the arguments."""
     check_image(x, 4)
@@ -140,7 +135,7 @@ def _check_nchw(order: str) -> None:
         raise OpError(f"order {order!r} is not offered; it must be NCHW (put NHWC2NCHW before and NCHW2NHWC after)")
 
 
-@op("ResizeNearest3D")
+@op("ResizeNearest3D", gradient="ResizeNearest3DGradient(dy, x)")
 def resize_nearest_3d(
     x, *, temporal_scale: float = 1.0, height_scale: float = 1.0, width_scale: float = 1.0, order: str = "NCHW"
 ):
@@ -172,7 +167,7 @@ def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
     return weights.astype(dtype)
 
 
-@op("UpsampleBilinear", dynamic=True)
+@op("UpsampleBilinear", dynamic=True, gradient="UpsampleBilinearGradient(dy, x, scales)")
 def upsample_bilinear(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
     """x [N, C, H, W] blended linearly to H * height_scale by W * width_scale; the corners stay where they are."""
     check_image(x, 4)
@@ -193,9 +188,3 @@ def upsample_bilinear_gradient(
     check_shape(dy, (*x.shape[:2], *(_scaled(n, s) for n, s in zip(x.shape[2:], scales))), "dy")
     rows, columns = (_blend(n, m, x.dtype) for n, m in zip(x.shape[2:], dy.shape[2:]))
     return jnp.einsum("ncij,ih,jw->nchw", dy, rows, columns, precision="highest")
-
-
-@gradient("ResizeNearest", "ResizeNearest3D", "UpsampleBilinear")
-def _(g):
-    scales = [g.input(1)] if len(g.op.inputs) == 2 else []
-    g.emit(g.op.type + "Gradient", [g.grad_output(0), g.input(0), *scales], [g.grad_input(0)])

@@ -15,26 +15,16 @@ from jrnn.ops.contrib.window import Window, check_image, is_channels_last, spati
 from jrnn.registry import gradient, op
 
 
-@op("NCHW2NHWC")
+@op("NCHW2NHWC", gradient="NHWC2NCHW(dy)")
 def nchw_to_nhwc(x):
     check_image(x)
     return jnp.moveaxis(x, 1, -1)
 
 
-@op("NHWC2NCHW")
+@op("NHWC2NCHW", gradient="NCHW2NHWC(dy)")
 def nhwc_to_nchw(x):
     check_image(x)
     return jnp.moveaxis(x, -1, 1)
-
-
-@gradient("NCHW2NHWC")
-def _(g):
-    g.emit("NHWC2NCHW", [g.grad_output(0)], [g.grad_input(0)])
-
-
-@gradient("NHWC2NCHW")
-def _(g):
-    g.emit("NCHW2NHWC", [g.grad_output(0)], [g.grad_input(0)])
 
 
 def _transpose_channels(x: Any, order: str, rows: int) -> Any:
@@ -46,7 +36,7 @@ def _transpose_channels(x: Any, order: str, rows: int) -> Any:
     return jnp.swapaxes(x.reshape(shape), axis, axis + 1).reshape(x.shape)
 
 
-@op("ChannelShuffle")
+@op("ChannelShuffle", gradient="ChannelShuffleGradient(dy)")
 def channel_shuffle(x, *, group: int = 1, order: str = "NCHW"):
     """The channels in `group` groups, taken in turn from each."""
     return _transpose_channels(x, order, group)
@@ -60,11 +50,6 @@ def channel_shuffle_gradient(dy, *, group: int = 1, order: str = "NCHW"):
     return _transpose_channels(dy, order, channels // group)
 
 
-@gradient("ChannelShuffle")
-def _(g):
-    g.emit("ChannelShuffleGradient", [g.grad_output(0)], [g.grad_input(0)])
-
-
 def _for_columns(window: Window, x: Any, op: Op) -> Window:
     w = window.for_image(x)
     # compat: Caffe2 leaves these unread here, and pads as `pad` says
@@ -74,7 +59,7 @@ def _for_columns(window: Window, x: Any, op: Op) -> Window:
     return w
 
 
-@op("Im2Col")
+@op("Im2Col", gradient="Col2Im(dy, x)")
 @takes_window
 def im2col(x, *, window, op):
     """What every window sees, as channels: [N, C K, *windows], or [N, *windows, K C] in order NHWC."""
@@ -86,7 +71,7 @@ def im2col(x, *, window, op):
     return columns.reshape(x.shape[0], -1, *columns.shape[3:])
 
 
-@op("Col2Im")
+@op("Col2Im", gradient="Im2Col(dy)")
 @takes_window
 def col2im(columns, z, *, window, op):
     """The sum of columns where their elements came from, as an image of z's shape; the values of z are not read."""
@@ -99,16 +84,6 @@ def col2im(columns, z, *, window, op):
         raise OpError(f"columns is {describe(columns)}; for an image {describe(z)} it must have {size} elements")
     parts = jnp.moveaxis(columns.reshape(shape), -2 if w.channels_last else 2, 0)
     return w.spread(parts, z.shape)
-
-
-@gradient("Im2Col")
-def _(g):
-    g.emit("Col2Im", [g.grad_output(0), g.input(0)], [g.grad_input(0)])
-
-
-@gradient("Col2Im")
-def _(g):
-    g.emit("Im2Col", [g.grad_output(0)], [g.grad_input(0)])
 
 
 def _block_pads(pad: int, pad_t: int | None, others: tuple[int | None, ...], order: str) -> tuple[int, int]:
@@ -129,7 +104,7 @@ def _check_block(block_size: int) -> None:
         raise OpError(f"block_size must be at least 1, is {block_size}")
 
 
-@op("SpaceToBatch")
+@op("SpaceToBatch", gradient="BatchToSpace(dy)")
 def space_to_batch(
     x,
     *,
@@ -153,7 +128,7 @@ def space_to_batch(
     return x.transpose(3, 5, 0, 1, 2, 4).reshape(-1, c, rows, columns)
 
 
-@op("BatchToSpace")
+@op("BatchToSpace", gradient="SpaceToBatch(dy)")
 def batch_to_space(
     x,
     *,
@@ -180,24 +155,9 @@ def batch_to_space(
     return x[:, :, top : rows - pad, pad : columns - pad]
 
 
-@gradient("SpaceToBatch")
-def _(g):
-    g.emit("BatchToSpace", [g.grad_output(0)], [g.grad_input(0)])
-
-
-@gradient("BatchToSpace")
-def _(g):
-    g.emit("SpaceToBatch", [g.grad_output(0)], [g.grad_input(0)])
-
-
 # The old names of Concat and Split, kept for old nets.
-op("DepthConcat", outputs=2)(concat)
+op("DepthConcat", outputs=2, gradient="Split(dy, y1) -> *")(concat)
 op("DepthSplit", outputs=(1, None))(split)
-
-
-@gradient("DepthConcat")
-def _(g):
-    g.emit("Split", [g.grad_output(0), g.output(1)], [g.grad_input(k) for k in range(len(g.op.inputs))])
 
 
 @gradient("DepthSplit")

@@ -29,7 +29,12 @@ def _instance_statistics(x, axis, epsilon):
     return mean, lax.rsqrt(var + epsilon)
 
 
-@op("InstanceNorm", outputs=(1, 3), inplace={0: 0})
+@op(
+    "InstanceNorm",
+    outputs=(1, 3),
+    inplace={0: 0},
+    gradient="InstanceNormGradient(x, scale, bias, dy, y1, y2) -> x, scale, bias",
+)
 def instance_norm(x, scale, bias, *, epsilon: float = 1e-5, order: str = "NCHW"):
     """(x - mean) / sqrt(var + epsilon) * scale + bias over each image's channels; and mean and 1 / sqrt(...), [N, C]."""
     axis = channel_axis(x, order)
@@ -53,13 +58,6 @@ def instance_norm_gradient(x, scale, bias, dy, mean=None, rstd=None, *, epsilon:
     dx = _instance(rstd, x, axis) * along(scale, x, axis) * (dy - center)
     over = all_but(x, axis)
     return dx, (dy * normal).sum(over), dy.sum(over)
-
-
-@gradient("InstanceNorm")
-def _(g):
-    inputs = [g.input(0), g.input(1), g.input(2), g.grad_output(0)]
-    inputs += [g.output(k) for k in range(1, len(g.op.outputs))]
-    g.emit("InstanceNormGradient", inputs, [g.grad_input(k) for k in range(3)])
 
 
 def _grouped(x: Any, axis: int, group: int) -> Any:
@@ -123,7 +121,7 @@ def _rows(x: Any, axis: int, **weights: Any) -> Any:
     return x2
 
 
-@op("RMSNorm", outputs=2)
+@op("RMSNorm", outputs=2, gradient="RMSNormGradient(dy, x, gamma, y1) -> x, gamma, beta")
 def rms_norm(x, gamma, beta, *, axis: int = 1, eps: float = 0.0):
     """y = x / sqrt(mean(x^2) + eps) * gamma + beta over all dimensions from `axis` on; and 1 / sqrt(...)."""
     x2 = _rows(x, axis, gamma=gamma, beta=beta)
@@ -140,9 +138,3 @@ def rms_norm_gradient(dy, x, gamma, rrms, *, axis: int = 1, eps: float = 0.0):
     scaled, normal = dy2 * gamma.reshape(1, -1), x2 * r
     dx = r * (scaled - normal * (scaled * normal).mean(1, keepdims=True))
     return dx.reshape(x.shape), (dy2 * normal).sum(0).reshape(gamma.shape), dy2.sum(0).reshape(gamma.shape)
-
-
-@gradient("RMSNorm")
-def _(g):
-    inputs = [g.grad_output(0), g.input(0), g.input(1), g.output(1)]
-    g.emit("RMSNormGradient", inputs, [g.grad_input(k) for k in range(3)])

@@ -166,7 +166,7 @@ def _lrn_scale(x, axis, size, alpha, bias):
     return bias + alpha / size * _neighbours(x * x, axis, before, size - 1 - before)
 
 
-@op("LRN", outputs=(1, 2))
+@op("LRN", outputs=(1, 2), gradient="LRNGradient(x, y, dy)")
 def lrn(x, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.0, order: str = "NCHW"):
     """y = x / scale^beta, scale = bias + alpha / size * (sum of x^2 over `size` neighbouring channels); y and scale."""
     axis = channel_axis(x, order)
@@ -184,11 +184,6 @@ def lrn_gradient(
     before = (size - 1) // 2
     through = _neighbours(dy * y / scale, axis, size - 1 - before, before)  # of the windows that see x
     return dy * scale**-beta - 2 * alpha * beta / size * x * through
-
-
-@gradient("LRN")
-def _(g):
-    g.emit("LRNGradient", [g.input(0), g.output(0), g.grad_output(0)], [g.grad_input(0)])
 
 
 @op("AffineChannel", inplace={0: 0})

@@ -9,10 +9,9 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.ops.checks import describe
-from jrnn.ops.makers import differentiate
 from jrnn.ops.reduce import reduced_axes, with_kept_dims
 from jrnn.ops.values import as_float, canonical_axis, magnitude
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 TINY = 1e-12  # what is smaller counts as zero: a norm that is divided by, an element whose sign is asked
 
@@ -29,7 +28,7 @@ def _check_norm(p: int, average: bool, x: Any) -> None:
         raise OpError(f"x is {describe(x)}; there is no average over nothing")
 
 
-@op("LpNorm")
+@op("LpNorm", gradient="LpNormGradient(x, dy)")
 def lp_norm(x, *, p: int = 2, average: bool = False):
     """The sum of the absolute values (p = 1) or of the squares (p = 2) of all elements: any shape -> [1]."""
     _check_norm(p, average, x)
@@ -44,16 +43,13 @@ def lp_norm_gradient(x, dy, *, p: int = 2, average: bool = False):
     return each * (sign_of(x) if p == 1 else 2 * x)
 
 
-differentiate("LpNorm", "x dy")
-
-
 def length_of(x: Any, axis: int, least: float = TINY) -> Any:
     """The Euclidean length along an axis, which is kept; not below `least`, where its derivative is 0."""
     squares = jnp.sum(jnp.square(x), axis, keepdims=True)
     return jnp.sqrt(jnp.where(squares > least**2, squares, least**2))
 
 
-@op("Normalize", inplace={0: 0})
+@op("Normalize", inplace={0: 0}, gradient="NormalizeGradient(x, dy)")
 def normalize(x, *, axis: int = -1):
     return x / length_of(as_float(x), canonical_axis(axis, x.ndim))
 
@@ -66,16 +62,13 @@ def normalize_gradient(x, dy, *, axis: int = -1):
     return dy / length - x / length * (along / length / length)
 
 
-differentiate("Normalize", "x dy")
-
-
 @op("NormalizeL1")
 def normalize_l1(x, *, axis: int = -1):
     total = jnp.sum(jnp.abs(as_float(x)), canonical_axis(axis, x.ndim), keepdims=True)
     return x / jnp.where(total == 0, 1, total)
 
 
-@op("Moments", outputs=2)
+@op("Moments", outputs=2, gradient="MomentsGradient(dy, dy1, x, y)")
 def moments(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
     """The mean and the (biased) variance over `axes`; none given: over all."""
     over = reduced_axes(axes, as_float(x).ndim)
@@ -91,9 +84,3 @@ def moments_gradient(d_mean, d_variance, x, mean, *, axes: tuple[int, ...] = (),
     count = max(int(np.prod([x.shape[a] for a in over])), 1)
     d_mean, d_variance, mean = (with_kept_dims(v, x, over) for v in (d_mean, d_variance, mean))
     return (d_mean + 2 * (x - mean) * d_variance) / count
-
-
-@gradient("Moments")
-def _(g):
-    inputs = [g.grad_output(0), g.grad_output(1), g.input(0), g.output(0)]
-    g.emit("MomentsGradient", inputs, [g.grad_input(0)])

@@ -16,7 +16,7 @@ from jax import lax
 from jrnn.errors import OpError
 from jrnn.ops.checks import check_float, check_shape
 from jrnn.ops.contrib.window import CAFFE, Window, spatial_axes, takes_window
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 
 def _for_pooling(window: Window, x: Any) -> Window:
@@ -132,7 +132,7 @@ for _name, _forward, _backward in (
     ("AveragePool", average_pool, average_pool_gradient),
 ):
     for _type in (_name, _name + "1D", _name + "2D", _name + "3D"):
-        op(_type)(_forward)
+        op(_type, gradient=f"{_type}Gradient(x, y, dy)")(_forward)
         op(_type + "Gradient")(_backward)
 
 
@@ -141,7 +141,7 @@ def _check_power(p: float) -> None:
         raise OpError(f"p must be positive, is {p}")
 
 
-@op("LpPool")
+@op("LpPool", gradient="LpPoolGradient(x, y, dy)")
 @takes_window
 def lp_pool(x, *, window, p: float = 2.0):
     """(sum |x|^p)^(1/p) over each window."""
@@ -161,8 +161,3 @@ def lp_pool_gradient(x, y, dy, *, window, p: float = 2.0):
     slope = jnp.where(x == 0, 0, jnp.sign(x) * jnp.abs(jnp.where(x == 0, 1, x)) ** (p - 1))
     (spread,) = jax.linear_transpose(lambda v: _reduce(v, w, 0.0, lax.add), x)(scaled)
     return slope * spread
-
-
-@gradient("LpPool", *(n + d for n in ("MaxPool", "AveragePool") for d in ("", "1D", "2D", "3D")))
-def _(g):
-    g.emit(g.op.type + "Gradient", [g.input(0), g.output(0), g.grad_output(0)], [g.grad_input(0)])

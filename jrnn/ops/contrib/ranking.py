@@ -11,7 +11,7 @@ from jrnn.errors import OpError
 from jrnn.ops.checks import check_float, check_rank, check_shape, describe
 from jrnn.ops.segments import check_lengths, known_lengths, segment_ids
 from jrnn.ops.values import check_indices, check_integers, check_size
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 _SMALLEST = 1e-6  # what BatchBoxCox takes the logarithm or the power of at least
 
@@ -46,7 +46,7 @@ def _places(lengths: Any, indices: Any, columns: int) -> Any:
     return segment_ids(lengths, indices.size)
 
 
-@op("BatchSparseToDense")
+@op("BatchSparseToDense", gradient="BatchDenseToSparse(lengths, indices, dy) -> values")
 def batch_sparse_to_dense(
     lengths, indices, values, shape=None, *, dense_last_dim: int = -1, default_value: float = 0.0
 ):
@@ -68,23 +68,12 @@ def batch_sparse_to_dense(
     return jnp.full(made, default_value, values.dtype).at[rows, indices].set(values)
 
 
-@op("BatchDenseToSparse")
+@op("BatchDenseToSparse", gradient="BatchSparseToDense(lengths, indices, dy, dense) -> dense")
 def batch_dense_to_sparse(lengths, indices, dense):
     """The values at the indices of each row of a matrix."""
     check_rank(dense, 2, "dense")
     rows = _places(lengths, indices, dense.shape[1])
     return jnp.asarray(dense)[rows, indices]
-
-
-@gradient("BatchSparseToDense")
-def _(g):
-    g.emit("BatchDenseToSparse", [g.input(0), g.input(1), g.grad_output(0)], [g.grad_input(2)])
-
-
-@gradient("BatchDenseToSparse")
-def _(g):
-    inputs = [g.input(0), g.input(1), g.grad_output(0), g.input(2)]
-    g.emit("BatchSparseToDense", inputs, [g.grad_input(2)])
 
 
 @op("GatherRanges", outputs=2, gradient="forbidden", dynamic=True)

@@ -14,10 +14,9 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.ops.checks import check_rank, describe, flat_at
-from jrnn.ops.makers import differentiate
 from jrnn.ops.reduce import max_of
 from jrnn.ops.values import as_float, check_integers, is_concrete
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 
 class _Matrix:
@@ -95,7 +94,7 @@ def _shaped(like: Any) -> Any:
 def _register_sum(type: str, reduced: Callable, front: bool, divided: bool) -> None:
     """A sum or a mean over one end, with its gradient."""
 
-    @op(type)
+    @op(type, gradient=f"{type}Gradient(dy, x, lengths)")
     def forward(x, lengths=None, *, num_reduce_dim: int = 1):
         return reduced(_Matrix(x, num_reduce_dim, front, lengths))
 
@@ -108,11 +107,6 @@ def _register_sum(type: str, reduced: Callable, front: bool, divided: bool) -> N
             dx = dx / (max(m.size, 1) if m.lengths is None else m.lengths.astype(dy.dtype))
         return dx.reshape(like.shape)
 
-    @gradient(type)
-    def _(g):
-        lengths = [g.input(1)] if len(g.op.inputs) > 1 else []
-        g.emit(type + "Gradient", [g.grad_output(0), g.input(0), *lengths], [g.grad_input(0)])
-
 
 _register_sum("ReduceFrontSum", _sum, front=True, divided=False)
 _register_sum("ReduceBackSum", _sum, front=False, divided=False)
@@ -123,7 +117,7 @@ _register_sum("ReduceBackMean", _mean, front=False, divided=True)
 def _register_max(type: str, front: bool) -> None:
     """A maximum over one end; every element that attains it gets the whole gradient."""
 
-    @op(type)
+    @op(type, gradient=f"{type}Gradient(dy, x, y, lengths)")
     def forward(x, lengths=None, *, num_reduce_dim: int = 1):
         return _max(_Matrix(x, num_reduce_dim, front, lengths))
 
@@ -131,11 +125,6 @@ def _register_max(type: str, front: bool) -> None:
     def backward(dy, x, y, lengths=None, *, num_reduce_dim: int = 1):
         m = _Matrix(x, num_reduce_dim, front, lengths)
         return jnp.where(m.values == m.beside(y), m.spread(dy), 0).reshape(x.shape)
-
-    @gradient(type)
-    def _(g):
-        lengths = [g.input(1)] if len(g.op.inputs) > 1 else []
-        g.emit(type + "Gradient", [g.grad_output(0), g.input(0), g.output(0), *lengths], [g.grad_input(0)])
 
 
 _register_max("ReduceFrontMax", front=True)
@@ -145,7 +134,7 @@ _register_max("ReduceBackMax", front=False)
 def _register_matrix_max(type: str, axis: int) -> None:
     """The maximum of each row (axis 2) or column (axis 1) of a stack of matrices: [B, M, N] -> [B, M] or [B, N]."""
 
-    @op(type)
+    @op(type, gradient=f"{type}Gradient(x, y, dy)")
     def forward(x):
         check_rank(x, 3, "x")
         return jnp.squeeze(max_of(as_float(x), (axis,)), axis)
@@ -154,8 +143,6 @@ def _register_matrix_max(type: str, axis: int) -> None:
     def backward(x, y, dy):
         check_rank(x, 3, "x")
         return jnp.where(x == jnp.expand_dims(y, axis), jnp.expand_dims(dy, axis), 0)
-
-    differentiate(type, "x y dy")
 
 
 _register_matrix_max("RowwiseMax", 2)

@@ -16,7 +16,7 @@ from jrnn.errors import OpError
 from jrnn.ops.checks import check_float, check_rank, check_shape, describe
 from jrnn.ops.contrib.window import is_channels_last
 from jrnn.ops.values import is_concrete
-from jrnn.registry import gradient, op
+from jrnn.registry import op
 
 _TOGETHER = 16  # regions at a time: each reads a whole image
 
@@ -60,7 +60,7 @@ def _prepared(x: Any, rois: Any, spatial_scale: float, pooled: tuple[int, int], 
     return images, image, rows.astype(x.dtype), columns.astype(x.dtype)
 
 
-@op("RoIAlign")
+@op("RoIAlign", gradient="RoIAlignGradient(x, rois, dy)")
 def roi_align(
     x,
     rois,
@@ -109,8 +109,3 @@ def roi_align_gradient(
 
     dx, _ = lax.scan(add, jnp.zeros(images.shape, dy.dtype), (image, rows, columns, arriving))
     return jnp.moveaxis(dx, 1, -1) if last else dx
-
-
-@gradient("RoIAlign")
-def _(g):
-    g.emit("RoIAlignGradient", [g.input(0), g.input(1), g.grad_output(0)], [g.grad_input(0)])

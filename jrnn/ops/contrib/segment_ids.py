@@ -81,7 +81,7 @@ def _register(family: str, kind: str, reduced: Callable, is_sorted: bool) -> Non
     """Registers `familySegmentKind`, its sparse form, and their gradients, for a sum or a mean."""
     name = f"{family}Segment{kind}"
 
-    @op(name, dynamic=True)
+    @op(name, dynamic=True, gradient=f"{name}Gradient(dy, segment_ids)")
     def forward(data, segment_ids, *, num_segments: int = -1):
         count = segment_count(segment_ids, data.shape[0], is_sorted, num_segments)
         return reduced(as_float(data), segment_ids, count)
@@ -97,10 +97,6 @@ def _register(family: str, kind: str, reduced: Callable, is_sorted: bool) -> Non
             dy = dy / counts_of(segment_ids, dy.shape[0], dy)
         return _spread(dy, segment_ids, is_sorted)
 
-    @gradient(name)
-    def _(g):
-        g.emit(name + "Gradient", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
-
     @gradient("Sparse" + name)
     def _(g):
         rows = g.grad_input_slice(0).values
@@ -112,7 +108,7 @@ def _register_weighted(family: str, is_sorted: bool) -> None:
     """Registers `familySegmentWeightedSum`, its sparse form, and their gradients."""
     name = f"{family}SegmentWeightedSum"
 
-    @op(name, dynamic=True)
+    @op(name, dynamic=True, gradient=f"{name}Gradient(weights, dy, segment_ids)")
     def forward(data, weights, segment_ids, *, num_segments: int = -1):
         count = segment_count(segment_ids, data.shape[0], is_sorted, num_segments)
         return sum_of_segments(_weighted(as_float(data), weights), segment_ids, count)
@@ -126,10 +122,6 @@ def _register_weighted(family: str, is_sorted: bool) -> None:
     def backward(weights, dy, segment_ids, *, num_segments: int = -1):
         rows = _spread(dy, segment_ids, is_sorted)
         return rows * per_row(weights, rows)
-
-    @gradient(name)
-    def _(g):
-        g.emit(name + "Gradient", [g.input(1), g.grad_output(0), g.input(2)], [g.grad_input(0)])
 
     @gradient("Sparse" + name)
     def _(g):

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.ops.contrib.segment_ids import counts_of, mean_of_segments, segment_count, sum_of_segments
-from jrnn.ops.makers import differentiate
 from jrnn.ops.values import as_float
 from jrnn.registry import op
 
@@ -43,7 +42,7 @@ def _register(kind: str, reduced: Callable, derivative: Callable) -> None:
     """`derivative(x, y, ids)` is what each row's gradient is times that of its segment; x and y are row by row."""
     name = f"SortedSegmentRange{kind}"
 
-    @op(name, dynamic=True)
+    @op(name, dynamic=True, gradient=f"{name}Gradient(data, y, dy, segment_ids)")
     def forward(data, segment_ids):
         return reduced(as_float(data), segment_ids, segment_count(segment_ids, data.shape[0], is_sorted=True))
 
@@ -51,8 +50,6 @@ def _register(kind: str, reduced: Callable, derivative: Callable) -> None:
     def backward(data, y, dy, segment_ids):
         per_segment = counts_of(segment_ids, y.shape[0], y)
         return dy[segment_ids] * derivative(data, y[segment_ids], per_segment[segment_ids])
-
-    differentiate(name, "x y dy x1")
 
 
 _register("Sum", sum_of_segments, lambda x, y, n: 1)

@@ -1,4 +1,4 @@
-"""FCTransposed of jrnn/ops/fc_transposed.py."""
+"""FCTransposed of jrnn/ops/matmul.py."""
 
 from caffe2_cases import case, normal
 
