@@ -5,6 +5,12 @@ blob was read more than once, add the gradients up with a `Sum` once all of them
 (name, version), so that overwritten blobs, given gradients of intermediate blobs and gradients that share a blob are right
 too: an overwritten value that the backward pass needs is saved by a `Copy`, and a gradient whose usual name is still in use
 gets a fresh one. In those cases Caffe2 raises, or is silently wrong.
+
+From `gradient_maker.py`: a `Version` is a blob's name and number of overwrites; a `Token` stands for a gradient's name
+until a free one is known; `names_of` and `renamed` treat dense gradients (one blob) and sparse ones (`GradientSlice`)
+alike. From `graph/scope.py`: `workspace_of` says whether an operator's sub-nets share the blobs around it,
+`keeps_outputs` whether an operator may leave an output as it was (a branch not taken). `backward_pass` is the entry;
+`_Pass` holds its state.
 """
 
 from __future__ import annotations

@@ -118,9 +118,17 @@ class Arg:
             raise NetError(f"argument {self.name!r} names a blob that is not UTF-8: {e.object[:40]!r}") from None
 
 
+def plain(value: Any) -> Any:
+    """A number or truth value of numpy or JAX as Python's own; anything else as it is.
+
+    >>> plain(np.int32(3)), plain(np.asarray(True)), plain("x")
+    (3, True, 'x')
+    """
+    return value.item() if getattr(value, "ndim", None) == 0 and value.dtype.kind in "biuf" else value
+
+
 def _encode(name: str, value: Any) -> tuple[str, ArgValue]:
-    if isinstance(value, np.generic):
-        value = value.item()
+    value = plain(value)
     match value:
         case bool() | int():
             return "i", int(value)
@@ -139,7 +147,7 @@ def _encode(name: str, value: Any) -> tuple[str, ArgValue]:
         case np.ndarray() if value.size and value.dtype.kind in "iub":
             return "ints", Numbers(value, np.int64)
     items = list(value) if isinstance(value, Iterable) else [value]
-    items = [v.item() if isinstance(v, np.generic) else v for v in items]
+    items = [plain(v) for v in items]
     if not items:
         return "", ()
     if all(isinstance(v, int) for v in items):

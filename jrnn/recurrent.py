@@ -1,6 +1,8 @@
-"""recurrent_net: a step net becomes a RecurrentNetwork operator, with its backward step net generated beside it.
+"""recurrent_net: a step net becomes a RecurrentNetwork operator, together with its generated backward step net.
 
-Builds what Caffe2's builder of wire version 6 builds: the same arguments, blob names and backward operators.
+Builds what Caffe2's builder of wire version 6 builds: the same arguments, blob names and backward operators. `_Wires` checks
+what the caller gives and names the blobs; `backward_pass` of `autodiff.py` differentiates one step; `_backward_args` writes
+the arguments by which the operator runs it over time. `unrolled_net` copies the step net once a step instead.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ keyword-only parameters are the Arguments, decoded by annotation. Four keyword-o
 instead: `key` (a PRNG key of the operator's own, or None where the run has none), `op` (the `Op` record), `context` (for
 operators that run nets) and `wide` (whether floating-point numbers are all float64 in this run, for operators that only
 change the data type).
+
+A gradient maker is a function of one `GradientMaker` (`gradient_maker.py`), which knows the forward operator's blobs and
+collects the operators that compute its gradient. The modules of `jrnn.ops` register operators when the table is first read.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from jrnn.cells.minimal import MinGRUCell, MinLSTMCell
 from jrnn.cells.options import CommonOptions, LayerOptions, LSTMOptions
 from jrnn.cells.stack import StackedCell
 from jrnn.errors import NetError
+from jrnn.ir import plain
 from jrnn.recurrent import RecurrentState
 
 
@@ -170,7 +171,8 @@ class Layers(Generic[Outputs]):
                 f"recurrent layers {scope!r}: {self.cell.__name__} takes {type(self.default_options).__name__}, was given "
                 f"{type(options).__name__}"
             )
-        sizes = [dim_out] if isinstance(dim_out, int) else list(dim_out)
+        dim_in, dim_out = plain(dim_in), plain(dim_out)
+        sizes = [dim_out] if isinstance(dim_out, int) else [plain(size) for size in dim_out]
         if not sizes:
             raise NetError(f"recurrent layers {scope!r}: dim_out is empty; give at least one size")
         cells = tuple(self.cell(size_in, size, options) for size_in, size in zip([dim_in, *sizes], sizes))

@@ -2,6 +2,10 @@
 
 Shapes: T time, N batch, D input, H hidden. Gates are i, f, o, g along the last axis; the parameters are `i2h_w` [4H, D],
 `i2h_b` [4H], `gates_t_w` [4H, H], `gates_t_b` [4H].
+
+A cell (`base.py`) has `states`, the blobs of its previous and new states; `prepare_input`, operators on the whole
+sequence [T, N, D] before the loop; and `step`, operators of the step net, which reads the blobs of `StepInputs`.
+`base.run_cell` builds the step net from them and calls `recurrent_net`.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from jrnn.cells.base import RunOptions
 from jrnn.errors import NetError
+from jrnn.ir import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,17 @@ class CommonOptions:
     mask_padding: bool = True
     unroll_steps: int | None = None
 
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, plain(getattr(self, f.name)))
+
     def run_options(self, layers: int, outputs: int) -> RunOptions:
         """How the cells of so many layers, of so many outputs each, are run together."""
         if self.outputs_with_grads is None:
             return RunOptions(None, self.forward_only, self.mask_padding, self.unroll_steps)
         given = []
         for chosen in self.outputs_with_grads:
-            layer, k = chosen if isinstance(chosen, tuple) else (layers - 1, chosen)
+            layer, k = map(plain, chosen if isinstance(chosen, tuple) else (layers - 1, chosen))
             if not (0 <= layer < layers and 0 <= k < outputs):
                 raise NetError(
                     f"outputs_with_grads holds {chosen}, but there are {layers} layers with {outputs} outputs each; give "

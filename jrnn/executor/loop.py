@@ -1,4 +1,8 @@
-"""A loop as data: what is constant, carried, read and written at each step."""
+"""A loop as data: what is constant, carried, read and written at each step.
+
+Passes are functions from `Loop` to `Loop`. Variables and equations are JAX's own; `jaxprs.evaluate` runs equations on an
+environment (variable -> value), and `jaxprs.retrace` traces such a run into new equations, which is how a pass rewrites.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,10 @@
 one that stores less (`residuals.py`). When JAX lowers one, forward or reverse, it is planned for the platform
 (`targets/`) and the plan is lowered. Whatever cannot be done leaves the loop to JAX's own rule.
 
+The route of an equation: `_lower` -> `_planned`, which reads it as a `Loop` (`loop.py`) and asks `targets.plan` for the
+`Plan` (`plan.py`) -> `Plan.run`, traced in place of the loop. A jaxpr here is JAX's record of a traced function;
+`jaxprs.opened` inlines the calls in it, and `jaxprs.scan_counts` are the numbers of a scan's constants and carries.
+
 This is the only file that uses private names of JAX. `tests/executor/test_lowering.py` checks them on each release; where
 one is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
 """

@@ -1,5 +1,9 @@
 """Plan: what was decided for a loop. It is run, cached, and printed by `explain_scan`.
 
+A pipeline of `targets/` makes it: the passes rewrite the loop, and `passes/fission.py` takes it apart into what is computed
+for all steps before it (early), the loop that stays (core), and what is computed for all steps after it (late, summed).
+`chunks.in_chunks` runs a few steps at a time where the arrays of all steps would be too large.
+
 Shapes: T time.
 """
 

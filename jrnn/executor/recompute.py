@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -14,6 +14,9 @@ from jrnn.errors import ScanError, near
 from jrnn.executor import jaxprs, primitives
 from jrnn.executor.chunks import RunSome, in_chunks
 from jrnn.executor.jaxprs import Var
+
+# What may be asked for: nothing, "contractions" or "sqrt", a number of checkpoints, or the names of values.
+Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
 
 
 def check(recompute: Any) -> None:

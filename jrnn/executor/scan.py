@@ -1,5 +1,11 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
+It runs nothing itself. It wraps the step for `lengths` and `resets` (`masking.py`), cuts the loop into chunks for
+checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its
+`Options` (`mark.py`). The work is done when JAX differentiates or lowers the marked equation: `lowering.py` is read next.
+The executor "associative" solves affine steps in parallel over time (`passes/associative.py`); "cudnn" is a kernel for one
+layer (`cudnn.py`).
+
 Shapes: T time, N batch.
 """
 
@@ -20,6 +26,8 @@ from jrnn.executor import recompute as recomputation
 from jrnn.executor.mark import Options
 from jrnn.executor.masking import with_lengths, with_resets
 from jrnn.executor.passes import associative, split
+from jrnn.executor.recompute import Recompute
+from jrnn.ir import plain
 
 EXECUTORS = ("auto", "scan", "associative", "cudnn")
 
@@ -38,7 +46,7 @@ def scan(
     *,
     lengths: Any = None,
     resets: Any = None,
-    recompute: Any = None,
+    recompute: Recompute = None,
     executor: str = "auto",
     strict: bool = False,
 ) -> tuple[Any, Any]:
@@ -82,6 +90,7 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
+    length, reverse, unroll, recompute, strict = map(plain, (length, reverse, unroll, recompute, strict))
     if executor not in EXECUTORS:
         raise ScanError(
             f"scan: there is no executor {executor!r}; there are {', '.join(EXECUTORS)}{near(str(executor), EXECUTORS)}"

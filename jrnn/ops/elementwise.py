@@ -1,4 +1,10 @@
-"""Activations and unary functions, with their gradients. Each works element by element on any shape."""
+"""Activations, with their gradients. Each works element by element on any shape.
+
+The model for every family of operators: the forward function, its gradient operator, and the gradient maker, which says how
+the second follows from the first. In a maker, `g.input(k)` and `g.output(k)` are blobs of the forward operator,
+`g.grad_output(k)` is the blob of the gradient that arrives at output k, `g.grad_input(k)` names the gradient of input k, and
+`g.emit` appends an operator to the backward net.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,11 @@
 Shapes: T time, N batch, L length of an initial state (normally 1). The first input is [T, N, ...]; an initial state is
 [D], [N, D] or [L, N, D]; a state is [T+L, N, D]. Within the step net every linked blob has a leading dimension, its window.
 Beyond Caffe2, a state may have any data type and any rank: [L, ...] starts [T+L, ...], and a number starts a state [T+1].
+
+The operator's arguments bind blobs of the step net to time: a *link* to a slice of a sequence or of a state at step t, an
+*alias* makes an output of a state's slots. `recurrent_wiring.parse` turns them into a `Wiring`, and its docstring defines
+the terms. `run_forward` is the loop, by `executor.scan` over the step net's lowered operators; `stop_outputs` ends the
+gradients of outputs that the argument `outputs_with_grads` leaves out.
 """
 
 from __future__ import annotations
