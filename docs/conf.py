@@ -42,6 +42,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "home_page_in_toc": True,
+    "navbar_persistent": [],  # the sidebar has the search
 }
 html_copy_source = False
 html_show_sourcelink = False

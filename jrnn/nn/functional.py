@@ -69,7 +69,7 @@ def rnn(
         return_states: "last"; "all", the states after every step, [T, L K, N, P], past a sequence's length the one that
             is held there; or "all+initial", [T + 1, L K, N, P], with the initial state where a direction begins: first,
             or last for a reverse one.
-        settings: see `jrnn.nn.settings.Settings`.
+        settings: see `jrnn.nn.Settings`.
 
     Returns:
         `(output, h_n)`; output is packed when x is.
@@ -172,7 +172,7 @@ def lstm_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[
         params: parameters of a stack without a reverse direction.
         x: [N, D], or [D] for one sequence.
         hx: the states as `lstm` takes and returns them; None is zeros.
-        settings: see `jrnn.nn.settings.Settings`; zoneout acts by its expectation.
+        settings: see `jrnn.nn.Settings`; zoneout acts by its expectation.
 
     Returns:
         `(y, (h, c))`, y [N, P].

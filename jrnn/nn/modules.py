@@ -157,9 +157,9 @@ class RNN(_Stack):
     """Plain recurrent layers, h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or relu.
 
     Args:
-        input_size: D.
-        hidden_size: H.
-        num_layers: L.
+        input_size: features of the input, D.
+        hidden_size: units of the state, H.
+        num_layers: layers, L.
         nonlinearity: "tanh" or "relu".
         rngs: draws the parameters (stream `params`) and, later, dropout (stream `dropout`).
         bias: whether there are biases; True by default.
@@ -168,7 +168,7 @@ class RNN(_Stack):
         deterministic: nothing is random; `train()` and `eval()` set it.
         param_dtype: the type of the parameters; float32 by default.
         options: settings: batch_first, dropout, recurrent_dropout, zoneout, dtype, recompute, unroll, executor, see
-            `jrnn.nn.settings.Settings`.
+            `jrnn.nn.Settings`.
 
     >>> rnn = RNN(3, 4, num_layers=2, nonlinearity="relu", batch_first=True, rngs=nnx.Rngs(0))
     >>> output, h_n = rnn(jnp.ones((2, 5, 3)), lengths=[5, 3])
