@@ -13,8 +13,6 @@ alike. From `graph/scope.py`: `workspace_of` says whether an operator's sub-nets
 `_Pass` holds its state.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ The operators added within a block become a net of their own, in a Do operator. 
 blobs around it; what it writes under the name of one of those changes that blob, and every other name is its own.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`jrnn doctor`: what is installed, what JAX sees of the machine, and what is missing, with the way to get it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -1,7 +1,5 @@
 """Values given on a command line: `BLOB=VALUE`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What a gradient maker sees and says: the forward operator's blobs, the gradients that arrive, the operators it emits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Union
 

@@ -4,8 +4,6 @@
 moves, this is the file to edit; tests/test_jax_names.py says what each must do.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from jax.core import Tracer

@@ -1,7 +1,5 @@
 """What a user names as MODULE:NAME: something of a module that can be imported, or of a Python file. Its code is run."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

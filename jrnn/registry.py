@@ -10,8 +10,6 @@ A gradient maker is a function of one `GradientMaker` (`gradient_maker.py`), whi
 collects the operators that compute its gradient. The modules of `jrnn.ops` register operators when the table is first read.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

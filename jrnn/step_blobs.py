@@ -1,7 +1,5 @@
 """A look into recurrent networks: every blob that a step net writes, at every step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -15,8 +15,6 @@ so is its context: a sum over nothing. (Caffe2 has NaN there; `Encoder.mask_padd
 Sources: Bahdanau et al. 2015 (additive), Luong et al. 2015 (dot), Tu et al. 2016 (coverage).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 Shapes: N batch, D input, H hidden. The parameters are `i2h_w` [H, D], `i2h_b` [H], `gates_t_w` [H, H], `gates_t_b` [H].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Shapes: T time, N batch, H hidden. With is_test there is none; the states have their expected values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Shapes: N batch, D input, H hidden. Gates are reset, update, output along the la
 `i2h_b` [3H], and `reset_gate_t_*`, `update_gate_t_*`, `output_gate_t_*`, each [H, H] and [H].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

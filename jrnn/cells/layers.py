@@ -3,8 +3,6 @@
 Shapes: T time, N batch, D input, H hidden, S encoder steps, E encoder features.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar

@@ -14,8 +14,6 @@ A step is affine in the state, and no unit reads another, but the two parts of o
 Source: Orvieto et al., Resurrecting Recurrent Neural Networks for Long Sequences, 2023, arXiv 2303.06349.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

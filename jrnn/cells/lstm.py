@@ -8,8 +8,6 @@ sequence [T, N, D] before the loop; and `step`, operators of the step net, which
 `base.run_cell` builds the step net from them and calls `recurrent_net`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

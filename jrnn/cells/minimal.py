@@ -6,8 +6,6 @@ the state with a diagonal Jacobian, which the `associative` executor of `jrnn.sc
 Source: Feng et al., Were RNNs All We Needed?, 2024, arXiv 2410.01201.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

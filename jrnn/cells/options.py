@@ -1,7 +1,5 @@
 """What the layers may do differently: one record for each kind of cell."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 

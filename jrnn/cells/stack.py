@@ -1,7 +1,5 @@
 """Cells on top of each other, as one cell: each layer's output is the next one's input, within the same step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

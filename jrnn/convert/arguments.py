@@ -1,7 +1,5 @@
 """What a JAX function is called with, for those who convert it: the arrays among its arguments, and their names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Trained nets as packages: the two nets of Caffe2's mobile exporter, and the one file of its predictor exporter."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

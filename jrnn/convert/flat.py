@@ -4,8 +4,6 @@ What comes after (rules, recognition of groups, verification) sees only these no
 graph is evaluated node by node and every value looked at.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """from_jax: a JAX function becomes nets that Caffe2 runs, verified before they are handed out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Each group is a reference function, traced for the shapes at hand and looked for
 that then stands in its place.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

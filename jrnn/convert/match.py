@@ -3,8 +3,6 @@
 So a pattern is written as the JAX code that it stands for, and follows whatever primitives the installed JAX traces it to.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Serving: a package as a compiled function of its inputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

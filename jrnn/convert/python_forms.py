@@ -4,8 +4,6 @@ An expression is a format string whose `{0}`, `{1}`, ... are the operands. A pri
 call of its `bind`, with the parameters spelled out.
 """
 
-from __future__ import annotations
-
 import enum
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence

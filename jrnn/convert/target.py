@@ -1,7 +1,5 @@
 """What a command line names: `MODULE:FACTORY` is a function of no arguments that returns what is to be converted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

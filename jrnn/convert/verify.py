@@ -1,7 +1,5 @@
 """Is an export the function that it was made from? Both are run on the same numbers, to the first blob that differs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

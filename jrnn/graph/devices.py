@@ -1,7 +1,5 @@
 """Devices: which blobs are on the GPU, the options that say so, and copies that can go."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -12,8 +12,6 @@
 Up to version 5 step nets are text, which the reader of nets takes apart; an empty text means that there is none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

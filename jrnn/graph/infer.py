@@ -4,8 +4,6 @@ A status is anything known of a blob: its device, its layout, its type. It is kn
 operators, forwards once and then backwards once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ nodes get layers, edges that span several get a bend in each, layers are ordered
 are then moved towards their neighbours as far as those beside them leave room.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

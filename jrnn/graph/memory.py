@@ -1,7 +1,5 @@
 """Reuse of blobs: fewer names, so that a workspace holds fewer arrays at a time."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

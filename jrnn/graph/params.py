@@ -1,7 +1,5 @@
 """The parameters that an init net makes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

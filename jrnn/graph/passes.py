@@ -1,7 +1,5 @@
 """Passes over whole nets: remove what is not needed, join two nets, compare two nets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ in the net's own lists. Where an operator may leave an output as it was (a branc
 after it cannot go by different names, and are renamed together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Reshapes before fully connected layers, which flatten their input by themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -10,8 +10,6 @@ A sub-net runs in one of three kinds of workspace, and the operator's arguments 
 This is the one place that knows these arguments; liveness, renaming and cloning ask here.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """Nets for people: a text listing, and a graph in the DOT language."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parts of nets: what a part needs and gives, and the part between given blobs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 

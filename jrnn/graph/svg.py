@@ -1,7 +1,5 @@
 """Nets as pictures: SVG that needs nothing beside it, sub-nets under the net that holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from html import escape
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Shapes: T time, N batch, D input, H hidden, K directions, G gates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """from_onnx: an ONNX file becomes a pure JAX function with its parameters as a pytree."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

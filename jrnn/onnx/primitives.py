@@ -1,7 +1,5 @@
 """Primitives of JAX as nodes of ONNX: all but those that hold jaxprs."""
 
-from __future__ import annotations
-
 import string
 from typing import Any
 

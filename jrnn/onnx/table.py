@@ -1,7 +1,5 @@
 """The table of ONNX operators: each is a function `(node, *inputs) -> output or tuple of outputs`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """to_onnx: a JAX function becomes an ONNX model, checked and compared with the function before it is handed out."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ The derivative at a kink is a convention, and the forward functions are written 
 the ends of Clip and HardSigmoid, 1 at the zero of LeakyRelu and Elu, that of the left side for PRelu and Selu.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

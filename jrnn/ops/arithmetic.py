@@ -3,8 +3,6 @@
 The binary ones broadcast: see `broadcasting.match`. Their gradient operators read the gradient first, then the inputs.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax import lax
 

@@ -1,7 +1,5 @@
 """How binary operators match the shapes of their inputs: numpy's way, or Caffe2's own where argument `broadcast` is 1."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp

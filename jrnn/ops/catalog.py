@@ -5,8 +5,6 @@ To bring the document up to date:
     python -m jrnn.ops.catalog > docs/operators.md
 """
 
-from __future__ import annotations
-
 import sys
 import types
 import typing

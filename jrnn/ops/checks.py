@@ -1,7 +1,5 @@
 """Checks of shapes, with messages that say what an input is and what it must be, and how errors show arrays."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

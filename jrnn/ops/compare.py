@@ -1,7 +1,5 @@
 """Comparisons and logic: boolean results, without gradients. They broadcast as the arithmetic operators do."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 
 from jrnn.errors import OpError

@@ -1,7 +1,5 @@
 """Concat and Split, which are each other's gradients."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 

@@ -4,8 +4,6 @@ Run eagerly they look at the condition, and every execution of a Do body leaves 
 which the gradient takes them. Traced, Do is inlined, If is `lax.cond` over both branches, While a loop.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ A gradient Do runs the gradient of its net in the workspace that the forward Do 
 that was taken. A gradient While goes on while there is a workspace to take back: the trips in reverse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

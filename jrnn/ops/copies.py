@@ -3,8 +3,6 @@
 Between devices there is nothing to copy here: where an array lives is JAX's affair.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Counters: objects that live in a blob and count. They change in place, which a traced loop or branch cannot do."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from jrnn.errors import OpError

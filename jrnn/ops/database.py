@@ -4,8 +4,6 @@ Paths lead nowhere by themselves: a caller who runs a net says in which folder i
 opened when the first record is asked for.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

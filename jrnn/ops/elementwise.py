@@ -6,8 +6,6 @@ the second follows from the first. In a maker, `g.input(k)` and `g.output(k)` ar
 `g.emit` appends an operator to the backward net.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

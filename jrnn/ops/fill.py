@@ -1,8 +1,9 @@
 """Constant fills: blobs made from arguments, and the shapes that they share with the random fills."""
 
-from __future__ import annotations
-
+import functools
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,6 +35,30 @@ def fill_shape(
     check_rank(x, 1, "the input, read as a shape,")
     check_integers(x, "the input, read as a shape,")
     return check_size((*np.asarray(x).tolist(), *extra_shape), dtype)
+
+
+def takes_shape(fn: Callable) -> Callable:
+    """Lets a fill's function take its shape first, in place of the input `x` and of the arguments that say the shape.
+
+    That is a function `sized(dtype=np.float32)`, which checks the size for elements of a type.
+    """
+    _, *own = inspect.signature(fn, eval_str=True).parameters.values()
+    blobs = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+    x, *of_shape = inspect.signature(_sized, eval_str=True).parameters.values()
+
+    @functools.wraps(fn)
+    def with_shape(x=None, *blobs, **args):
+        said = {p.name: args.pop(p.name) for p in of_shape if p.name in args}
+        return fn(_sized(x, **said), *blobs, **args)
+
+    with_shape.__signature__ = inspect.Signature([x, *blobs, *of_shape, *own[len(blobs) :]])  # type: ignore[attr-defined]
+    return with_shape
+
+
+def _sized(
+    x=None, *, shape: tuple[int, ...] | None = None, extra_shape: tuple[int, ...] = (), input_as_shape: bool = False
+) -> Callable[..., tuple[int, ...]]:
+    return lambda dtype=np.float32: fill_shape(x, shape, extra_shape, input_as_shape, dtype)
 
 
 def _constant(shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
@@ -97,30 +122,17 @@ def _given(values: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 @op("GivenTensorFill", gradient="stops")
-def given_tensor_fill(
-    x=None,
-    *,
-    values: tuple[bytes, ...] | np.ndarray = (),
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    dtype: int = 1,
-):
-    made = fill_shape(x, shape, extra_shape, input_as_shape)
+@takes_shape
+def given_tensor_fill(sized, *, values: tuple[bytes, ...] | np.ndarray = (), dtype: int = 1):
+    made = sized()
     return _given(values, made, object if dtype == STRING else dtype_of(dtype))
 
 
 def _register_given(type: str, dtype: Any) -> None:
     @op(type, gradient="stops")
-    def given_tensor(
-        x=None,
-        *,
-        values: tuple[bytes, ...] | np.ndarray = (),
-        shape: tuple[int, ...] | None = None,
-        extra_shape: tuple[int, ...] = (),
-        input_as_shape: bool = False,
-    ):
-        return _given(values, fill_shape(x, shape, extra_shape, input_as_shape), dtype)
+    @takes_shape
+    def given_tensor(sized, *, values: tuple[bytes, ...] | np.ndarray = ()):
+        return _given(values, sized(), dtype)
 
 
 _register_given("GivenTensorInt16Fill", np.int16)
@@ -133,32 +145,18 @@ _register_given("GivenTensorStringFill", object)
 
 
 @op("GivenTensorByteStringToUInt8Fill", gradient="stops")
-def given_byte_string(
-    x=None,
-    *,
-    values: tuple[bytes, ...],
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-):
-    made = fill_shape(x, shape, extra_shape, input_as_shape)
+@takes_shape
+def given_byte_string(sized, *, values: tuple[bytes, ...]):
+    made = sized()
     data = b"".join(values)[: int(np.prod(made))]  # compat: bytes that the shape has no place for are dropped
     return _given(np.frombuffer(data, np.uint8), made, np.uint8)
 
 
 @op("DiagonalFill", gradient="stops")
-def diagonal_fill(
-    x=None,
-    *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    value: int | float = 0.0,
-    dtype: int | None = None,
-    op,
-):
+@takes_shape
+def diagonal_fill(sized, *, value: int | float = 0.0, dtype: int | None = None, op):
     filled = _value_type(dtype, op.arg("value", 0.0))
-    made = fill_shape(x, shape, extra_shape, input_as_shape, filled)
+    made = sized(filled)
     if len(made) < 2 or (len(made) > 2 and len(set(made)) > 1):
         raise OpError(f"shape {list(made)} has no diagonal; it must be a matrix, or have equal dimensions")
     found = np.zeros(made, filled)
@@ -167,10 +165,9 @@ def diagonal_fill(
 
 
 @op("RangeFill", gradient="stops")
-def range_fill(
-    x=None, *, shape: tuple[int, ...] | None = None, extra_shape: tuple[int, ...] = (), input_as_shape: bool = False
-):
-    made = fill_shape(x, shape, extra_shape, input_as_shape)
+@takes_shape
+def range_fill(sized):
+    made = sized()
     return jnp.arange(int(np.prod(made)), dtype=jnp.float32).reshape(made)
 
 

@@ -4,8 +4,6 @@ Shapes: with `match_outer` the dimensions before the axis are those of the indic
 of its own; without, all share them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

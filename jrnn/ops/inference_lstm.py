@@ -3,8 +3,6 @@
 Shapes: T time, N batch, D input, H hidden, R directions (1 or 2).
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax.nn import sigmoid
 

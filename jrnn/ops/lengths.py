@@ -4,8 +4,6 @@ Shapes: `lengths` is [S], and cuts the L rows of `data` [L, ...] into S segments
 is empty.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -3,8 +3,6 @@
 Shapes: N rows, D classes. A loss operator gives one number a row; AveragedLoss makes them one number.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -3,8 +3,6 @@
 How many rows a mask chooses is the shape of the result, so the mask must be known when a net is traced.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Elementary functions with their gradients, element by element on any shape."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

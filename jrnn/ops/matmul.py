@@ -3,8 +3,6 @@
 Shapes: M rows of x, K features, N features of the result.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Metrics of classifiers: numbers to look at, without gradients. Shapes: N rows, D classes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

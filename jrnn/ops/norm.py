@@ -1,7 +1,5 @@
 """Normalization: Softmax, LayerNorm and Dropout, with their gradients."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -4,8 +4,6 @@ Each reads parameters, state and gradients, and writes the new parameters and st
 rule the same ones. Learning rates are added as they are: where `param + lr * ...` stands, lr is negative to descend.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: `lengths` is int32 [S], and cuts the rows of `data` [L, ...]; without lengths, all of it is one segment.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 

@@ -1,7 +1,5 @@
 """Powers, and products of the rows of a matrix with numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

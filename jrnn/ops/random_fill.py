@@ -3,8 +3,6 @@
 The same key, operator and outputs give the same numbers; the numbers themselves are JAX's, not those of another system.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -12,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.fill import fill_shape
+from jrnn.ops.fill import takes_shape
 from jrnn.ops.values import check_size, dtype_of, need_key
 from jrnn.registry import op
 
@@ -25,46 +23,26 @@ def _fan(shape: tuple[int, ...], axis: int) -> int:
 
 
 @op("XavierFill", gradient="stops", random=True)
-def xavier_fill(
-    x=None,
-    *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    key,
-):
-    made = fill_shape(x, shape, extra_shape, input_as_shape)
+@takes_shape
+def xavier_fill(sized, *, key):
+    made = sized()
     bound = (3 / _fan(made, 0)) ** 0.5
     return jax.random.uniform(need_key(key), made, jnp.float32, -bound, bound)
 
 
 @op("MSRAFill", gradient="stops", random=True)
-def msra_fill(
-    x=None,
-    *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    key,
-):
-    made = fill_shape(x, shape, extra_shape, input_as_shape)
+@takes_shape
+def msra_fill(sized, *, key):
+    made = sized()
     return jax.random.normal(need_key(key), made, jnp.float32) * (2 / _fan(made, 1)) ** 0.5
 
 
 @op("GaussianFill", gradient="stops", random=True)
-def gaussian_fill(
-    x=None,
-    *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    mean: float = 0.0,
-    std: float = 1.0,
-    key,
-):
+@takes_shape
+def gaussian_fill(sized, *, mean: float = 0.0, std: float = 1.0, key):
     if std < 0:
         raise OpError(f"std is {std}; it must not be negative")
-    made = fill_shape(x, shape, extra_shape, input_as_shape)
+    made = sized()
     return jax.random.normal(need_key(key), made, jnp.float32) * std + mean
 
 
@@ -84,58 +62,28 @@ def _bounds(low: Any, high: Any, low_blob: Any, high_blob: Any, defaults: tuple[
 
 
 @op("UniformFill", gradient="stops", random=True)
-def uniform_fill(
-    x=None,
-    min_blob=None,
-    max_blob=None,
-    *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    min: float | None = None,
-    max: float | None = None,
-    key,
-):
+@takes_shape
+def uniform_fill(sized, min_blob=None, max_blob=None, *, min: float | None = None, max: float | None = None, key):
     low, high = _bounds(min, max, min_blob, max_blob, (0.0, 1.0))
-    made = fill_shape(x, shape, extra_shape, input_as_shape)
+    made = sized()
     return jax.random.uniform(need_key(key), made, jnp.float32, low, high)
 
 
 @op("UniformIntFill", gradient="stops", random=True)
-def uniform_int_fill(
-    x=None,
-    min_blob=None,
-    max_blob=None,
-    *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    min: int | None = None,
-    max: int | None = None,
-    key,
-):
+@takes_shape
+def uniform_int_fill(sized, min_blob=None, max_blob=None, *, min: int | None = None, max: int | None = None, key):
     low, high = _bounds(min, max, min_blob, max_blob, (0, 1))
-    made = fill_shape(x, shape, extra_shape, input_as_shape)
+    made = sized()
     return jax.random.randint(need_key(key), made, low, high + 1, jnp.int32)  # max is among the numbers drawn
 
 
 @op("UniqueUniformFill", gradient="stops", random=True)
-def unique_uniform_fill(
-    x=None,
-    avoid=None,
-    *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    min: int,
-    max: int,
-    dtype: int = 2,
-    key,
-):
+@takes_shape
+def unique_uniform_fill(sized, avoid=None, *, min: int, max: int, dtype: int = 2, key):
     if dtype not in (2, 10):
         raise OpError(f"dtype is {dtype}; it must be 2 (INT32) or 10 (INT64)")
     filled = dtype_of(dtype)
-    made = fill_shape(x, shape, extra_shape, input_as_shape, filled)
+    made = sized(filled)
     count = int(np.prod(made))
     if min > max:
         raise OpError(f"min {min} must not be above max {max}")

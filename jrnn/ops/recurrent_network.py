@@ -10,8 +10,6 @@ the terms. `run_forward` is the loop, by `executor.scan` over the step net's low
 gradients of outputs that the argument `outputs_with_grads` leaves out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,8 +6,6 @@ window]`. `external` is a sequence input, or the blob of a *state*: T+L slots of
 which then collects a blob that is no state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 `axes` are the dimensions to reduce (none given: all of them); with `keepdims` they stay, with size 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Shapes: N batch, D hidden. States are [1, N, D], gates [1, N, 4D] or [1, N, 3D],
 int32 [1]. A sequence that has ended keeps its state, or with `drop_states` gets zeros.
 """
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 from jax.nn import sigmoid
 

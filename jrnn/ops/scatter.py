@@ -1,7 +1,5 @@
 """Writing and adding slices at indices, one-hot codes, and sparse data made dense."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

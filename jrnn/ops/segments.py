@@ -1,7 +1,5 @@
 """Segments: consecutive rows of a data blob, cut by a blob of lengths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

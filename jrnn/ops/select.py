@@ -1,7 +1,5 @@
 """Choosing elements by booleans, operators on integers and bits, and checks for numbers that are none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: T the greatest length, N sequences, L rows of all sequences one after the other, which `lengths` [N] cut.
 """
 
-from __future__ import annotations
-
 import math
 
 import jax.numpy as jnp

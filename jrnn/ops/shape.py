@@ -1,7 +1,5 @@
 """Operators that change or tell the shape: Reshape, Squeeze, ExpandDims, Transpose, Slice, Shape and ResizeLike."""
 
-from __future__ import annotations
-
 import math
 
 import jax.numpy as jnp

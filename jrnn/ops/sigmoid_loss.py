@@ -3,8 +3,6 @@
 Shapes: logits and targets are [..., D]; the loss is their mean over the last dimension, [...].
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -3,8 +3,6 @@
 Shapes: N rows, D classes; the input is a matrix [N, D] whose columns begin at `axis`. Images are [N, D, H, W].
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -4,8 +4,6 @@
 which of the outputs a cotangent arrives: at none of those that pass it on, and at one that does not, is a mistake.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Repeating and expanding blobs, and reshapes that keep the order of elements."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The k largest elements along an axis."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

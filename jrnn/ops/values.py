@@ -1,7 +1,5 @@
 """What operators of every family ask of their blobs: data types on the wire, axes, indices in range, sizes, keys."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

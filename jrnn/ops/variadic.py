@@ -1,7 +1,5 @@
 """Operators on any number of inputs of one shape: Max, Min, Mean, WeightedSum."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """NetDefs, as bytes, text or files, to frozen nets and back, without loss: `read_net(serialize_net(net)) == net`."""
 
-from __future__ import annotations
-
 import os
 import re
 import uuid

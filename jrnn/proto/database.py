@@ -1,7 +1,5 @@
 """Caffe2's databases: records of a key and a value, in a minidb or an LMDB. Reading one runs no code of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """NetDef messages to frozen nets: what `ir` has no place for stays as serialized fields in `extra`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Frozen nets to NetDef messages, with what `extra` carries put back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Caffe2's minidb files: records of a key and a value, one after the other, each headed by two little-endian int32 sizes."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 

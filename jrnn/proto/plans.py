@@ -1,7 +1,5 @@
 """PlanDefs, as bytes, text or files, to plans and back: `read_plan(serialize_plan(plan)) == plan`."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

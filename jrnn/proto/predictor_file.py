@@ -1,7 +1,5 @@
 """The files that Caffe2's predictor exporter writes: a minidb with a MetaNetDef first, then the parameters as blobs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

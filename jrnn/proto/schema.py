@@ -3,8 +3,6 @@
 The process's default pool stays untouched, so jrnn lives beside other packages that register a `caffe2` schema.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

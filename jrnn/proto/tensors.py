@@ -4,8 +4,6 @@ A tensor's elements travel in the field of its data type; small integers, boolea
 or as little-endian bytes. Nothing is allocated before the dims have been compared with the elements that are there.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

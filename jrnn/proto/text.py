@@ -1,7 +1,5 @@
 """Messages as protobuf text, without loss: what text cannot say, the unknown fields, stands in comments at its head."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ A few bytes on the wire can stand for far more memory: an empty operator takes t
 create, and where bytes are damaged it says in which field, which protobuf does not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

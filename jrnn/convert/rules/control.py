@@ -1,7 +1,5 @@
 """Rules for `cond` and `while`: they become If and While, whose nets hold a Do each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Rules for convolutions and pooling windows, over one to three dimensions, in any layout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

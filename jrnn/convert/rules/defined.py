@@ -3,8 +3,6 @@
 The definitions are JAX functions, which are traced and converted in their place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules for primitives that work element by element: arithmetic, functions, comparisons, logic, choosing, casts."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

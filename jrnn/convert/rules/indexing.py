@@ -3,8 +3,6 @@
 An index outside of its axis is an error in Caffe2, where JAX clamps it, fills or drops.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rules for products: `dot_general` in all its forms, as MatMul or BatchMatMul, and FC where a bias is added."""
 
-from __future__ import annotations
-
 import math
 
 from jrnn.convert.emit import FLOAT, Blob, Emitter, Value

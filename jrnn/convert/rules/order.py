@@ -1,7 +1,5 @@
 """Rules for order: `sort` and `top_k`, by TopK, which puts the lower index first among equals."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

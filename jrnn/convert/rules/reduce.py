@@ -1,7 +1,5 @@
 """Rules for reductions and running sums."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax.numpy as jnp

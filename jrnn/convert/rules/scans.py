@@ -6,8 +6,6 @@ and int32 are carried as floats that hold them exactly, and other sequences are 
 counts is computed from the timestep, and one that never changes is read from outside.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

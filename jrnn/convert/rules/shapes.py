@@ -1,7 +1,5 @@
 """Rules for primitives that move elements: reshaping, spreading, ordering, cutting, joining, picking by index."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

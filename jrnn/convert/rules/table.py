@@ -1,7 +1,5 @@
 """The table of rules, one for each primitive: `@rule("name")` fills it, the converter reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from jrnn.convert.emit import Value

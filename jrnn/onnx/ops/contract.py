@@ -1,7 +1,5 @@
 """Operators that sum over axes: products, convolutions, pooling, reductions and normalizations."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """If, Loop and Scan."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

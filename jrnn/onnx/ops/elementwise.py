@@ -1,7 +1,5 @@
 """Operators that work element by element."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

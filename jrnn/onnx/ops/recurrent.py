@@ -8,8 +8,6 @@ Shapes: T time, N batch, D input, H hidden, K directions, G gates.
     LSTM  i, f = f(... + p c);  g = g(...);  c' = f c + i g;  o = f(... + po c');  h' = o h(c')
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators that make, move and pick elements."""
 
-from __future__ import annotations
-
 import math
 
 import jax

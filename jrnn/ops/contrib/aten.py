@@ -4,8 +4,6 @@ The argument `operator` names the function, inputs are its tensors in order, and
 Gradients do not pass.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Shapes: N batch, C channels, G groups, M output channels. Order NCHW: x [N, C, *
 NHWC: x [N, *spatial, C], filter [C, *kernel, M/G].
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

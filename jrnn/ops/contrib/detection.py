@@ -4,8 +4,6 @@ Shapes: N images, A anchors, R boxes, K classes; a box is (x1, y1, x2, y2), or r
 degrees). How many boxes are left depends on their values, so these operators compute with numpy, where nothing is traced.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

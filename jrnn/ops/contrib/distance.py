@@ -3,8 +3,6 @@
 Shapes: N rows; both inputs are [N, ...], the result is [N].
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Features made from numbers: positions as waves, calibration by pieces of lines, and 16-bit floats."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Operators that inference builds fuse or pack: a convolution with its Relu, and weights in half precision."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

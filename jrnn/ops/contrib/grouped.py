@@ -7,8 +7,6 @@ Shapes: N batch, C channels, G groups, M output channels. An image is [N, C, *sp
 [M, C/G, *kernel] or [M, *kernel, C/G].
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Borders and sizes of images: PadImage, ResizeNearest (also in 3-D) and UpsampleBilinear, with their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

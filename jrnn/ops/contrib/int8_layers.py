@@ -3,8 +3,6 @@
 Shapes: N batch, C channels, M outputs. x [N, H, W, C], filter [M, kernel, C / group], bias [M]: the order is NHWC.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rearranging the elements of images: order of axes and channels, patches as columns, blocks as batches, DepthConcat."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ A policy is a function of the iteration that gives the factor on `base_lr`; its 
 LearningRate. In a `composite`, an argument of policy k is called `sub_policy_k_NAME`.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

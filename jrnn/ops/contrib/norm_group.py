@@ -3,8 +3,6 @@
 Shapes: N batch, C channels, G groups; x [N, C, *spatial] (order NCHW) or [N, *spatial, C] (NHWC).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -3,8 +3,6 @@
 Shapes: x [N, C, *spatial] (order NCHW) or [N, *spatial, C] (NHWC); scale, bias and the statistics [C].
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Norms of vectors, normalization to norm 1, and means and variances over chosen axes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -1,7 +1,5 @@
 """Updates of dense parameters by rarer optimizers, and what adapts learning rates. None has a gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -4,8 +4,6 @@ Shapes: R rows of D numbers in the parameters, K rows of gradients with their in
 twice, the second time to what the first has left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 With P parts, a row of key k goes to part k mod P (never negative), in order.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

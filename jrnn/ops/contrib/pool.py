@@ -3,8 +3,6 @@
 Shapes: x [N, C, *spatial] (order NCHW) or [N, *spatial, C] (NHWC); y the same with one element a window.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

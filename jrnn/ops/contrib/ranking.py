@@ -1,7 +1,5 @@
 """Features of ranking models: buckets, Box-Cox, ranges, sparse rows and dense ones, statistics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -3,8 +3,6 @@
 The input is seen as a matrix: the `num_reduce_dim` dimensions that are reduced, and the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

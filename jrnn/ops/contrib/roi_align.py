@@ -4,8 +4,6 @@ Shapes: N images, C channels, R regions, P x Q bins of each. x [N, C, H, W] (ord
 of (image, x1, y1, x2, y2), or [R, 4] of the first image; y [R, C, P, Q] or [R, P, Q, C].
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -5,8 +5,6 @@ then its scale and its bias: as two float32 after 8-bit numbers, as two float16 
 share a byte, the lowest bits first. A number of a row is `scale * stored + bias`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -4,8 +4,6 @@ Shapes: data [N, ...], segment_ids [N] -> [K, ...] for K segments. A Sparse oper
 first, and its gradient is a slice: the indices, and the gradients of the rows gathered. Sorted ids run from 0 without gaps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: data [N, ...], segment_ids [N] -> [K, ...] for K segments, which must be known when a net is traced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Shapes: data [M, ...], indices [L], lengths [S] that add up to L -> [S, ...], 0 
 table is a slice: the indices, and the gradient of each row gathered, [L, ...].
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -4,8 +4,6 @@ Scores that saturate at 1 are equal, and which of such boxes comes first decides
 with `std::sort` and `std::partial_sort`, which are not stable, but always do the same: these are their steps.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 _SMALL = 16  # up to so many elements std::sort inserts one by one
