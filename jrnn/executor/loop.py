@@ -83,18 +83,30 @@ class Loop:
             evaluation: defines the outputs in an environment of the inputs.
             avals: new types of the inputs, where they change.
         """
-        program = jaxprs.retrace(evaluation, self.inputs, self.outputs, avals)
+        return self._of(jaxprs.retrace(evaluation, self.inputs, self.outputs, avals), len(self.carry))
+
+    def traced(self, step: Callable[..., Sequence[Any]], avals: Sequence[Any], n_carry: int) -> Loop:
+        """A loop of the same constants and length whose step is traced from a function.
+
+        Args:
+            step: of the constants, the carries and the inputs; it returns the new carries and the outputs.
+            avals: their types.
+            n_carry: how many carries there are.
+        """
+        return self._of(jaxprs.trace(step, avals), n_carry)
+
+    def _of(self, program: jaxprs.Program, n_carry: int) -> Loop:
         assert not program.constvars, "a rewrite may not add constants"
         eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
-        at = len(self.consts), len(self.consts) + len(self.carry)
+        at = len(self.consts), len(self.consts) + n_carry
         made = replace(
             self,
             eqns=tuple(eqns),
             consts=program.invars[: at[0]],
             carry=program.invars[at[0] : at[1]],
             xs=program.invars[at[1] :],
-            carry_out=program.outvars[: len(self.carry)],
-            ys=program.outvars[len(self.carry) :],
+            carry_out=program.outvars[:n_carry],
+            ys=program.outvars[n_carry:],
         )
         return made.verify() if strict_passes.value else made
 

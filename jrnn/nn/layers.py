@@ -96,13 +96,8 @@ def accumulator(dtype) -> jnp.dtype:
 
 def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
     """x weight^T, over the last axis of both, [..., D], [R, D] -> [..., R], accumulated in `accumulator(dtype)`."""
-    # A float32 product is a float32 product: TF32 and its like only where the user's configuration asks for them.
-    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    precision = lax.Precision.HIGHEST if asked is None else None
     axes = (((x.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(
-        x.astype(dtype), weight.astype(dtype), axes, precision=precision, preferred_element_type=accumulator(dtype)
-    )
+    return lax.dot_general(x.astype(dtype), weight.astype(dtype), axes, preferred_element_type=accumulator(dtype))
 
 
 def normalize(z: jax.Array, gain: jax.Array) -> jax.Array:
@@ -117,18 +112,23 @@ def _row(vector: jax.Array, like: jax.Array) -> jax.Array:
     return vector.astype(like.dtype).reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
-def project(unit: Unit, weights: Weights, x: jax.Array, dtype) -> jax.Array:
-    """The input's share of the gates, with every bias that may be added early. # [..., G H]"""
+def early_bias(unit: Unit, weights: Weights, dtype) -> jax.Array | None:
+    """Every bias that may be added to the input's share of the gates, [G H] in `accumulator(dtype)`, or None."""
+    if weights.bias_ih is None:
+        return None
+    hidden = weights.bias_hh
+    if unit.late_gates:
+        first = hidden.shape[0] // unit.gates * (unit.gates - unit.late_gates)
+        hidden = jnp.concatenate([hidden[:first], jnp.zeros_like(hidden[first:])])
+    return weights.bias_ih.astype(accumulator(dtype)) + hidden.astype(accumulator(dtype))
+
+
+def project(weights: Weights, x: jax.Array, bias: jax.Array | None, dtype) -> jax.Array:
+    """The input's share of the gates, with `early_bias`. # [..., G H]"""
     zx = contract(x, weights.weight_ih, dtype)
     if weights.norm_ih is not None:
         zx = normalize(zx, weights.norm_ih)
-    if weights.bias_ih is None:
-        return zx
-    early = weights.bias_hh
-    if unit.late_gates:
-        first = weights.bias_hh.shape[0] // unit.gates * (unit.gates - unit.late_gates)
-        early = early.at[first:].set(0)
-    return zx + _row(weights.bias_ih.astype(zx.dtype) + early.astype(zx.dtype), zx)
+    return zx if bias is None else zx + _row(bias, zx)
 
 
 def make_step(
@@ -139,6 +139,7 @@ def make_step(
     Args:
         variational: `Noise.recurrent` of the whole sequence, or None; `noise` holds what differs from step to step.
     """
+    bias = early_bias(unit, weights, dtype)  # outside of the step, whose gradient would do it again at each step
     late = None
     if unit.late_gates and weights.bias_hh is not None:
         first = weights.bias_hh.shape[0] // unit.gates * (unit.gates - unit.late_gates)
@@ -146,7 +147,7 @@ def make_step(
 
     def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
         x, (recurrent, keep) = inputs
-        zx = project(unit, weights, x, dtype)
+        zx = project(weights, x, bias, dtype)
         recurrent = variational if recurrent is None else recurrent
         h = state[0] if recurrent is None else state[0] * recurrent
         zh = contract(h, weights.weight_hh, dtype)

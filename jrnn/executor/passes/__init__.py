@@ -6,11 +6,15 @@ from jrnn.executor.passes.cotangents import concatenate_cotangents
 from jrnn.executor.passes.duplicates import distinct
 from jrnn.executor.passes.fission import Fission, split
 from jrnn.executor.passes.gates import activate_together, slice_apart
+from jrnn.executor.passes.packed import Packed, pack_stacks
+from jrnn.executor.passes.stages import Staged, one_kernel_a_stage
 from jrnn.executor.passes.views import direct_views
 from jrnn.executor.passes.wide_sums import WideSums, widen_sums
 
 __all__ = [
     "Fission",
+    "Packed",
+    "Staged",
     "WideSums",
     "activate_together",
     "batch_first",
@@ -18,6 +22,8 @@ __all__ = [
     "concatenate_cotangents",
     "direct_views",
     "distinct",
+    "one_kernel_a_stage",
+    "pack_stacks",
     "slice_apart",
     "split",
     "widen_sums",
