@@ -31,10 +31,15 @@ MASKED = (
 
 @dataclass(frozen=True)
 class Encoder:
-    """What is attended to: `outputs` [S, N, E] with their size E, and int32 `lengths` [N] or None.
+    """The sequence that a decoder attends to.
 
-    weighted: W_e outputs [S, N, E], where they are at hand already. mask_padding: see RunOptions; without it the
-    attention is Caffe2's, operator for operator, and of a sequence of length 0 it makes NaN.
+    Attributes:
+        outputs: the encoder's outputs [S, N, E].
+        size: E.
+        lengths: int32 [N], or None.
+        weighted: W_e outputs [S, N, E], if they are computed already.
+        mask_padding: see `RunOptions`. Without it the attention has Caffe2's operators, and gives NaN for a sequence of
+            length 0.
     """
 
     outputs: str
@@ -46,11 +51,16 @@ class Encoder:
 
 @dataclass(frozen=True)
 class AttentionCell(Cell):
-    """A decoder cell, under the scope `decoder`, that attends.
+    """A decoder cell that attends to an encoder. The decoder stands under the scope `decoder`.
 
-    Its states are the decoder's, of which the output one is called `hidden_t_external`, then the context, then, for
-    coverage, the coverage [1, N, S]. Its output is the hidden state with the context beside it [T, N, H + E].
-    memory_optimization: compute the sums under the tanh again in the backward pass.
+    Its states are the decoder's (the output one is called `hidden_t_external`), then the context, then, for coverage
+    attention, the coverage [1, N, S]. Its output is the hidden state joined with the context [T, N, H + E].
+
+    Attributes:
+        decoder: the cell.
+        encoder: what it attends to.
+        kind: "regular", "recurrent", "dot" or "coverage": the module's docstring has the formulas.
+        memory_optimization: compute the sums under the tanh again in the backward pass.
     """
 
     decoder: Cell

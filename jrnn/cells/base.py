@@ -18,7 +18,14 @@ from jrnn.recurrent import RecurrentState, recurrent_net, unrolled_net
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state of a cell: the blobs of its previous and its new value, its learned first value, and its size."""
+    """One state of a cell.
+
+    Attributes:
+        previous: the blob of its previous value.
+        new: the blob of its new value.
+        initial: the parameter of its learned initial value.
+        size: H.
+    """
 
     previous: str
     new: str
@@ -32,10 +39,14 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Blobs that every step may read: the prepared input [1, N, ...], lengths int32 [N] or None, timestep int32 [1].
+    """The blobs that every step may read.
 
-    extra: blobs [1, N, E] with their sizes E that enter the recurrent products beside the hidden state. recurrent_mask:
-    [1, N, H], multiplies the hidden state where it enters those products, but not where it is held or mixed.
+    Attributes:
+        input: the prepared input [1, N, ...].
+        lengths: int32 [N], or None.
+        timestep: int32 [1].
+        extra: blobs [1, N, E] with their sizes E, which are joined to the hidden state in the recurrent products.
+        recurrent_mask: [1, N, H], or None. It multiplies the hidden state in the recurrent products only.
     """
 
     input: str
@@ -50,11 +61,12 @@ class StepInputs:
 
 
 class Cell(ABC):
-    """One step of a recurrent network. Names are relative to the builder's scope."""
+    """One step of a recurrent network, as operators of a step net. Names are relative to the builder's scope."""
 
     @property
     @abstractmethod
-    def states(self) -> tuple[StateSpec, ...]: ...
+    def states(self) -> tuple[StateSpec, ...]:
+        """The states that a step reads and writes."""
 
     @property
     def output_index(self) -> int:
@@ -68,10 +80,10 @@ class Cell(ABC):
 
     @abstractmethod
     def prepare_input(self, b: NetBuilder, x: str) -> str:
-        """What depends on the input alone, on the whole sequence or on one step: [T, N, D] -> [T, N, ...]."""
+        """Appends the operators that depend only on the input, for all steps or for one: [T, N, D] -> [T, N, ...]."""
 
     def before_loop(self, b: NetBuilder, x: str) -> None:
-        """Appends to the outer net what the steps read and the input has no part in; x [T, N, D] tells N."""
+        """Appends to the outer net the blobs that steps read and that do not depend on the input x [T, N, D]."""
         return None
 
     @abstractmethod
@@ -91,10 +103,14 @@ class Cell(ABC):
 class RunOptions:
     """How a cell is run: see `recurrent_net`.
 
-    outputs_with_grads: None lets all outputs pass gradients on. mask_padding: put zeros into the
-    input after the end of each sequence first. What padding holds never shows in the outputs, but without the mask a NaN
-    there makes NaNs of the gradients of the input projection (0 x NaN), as in Caffe2. unroll_steps: the number of steps T,
-    to append every step's operators instead of a recurrent network; Caffe2 then takes initial states [1, N, H] alone.
+    Attributes:
+        outputs_with_grads: the positions of the outputs that pass gradients on; None: all of them.
+        forward_only: build no backward step net.
+        mask_padding: set the input to zero after the end of each sequence. What the padding holds never shows in the
+            outputs. Without the mask, a NaN in the padding makes the gradients of the input projection NaN (0 x NaN), as in
+            Caffe2.
+        unroll_steps: the number of steps T. The operators of every step are appended, instead of a recurrent network. Caffe2
+            then takes only initial states [1, N, H].
     """
 
     outputs_with_grads: tuple[int, ...] | None = None
@@ -105,7 +121,12 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class CellRun:
-    """The output over time [T, N, H], and the states in the order of `cell.states`."""
+    """The result of `run_cell`.
+
+    Attributes:
+        output: the output over time, [T, N, H].
+        states: the outputs of each state, in the order of `cell.states`.
+    """
 
     output: str
     states: tuple[RecurrentState, ...]

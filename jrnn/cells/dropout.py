@@ -53,9 +53,9 @@ class WrappedCell(Cell):
 
 @dataclass(frozen=True)
 class DropoutCell(WrappedCell):
-    """Drops elements of the output, each with probability `ratio`, anew at every step; the states keep theirs.
+    """Drops elements of the output, each with probability `ratio`, anew at every step. The states are not changed.
 
-    A layer above sees the dropout of the step, the output over time has one of its own outside of the loop, as in Caffe2.
+    A layer above sees the dropout of the step. The output over time has its own dropout outside of the loop, as in Caffe2.
     """
 
     ratio: float
@@ -74,7 +74,7 @@ class DropoutCell(WrappedCell):
 
 @dataclass(frozen=True)
 class RecurrentDropoutCell(WrappedCell):
-    """Drops units of the hidden state where it enters the recurrent products: the same ones at every step.
+    """Drops units of the hidden state in the recurrent products, the same units at every step.
 
     Source: Gal and Ghahramani, A Theoretically Grounded Application of Dropout in Recurrent Neural Networks, 2016.
     """
@@ -105,7 +105,7 @@ class RecurrentDropoutCell(WrappedCell):
 
 @dataclass(frozen=True)
 class ZoneoutCell(WrappedCell):
-    """Keeps units of each state as they were, with the probability in `ratios` for that state, anew at every step.
+    """Keeps the old value of a unit, with the probability in `ratios` for its state, anew at every step.
 
     Source: Krueger et al., Zoneout: Regularizing RNNs by Randomly Preserving Hidden Activations, 2017.
     """

@@ -87,9 +87,13 @@ class LRUOutputs(LRULayer):
 
 @dataclass(frozen=True)
 class AttentionOutputs(_Named):
-    """The decoder's states, the context [T, N, E] and, of coverage attention, the coverage [T, N, S].
+    """The names of a decoder's outputs.
 
-    combined: the hidden states with the contexts beside them, [T, N, H + E].
+    Attributes:
+        hidden_all: the hidden states, [T, N, H]; `hidden_last` is [1, N, H]. `cell_all` and `cell_last` likewise.
+        context_all: the contexts, [T, N, E].
+        coverage_all: for coverage attention, the coverages [T, N, S]; else None.
+        combined: the hidden states joined with the contexts, [T, N, H + E].
     """
 
     hidden_all: str
@@ -252,10 +256,12 @@ def layered_LSTM(
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions(LayerOptions):
-    """kind: see AttentionCell. forget_bias, memory_optimization: of the LSTM, see LSTMOptions.
+    """Options of decoders with attention.
 
-    attention_memory_optimization: see AttentionCell. outputs_with_grads: of the outputs as they iterate. The rest is in
-    LayerOptions.
+    Attributes:
+        kind: "regular", "recurrent", "dot" or "coverage".
+        forget_bias: of the LSTM: added to the forget gate before its sigmoid.
+        attention_memory_optimization: compute the sums under the tanh of the attention again in the backward pass.
     """
 
     kind: str = "regular"

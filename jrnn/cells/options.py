@@ -10,12 +10,16 @@ from jrnn.ir import plain
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    """What all kinds of layers share.
+    """Options that all kinds of layers share.
 
-    drop_states: the state of a finished sequence becomes zero instead of being held. forward_only: build no backward step
-    net. outputs_with_grads: where given, only these outputs pass gradients on, by their place in the order in which they
-    iterate: a number is an output of the top layer, a pair (layer, number) one of any layer. By default all of them do;
-    Caffe2's default is (0,). mask_padding, unroll_steps: see RunOptions.
+    Attributes:
+        drop_states: the state of a sequence becomes zero at its end, instead of staying as it is.
+        forward_only: build no backward step net.
+        outputs_with_grads: if given, only these outputs pass gradients on. A number is an output of the top layer, by its
+            position; a pair (layer, position) is an output of any layer. By default all outputs do; Caffe2's default
+            is (0,).
+        mask_padding: see `RunOptions`.
+        unroll_steps: see `RunOptions`.
     """
 
     drop_states: bool = False
@@ -46,39 +50,57 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOptions(CommonOptions):
-    """memory_optimization: the backward pass computes again what a step makes on its way to the state, instead of keeping
-    it. The rest is in CommonOptions."""
+    """Options of layers whose steps have intermediate values.
+
+    Attributes:
+        memory_optimization: the backward pass computes the intermediate values of a step again, instead of storing them.
+    """
 
     memory_optimization: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMOptions(LayerOptions):
-    """forget_bias: added to the forget gate before its sigmoid. The rest is in LayerOptions."""
+    """Options of LSTMs.
+
+    Attributes:
+        forget_bias: added to the forget gate before its sigmoid.
+    """
 
     forget_bias: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GRUOptions(LayerOptions):
-    """linear_before_reset: the reset gate scales the product of the hidden state, as in cuDNN and PyTorch, instead of the
-    hidden state before the product. The rest is in LayerOptions."""
+    """Options of GRUs.
+
+    Attributes:
+        linear_before_reset: the reset gate scales the product of the hidden state, as in cuDNN and PyTorch, instead of the
+            hidden state before the product.
+    """
 
     linear_before_reset: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class BasicRNNOptions(LayerOptions):
-    """activation: "tanh" or "relu". The rest is in LayerOptions."""
+    """Options of plain recurrent layers.
+
+    Attributes:
+        activation: "tanh" or "relu".
+    """
 
     activation: str = "tanh"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LRUOptions(CommonOptions):
-    """radius: the least and the largest absolute value that eigenvalues start with, within [0, 1]. max_phase: the largest
-    angle that they start with, in radians. The rest is in CommonOptions: a step keeps nothing but its state,
-    so there is no memory_optimization."""
+    """Options of LRUs. A step stores only its state, so there is no memory_optimization.
+
+    Attributes:
+        radius: the smallest and the largest absolute value of the first eigenvalues, within [0, 1].
+        max_phase: the largest angle of the first eigenvalues, in radians.
+    """
 
     radius: tuple[float, float] = (0.0, 1.0)
     max_phase: float = 2 * math.pi

@@ -11,9 +11,13 @@ from jrnn.recurrent import RecurrentState
 
 @dataclass(frozen=True)
 class StackedCell(Cell):
-    """Layers under the scopes `layer_0`, `layer_1`, ...; the states of all of them in turn, the top one's is the output.
+    """Layers as one cell, under the scopes `layer_0`, `layer_1`, ...
 
-    residual: the layers, from 1 on, whose input is added to their output; their sizes must be equal.
+    Its states are those of all layers, and its output is that of the top layer.
+
+    Attributes:
+        cells: the layers, the lowest first.
+        residual: the layers, from 1 on, whose input is added to their output. Their sizes must be equal.
     """
 
     cells: tuple[Cell, ...]

@@ -46,10 +46,16 @@ ONCE = SETUP, FIRST_VALIDATION, TRACING = "compiling, first call", "compiling, f
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended: the steps done, the last validation loss, and whether it was interrupted.
+    """How a run ended.
 
-    unit: what the loss is measured in. metrics: the task's own metrics at the last validation. skipped: the steps of this
-    call that were left out, because their loss or gradient was not finite.
+    Attributes:
+        run: the run directory.
+        step: the steps done.
+        validation_loss: the last validation loss.
+        interrupted: whether the run was stopped before its last step.
+        unit: the unit of the loss.
+        metrics: the task's own metrics at the last validation.
+        skipped: the steps of this call that were skipped, because their loss or gradient was not finite.
     """
 
     run: Path

@@ -20,10 +20,11 @@ FEATURE_MODELS: dict[str, type] = {"cells": CellsConfig, "nn": NnConfig, "net": 
 
 @dataclass(frozen=True)
 class ModelKind:
-    """A kind of model: of one's own, it is named in a config by `model.kind = "MODULE:NAME"`.
+    """A kind of model of your own. A configuration names it by `model.kind = "MODULE:NAME"`.
 
-    table: the dataclass of its table [model]; its fields have defaults, and one is `kind: str`.
-    make: the model, from that table, what the task needs, and how it is to be computed.
+    Attributes:
+        table: the dataclass of its table [model]. Every field has a default, and one is `kind: str`.
+        make: the model, from that table, what the task needs, and how it is computed.
     """
 
     table: type

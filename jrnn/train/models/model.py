@@ -41,7 +41,12 @@ class Signature:
 
 @dataclass(frozen=True)
 class Compute:
-    """How a model is computed. gradient: see `GradientConfig.source`. precision: see `TrainConfig.precision`."""
+    """How a model is computed.
+
+    Attributes:
+        gradient: "jax" or "net", as the key `gradient.source`.
+        precision: "float32" or "bfloat16", as the key `train.precision`.
+    """
 
     gradient: str = "jax"
     precision: str = "float32"

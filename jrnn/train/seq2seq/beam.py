@@ -18,9 +18,12 @@ State = Any
 class Beams(NamedTuple):
     """Hypotheses, the best of each example first.
 
-    tokens: int32 [N, K, T], `end` from the end of each on. lengths: int32 [N, K], tokens of each, `end` included; T where it
-    was cut off. log_probability: float [N, K], of the whole hypothesis. score: the same divided by length ** normalization;
-    -inf where there are fewer than K hypotheses. finished: bool [N, K], whether `end` was reached.
+    Attributes:
+        tokens: int32 [N, K, T]; `end` after the end of each hypothesis.
+        lengths: int32 [N, K], the number of tokens with `end`; T if the hypothesis was cut off.
+        log_probability: float [N, K], of the whole hypothesis.
+        score: log_probability divided by length ** normalization; -inf where there are fewer than K hypotheses.
+        finished: bool [N, K], whether `end` was reached.
     """
 
     tokens: Any

@@ -47,10 +47,12 @@ class Seq2SeqConfig:
 
 @dataclass(frozen=True)
 class Seq2SeqModel(NetModel):
-    """The net, and the blobs that join its parts.
+    """An encoder-decoder as one net, and the blobs that connect its parts.
 
-    memory: what the encoder makes and each step of the decoder reads, with the axis that holds the examples. decoder_states:
-    for each state of the decoder, its first value, [1, N, ...] or, the same for all examples, [...], and its last.
+    Attributes:
+        memory: the blobs that the encoder writes and each step of the decoder reads, with the axis of the examples.
+        decoder_states: for each state of the decoder, the blobs of its first value ([1, N, ...], or [...] for a value that
+            is the same for all examples) and of its last value.
     """
 
     memory: Mapping[str, int] = field(default_factory=dict)

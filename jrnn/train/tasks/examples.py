@@ -19,9 +19,13 @@ from jrnn.train.models import Model, Params
 
 
 class Examples(NamedTuple):
-    """A batch: float32 inputs [T, B, D]; targets [B], int32 classes, or [B, ...], float32 values.
+    """A batch of independent examples.
 
-    lengths: int32 [B], how many steps of each example are valid; None where all are.
+    Attributes:
+        inputs: float32 [T, B, D].
+        targets: int32 classes [B], or float32 values [B, ...].
+        fresh: True: every batch starts with the initial state.
+        lengths: int32 [B], how many steps of each example are valid; None where all are.
     """
 
     inputs: Any
@@ -35,9 +39,13 @@ AXES = {"inputs": 1, "targets": 0, "lengths": 0}
 
 @dataclass(frozen=True)
 class Shuffled:
-    """Batches of examples that are at hand, each once in a pass, in an order that is a function of the pass's number.
+    """Batches of examples. Each example appears once in a pass, in an order that is a function of the pass's number.
 
-    noise: the standard deviation of normal noise that is added to the inputs, drawn by the step's number.
+    Attributes:
+        all: the examples.
+        batch: B.
+        seed: of the order and of the noise.
+        noise: the standard deviation of normal noise that is added to the inputs, drawn by the step's number.
     """
 
     all: Examples
