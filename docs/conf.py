@@ -7,7 +7,8 @@ from jrnn.cli.parser import make_parser
 from jrnn.version import __version__
 
 project = "jrnn"
-copyright = "the authors of jrnn"
+author = "the authors of jrnn"
+copyright = author
 version = release = __version__
 
 extensions = [
