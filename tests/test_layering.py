@@ -57,7 +57,9 @@ ONLY_IN = {  # third-party package: the rooms that may know it
     "onnxruntime": {"onnx", "bench"},
 }
 # fmt: off
-LATE = {("executor/cudnn.py", "jax")}  # jax.experimental.rnn, which loads much and is for CUDA alone
+LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas, which loads much, for TPUs
+    ("executor/cudnn.py", "jax"), ("executor/kernels/mosaic.py", "jax"),
+}
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
     "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox",

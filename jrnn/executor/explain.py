@@ -30,7 +30,7 @@ class Explanation:
 
     @property
     def executor(self) -> str:
-        """What runs the forward loop: "scan", "associative", or "lax.scan" where it is left as it is."""
+        """What runs the forward loop: "scan", "associative", "persistent", or "lax.scan" where it is left as it is."""
         return self.forward[0].executor if self.forward else "lax.scan"
 
     def __str__(self) -> str:

@@ -86,9 +86,9 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
     n_consts, n_carry = jaxprs.scan_counts(params)
     asked = params["length"], params["reverse"], params["unroll"], _target(platform, ctx), options
     plan, values = _planned(params["jaxpr"], n_consts, n_carry, *asked)
-    if plan.fission is not None:
+    while plan.fission is not None:
 
-        def run(*args: Any) -> list[Any]:
+        def run(*args: Any, plan: Plan = plan) -> list[Any]:
             with mark.unmarked():
                 carry, ys = plan.run(
                     [*values, *args[:n_consts]], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
@@ -101,7 +101,10 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
             _record(plan)
             return lowered
         except Exception as error:
-            plan = _left_by(error, plan.target, plan.loop)
+            left = _left_by(error, plan.target, plan.loop)
+            plan = (
+                left if plan.otherwise is None else replace(plan.otherwise, notes=(*plan.otherwise.notes, *left.notes))
+            )
     _record(plan)
     if options.strict:
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
@@ -140,7 +143,10 @@ def _record(plan: Plan) -> None:
 def _target(platform: str, ctx: Any) -> Target:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
-    return Target(platform, cores, devices, host_memory.kept)
+    backend = ctx.module_context.backend  # that of another platform, or None, in `jax.export`
+    known = backend is not None and backend.platform == platform
+    kind = backend.devices()[0].device_kind if known else ""
+    return Target(platform, cores, devices, host_memory.kept, kind)
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:

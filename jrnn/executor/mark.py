@@ -21,7 +21,7 @@ class Options:
     """What the caller of a scan asked for.
 
     Attributes:
-        executor: "auto", "scan" or "associative".
+        executor: "auto", "scan", "associative" or "persistent".
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
         strict: raise where the loop would be left as `jax.lax.scan` lowers it.
     """

@@ -41,12 +41,14 @@ class Target:
         cores: processor cores that this process may use.
         devices: devices that the program is divided among.
         keeps_memory: whether the process keeps memory that it frees (`host_memory`).
+        kind: the kind of the devices, such as "TPU v5 lite", or "" where it is not known.
     """
 
     platform: str
     cores: int = 1
     devices: int = 1
     keeps_memory: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,10 @@ class Plan:
         loop: the loop as JAX made it, with its calls opened; None where it could not be read.
         fission: the loop taken apart, or None where `jax.lax.scan` lowers it as it is.
         core: what runs the loop that stays.
-        executor: the name of that runner: "lax.scan", "scan" or "associative".
+        executor: the name of that runner: "lax.scan", "scan", "associative" or "persistent".
         chunk: steps that are run at a time to bound memory, or None for all.
         notes: reasons for what was not done.
+        otherwise: the plan to lower where this one cannot be lowered, or None for `jax.lax.scan`.
     """
 
     target: Target
@@ -70,6 +73,7 @@ class Plan:
     executor: str
     chunk: int | None = None
     notes: tuple[str, ...] = ()
+    otherwise: Plan | None = None
 
     @staticmethod
     def left(target: Target, loop: Loop | None, why: str) -> Plan:

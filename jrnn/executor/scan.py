@@ -3,8 +3,8 @@
 It runs nothing itself. It wraps the step for `lengths` and `resets` (`masking.py`), cuts the loop into chunks for
 checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its
 `Options` (`mark.py`). The work is done when JAX differentiates or lowers the marked equation: `lowering.py` is read next.
-The executor "associative" solves affine steps in parallel over time (`passes/associative.py`); "cudnn" is a kernel for one
-layer (`cudnn.py`).
+The executor "associative" solves affine steps in parallel over time (`passes/associative.py`); "persistent" is one kernel
+for the whole loop (`kernels/`); "cudnn" is a kernel for one layer (`cudnn.py`).
 
 Shapes: T time, N batch.
 """
@@ -27,9 +27,12 @@ from jrnn.executor.mark import Options
 from jrnn.executor.masking import with_lengths, with_resets
 from jrnn.executor.passes import associative, split
 from jrnn.executor.recompute import Recompute
+from jrnn.executor.targets import tpu
 from jrnn.ir import plain
 
-EXECUTORS = ("auto", "scan", "associative", "cudnn")
+EXECUTORS = ("auto", "scan", "associative", "persistent", "cudnn")
+# Those that not every step suits, with the reason why they cannot run a loop.
+_BY_NAME = {"associative": associative.refusal, "persistent": tpu.refusal}
 
 source_info_util.register_exclusion(__file__)
 assert lowering  # importing it installs the rules
@@ -72,8 +75,9 @@ def scan(
             that the step names so with `jax.ad_checkpoint.checkpoint_name`, what leads to them, and what follows from
             them cheaply. A number: everything, from that many checkpoints of the carry; "sqrt": from sqrt(T) of them.
         executor: "scan"; "associative" (steps that are affine in the carry with a diagonal Jacobian, and whose
-            carries stay finite); "cudnn" (an `LstmStep` in float32 on CUDA); or "auto", which never reassociates
-            products that could overflow.
+            carries stay finite); "persistent" (one kernel for TPUs, which keeps constants and state on the chip;
+            elsewhere it is interpreted, which is slow); "cudnn" (an `LstmStep` in float32 on CUDA); or "auto", which
+            never reassociates products that could overflow.
         strict: raise where the loop would be left as `jax.lax.scan` lowers it, for tests of speed.
 
     Returns:
@@ -108,7 +112,7 @@ def scan(
     options = Options(executor, recompute, strict)
     if options != Options():  # they hold for this loop, not for those in its step
         step = _unmarked(step)
-    if executor == "associative" or isinstance(recompute, tuple):
+    if executor in _BY_NAME or isinstance(recompute, tuple):
         _check(step, init, inputs, length, reverse, options)
     with mark.marked(options):
         return jax.lax.scan(step, init, inputs, length, reverse, unroll)
@@ -188,9 +192,9 @@ def _check(step: Callable, init: Any, xs: Any, length: Any, reverse: bool, optio
     for loop in loops:
         if isinstance(options.recompute, tuple):
             recomputation.check_names(options.recompute, loop.eqns)
-        why = associative.refusal(split(loop).core) if options.executor == "associative" else None
+        why = _BY_NAME[options.executor](split(loop).core) if options.executor in _BY_NAME else None
         if why is not None:
-            raise ScanError(f"scan: executor 'associative' cannot run this step ({why}); use 'auto' or 'scan'")
+            raise ScanError(f"scan: executor {options.executor!r} cannot run this step ({why}); use 'auto' or 'scan'")
 
 
 def _unmarked(step: Callable) -> Callable:

@@ -175,7 +175,7 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
     assert associative.is_bounded(split(loop).core) == bounded
     plan = targets.plan(loop, Target("tpu"), mark.Options())
-    assert plan.executor == ("associative" if bounded else "scan")
+    assert plan.executor == ("associative" if bounded else "persistent")
 
 
 def test_unknown_executor_and_the_choice():

@@ -23,6 +23,7 @@ class WideSums:
 
     loop: Loop
     types: tuple[Any, ...]  # of the carries as they were
+    runner: Any = None  # what runs the loop, where it does not run itself
 
     @property
     def eqns(self) -> tuple[Any, ...]:
@@ -30,12 +31,13 @@ class WideSums:
 
     def with_length(self, length: Any) -> WideSums:
         """The same for another number of steps."""
-        return replace(self, loop=self.loop.with_length(length))
+        runner = None if self.runner is None else self.runner.with_length(length)
+        return replace(self, loop=self.loop.with_length(length), runner=runner)
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The loop's `(last carry, stacked ys)`."""
         wide = [jnp.asarray(x, v.aval.dtype) for x, v in zip(init, self.loop.carry)]
-        last, ys = self.loop.run(consts, wide, xs)
+        last, ys = (self.runner or self.loop).run(consts, wide, xs)
         return [x.astype(dtype) for x, dtype in zip(last, self.types)], ys
 
 

@@ -1,0 +1,140 @@
+"""A loop as one kernel for TPUs: the only file with names of Pallas, which move between releases of JAX.
+
+The grid is time, in blocks of steps. Constants and state stay in VMEM, the memory on the chip. What goes in and out at each
+step is streamed by the pipeline of the grid. A reverse loop reads and writes the blocks from the last to the first.
+
+Shapes: T time, R rows, C columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+# `(constants, state, what is read) -> (new state, what is written)` of one step, each a list of [R, C].
+Step = Callable[[list[Any], list[Any], list[Any]], tuple[Sequence[Any], Sequence[Any]]]
+
+_MIB = 1 << 20
+# VMEM of one core. Of chips that are not named here, and where the chip is not known, the least of them.
+_VMEM = {
+    "TPU v5 lite": 128,
+    "TPU v5e": 128,
+    "TPU v5": 64,
+    "TPU v5p": 64,
+    "TPU v6 lite": 128,
+    "TPU v6e": 128,
+    "TPU7x": 64,
+}
+_LEAST_VMEM = 16
+_ROWS, _COLUMNS = 8, 128  # of a tile of 4-byte elements
+
+
+def vmem_bytes(chip: str) -> int:
+    """The bytes of VMEM of a core, from the name that JAX gives the device's kind."""
+    return _VMEM.get(chip, _LEAST_VMEM) * _MIB
+
+
+def padded_bytes(shape: Sequence[int], dtype: Any) -> int:
+    """The bytes that [R, C] takes in VMEM, in whole tiles."""
+    size = np.dtype(dtype).itemsize
+    rows = _ROWS * max(1, 4 // size)
+    return math.ceil(shape[0] / rows) * rows * math.ceil(shape[1] / _COLUMNS) * _COLUMNS * size
+
+
+def run(
+    step: Step,
+    consts: Sequence[Any],
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    written: Sequence[jax.ShapeDtypeStruct],
+    *,
+    steps: int,
+    block: int,
+    reverse: bool,
+    vmem: int,
+    interpret: bool,
+) -> tuple[list[Any], list[Any]]:
+    """Runs all steps of a loop in one kernel.
+
+    Args:
+        step: one step.
+        consts: arrays [R, C] that every step reads.
+        init: the initial state, arrays [R, C].
+        xs: arrays [T, R, C], of which each step reads one [R, C].
+        written: the types [R, C] of what each step writes.
+        steps: T.
+        block: steps for each iteration of the grid. The last block may have fewer.
+        reverse: whether time runs backwards.
+        vmem: the most bytes of VMEM that the kernel may use.
+        interpret: run by XLA's operations instead, on any platform.
+
+    Returns:
+        The last state, and what was written, arrays [T, R, C].
+    """
+    from jax.experimental import pallas as pl  # loads much, and only for this
+    from jax.experimental.pallas import tpu as pltpu
+
+    blocks = math.ceil(steps / block)
+    n_consts, n_state, n_xs = len(consts), len(init), len(xs)
+    zero = np.int32(0)  # a Python number would be 64 bits wide under jax_enable_x64
+
+    def time_of(index: Any) -> Any:
+        return np.int32(blocks - 1) - index if reverse else index
+
+    def kernel(*refs: Any) -> None:
+        const_refs, init_refs = refs[:n_consts], refs[n_consts : n_consts + n_state]
+        x_refs = refs[n_consts + n_state : n_consts + n_state + n_xs]
+        state_refs = refs[n_consts + n_state + n_xs :][:n_state]  # the last state is where the state lives
+        y_refs = refs[n_consts + n_state + n_xs + n_state :]
+        index = pl.program_id(0)
+
+        @pl.when(index == 0)
+        def _() -> None:
+            for state, first in zip(state_refs, init_refs):
+                state[...] = first[...]
+
+        def one(i: Any) -> None:
+            state, ys = step(
+                [ref[...] for ref in const_refs], [ref[...] for ref in state_refs], [ref[i] for ref in x_refs]
+            )
+            for ref, value in zip((*state_refs, *(y.at[i] for y in y_refs)), (*state, *ys)):
+                ref[...] = value
+
+        def some(i: Any, _: Any) -> None:
+            at = np.int32(block - 1) - i if reverse else i
+            if steps % block:
+                pl.when(time_of(index) * np.int32(block) + at < np.int32(steps))(lambda: one(at))
+            else:
+                one(at)
+
+        if block == 1:
+            one(0)
+        else:
+            jax.lax.fori_loop(zero, np.int32(block), some, None)
+
+    def whole(array: Any) -> Any:
+        return pl.BlockSpec(array.shape, lambda t: (zero, zero), pipeline_mode=pl.Buffered(1))
+
+    def streamed(array: Any) -> Any:
+        return pl.BlockSpec((block, *array.shape[-2:]), lambda t: (time_of(t), zero, zero))
+
+    # Inside of `jax.shard_map`, types say over which axes of the mesh a value differs: results as the operands.
+    axes = max((jax.typeof(v).manual_axis_type for v in (*consts, *init, *xs)), key=lambda found: len(found.varying))
+    typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
+    stacks = [typed((steps, *y.shape), y.dtype) for y in written]
+    out = pl.pallas_call(
+        kernel,
+        grid=(blocks,),
+        in_specs=[*map(whole, (*consts, *init)), *map(streamed, xs)],
+        out_specs=[*(pl.BlockSpec(v.shape, lambda t: (zero, zero)) for v in init), *map(streamed, stacks)],
+        out_shape=[*(typed(v.shape, v.dtype) for v in init), *stacks],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem),
+        interpret=interpret,
+        name="jrnn_reverse_loop" if reverse else "jrnn_forward_loop",
+    )(*consts, *init, *xs)
+    return list(out[:n_state]), list(out[n_state:])

@@ -1,0 +1,141 @@
+"""A loop run as one kernel, in which constants and state stay in the memory on the chip.
+
+It takes products of two values over one axis, elementwise operations, reductions and pieces of values with at most two
+axes longer than 1. It runs on a TPU, and, interpreted, anywhere.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.executor import jaxprs
+from jrnn.executor.jaxprs import Atom
+from jrnn.executor.kernels import mosaic
+from jrnn.executor.kernels.forms import Form, Refused, from_memory, to_memory
+from jrnn.executor.kernels.tiles import Tiled, memory_type, tiled
+from jrnn.executor.loop import Loop
+
+# The share of the memory on the chip that a kernel may take, as this file counts and as the compiler does.
+_SHARE, _LIMIT = 0.75, 0.9
+_LEAST_LIMIT = 32 << 20
+# Of the values of a step few are in memory at once: the compiler goes through them tile by tile. The code grows with them:
+# beyond these bytes it takes minutes to compile, and the steps are long enough for XLA's loop.
+_ALIVE, _LARGEST_STEP = 4, 32 << 20
+_MOST_STEPS = 16  # for each iteration of the grid, which costs about 0.35 us by itself
+_STREAMED = 8 << 20  # bytes that blocks of several steps may take
+_TPU_TYPES = ("bfloat16", "bool", "float32", "int32")
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """A loop that one kernel runs.
+
+    Attributes:
+        loop: the loop.
+        tiled: how its steps are computed.
+        chip: the kind of the TPU, or "" where it is not known.
+        interpret: run by XLA's operations instead.
+    """
+
+    loop: Loop
+    tiled: Tiled
+    chip: str
+    interpret: bool
+
+    def with_length(self, length: Any) -> Persistent:
+        """The same for another number of steps."""
+        return replace(self, loop=self.loop.with_length(length))
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The loop's `(last carry, stacked ys)`."""
+        loop, plan = self.loop, self.tiled
+        given = dict(zip((*loop.consts, *loop.xs), (*consts, *xs)))
+        last, ys = mosaic.run(
+            plan.step,
+            [to_memory(given[v], v.aval.shape, form) for v, form in plan.consts],
+            [to_memory(init[i], loop.carry[i].aval.shape, form) for i, form in plan.carry],
+            [to_memory(given[v], v.aval.shape, form) for v, form in plan.xs],
+            [jax.ShapeDtypeStruct(*memory_type(y, form)) for y, form in plan.ys],
+            steps=loop.length,
+            block=self.block,
+            reverse=loop.reverse,
+            vmem=min(int(mosaic.vmem_bytes(self.chip) * _LIMIT), max(_LEAST_LIMIT, self.needed * 3 // 2)),
+            interpret=self.interpret,
+        )
+        carry = {i: from_memory(tile, loop.carry[i].aval) for (i, _), tile in zip(plan.carry, last)}
+        stacks = [from_memory(tiles, y.aval) for y, tiles in zip(loop.ys, ys)]
+        return [carry[i] for i in range(len(loop.carry))], stacks
+
+    @property
+    def resident(self) -> int:
+        """Bytes of constants, state and values that are on the chip all the time."""
+        plan = self.tiled
+        carries = [(self.loop.carry[i], form) for i, form in plan.carry]
+        # The first state once, the last twice: the pipeline keeps two buffers of what a kernel writes.
+        return _bytes(plan.consts) + 3 * _bytes(carries) + self.computed // _ALIVE
+
+    @property
+    def computed(self) -> int:
+        """Bytes of the values that a step computes."""
+        return sum(mosaic.padded_bytes(*kind) for kind in self.tiled.values())
+
+    @property
+    def streamed(self) -> int:
+        """Bytes that go in and out at each step, in the two buffers of the pipeline."""
+        return 2 * (_bytes(self.tiled.xs) + _bytes(self.tiled.ys))
+
+    @property
+    def block(self) -> int:
+        """Steps for each iteration of the grid: a divisor of T where a large enough one exists."""
+        most = max(1, min(_MOST_STEPS, self.loop.length, _STREAMED // max(1, self.streamed)))
+        even = max(n for n in range(1, most + 1) if self.loop.length % n == 0)
+        return even if 2 * even > most else most
+
+    @property
+    def needed(self) -> int:
+        """Bytes on the chip."""
+        return self.resident + self.streamed * self.block
+
+    @property
+    def too_large(self) -> str | None:
+        """Why the loop does not fit on the chip, or None where it does."""
+        most, chip = int(mosaic.vmem_bytes(self.chip) * _SHARE), self.chip or "a TPU of unknown kind"
+        if self.needed > most:
+            constants = _bytes(self.tiled.consts)
+            return f"it needs {self.needed:,} bytes of VMEM, {constants:,} for constants; {chip} has {most:,} for it"
+        if self.computed > _LARGEST_STEP:
+            return f"a step computes {self.computed:,} bytes, more than the {_LARGEST_STEP:,} of a kernel"
+        return None
+
+    def __str__(self) -> str:
+        return (
+            f"one kernel of {-(-self.loop.length // self.block)} blocks of {self.block} steps; on the chip stay "
+            f"{_bytes(self.tiled.consts):,} bytes of constants"
+        )
+
+
+def kernel_of(loop: Loop, chip: str, interpret: bool) -> Persistent:
+    """The kernel of a loop. Raises `Refused` with the reason where there is none."""
+    if not jaxprs.is_known(loop.length):
+        raise Refused("the number of steps is left open")
+    if not loop.carry:
+        raise Refused("nothing is carried")
+    atoms = (*loop.inputs, *loop.outputs, *(v for eqn in loop.eqns for v in eqn.outvars))
+    for dtype in dict.fromkeys(v.aval.dtype for v in atoms):
+        if not (dtype.name in _TPU_TYPES or (interpret and jnp.issubdtype(dtype, jnp.number))):
+            raise Refused(f"the kernel has no {dtype.name}")
+    made = Persistent(loop, tiled(loop, not interpret), chip, interpret)
+    if not interpret and made.too_large is not None:
+        raise Refused(made.too_large)
+    return made
+
+
+def _bytes(pairs: Sequence[tuple[Atom, Form]]) -> int:
+    return sum(mosaic.padded_bytes(*memory_type(v, form)) for v, form in pairs)
