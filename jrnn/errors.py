@@ -34,63 +34,63 @@ class JrnnError(Exception):
 
 
 class FormatError(JrnnError, ValueError):
-    """Bytes or text that are not the message they should be."""
+    """Bytes or text are not of the expected format."""
 
 
 class NetError(JrnnError, ValueError):
-    """A net that breaks a rule: an undefined blob, operators out of order, a repeated output."""
+    """A net breaks a rule: an undefined blob, operators out of order, a repeated output."""
 
 
 class UnknownOperatorError(NetError):
-    """An operator type that the registry lacks."""
+    """An operator type does not exist."""
 
 
 class OpError(JrnnError, ValueError):
-    """An operator given inputs or arguments that it cannot take."""
+    """An operator was given inputs or arguments that it cannot take."""
 
 
 class PlanError(JrnnError, ValueError):
-    """A plan that cannot be run, or that does not end."""
+    """A plan cannot be run, or does not end."""
 
 
 class GradientError(JrnnError, ValueError):
-    """A gradient that does not exist or cannot be formed."""
+    """A gradient does not exist or cannot be formed."""
 
 
 class ScanError(JrnnError, ValueError):
-    """A scan asked for in a way that cannot be carried out."""
+    """A scan was given arguments that do not fit."""
 
 
 class LayerError(JrnnError, ValueError):
-    """A recurrent layer given arrays or settings that do not fit it."""
+    """A recurrent layer was given arrays or settings that do not fit it."""
 
 
 class ConversionError(JrnnError, ValueError):
-    """Something that cannot be converted between NetDefs and JAX functions."""
+    """A function, net or array cannot be converted."""
 
 
 class ConfigError(JrnnError, ValueError):
-    """A configuration with an unknown key or an impossible value."""
+    """A configuration has an unknown key or an impossible value."""
 
 
 class DataError(JrnnError, ValueError):
-    """Training data that cannot be used."""
+    """Training data cannot be used."""
 
 
 class CheckpointError(JrnnError, ValueError):
-    """A checkpoint that is missing, damaged, or of another model."""
+    """A checkpoint is missing, damaged, or of another model."""
 
 
 class UsageError(JrnnError, ValueError):
-    """A command line that asks for something that is not there."""
+    """A command line asks for something that does not exist."""
 
 
 class TrainError(JrnnError):
-    """A training run that cannot go on."""
+    """A training run cannot continue."""
 
 
 class GradientWarning(UserWarning):
-    """A loss whose gradients are all stopped on their way back, so that nothing can be trained by it."""
+    """All gradients of a loss stop before they reach a parameter, so nothing can be trained."""
 
 
 def near(name: str, known: Iterable[str]) -> str:

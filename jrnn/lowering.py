@@ -340,7 +340,7 @@ def run_net(
 def to_jax(
     net: Net, outputs: Iterable[str] | None = None, *, trips: Trips = CHECKPOINTED, wide: bool = False
 ) -> Callable[..., Blobs]:
-    """The pure function of a net: `fn(blobs, *, key=None) -> dict`, to be jitted, differentiated, vmapped, sharded.
+    """Converts a net to a pure function, `fn(blobs, *, key=None) -> dict`, to jit, differentiate, vmap or shard.
 
     Args:
         net: the net.
@@ -402,7 +402,7 @@ def unwritten_output(net: Net, name: str) -> str:
 def infer_shapes(
     net: Net, blobs: Mapping[str, Any], *, key: Any = None, wide: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of every blob of a net, derived by tracing; nothing is computed.
+    """Derives the shape and dtype of every blob of a net by tracing. Nothing is computed.
 
     `key` and `wide` are those of `run_net`. `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Blobs of strings are left out.
     Raises as `run_net` does.

@@ -114,7 +114,7 @@ Outputs = TypeVar("Outputs", HiddenOutputs, LSTMOutputs, LRUOutputs)
 
 @dataclass(frozen=True)
 class Layers(Generic[Outputs]):
-    """One kind of recurrent layer: `LSTM`, `GRU` and the others are called as functions that append layers to a net.
+    """A kind of recurrent layer. `LSTM`, `GRU` and the others are called as functions that append layers to a net.
 
     Attributes:
         cell: the step of one layer.

@@ -26,7 +26,7 @@ _LOAD = "Load"
 
 
 def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], outputs: Iterable[str]) -> Package:
-    """The package that computes `outputs` from `inputs`, as Caffe2's mobile exporter writes it.
+    """Makes the package that computes `outputs` from `inputs`, as Caffe2's mobile exporter writes it.
 
     The predict net is the part of `net` that the outputs need, its external inputs `inputs` first. The init net fills
     each parameter that this part reads, and then each input with a placeholder, a zero of shape [1, 1].

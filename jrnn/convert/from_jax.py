@@ -28,7 +28,7 @@ _RANDOM = ("random_", "threefry", "rng_")
 
 
 def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | None = None) -> Package:
-    """The nets of a JAX function, for arguments of the shapes and types of the examples.
+    """Converts a JAX function to nets, for arguments of the shapes and types of the examples.
 
     Args:
         fn: a pure function of arrays, or of pytrees of them. A module that is a pytree and can be called, such as a

@@ -12,7 +12,7 @@ from jrnn.lowering import to_jax
 
 
 class Predictor:
-    """A package, compiled once for each shape of the inputs that it meets. The weights stay on the device.
+    """Serves a package: compiles it once for each shape of the inputs, and keeps the weights on the device.
 
     >>> from jrnn.convert import export_package
     >>> from jrnn.ir import Net, Op

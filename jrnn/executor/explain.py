@@ -47,7 +47,7 @@ def _indented(plan: Plan) -> str:
 def explain_scan(
     f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None, **options: Any
 ) -> Explanation:
-    """Says what `scan` makes of the same arguments; the loops are lowered, and nothing is compiled or run.
+    """Returns the plans of the loops that `scan` makes of the same arguments. Nothing is compiled or run.
 
     Args:
         f, init, xs, length, options: the arguments of `scan`.

@@ -90,7 +90,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """An agreement for every blob that was differentiated by, and what else was found.
+    """The result of a gradient check: one agreement for each blob, and the fault where there is one.
 
     Attributes:
         loss: the loss, or None where the Jacobian of several outputs was compared.

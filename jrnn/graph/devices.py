@@ -116,7 +116,7 @@ def assign_device_option(
 
 
 def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:
-    """`net` without the copies of a blob to the other device and back; idempotent.
+    """Removes copies of a blob to the other device and back; idempotent.
 
     Where every reader of a copy copies back, and none of these is an external output, all readers of what came back read
     the original instead (Caffe2's tools rewire only the first) and the copies go. They stay where the original is

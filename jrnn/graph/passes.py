@@ -9,7 +9,7 @@ from jrnn.ir import DeviceOption, Net, Op
 
 
 def remove_dead_end_ops(net: Net) -> Net:
-    """`net` without the operators that its external outputs do not depend on; idempotent.
+    """Removes the operators that no external output depends on; idempotent.
 
     A net that declares no external output is left without operators, and an operator without outputs goes, as in Caffe2's
     tools. Unlike there, a blob with one removed reader stays as long as another reader does. Blobs that sub-nets read
@@ -51,7 +51,7 @@ def on_device(op: Op, device_option: DeviceOption) -> Op:
 
 
 def append_net(net: Net, other: Net, device_option: DeviceOption | None = None) -> Net:
-    """`net` with the operators of `other` after its own.
+    """Returns `net` with the operators of `other` appended.
 
     External inputs of `other` are declared unless `net` declares or writes them; external outputs are united.
 
@@ -92,7 +92,7 @@ def _origins(net: Net) -> list[list[tuple[int, int]]]:
 
 
 def verify_graph_equality(net_a: Net, net_b: Net) -> bool:
-    """Whether two nets do the same whatever their blobs are called.
+    """Returns whether two nets are equal up to the names of their blobs.
 
     The operators must have equal types, devices and engines in the same order, read the same outputs of the same operators
     and the same blobs from outside, and have equal sub-nets. Caffe2 compares only which operators are read from, so that a

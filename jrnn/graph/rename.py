@@ -245,7 +245,7 @@ def rename_op_output(net: Net, op_id: int, output_id: int, new_name: str) -> Net
 def rename_op_input(
     net: Net, init_net: Net, op_id: int, input_id: int, new_name: str, from_producer: bool = False
 ) -> tuple[Net, Net]:
-    """A predict net and its init net with one input of one operator of the former renamed.
+    """Renames one input of one operator of a predict net, in its init net too.
 
     The blob is renamed where it is made, in either net, and in the nets' external inputs and outputs.
 
@@ -336,7 +336,7 @@ def number_init_net(init_net: Net) -> Net:
 def clone_and_bind(
     net: Net, name: str, prefix: str, blob_remap: Mapping[str, str] | None = None
 ) -> tuple[Net, dict[str, str]]:
-    """A copy of `net` under another name whose own blobs are apart from the original's.
+    """Copies `net` under another name, with names of its own for the blobs that it writes.
 
     Blobs that the net reads before it writes them keep their names, the others get `prefix`; `blob_remap` overrules both.
     Caffe2 leaves the state blobs that a recurrent network names in its arguments shared by all clones; here they get the

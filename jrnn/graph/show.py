@@ -12,7 +12,7 @@ _DEVICES = {0: "CPU", 1: "CUDA"}
 
 
 def show(net: Net, shapes: Mapping[str, Any] | None = None) -> str:
-    """A listing of `net`: one line an operator, sub-nets indented below theirs.
+    """Lists `net` as text: one line for each operator, with sub-nets indented below it.
 
     Args:
         shapes: anything with `.shape` and `.dtype` by blob; where known they stand after the blobs that operators write.

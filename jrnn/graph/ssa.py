@@ -117,12 +117,12 @@ def get_output_producers(ssa: Ssa) -> dict[Versioned, int]:
 
 
 def get_producer_map(ssa: Ssa) -> dict[Versioned, tuple[int, int]]:
-    """The operator and the output position that write each versioned blob: `{(name, version): (op, output)}`."""
+    """Maps each versioned blob to the operator and the output position that write it: `{(name, version): (op, output)}`."""
     return {blob: (i, j) for i, (_, written) in enumerate(ssa) for j, blob in enumerate(written)}
 
 
 def get_consumer_map(ssa: Ssa) -> dict[Versioned, list[tuple[int, int]]]:
-    """Every reading of each versioned blob that is read: `{(name, version): [(op, input), ...]}`."""
+    """Maps each versioned blob to the operators that read it: `{(name, version): [(op, input), ...]}`."""
     consumers: dict[Versioned, list[tuple[int, int]]] = {}
     for i, (read, _) in enumerate(ssa):
         for j, blob in enumerate(read):

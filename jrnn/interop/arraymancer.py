@@ -12,7 +12,7 @@ from jrnn.nn.stacked_gru import Weights
 
 
 def from_arraymancer(weights: Weights) -> Params:
-    """PyTorch's parameters of a stacked GRU.
+    """Converts a stacked GRU to PyTorch's parameters.
 
     >>> shapes = Weights((6, 3), (1, 6, 2), (2, 6, 2), (2, 1, 6), (2, 1, 6))
     >>> params = from_arraymancer(Weights(*map(np.ones, shapes)))

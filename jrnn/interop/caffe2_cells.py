@@ -31,7 +31,7 @@ def from_caffe2(
     forget_bias: float = 0.0,
     linear_before_reset: bool = False,
 ) -> Params:
-    """PyTorch's parameters of a Caffe2 cell, or of a stack of them.
+    """Converts a Caffe2 cell, or a stack of cells, to PyTorch's parameters.
 
     Args:
         kind: "RNN" (BasicRNN), "LSTM" or "GRU".

@@ -22,7 +22,7 @@ _KINDS: dict[type, str] = {
 
 
 def from_flax(cell: Any, suffix: str = "_l0") -> Params:
-    """PyTorch's parameters of a flax.nnx cell.
+    """Converts a flax.nnx cell to PyTorch's parameters.
 
     Args:
         cell: an `nnx.LSTMCell`, `OptimizedLSTMCell`, `GRUCell` or `SimpleCell` with the usual activations; a SimpleCell may

@@ -58,7 +58,7 @@ CONVENTIONS: dict[tuple[str, str], Convention] = {
 
 
 def convention(system: str, kind: str) -> Convention:
-    """The row of a system and a kind of cell ("RNN", "LSTM" or "GRU").
+    """Returns the convention of a system for a kind of cell ("RNN", "LSTM" or "GRU").
 
     >>> convention("onnx", "LSTM").order
     ('i', 'o', 'f', 'g')
@@ -84,7 +84,7 @@ def other_gru(system: str, given: str, wanted: str) -> ConversionError:
 
 
 def reorder(array: np.ndarray, old: tuple[str, ...], new: tuple[str, ...], axis: int = 0) -> np.ndarray:
-    """An array whose blocks along `axis`, one for each gate, are put from the old order into the new.
+    """Reorders the blocks of an array along `axis`, one for each gate, from the old order to the new.
 
     >>> reorder(np.array([1, 2, 3, 4]), ("i", "f", "g", "o"), ("i", "f", "o", "g"))
     array([1, 2, 4, 3])

@@ -22,7 +22,7 @@ from jrnn.interop.gates import other_gru
 def from_keras(
     kind: str, weights: Sequence[Any], *, layer: int = 0, bidirectional: bool = False, use_bias: bool = True
 ) -> Params:
-    """PyTorch's parameters of one Keras layer.
+    """Converts one Keras layer to PyTorch's parameters.
 
     Args:
         kind: "RNN" (SimpleRNN), "LSTM" or "GRU".

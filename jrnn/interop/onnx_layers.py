@@ -19,7 +19,7 @@ from jrnn.interop.gates import other_gru
 def from_onnx_arrays(
     kind: str, W: Any, R: Any, B: Any = None, *, layer: int = 0, linear_before_reset: bool = False
 ) -> Params:
-    """PyTorch's parameters of one ONNX operator.
+    """Converts one ONNX operator's arrays to PyTorch's parameters.
 
     Args:
         kind: "RNN", "LSTM" or "GRU".

@@ -28,7 +28,7 @@ _SAVED_BY_TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or before torch
 
 
 def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str = "") -> Params:
-    """The floating arrays of a PyTorch state dict whose names begin with `prefix`, without it.
+    """Reads the floating-point arrays of a PyTorch state dict whose names begin with `prefix`.
 
     Args:
         source: a dict of tensors or arrays, such as `model.state_dict()`; the path of a safetensors file; or that of a file

@@ -45,7 +45,7 @@ class PackedSequence(NamedTuple):
 
 
 def bucket(length: int, *, least: int = 8, per_octave: int = 4) -> int:
-    """The least bucket that holds `length`: sizes grow by about 2 ** (1 / per_octave), so few serve all.
+    """Returns the smallest bucket that holds `length`. Sizes grow by about 2 ** (1 / per_octave), so there are few.
 
     Args:
         length: a length, or a number of rows, of at least 0.
@@ -137,7 +137,7 @@ def pack_padded_sequence(
 def pad_packed_sequence(
     packed: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The padded sequences of a packed one, in the batch's own order, and their lengths.
+    """Returns padded sequences from packed ones, in the order of the batch, and their lengths.
 
     Args:
         packed: what to pad.
@@ -211,7 +211,7 @@ def pack_sequence(
     total_length: int | None = None,
     capacity: int | None = None,
 ) -> PackedSequence:
-    """Packs a list of sequences [T_n, ...]; empty ones are allowed.
+    """Packs a list of sequences [T_n, ...]. Empty sequences are allowed.
 
     Args:
         enforce_sorted: as in `pack_padded_sequence`.
@@ -229,7 +229,7 @@ def pack_sequence(
 def bucketed(
     sequences: Sequence[Any], batch_size: int, *, least: int = 8, per_octave: int = 4
 ) -> list[tuple[int, list[int]]]:
-    """Groups sequences of like length into batches whose padded lengths are buckets.
+    """Groups sequences of similar length into batches whose padded lengths are buckets.
 
     Args:
         sequences: anything with a length.

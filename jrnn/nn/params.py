@@ -41,7 +41,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """What a stack is made of: enough to name and size every parameter.
+    """The structure of a stack, which determines the name and shape of every parameter.
 
     >>> from jrnn.nn.units import LSTM
     >>> layout = Layout(LSTM, input_size=3, hidden_size=4, bidirectional=True, bias=False)

@@ -16,7 +16,7 @@ from jrnn.errors import LayerError, near
 
 @dataclass(frozen=True)
 class Settings:
-    """How a stack runs; none of it changes the parameters.
+    """The settings of a stack that do not change its parameters.
 
     Attributes:
         batch_first: batched sequences are [N, T, D] instead of [T, N, D].

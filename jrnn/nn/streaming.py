@@ -105,7 +105,7 @@ def chunked(
 
 
 def compiled_step(module: RNN | LSTM | GRU) -> Callable[..., tuple[jax.Array, Any]]:
-    """A module's `step` for serving, compiled, with the parameters that it has now.
+    """Compiles a module's `step` for serving, with the module's current parameters.
 
     A call of it costs the dispatch of one program, where `nnx.jit` also goes through the module.
 

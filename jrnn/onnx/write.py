@@ -31,7 +31,7 @@ def to_onnx(
     opset: int = 18,
     name: str | None = None,
 ) -> onnx.ModelProto:
-    """An ONNX model of a JAX function, verified with onnxruntime.
+    """Converts a JAX function to an ONNX model, and verifies it with onnxruntime.
 
     Recurrent layers of `jrnn.nn` become LSTM, GRU and RNN nodes, scans Scan nodes, `while_loop` Loop, and `cond` If.
 

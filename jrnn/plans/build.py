@@ -67,7 +67,7 @@ def DoParallel(name: str, *body: Net | Part) -> Part:
 
 
 def For(name: str, body: Body, iterations: int) -> Part:
-    """Runs a body so many times. The counter lives in a blob, so that a For within a loop starts anew each time.
+    """Runs a body `iterations` times. The counter lives in a blob, so that a For within a loop starts anew each time.
 
     >>> from jrnn.plans import run_plan
     >>> add = Net("add", (Op.of("Add", ["x", "x"], ["x"]),), ("x",))

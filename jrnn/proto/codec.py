@@ -39,7 +39,7 @@ def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT
 
 
 def serialize_net(net: Net) -> bytes:
-    """The net as a binary NetDef: `read_net(serialize_net(net)) == net`.
+    """Returns the net as a binary NetDef: `read_net(serialize_net(net)) == net`.
 
     >>> serialize_net(Net(name="n"))
     b'\\n\\x01n'
@@ -53,7 +53,7 @@ def serialize_net(net: Net) -> bytes:
 
 
 def format_net(net: Net) -> str:
-    """The net as NetDef text: `read_net(format_net(net)) == net`.
+    """Returns the net as NetDef text: `read_net(format_net(net)) == net`.
 
     >>> format_net(Net(name="n", external_inputs=("x",)))
     'name: "n"\\nexternal_input: "x"\\n'

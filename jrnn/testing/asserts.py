@@ -87,7 +87,7 @@ def assert_padding_invariant(
     key: Any = None,
     fills: Sequence[float] = FILLS,
 ) -> None:
-    """Asserts that results and gradients do not depend, bit for bit, on what stands behind the ends of sequences.
+    """Asserts that results and gradients do not depend, bit for bit, on what the padding holds.
 
     Args:
         cell, carry, xs, params, key: as for `assert_gradients_agree`.

@@ -175,7 +175,7 @@ def _hint(name: Any, known: Mapping[str, Any]) -> str:
 
 
 def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
-    """The configuration of a TOML file, or of a config that ships, by its name; with `a.b=value` assignments on top.
+    """Loads the configuration of a TOML file, or one that ships, by its name, with `a.b=value` assignments applied.
 
     >>> load_config("char_lstm", ["train.steps=20"]).train.steps
     20

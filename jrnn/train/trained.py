@@ -51,7 +51,7 @@ def abstract_state(model: Model, config: Config) -> State:
 
 
 def export_run(run_dir: str | Path) -> Package:
-    """The trained model of a run as a package: its net, and a net that makes its weights.
+    """Returns the trained model of a run as a package: its net, and a net that makes its weights.
 
     Its inputs are those of the model and, where the state is carried, the first states; its outputs those of the net on
     disk that was trained further or, of a model of cells, the logits or values; and the last states.
@@ -70,7 +70,7 @@ def export_run(run_dir: str | Path) -> Package:
 
 
 def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
-    """Text from the newest checkpoint of a run.
+    """Returns text that the newest checkpoint of a run writes.
 
     Args:
         run_dir: the run directory.

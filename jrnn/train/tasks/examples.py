@@ -90,7 +90,7 @@ def in_batches(examples: Examples, size: int) -> tuple[Examples, ...]:
 
 
 def split(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
-    """The examples to train on, and the share to validate with, drawn by the seed."""
+    """Splits examples into those to train on and a share to validate with, drawn by the seed."""
     count = len(examples.targets)
     held = round(count * share)
     if not 0 < held < count:
