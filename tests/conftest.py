@@ -1,11 +1,13 @@
 """Strict settings for every test: rank promotion raises, and 64-bit types are asked for, never assumed."""
 
+import gc
 import os
 
 import quick_compilation
 
-if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers of pytest-xdist inherit the flags
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers of pytest-xdist, and programs that tests start, inherit these
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick_compilation.flags()])
+    os.environ.update(quick_compilation.kept())
 
 import jax
 import pytest
@@ -42,6 +44,14 @@ def pytest_collection_modifyitems(config, items):
         (dropped if count % mark.kwargs["every"] else kept).append(item)
     config.hook.pytest_deselected(items=dropped)
     items[:] = kept
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_second_look():
+    """What a file leaves behind, traces and compiled functions above all, is not searched for garbage again."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

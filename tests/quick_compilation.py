@@ -1,11 +1,15 @@
-"""XLA's flags for programs that run once: values matter in tests, and most of the time goes into compiling.
+"""Less time for compiling, which takes most of the time of tests: XLA's flags for programs that run once, and JAX's cache.
 
 XLA aborts the process at a flag that it does not know, so each jaxlib is asked once, in a process of its own. The answer is
-kept in the folder `.cache` of the clone, where that can be written.
+kept in the folder `.cache` of the clone, where that can be written. So is every compiled program: one that several tests
+compile is compiled once, and a second run of the tests compiles only what has changed.
 """
 
+import hashlib
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,6 +23,8 @@ WANTED = (
     "--xla_llvm_disable_expensive_passes=true",
 )
 CACHE = Path(__file__).parents[1] / ".cache" / "xla_flags.json"
+PROGRAMS = CACHE.parent / "compiled"
+LIMIT = 2**30  # bytes of compiled programs; where there are more, all are deleted
 PROGRAM = "import jax; jax.jit(lambda x: x + 1)(1.0).block_until_ready()"
 
 
@@ -31,6 +37,35 @@ def flags(cache=CACHE):
         if known[name]:  # none at all may mean that no program ran
             _write(cache, known)
     return known[name]
+
+
+def kept(folder=PROGRAMS):
+    """Settings of JAX, as environment variables, by which it keeps compiled programs in a folder; none where it cannot."""
+    own = folder / _machine()
+    try:
+        if sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) > LIMIT:
+            shutil.rmtree(folder)
+        own.mkdir(parents=True, exist_ok=True)
+        (own / f".{os.getpid()}").touch()
+        (own / f".{os.getpid()}").unlink()
+    except OSError:
+        return {}
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(own),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+def _machine():
+    """A name for the kind of this processor: programs that are compiled for one may not run on another."""
+    try:
+        flags = [
+            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
+        ]
+    except OSError:
+        flags = []
+    return hashlib.sha256("".join([platform.machine(), platform.processor(), *flags[:1]]).encode()).hexdigest()[:12]
 
 
 def accepts(chosen):

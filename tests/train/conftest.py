@@ -3,41 +3,13 @@
 import resource
 from contextlib import contextmanager
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from rich.console import Console
 
 from jrnn.train.config import Config
 from jrnn.train.toml_codec import decode
 
 WORDS = "the cat sat on a mat and the dog ran after it until the sun went down over the hill\n"
-
-
-CACHE = {
-    "jax_persistent_cache_min_compile_time_secs": 0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(autouse=True)
-def _share_compilations(compiled):
-    """The same small run is started many times here: what was compiled for it once is kept for the session."""
-    before = {name: getattr(jax.config, name) for name in CACHE}
-    for name, value in CACHE.items():
-        jax.config.update(name, value)
-    compilation_cache.set_cache_dir(str(compiled))
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture

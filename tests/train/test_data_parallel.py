@@ -77,9 +77,8 @@ def assert_same_losses(run, other, steps):
 
 
 @pytest.fixture(scope="module")
-def environment(compiled):
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return {**os.environ, **cache, "JAX_PLATFORMS": "cpu"}
+def environment():
+    return {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
 @pytest.fixture(scope="module")
