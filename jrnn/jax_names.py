@@ -7,6 +7,7 @@ moves, this is the file to edit; tests/test_jax_names.py says what each must do.
 from typing import Any
 
 from jax.core import Tracer
+from jax.experimental import topologies
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
 from jax.extend.core import Primitive, jaxpr_as_fun
@@ -24,6 +25,7 @@ __all__ = [
     "mlir",
     "process_allgather",
     "source_line",
+    "topologies",
 ]
 
 

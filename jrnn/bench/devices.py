@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 
 from jrnn.bench.hlo import Cost
 from jrnn.errors import ConfigError
+from jrnn.jax_names import topologies
 
 _H100 = """
 gpu_device_info {
