@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jrnn import registry
 from jrnn.errors import JrnnError, NetError, OpError, describe_op, near
-from jrnn.executor import CHECKPOINTED, Trips
+from jrnn.executor.while_loop import CHECKPOINTED, Trips
 from jrnn.graph.scope import free_names
 from jrnn.graph.ssa import live_ops
 from jrnn.ir import Net, Op
