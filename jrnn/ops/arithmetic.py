@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.broadcasting import check_kinds, collect, match, spread
+from jrnn.ops.broadcasting import binary, collect, match, spread
 from jrnn.ops.checks import describe
 from jrnn.registry import gradient, op
 
@@ -27,10 +27,8 @@ def _(g):
         g.set_grad(k, g.grad_output_slice(0))
 
 
-def _binary(fn, a, b, broadcast, axis, axis_str, order):
-    check_kinds(a, b, "iuf", "numbers")
-    m = match(a, b, broadcast, axis, axis_str, order)
-    return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
+def _binary(fn, a, b, *how):
+    return binary(fn, a, b, "iuf", "numbers", *how)
 
 
 @op("Add", inplace={0: 0}, gradient="AddGradient(dy, a, b) -> a, b")

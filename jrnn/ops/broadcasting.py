@@ -1,5 +1,6 @@
 """How binary operators match the shapes of their inputs: numpy's way, or Caffe2's own where argument `broadcast` is 1."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -62,6 +63,13 @@ def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str)
 def spread(x: Any, shape: tuple[int, ...], out: tuple[int, ...]) -> Any:
     """An input reshaped to its matched shape and broadcast to the shape of the result."""
     return jnp.broadcast_to(jnp.reshape(x, shape), out)
+
+
+def binary(fn: Callable, a: Any, b: Any, kinds: str, wanted: str, *how: Any) -> Any:
+    """`fn` of two inputs that hold these kinds of numbers, matched as the arguments `how` of `match` say."""
+    check_kinds(a, b, kinds, wanted)
+    m = match(a, b, *how)
+    return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
 
 
 def collect(grad: Any, shape: tuple[int, ...], original: tuple[int, ...]) -> Any:

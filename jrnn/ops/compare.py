@@ -1,35 +1,34 @@
-"""Comparisons and logic: boolean results, without gradients. They broadcast as the arithmetic operators do."""
+"""Comparisons, logic and bits, without gradients. They broadcast as the arithmetic operators do."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.broadcasting import check_kinds, match, spread
+from jrnn.ops.broadcasting import binary
 from jrnn.ops.checks import describe
 from jrnn.registry import op
 
 
-def _binary(fn, a, b, kinds, wanted, broadcast, axis, axis_str, order):
-    check_kinds(a, b, kinds, wanted)
-    m = match(a, b, broadcast, axis, axis_str, order)
-    return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
-
-
-def _comparison(type, fn, kinds="iufb", wanted="numbers or booleans"):
-    @op(type, gradient="forbidden")
+def _register(type: str, fn: Callable, kinds: str = "iufb", wanted: str = "numbers or booleans", **traits: Any) -> None:
+    @op(type, gradient="forbidden", **traits)
     def compare(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-        return _binary(fn, a, b, kinds, wanted, broadcast, axis, axis_str, order)
-
-    return compare
+        return binary(fn, a, b, kinds, wanted, broadcast, axis, axis_str, order)
 
 
-equal = _comparison("EQ", jnp.equal)
-not_equal = _comparison("NE", jnp.not_equal)
-less = _comparison("LT", jnp.less)
-less_equal = _comparison("LE", jnp.less_equal)
-greater = _comparison("GT", jnp.greater)
-greater_equal = _comparison("GE", jnp.greater_equal)
-and_ = _comparison("And", jnp.logical_and, "b", "booleans")
-or_ = _comparison("Or", jnp.logical_or, "b", "booleans")
+_register("EQ", jnp.equal)
+_register("NE", jnp.not_equal)
+_register("LT", jnp.less)
+_register("LE", jnp.less_equal)
+_register("GT", jnp.greater)
+_register("GE", jnp.greater_equal)
+_register("And", jnp.logical_and, "b", "booleans")
+_register("Or", jnp.logical_or, "b", "booleans")
+_register("Xor", jnp.logical_xor, "b", "booleans", inplace={0: 0})
+_register("BitwiseAnd", jnp.bitwise_and, "ib", "integers or booleans", inplace={0: 0})
+_register("BitwiseOr", jnp.bitwise_or, "ib", "integers or booleans", inplace={0: 0})
+_register("BitwiseXor", jnp.bitwise_xor, "ib", "integers or booleans", inplace={0: 0})
 
 
 @op("Not", gradient="forbidden")

@@ -1,9 +1,9 @@
 """Activations, with their gradients. Each works element by element on any shape.
 
-The model for every family of operators: the forward function, its gradient operator, and the gradient maker, which says how
-the second follows from the first. In a maker, `g.input(k)` and `g.output(k)` are blobs of the forward operator,
-`g.grad_output(k)` is the blob of the gradient that arrives at output k, `g.grad_input(k)` names the gradient of input k, and
-`g.emit` appends an operator to the backward net.
+The model for every family of operators: the forward function, which declares its gradient maker, and the gradient operator.
+"TanhGradient(y, dy)" says: append a TanhGradient to the backward net, which reads the output y and the gradient dy that
+arrives at it, and writes the gradient of the first input. `registry.op` has the whole notation. A maker that needs more is a
+function under `@gradient`: see `ops/math.py`, Sqr.
 """
 
 import jax

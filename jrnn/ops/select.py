@@ -1,6 +1,5 @@
-"""Choosing elements by booleans, operators on integers and bits, and checks for numbers that are none."""
+"""Choosing elements by booleans, remainders, and checks for numbers that are none."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.broadcasting import check_kinds, match, spread
 from jrnn.ops.checks import describe
 from jrnn.ops.values import STRINGS, as_float, check_integers, check_same_shape, is_concrete
 from jrnn.registry import op
@@ -50,20 +48,6 @@ def conditional(condition, x, y):
     _check_boolean(condition)
     chosen = _by_rows(condition, x, y)
     return chosen if chosen.dtype.kind in STRINGS else jax.lax.stop_gradient(chosen)
-
-
-def _bitwise(type: str, fn: Callable, kinds: str, wanted: str) -> None:
-    @op(type, gradient="forbidden", inplace={0: 0})
-    def bitwise(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-        check_kinds(a, b, kinds, wanted)
-        m = match(a, b, broadcast, axis, axis_str, order)
-        return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
-
-
-_bitwise("Xor", jnp.logical_xor, "b", "booleans")
-_bitwise("BitwiseAnd", jnp.bitwise_and, "ib", "integers or booleans")
-_bitwise("BitwiseOr", jnp.bitwise_or, "ib", "integers or booleans")
-_bitwise("BitwiseXor", jnp.bitwise_xor, "ib", "integers or booleans")
 
 
 @op("Mod", inplace={0: 0})
