@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import JrnnError
+from jrnn.errors import JrnnError
 
 SLOTS = 32  # of each of the two levels of checkpoints; up to SLOTS**2 trips no step is computed more than four times
 
