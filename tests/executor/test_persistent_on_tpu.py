@@ -46,6 +46,11 @@ def test_a_train_step_is_two_kernels(make, gates, dtype):
     assert "one kernel of 2 blocks of 10 steps; on the chip stay" in str(plans[0])
 
 
+def test_float32_where_64_bits_are_enabled(x64):
+    text, (plan,) = lowered(loss, params(4), jnp.ones((37, N, D), jnp.float32))  # the last block is shorter
+    assert plan.executor == "persistent" and "tpu_custom_call" in text
+
+
 def test_one_artifact_for_several_platforms():
     exported = jax.export.export(jax.jit(loss), platforms=("cpu", "cuda", "tpu"))(params(4), jnp.ones((T, N, D)))
     text = exported.mlir_module()
@@ -71,6 +76,7 @@ def test_the_plan_says_what_does_not_fit():
     for plan in (plan_for("", 5000), plan_for("TPU v4", 5000)):
         assert plan.executor == "scan"
         assert "not persistent: it needs 5" in str(plan) and "has 12,582,912 for it" in str(plan)
+    assert "a TPU v3 is too old" in str(plan_for("TPU v3", 128))
     assert "a step computes" in str(plan_for(CHIP, 256, rows=2048, deep=6))
 
 

@@ -8,6 +8,7 @@ Shapes: T time, R rows, C columns.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ _VMEM = {
     "TPU7x": 64,
 }
 _LEAST_VMEM = 16
+# They have no products of bfloat16, which the compiler says when it is too late to choose another plan.
+TOO_OLD = ("TPU v2", "TPU v3")
 _ROWS, _COLUMNS = 8, 128  # of a tile of 4-byte elements
 
 
@@ -127,14 +130,16 @@ def run(
     axes = max((jax.typeof(v).manual_axis_type for v in (*consts, *init, *xs)), key=lambda found: len(found.varying))
     typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
     stacks = [typed((steps, *y.shape), y.dtype) for y in written]
-    out = pl.pallas_call(
-        kernel,
-        grid=(blocks,),
-        in_specs=[*map(whole, (*consts, *init)), *map(streamed, xs)],
-        out_specs=[*(pl.BlockSpec(v.shape, lambda t: (zero, zero)) for v in init), *map(streamed, stacks)],
-        out_shape=[*(typed(v.shape, v.dtype) for v in init), *stacks],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem),
-        interpret=interpret,
-        name="jrnn_reverse_loop" if reverse else "jrnn_forward_loop",
-    )(*consts, *init, *xs)
+    # On a TPU, no value of the kernel is 64 bits wide, and Mosaic does not lower loops that count with such numbers.
+    with contextlib.nullcontext() if interpret else jax.enable_x64(False):
+        out = pl.pallas_call(
+            kernel,
+            grid=(blocks,),
+            in_specs=[*map(whole, (*consts, *init)), *map(streamed, xs)],
+            out_specs=[*(pl.BlockSpec(v.shape, lambda t: (zero, zero)) for v in init), *map(streamed, stacks)],
+            out_shape=[*(typed(v.shape, v.dtype) for v in init), *stacks],
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=vmem),
+            interpret=interpret,
+            name="jrnn_reverse_loop" if reverse else "jrnn_forward_loop",
+        )(*consts, *init, *xs)
     return list(out[:n_state]), list(out[n_state:])

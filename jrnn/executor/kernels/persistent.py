@@ -127,6 +127,8 @@ def kernel_of(loop: Loop, chip: str, interpret: bool) -> Persistent:
         raise Refused("the number of steps is left open")
     if not loop.carry:
         raise Refused("nothing is carried")
+    if chip in mosaic.TOO_OLD and not interpret:
+        raise Refused(f"a {chip} is too old: it needs a TPU v4 or a newer one")
     atoms = (*loop.inputs, *loop.outputs, *(v for eqn in loop.eqns for v in eqn.outvars))
     for dtype in dict.fromkeys(v.aval.dtype for v in atoms):
         if not (dtype.name in _TPU_TYPES or (interpret and jnp.issubdtype(dtype, jnp.number))):
