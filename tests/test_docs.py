@@ -23,6 +23,7 @@ PAGES = sorted(DOCS.glob("*.md"))
 @pytest.mark.parametrize(
     "page, examples",
     [
+        ("accelerators.md", 2),
         ("backward_nets.md", 5),
         ("choosing.md", 3),
         ("conversion.md", 5),

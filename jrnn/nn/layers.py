@@ -166,11 +166,15 @@ def make_step(
     return step
 
 
-def _is_plain_lstm(unit: Unit, weights: Weights, settings: Settings, noise: Noise) -> bool:
-    """Whether a layer is what `LstmStep` computes, which kernels of others know."""
-    more = (weights.norm_ih, weights.norm_hh, weights.weight_hr, *noise)
+def plain_lstm(unit: Unit, weights: Weights, settings: Settings, dtype) -> LstmStep | None:
+    """The layer as a step that kernels of others know, or None where it is more than an LSTM."""
+    more = (weights.norm_ih, weights.norm_hh, weights.weight_hr)
     zoned = any(zoneout_rates(settings, (None,) * unit.states))
-    return unit is LSTM and not zoned and all(part is None for part in more)
+    if unit is not LSTM or zoned or any(part is not None for part in more):
+        return None
+    biases = [b for b in (weights.bias_ih, weights.bias_hh) if b is not None]
+    bias = sum(biases) if biases else jnp.zeros(weights.weight_ih.shape[:1], dtype)
+    return LstmStep(weights.weight_ih, weights.weight_hh, bias)
 
 
 def run_layer(
@@ -213,10 +217,9 @@ def run_layer(
     )
     if return_states != "last":
         return _all_states(run, step, state, xs, lengths, reverse, return_states)
-    if settings.executor == "cudnn" and _is_plain_lstm(unit, weights, settings, noise):
-        biases = [b for b in (weights.bias_ih, weights.bias_hh) if b is not None]
-        bias = sum(biases) if biases else jnp.zeros(weights.weight_ih.shape[:1], dtype)
-        step, xs = LstmStep(weights.weight_ih, weights.weight_hh, bias), x
+    if settings.executor == "cudnn" and all(part is None for part in noise):
+        known = plain_lstm(unit, weights, settings, dtype)
+        step, xs = (step, xs) if known is None else (known, x)
     return run(step, state, xs)
 
 

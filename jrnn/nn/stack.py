@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError
+from jrnn.executor import cudnn
 from jrnn.nn.checks import check_array, check_features, check_key, check_lengths, check_resets, check_state
-from jrnn.nn.layers import Noise, Restart, accumulator, make_step, mask, run_layer
+from jrnn.nn.layers import Noise, Restart, accumulator, make_step, mask, plain_lstm, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.settings import Settings, check_choice
@@ -128,6 +129,12 @@ def _stack(
     if not settings.random:
         key = None
     weights = layout.split(params)
+    plain = return_states == "last" and restarts is None
+    if settings.executor == "cudnn" and plain and key is None:
+        known = [plain_lstm(unit, part, settings, dtype) for part in weights]
+        if None not in known:
+            cudnn.check(known[0], states, x)
+            return cudnn.run(known, states, x, lengths, layout.bidirectional)
     last: list[State] = []
     for layer in range(layout.num_layers):
         if layer and settings.dropout and key is not None:
@@ -137,7 +144,6 @@ def _stack(
         k = len(last)
         group = weights[k : k + layout.directions]
         initial = [tuple(s[k + d] for s in states) for d in range(layout.directions)]
-        plain = return_states == "last" and restarts is None
         if whole_layers.value and plain and is_known(unit, group[0], settings, key, dtype):
             found, x = as_equation(unit, group, x, initial, lengths)
             last += found

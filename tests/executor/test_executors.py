@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -211,23 +212,110 @@ def test_cudnn_is_refused_by_name_where_it_cannot_run():
             scan(*lstm_step(), executor="cudnn")
 
 
-def test_packed_weights_mean_the_same_network():
-    """JAX's own unpacking and reference LSTM, fed with our packing, give what the loop gives."""
-    step, (h0, c0), xs = lstm_step()
-    parts = rnn.unpack_lstm_weights(cudnn.packed_weights(step), D, H, num_layers=1, bidirectional=False)
-    lengths = jnp.full((N,), T, jnp.int32)
-    y, h, c = rnn.lstm_ref(
-        jnp.swapaxes(xs, 0, 1),
-        h0[None],
-        c0[None],
-        *parts,
-        seq_lengths=lengths,
-        input_size=D,
-        hidden_size=H,
-        num_layers=1,
-        dropout=0.0,
-        bidirectional=False,
-    )
-    (last_h, last_c), hs = scan(step, (h0, c0), xs)
-    for theirs, ours in ((jnp.swapaxes(y, 0, 1), hs), (h[0], last_h), (c[0], last_c)):
-        np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize(
+    "precision, why", [("bfloat16", "float32 and TF32"), ("highest", None), ("tensorfloat32", None)]
+)
+def test_cudnn_takes_the_precisions_that_it_has(precision, why):
+    with jax.default_matmul_precision(precision):
+        found = cudnn.refusal(*lstm_step(), False, None, "gpu")
+    assert found is None if why is None else why in found
+
+
+def test_cudnn_is_not_for_amds_gpus(monkeypatch):
+    class Device:
+        class client:
+            platform_version = "PJRT C API\nROCm 60400"
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [Device])
+    assert cudnn.platform() == "rocm"
+    assert "AMD" in cudnn.refusal(*lstm_step(), False, None, "rocm")
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    """JAX's own unpacking and reference LSTM in the place of the kernels; it knows no lengths. The lengths are recorded."""
+    given = []
+
+    def forward(x, h, c, weights, lengths, features, hidden, layers, dropout, both, precision):
+        parts = rnn.unpack_lstm_weights(weights, features, hidden, layers, both)
+        return rnn.lstm_ref(x, h, c, *parts, lengths, features, hidden, layers, dropout, both)
+
+    def lstm_fwd(x, h, c, weights, lengths, *sizes):
+        given.append(lengths)
+        out = forward(x, h, c, weights, lengths, *sizes)
+        return out, (x, h, c, weights, lengths, out[0], jnp.zeros(3))
+
+    def lstm_bwd(*asked):
+        *sizes, (x, h, c, weights, lengths, y, reserve), cotangents = asked
+        return *jax.vjp(lambda *v: forward(*v, lengths, *sizes), x, h, c, weights)[1](tuple(cotangents)), None
+
+    monkeypatch.setattr(rnn, "lstm_fwd", lstm_fwd)
+    monkeypatch.setattr(rnn, "lstm_bwd", lstm_bwd)
+    return given
+
+
+def lstm_layers(layers, both):
+    count = 2 if both else 1
+    steps, size = [], D
+    for layer in range(layers):
+        for k in range(count):
+            p = draw(10 * layer + k, w_x=(4 * H, size), w_h=(4 * H, H), b=(4 * H,))
+            steps.append(LstmStep(*(jnp.asarray(v, jnp.float32) for v in p.values())))
+        size = count * H
+    p = draw(5, h=(layers * count, N, H), c=(layers * count, N, H), x=(T, N, D))
+    h, c, xs = (jnp.asarray(v, jnp.float32) for v in p.values())
+    return tuple(steps), (h, c), xs
+
+
+@pytest.mark.parametrize("layers, both", [(1, False), (2, True)])
+def test_what_cudnn_is_given_means_the_same_network(layers, both, reference):
+    """In one call for all layers and directions; with its gradient, and the gradient of that by the loop."""
+    steps, states, xs = lstm_layers(layers, both)
+
+    def loss(which, given):
+        ys, last = which(given)
+        return jnp.sum(jnp.sin(ys)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last))
+
+    def by_kernel(given):
+        return cudnn.run(given[0], given[1:3], given[3], bidirectional=both)
+
+    def by_loop(given):
+        ys, *last = cudnn._loop(given, jnp.full(N, T), both)
+        return ys, tuple(last)
+
+    def squared(which, given):
+        return sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(functools.partial(loss, which))(given)))
+
+    check = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
+    given = (steps, *states, xs)
+    for of in (loss, squared) if layers == 1 else (loss,):
+        ours, theirs = (
+            jax.jit(jax.value_and_grad(functools.partial(of, which)))(given) for which in (by_kernel, by_loop)
+        )
+        jax.tree.map(check, ours, theirs)
+    assert reference, "the kernel was called"
+
+
+def test_cudnn_is_given_lengths_as_it_wants_them(reference):
+    steps, states, xs = lstm_layers(1, False)
+    cudnn.run(steps, states, xs, lengths=np.array([T + 3, -1]))
+    cudnn.run(steps, states, xs)  # all of them
+    assert [v.tolist() for v in reference] == [[T, 0], [T, T]] and all(v.dtype == jnp.int32 for v in reference)
+    step, carry = steps[0], tuple(v[0] for v in states)
+    wanted = scan(step, carry, xs, lengths=jnp.array([2, T]))
+    ys, h, c = cudnn._loop((steps, *states, xs), jnp.array([2, T]), False)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ((h[0], c[0]), ys), wanted)
+
+
+def test_vmap_calls_a_kernel_without_a_rule_for_each(reference, monkeypatch):
+    """Tried with a sort, as the kernels are known on CUDA only; theirs are given this rule at their first call."""
+    steps, states, xs = lstm_layers(1, False)
+    rules = {}
+    monkeypatch.setattr(cudnn, "batching", SimpleNamespace(primitive_batchers=rules))
+    cudnn.run(steps, states, xs)
+    assert rules[rnn.rnn_fwd_p].args == (rnn.rnn_fwd_p,) and rules[rnn.rnn_bwd_p].args == (rnn.rnn_bwd_p,)
+    keys, values = jnp.array([[3, 1, 2], [1, 2, 3]]), jnp.arange(3)
+    params = dict(dimension=0, is_stable=True, num_keys=1)
+    outs, axes = cudnn._one_by_one(jax.lax.sort_p, [keys.T, values], [1, None], **params)
+    assert axes == [0, 0] and [v.tolist() for v in outs] == [[[1, 2, 3], [1, 2, 3]], [[1, 2, 0], [0, 1, 2]]]

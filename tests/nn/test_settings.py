@@ -10,7 +10,7 @@ from flax import nnx
 
 from jrnn import nn
 from jrnn.errors import LayerError, ScanError
-from jrnn.executor import LstmStep, cudnn, scan
+from jrnn.executor import LstmStep, cudnn
 from jrnn.nn import functional, units
 from jrnn.nn.layers import draw
 from jrnn.nn.settings import Settings
@@ -178,21 +178,22 @@ def test_a_bfloat16_module_works_in_bfloat16():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_plain_lstm_is_offered_to_cudnn(bias, monkeypatch):
-    """What the kernel is given computes the layer; a layer with more than an LSTM is refused by it, wherever it runs."""
-    params = params_of(units.LSTM, num_layers=2, bias=bias)
+    """What the kernel is given, in one call, computes the stack; a layer with more than an LSTM is refused."""
+    params = params_of(units.LSTM, num_layers=2, bias=bias, bidirectional=True)
     with pytest.raises(ScanError, match="no CUDA device"):
         functional.lstm(params, X, executor="cudnn")
     given = []
 
-    def kernel(step, carry, xs, lengths):
-        given.append(lengths)
-        return scan(step, carry, xs, lengths=lengths)
+    def kernel(steps, states, xs, lengths, bidirectional):
+        given.append(len(steps))
+        ys, *last = cudnn._loop((steps, *states, xs), lengths, bidirectional)
+        return ys, tuple(last)
 
     monkeypatch.setattr(cudnn, "run", kernel)
     monkeypatch.setattr(cudnn, "refusal", lambda step, *rest: None if isinstance(step, LstmStep) else "no LstmStep")
     lengths = np.array([T, 0, 2])
     output, states = functional.lstm(params, X, lengths=lengths, executor="cudnn")
-    assert len(given) == 2
+    assert given == [4]
     plain_output, plain_states = functional.lstm(params, X, lengths=lengths)
     np.testing.assert_allclose(output, plain_output, atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), states, plain_states)
