@@ -47,9 +47,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_second_look():
-    """What a file leaves behind, traces and compiled functions above all, is not searched for garbage again."""
+def _forget():
+    """Frees the traces and compiled functions of a file at its end, which are gigabytes over all files.
+
+    What remains is not searched for garbage again.
+    """
     yield
+    jax.clear_caches()
     gc.collect()
     gc.freeze()
 
