@@ -118,8 +118,9 @@ def to_python(
         x = blobs['x']
         return {'z': jnp.tanh(x + x)}
     """
-    specs = _specs(package, examples or {})
-    made = {n: np.asarray(v) for n, v in package.filled(key=jax.random.key(seed)).items() if n not in specs}
+    filled = package.filled(key=jax.random.key(seed))
+    specs = _specs(package, examples or {}, filled)
+    made = {n: np.asarray(v) for n, v in filled.items() if n not in specs}
     weights = {
         n: v.astype(jax.dtypes.canonicalize_dtype(v.dtype)) if v.dtype.kind in "iuf" else v for n, v in made.items()
     }
@@ -134,7 +135,10 @@ def to_python(
     lines, free = _live([*printer.lines, _Line((), f"return {{{{{outputs}}}}}", tuple(found))], set())
     named = {**dict(zip(names, reads)), **{n: n for n in printer.arrays}}
     lines = [*(_Line((v,), f"blobs[{_quoted(n)}]") for n, v in named.items() if v in free), *lines]
-    loaded = {n: v for n, v in weights.items() if n not in fixed} | printer.arrays
+    own = {
+        n: np.asarray(filled[n], s.dtype) for n, s in specs.items() if n in filled and np.shape(filled[n]) == s.shape
+    }
+    loaded = own | {n: v for n, v in weights.items() if n not in fixed} | printer.arrays
     source = _MODULE.substitute(
         net=repr(package.predict_net.name),
         shapes="".join(f"    {n!r}: {(str(v.dtype), tuple(v.shape))!r},\n" for n, v in {**specs, **loaded}.items()),
@@ -161,7 +165,7 @@ def write_python(
     module: dict[str, Any] = {"__file__": str(path), "__name__": path.stem}
     exec(compile(source, str(path), "exec"), module)
     rng, key = np.random.default_rng(0), jax.random.key(0)
-    specs = _specs(package, examples or {})
+    specs = _specs(package, examples or {}, weights)
     given = {n: np.asarray(drawn(rng, (examples or {}).get(n, s)), s.dtype) for n, s in specs.items()}
     more = (key,) if "key" in inspect.signature(module["predict"]).parameters else ()
     with jax.default_matmul_precision("highest"):
@@ -175,8 +179,9 @@ def write_python(
     np.savez(path.with_suffix(".npz"), **arrays)
 
 
-def _specs(package: Package, examples: Mapping[str, Any]) -> dict[str, Any]:
-    """The shape and type of each input."""
+def _specs(package: Package, examples: Mapping[str, Any], filled: Mapping[str, Any]) -> dict[str, Any]:
+    """The shape and type of each input: as given, as known, or those of the example that the init net holds."""
+    examples = {**{n: filled[n] for n in package.inputs if np.size(filled.get(n, 0)) > 1}, **examples}
     package.check_known(examples)
     found = {}
     for name in dict.fromkeys((*package.inputs, *examples)):

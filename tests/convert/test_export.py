@@ -263,6 +263,10 @@ def test_inputs_that_the_init_net_fills(fill, because, tmp_path):
     module = runpy.run_path(str(tmp_path / "model.py"))
     for more, want in (({}, [[6.5, 5.5]]), ({"w": zeros}, [[0.5, -0.5]])):
         np.testing.assert_array_equal(module["predict"](module["load_weights"](), {"data": x, **more})["y"], want)
+    if np.size(package.filled()["data"]) > 1:  # an example, which serves where nothing is given
+        write_python(package, tmp_path / "model.py")
+        module = runpy.run_path(str(tmp_path / "model.py"))
+        np.testing.assert_array_equal(module["predict"](module["load_weights"](), {})["y"], [[3.5, 2.5]])
     with pytest.raises(ConversionError, match="no input 'dat'; did you mean 'data'"):
         predict(dat=x)
 
