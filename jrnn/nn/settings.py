@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError, near
@@ -32,6 +33,9 @@ class Settings:
         recompute: what the backward pass recomputes instead of storing, as in `jrnn.scan`.
         unroll: how many steps one iteration of the loop holds.
         executor: as in `jrnn.scan`.
+        merge_directions: whether both directions of a bidirectional layer run in one loop with batched products, which
+            takes half as many kernels; None for where JAX computes on a GPU. Layers with recurrent dropout or zoneout, and
+            those that return all states, run one direction after the other.
 
     >>> Settings(dropout=1.5)
     Traceback (most recent call last):
@@ -48,6 +52,7 @@ class Settings:
     recompute: Any = None
     unroll: int = 1
     executor: str = "auto"
+    merge_directions: bool | None = None
 
     def __post_init__(self) -> None:
         zoneouts = self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)
@@ -69,7 +74,20 @@ class Settings:
     @property
     def random(self) -> bool:
         """Whether a training run of these settings draws random numbers."""
-        return any((self.dropout, self.recurrent_dropout, self.zoneout not in (0, (0, 0))))
+        return bool(self.dropout) or self.noisy
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a step of a training run draws random numbers."""
+        return bool(self.recurrent_dropout) or self.zoneout not in (0, (0, 0))
+
+    def merges(self, key: jax.Array | None) -> bool:
+        """Whether the directions of a bidirectional layer run in one loop; `key` is that of a training run, or None."""
+        if key is not None and self.noisy:
+            return False
+        if self.merge_directions is None:
+            return self.executor in ("auto", "scan") and jax.default_backend() == "gpu"
+        return self.merge_directions
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jrnn.errors import LayerError
 from jrnn.executor import cudnn
 from jrnn.nn.checks import check_array, check_features, check_key, check_lengths, check_resets, check_state
-from jrnn.nn.layers import Noise, Restart, accumulator, make_step, mask, plain_lstm, run_layer
+from jrnn.nn.layers import Noise, Restart, accumulator, make_step, mask, plain_lstm, run_both, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.settings import Settings, check_choice
@@ -148,26 +148,34 @@ def _stack(
             found, x = as_equation(unit, group, x, initial, lengths)
             last += found
             continue
-        outputs = []
-        for direction in range(layout.directions):
-            layer_key = None
-            if key is not None:
-                key, layer_key = jax.random.split(key)
-            state, y = run_layer(
-                unit,
-                group[direction],
-                settings,
-                x,
-                initial[direction],
-                dtype=dtype,
-                lengths=lengths,
-                restart=None if restarts is None else Restart(both[direction], tuple(s[k + direction] for s in fresh)),
-                reverse=direction == 1,
-                key=layer_key,
-                return_states=return_states,
-            )
-            last.append(state)
-            outputs.append(y)
+        again = None
+        if restarts is not None:
+            again = [Restart(r, tuple(s[k + d] for s in fresh)) for d, r in enumerate(both[: layout.directions])]
+        keys: list[jax.Array | None] = []
+        for _ in group:
+            key, layer_key = (None, None) if key is None else jax.random.split(key)
+            keys.append(layer_key)
+        if layout.bidirectional and return_states == "last" and settings.merges(key):
+            found, outputs = run_both(unit, group, settings, x, initial, dtype=dtype, lengths=lengths, restarts=again)
+        else:
+            found, outputs = [], []
+            for direction, part in enumerate(group):
+                state, y = run_layer(
+                    unit,
+                    part,
+                    settings,
+                    x,
+                    initial[direction],
+                    dtype=dtype,
+                    lengths=lengths,
+                    restart=again and again[direction],
+                    reverse=direction == 1,
+                    key=keys[direction],
+                    return_states=return_states,
+                )
+                found.append(state)
+                outputs.append(y)
+        last += found
         x = outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
     return x, tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.executor import jaxprs, lowering, primitives, scan, targets
@@ -76,6 +77,25 @@ def test_each_loop_has_one_product_and_writes_one_array(cell):
     assert product.outvars[0].aval.ndim == 3, "a product of the cotangents of the gates, part by part"
     carried = [v for v in reverse.carry_out if v.aval.ndim == 3]
     assert len(carried) == (cell == "lstm"), "the cotangent of c is a part of the stack, which is the carry"
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
+    layout = nn.Layout(getattr(nn.units, kind.upper()), 3, 4, bidirectional=True)
+    weights, x = layout.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (7, 2, 3))
+
+    def gradient(merge):
+        run = getattr(nn.functional, kind)
+        return jax.jit(jax.grad(lambda w, x: jnp.sum(jnp.sin(run(w, x, merge_directions=merge)[0])), (0, 1)))
+
+    merged = gradient(True)(weights, x)
+    assert len(for_cuda) == 2, "one loop forward and one in reverse"
+    plans = [plan.core for plan in lowering.plans_in(gradient(True).trace(weights, x).jaxpr.jaxpr, CUDA)]
+    for loop in map(given_to_xla, plans):
+        (product,) = [e for e in loop.eqns if primitives.is_contraction(e)]
+        assert 2 in product.outvars[0].aval.shape[:-2]
+    assert product.outvars[0].aval.ndim == 4, "of each gate and direction"
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), merged, gradient(False)(weights, x))
 
 
 def test_the_cpu_is_given_none_of_it():

@@ -57,6 +57,46 @@ def test_recurrent_dropout_is_one_mask_for_the_whole_sequence():
     np.testing.assert_allclose(output, np.stack(expected), atol=1e-5)
 
 
+LENGTHS = np.array([T, 0, 3], np.int32)
+RESETS = np.random.RandomState(1).rand(T, N) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "more"),
+    [
+        ("lstm", {"proj_size": 2}, {"lengths": LENGTHS, "resets": RESETS}),
+        ("gru", {"layer_norm": True}, {"lengths": LENGTHS}),
+        ("rnn", {}, {"resets": RESETS, "dropout": 0.5, "key": jax.random.key(2)}),
+    ],
+)
+def test_both_directions_in_one_loop_compute_the_same(kind, layout, more):
+    unit = {"rnn": units.RNN_TANH}.get(kind) or getattr(units, kind.upper())
+    params = params_of(unit, num_layers=2, bidirectional=True, **layout)
+
+    def loss(params, x, merge):
+        output, last = getattr(functional, kind)(params, x, merge_directions=merge, **more)
+        return jnp.sum(jnp.sin(output)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last)), (output, last)
+
+    apart, merged = (jax.value_and_grad(loss, (0, 1), has_aux=True)(params, X, merge) for merge in (False, True))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), merged, apart)
+    loops = [str(jax.make_jaxpr(loss, static_argnums=2)(params, X, merge)).count(" scan[") for merge in (False, True)]
+    assert loops == [4, 2]
+
+
+@pytest.mark.parametrize("noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.5}])
+def test_directions_with_noise_of_their_own_are_not_merged(noise):
+    params, key = params_of(units.GRU, bidirectional=True), jax.random.key(3)
+    apart, merged = (functional.gru(params, X, key=key, merge_directions=m, **noise)[0] for m in (False, True))
+    np.testing.assert_array_equal(apart, merged)
+
+
+def test_directions_are_merged_on_gpus_alone(monkeypatch):
+    assert not Settings().merges(None)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert Settings().merges(None) and Settings(zoneout=0.1).merges(None)
+    assert not Settings(executor="associative").merges(None) and not Settings(merge_directions=False).merges(None)
+
+
 def test_zoneout_keeps_old_values_at_its_rate():
     params = params_of(units.LSTM)
     x = np.random.RandomState(0).standard_normal((400, N, D)).astype(np.float32)

@@ -7,7 +7,7 @@ results of a stage pass through one `optimization_barrier`, so that those of one
 A product of several results joined to one array (the cotangents of the gates) would need one more kernel to join them.
 They are made as one stack instead, and the product is taken for each part and summed by the stage that reads it.
 
-Shapes: N batch, H hidden, G parts.
+Shapes: N batch, H hidden, G parts, B of a batched product (nothing, or the directions of a layer).
 """
 
 from __future__ import annotations
@@ -223,22 +223,23 @@ class _Product:
     parts: int
 
     def value(self, stack: Any, env: Env) -> Any:
-        """The product from the stack [G, N, H] of all of `order`; the matrix is zero for those that are not joined."""
+        """The product from the stack [G, B, N, H] of all of `order`; the matrix is zero for those that are not joined."""
         more = len(self.order) - self.parts
-        return _by_parts(self.eqn, jnp.swapaxes(stack, 0, 1), self.parts, more, env)
+        return _by_parts(self.eqn, stack, self.parts, more, env)
 
 
 def _by_parts(eqn: Any, left: Any, parts: int, more: int, env: Env) -> Any:
-    """A product with a constant matrix from [N, G, K / G], part by part; of `more` parts the matrix is zero."""
-    ((_, (axis,)), _), (out,) = eqn.params["dimension_numbers"], eqn.outvars
+    """A product with a constant matrix from [G, B, N, K / G], part by part; of `more` parts the matrix is zero."""
+    ((_, (axis,)), (batch, _)), (out,) = eqn.params["dimension_numbers"], eqn.outvars
     matrix = jnp.moveaxis(jaxprs.value(env, eqn.invars[1]), axis, 0)
-    matrix = matrix.reshape(parts, left.shape[-1], matrix.shape[-1])
-    matrix = jnp.pad(matrix, ((0, more), (0, 0), (0, 0)))
-    matrix = jax.lax.optimization_barrier(matrix)  # else XLA pads it again at each step
+    matrix = matrix.reshape(parts, left.shape[-1], *matrix.shape[1:])  # [G, K / G, B, M]
+    matrix = jnp.pad(matrix, ((0, more), *((0, 0),) * (matrix.ndim - 1)))
+    matrix = jax.lax.optimization_barrier(jnp.moveaxis(matrix, 1, -2))  # else XLA makes it again at each step
+    lead = tuple(range(1 + len(batch)))
     each = jax.lax.dot_general(
         left,
         matrix,
-        (((2,), (1,)), ((1,), (0,))),
+        (((left.ndim - 1,), (matrix.ndim - 2,)), (lead, lead)),
         precision=eqn.params["precision"],
         preferred_element_type=accumulator(out.aval.dtype),
     )
@@ -249,23 +250,24 @@ def _is_cut(eqn: Any, consts: set[Var]) -> bool:
     """Whether XLA:GPU would cut the contracted axis into four parts, and pad both operands for that at each step."""
     if not _is_matrix_product(eqn, consts):
         return False
-    size = eqn.invars[0].aval.shape[1]
+    size = eqn.invars[0].aval.shape[-1]
     return size > _CUT_ABOVE and size % 16 != 0 and size % 2 == 0
 
 
 def _in_halves(eqn: Any, env: Env) -> Any:
     """A product with a constant matrix, cut in two so that XLA:GPU does not cut it."""
     left = env[eqn.invars[0]]
-    return _by_parts(eqn, left.reshape(left.shape[0], 2, -1), 2, 0, env)
+    return _by_parts(eqn, jnp.moveaxis(left.reshape(*left.shape[:-1], 2, -1), -2, 0), 2, 0, env)
 
 
 def _is_matrix_product(eqn: Any, consts: set[Var]) -> bool:
-    """Whether it is a product of a variable [N, K] with a constant matrix, over K."""
+    """Whether it is a product of a variable [B, N, K] with a constant matrix for each B, over K."""
     if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
         return False
     (contracted, batch), (left, matrix) = eqn.params["dimension_numbers"], eqn.invars
-    plain = not batch[0] and tuple(contracted[0]) == (1,) and len(contracted[1]) == 1
-    of_two = left.aval.ndim == matrix.aval.ndim == 2 and left not in consts and matrix in consts
+    lead = tuple(range(left.aval.ndim - 2))
+    plain = tuple(contracted[0]) == (len(lead) + 1,) and len(contracted[1]) == 1 and left.aval.ndim == matrix.aval.ndim
+    of_two = len(lead) < 2 and tuple(batch[0]) == tuple(batch[1]) == lead and left not in consts and matrix in consts
     return plain and of_two and eqn.params.get("out_sharding") is None
 
 
@@ -291,7 +293,7 @@ def _joined(eqn: Any, made: Mapping[Var, Any], results: Sequence[Var], consts: s
     if not _is_matrix_product(eqn, consts):
         return None
     join = made.get(eqn.invars[0])
-    if join is None or join.primitive.name != "concatenate" or join.params["dimension"] != 1:
+    if join is None or join.primitive.name != "concatenate" or join.params["dimension"] != eqn.invars[0].aval.ndim - 1:
         return None
     parts: tuple[Atom, ...] = tuple(join.invars)
     if len(parts) < 2 or len(set(map(_type, parts))) > 1 or any(v not in results for v in parts):
