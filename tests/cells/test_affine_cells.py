@@ -82,6 +82,7 @@ def test_gates_far_out_stay_numbers():
     assert np.isfinite(jrnn.run_net(b.build(), p)[state]).all()
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_executor_finds_them_and_agrees_with_the_loop(name, monkeypatch, x64):
     """Two layers in one step net, with lengths: forward, and the generated net's gradient."""

@@ -40,6 +40,7 @@ def _layer_norm(b, x, lengths):
     return out.hidden_all, out.hidden_all
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("build", [_attention, _stack, _layer_norm])
 def test_padding_never_shows(build):
     b = jrnn.NetBuilder("net")

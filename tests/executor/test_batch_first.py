@@ -41,6 +41,7 @@ def rank_one(p, h, x):
     return h, h
 
 
+@pytest.mark.grid(every=5)
 @pytest.mark.parametrize("cell", [gates, gates_apart, rank_one])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_values_and_gradients(cell, reverse, x64):

@@ -21,6 +21,7 @@ def tiny_budget(monkeypatch):
     monkeypatch.setattr(cpu, "_STEPS", 2)
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("name", ["lstm", "gru_reversed", "accumulators", "embedding_in_the_step", "affine"])
 def test_chunks_compute_the_same(name, x64, tiny_budget):
     """Also where the last chunk is shorter: 5 = 2 + 2 + 1."""

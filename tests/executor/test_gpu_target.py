@@ -55,6 +55,7 @@ def for_cuda(monkeypatch):
     return seen
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "layer_norm_lstm", "peephole_lstm", "relu_mlp", "memory"])
 def test_values_and_gradients_are_those_of_the_loop(cell, for_cuda):
     weights, x = steps.inputs(cell, SIZE)
@@ -95,7 +96,9 @@ def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
         (product,) = [e for e in loop.eqns if primitives.is_contraction(e)]
         assert 2 in product.outvars[0].aval.shape[:-2]
     assert product.outvars[0].aval.ndim == 4, "of each gate and direction"
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), merged, gradient(False)(weights, x))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), merged, gradient(False)(weights, x)
+    )
 
 
 def test_the_cpu_is_given_none_of_it():

@@ -91,6 +91,7 @@ def test_forward_over_reverse_and_reverse_over_forward(x64):
     close(jax.jacrev(jax.jacfwd(ours))(h0), expected, 1e-10)
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("batched", ["h0", "wh", "x"])
 def test_gradient_of_vmap_and_vmap_of_gradient(batched, x64):
     fn, params = runs("gru")

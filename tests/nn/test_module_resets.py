@@ -59,6 +59,7 @@ def apart(call, params, x, hx, reset_state, directions):
     return whole, jax.tree.map(lambda *leaves: jnp.stack(list(end_of(*leaves))), last, hx)
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_sequence_is_that_of_its_pieces(case, x64):
     unit, options = CASES[case]

@@ -64,6 +64,7 @@ def test_layouts_of_the_input_agree(kind):
     jax.tree.map(np.testing.assert_array_equal, other_last, last)
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_streaming_equals_the_whole(kind):
     settings = {"proj_size": 2} if kind == "LSTM" else {}

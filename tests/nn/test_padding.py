@@ -30,6 +30,7 @@ def padded(value, lengths=LENGTHS):
     return x
 
 
+@pytest.mark.grid(every=5)
 @pytest.mark.parametrize("extras", EXTRAS)
 @pytest.mark.parametrize("kind", UNITS)
 def test_padding_shows_nowhere(kind, extras):

@@ -19,6 +19,7 @@ def close(found, expected):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.grid(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [3, 5, 20])
 def test_chunks_compute_what_the_whole_does(kind, size):
@@ -76,6 +77,7 @@ def test_a_compiled_step_streams():
         nn.compiled_step(nn.LSTM(2, 4, bidirectional=True, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_states_are_those_after_every_step(kind):
     module = KINDS[kind](2, 4, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0))

@@ -33,6 +33,7 @@ def chunk():
     return Chunk(tokens[:-1], tokens[1:], np.asarray(True))
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize(("cell", "bidirectional"), [("lstm", True), ("gru", False), ("rnn", True)])
 def test_the_last_states_of_all_directions_are_read(cell, bidirectional, batch):
     model = NnModel(NnConfig(cell=cell, hidden=H, layers=2, bidirectional=bidirectional), CLASSIFY)

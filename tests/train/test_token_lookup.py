@@ -27,6 +27,7 @@ def has_lookup(model):
     return any(op.outputs[0].endswith("looked_up") for op in model.net.ops)
 
 
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("source", ["jax", "net"])
 @pytest.mark.parametrize("cell, layers", [("lstm", 1), ("gru", 2)])
 def test_results_are_those_of_embedding_every_token(cell, layers, source, batch):
