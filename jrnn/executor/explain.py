@@ -11,7 +11,7 @@ import jax.extend.core
 import jax.numpy as jnp
 
 from jrnn.executor import jaxprs, lowering, primitives
-from jrnn.executor.plan import Plan, Target
+from jrnn.executor.plan import LoopPlan, Target
 from jrnn.executor.scan import scan
 
 
@@ -25,8 +25,8 @@ class Explanation:
             nothing has a gradient.
     """
 
-    forward: tuple[Plan, ...]
-    training: tuple[Plan, ...]
+    forward: tuple[LoopPlan, ...]
+    training: tuple[LoopPlan, ...]
 
     @property
     def executor(self) -> str:
@@ -40,7 +40,7 @@ class Explanation:
         )
 
 
-def _indented(plan: Plan) -> str:
+def _indented(plan: LoopPlan) -> str:
     return "\n".join(f"  {line}" for line in str(plan).splitlines())
 
 
@@ -95,7 +95,7 @@ def _cotangent(out: Any) -> Any:
     return jnp.ones_like(out) if inexact else jnp.zeros(jnp.shape(out), jax.dtypes.float0)
 
 
-def plans_of(fn: Callable, *args: Any) -> list[Plan]:
+def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:
     """The plans of the marked loops of a function, in the order in which they are lowered.
 
     What has collectives cannot be lowered outside of its `vmap` or `shard_map`: the plans are then those for JAX's default

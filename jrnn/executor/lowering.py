@@ -5,7 +5,7 @@ one that stores less (`residuals.py`). When JAX lowers one, forward or reverse, 
 (`targets/`) and the plan is lowered. Whatever cannot be done leaves the loop to JAX's own rule.
 
 The route of an equation: `_lower` -> `_planned`, which reads it as a `Loop` (`loop.py`) and asks `targets.plan` for the
-`Plan` (`plan.py`) -> `Plan.run`, traced in place of the loop. A jaxpr here is JAX's record of a traced function;
+`LoopPlan` (`plan.py`) -> `LoopPlan.run`, traced in place of the loop. A jaxpr here is JAX's record of a traced function;
 `jaxprs.opened` inlines the calls in it, and `jaxprs.scan_counts` are the numbers of a scan's constants and carries.
 
 This is the only file that uses private names of JAX. `tests/executor/test_lowering.py` checks them on each release; where
@@ -35,7 +35,7 @@ from jrnn.errors import ScanError
 from jrnn.executor import host_memory, jaxprs, mark, residuals, targets
 from jrnn.executor.loop import Loop, strict_passes
 from jrnn.executor.mark import Options
-from jrnn.executor.plan import Plan, Target
+from jrnn.executor.plan import LoopPlan, Target
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -44,7 +44,7 @@ _recorder = jax.make_user_context(None)
 
 
 @contextmanager
-def recorded() -> Iterator[list[Plan]]:
+def recorded() -> Iterator[list[LoopPlan]]:
     """Collects the plans of the loops that are lowered in this context."""
     plans = _Plans()
     with _recorder(plans):
@@ -88,7 +88,7 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
     plan, values = _planned(params["jaxpr"], n_consts, n_carry, *asked)
     while plan.fission is not None:
 
-        def run(*args: Any, plan: Plan = plan) -> list[Any]:
+        def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
             with mark.unmarked():
                 carry, ys = plan.run(
                     [*values, *args[:n_consts]], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
@@ -114,11 +114,11 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
 @functools.lru_cache(maxsize=256)
 def _planned(
     jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int, target: Target, options: Options
-) -> tuple[Plan, tuple[Any, ...]]:
+) -> tuple[LoopPlan, tuple[Any, ...]]:
     """The plan of an equation, and the values of its jaxpr's constants."""
     loop = None
     if not all(type(v.aval).__name__ == "ShapedArray" for v in _open(jaxpr).invars):
-        return Plan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
+        return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
         loop, values = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
         again = any(e.primitive.name in ("checkpoint", "remat2") for e in _open(jaxpr).eqns)
@@ -128,14 +128,14 @@ def _planned(
         return _left_by(error, target, loop), ()
 
 
-def _left_by(error: Exception, target: Target, loop: Loop | None) -> Plan:
+def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
     """The plan where an error came in between: the loop is left to JAX, unless errors are to be raised."""
     if strict_passes.value or isinstance(error, ScanError):
         raise error
-    return Plan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
+    return LoopPlan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
 
 
-def _record(plan: Plan) -> None:
+def _record(plan: LoopPlan) -> None:
     if _recorder.value is not None:
         _recorder.value.append(plan)
 
@@ -159,7 +159,7 @@ def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     return found
 
 
-def plans_in(jaxpr: Any, target: Target) -> list[Plan]:
+def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """The plans of the marked loops in a jaxpr, without lowering it."""
     found = []
     for eqn in jaxprs.all_equations(jaxpr):

@@ -1,4 +1,4 @@
-"""Plan: what was decided for a loop. It is run, cached, and printed by `explain_scan`.
+"""LoopPlan: what was decided for a loop. It is run, cached, and printed by `explain_scan`.
 
 A pipeline of `targets/` makes it: the passes rewrite the loop, and `passes/fission.py` takes it apart into what is computed
 for all steps before it (early), the loop that stays (core), and what is computed for all steps after it (late, summed).
@@ -52,7 +52,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopPlan:
     """How a loop is run.
 
     Attributes:
@@ -73,12 +73,12 @@ class Plan:
     executor: str
     chunk: int | None = None
     notes: tuple[str, ...] = ()
-    otherwise: Plan | None = None
+    otherwise: LoopPlan | None = None
 
     @staticmethod
-    def left(target: Target, loop: Loop | None, why: str) -> Plan:
+    def left(target: Target, loop: Loop | None, why: str) -> LoopPlan:
         """The plan of a loop that `jax.lax.scan` lowers as it is."""
-        return Plan(target, loop, None, None, "lax.scan", notes=(why,))
+        return LoopPlan(target, loop, None, None, "lax.scan", notes=(why,))
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The loop's `(last carry, stacked ys)`, flat."""

@@ -23,6 +23,7 @@ OF_TESTED_PARTS = {
     "nn_rnn_relu_lengths",
     "nn_lstm_projected",
     "linen_sequence",
+    *(name for name in MODELS if name.startswith("cell_")),
 }
 LOOPS = {"swap", "fori", "cond_and_while"}  # of a length that JAX differentiates forwards alone
 
@@ -124,7 +125,7 @@ def test_gradients_of_loops(name):
     assert_close(found, wanted)
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_written_as_python(name, tmp_path):
     _, package = converted(name)

@@ -36,6 +36,7 @@ def solver(request, monkeypatch):
     monkeypatch.setattr(targets, "plan", lambda loop, target, options: plan(loop, Target(request.param), options))
 
 
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_associative_agrees_with_the_loop(reverse, solver, x64):
     p = jax.tree.map(jnp.asarray, draw(0, **MINGRU))

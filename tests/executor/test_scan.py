@@ -54,6 +54,7 @@ def test_results_and_gradients_are_those_of_lax_scan(name, x64):
     close(both(scan), both(jax.lax.scan))
 
 
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("name", ["lstm", "accumulators", "branches", "straight_through"])
 def test_second_derivatives(name, x64):
     fn, params = runs(name)
@@ -85,10 +86,10 @@ def test_forward_over_reverse_and_reverse_over_forward(x64):
     def of_state(which, h0):
         return loss(which, fn, {**params, "h0": h0})
 
-    expected = jax.hessian(functools.partial(of_state, jax.lax.scan))(h0)
+    expected = jax.jit(jax.hessian(functools.partial(of_state, jax.lax.scan)))(h0)
     ours = functools.partial(of_state, scan)
-    close(jax.jacfwd(jax.grad(ours))(h0), expected, 1e-10)
-    close(jax.jacrev(jax.jacfwd(ours))(h0), expected, 1e-10)
+    close(jax.jit(jax.jacfwd(jax.grad(ours)))(h0), expected, 1e-10)
+    close(jax.jit(jax.jacrev(jax.jacfwd(ours)))(h0), expected, 1e-10)
 
 
 @pytest.mark.grid(every=2)
@@ -107,19 +108,22 @@ def test_gradient_of_vmap_and_vmap_of_gradient(batched, x64):
     def outside(which, p):
         return jax.vmap(jax.grad(lambda p, v: one(which, p, v)), (None, 0))(p, many)
 
-    for get in (lambda which: jax.grad(functools.partial(inside, which))(params), lambda w: outside(w, params)):
-        close(get(scan), get(jax.lax.scan))
+    def both(which):
+        return jax.jit(lambda p: (jax.grad(functools.partial(inside, which))(p), outside(which, p)))(params)
+
+    close(both(scan), both(jax.lax.scan))
 
 
 def test_linearize_checkpoint_and_jit_inside_grad(x64):
     fn, params = runs("lstm")
     params = jax.tree.map(jnp.asarray, params)
     ours, theirs = (functools.partial(loss, which, fn) for which in (scan, jax.lax.scan))
-    expected = jax.grad(theirs)(params)
-    close(jax.grad(jax.checkpoint(ours))(params), expected)
+    expected = jax.jit(jax.grad(theirs))(params)
+    close(jax.jit(jax.grad(jax.checkpoint(ours)))(params), expected)
     close(jax.grad(jax.jit(ours))(params), expected)
     tangents = jax.tree.map(jnp.sin, params)
-    close(jax.linearize(ours, params)[1](tangents), jax.jvp(theirs, (params,), (tangents,))[1])
+    wanted = jax.jit(lambda p, t: jax.jvp(theirs, (p,), (t,))[1])(params, tangents)
+    close(jax.jit(lambda p, t: jax.linearize(ours, p)[1](t))(params, tangents), wanted)
 
 
 def test_scan_inside_scan(x64):
@@ -132,7 +136,7 @@ def test_scan_inside_scan(x64):
 
         return jnp.sum(which(step, p["h0"], p["x"])[1] ** 2)
 
-    close(jax.jit(jax.grad(functools.partial(nested, scan)))(p), jax.grad(functools.partial(nested, jax.lax.scan))(p))
+    close(*(jax.jit(jax.grad(functools.partial(nested, which)))(p) for which in (scan, jax.lax.scan)))
 
 
 @pytest.mark.parametrize("wanted", ["wh", "h0", "x"])
@@ -143,7 +147,7 @@ def test_gradient_of_one_input_alone(wanted, x64):
         return loss(which, fn, {**params, wanted: v})
 
     v = jnp.asarray(params[wanted])
-    close(jax.grad(functools.partial(of_one, scan))(v), jax.grad(functools.partial(of_one, jax.lax.scan))(v))
+    close(*(jax.jit(jax.grad(functools.partial(of_one, which)))(v) for which in (scan, jax.lax.scan)))
 
 
 def test_no_steps_at_all():
@@ -212,8 +216,10 @@ def test_lengths_hold_the_carry_and_zero_the_outputs(reverse, x64):
     def total(fn, p):
         return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(fn(p)))
 
-    close(ours(p), one_by_one(p))
-    close(jax.grad(functools.partial(total, ours))(p), jax.grad(functools.partial(total, one_by_one))(p))
+    def both(fn):
+        return jax.jit(lambda p: (fn(p), jax.grad(functools.partial(total, fn))(p)))(p)
+
+    close(both(ours), both(one_by_one))
 
 
 def test_lengths_must_fit():

@@ -77,7 +77,8 @@ def test_both_directions_in_one_loop_compute_the_same(kind, layout, more):
         output, last = getattr(functional, kind)(params, x, merge_directions=merge, **more)
         return jnp.sum(jnp.sin(output)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last)), (output, last)
 
-    apart, merged = (jax.value_and_grad(loss, (0, 1), has_aux=True)(params, X, merge) for merge in (False, True))
+    run = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), static_argnums=2)
+    apart, merged = (run(params, X, merge) for merge in (False, True))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), merged, apart)
     loops = [str(jax.make_jaxpr(loss, static_argnums=2)(params, X, merge)).count(" scan[") for merge in (False, True)]
     assert loops == [4, 2]
@@ -187,6 +188,7 @@ def products(jaxpr):
                 yield from products(inner)
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
 def test_16_bit_products_accumulate_in_float32(kind):
     unit = {"rnn": units.RNN_TANH, "lstm": units.LSTM, "gru": units.GRU}[kind]

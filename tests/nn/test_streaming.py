@@ -23,11 +23,15 @@ def close(found, expected):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [3, 5, 20])
 def test_chunks_compute_what_the_whole_does(kind, size):
-    module = KINDS[kind](2, 4, num_layers=2, rngs=nnx.Rngs(0))
-    _, hx = module(X)
-    for lengths in (None, jnp.array([10, 0, 4])):
-        close(nn.chunked(module, X, hx, size=size, lengths=lengths), module(X, hx, lengths=lengths))
-    close(nn.chunked(module, X, size=size), module(X))
+    @nnx.jit
+    def pairs(module):
+        _, hx = module(X)
+        found = [(nn.chunked(module, X, size=size), module(X))]
+        for lengths in (None, jnp.array([10, 0, 4])):
+            found.append((nn.chunked(module, X, hx, size=size, lengths=lengths), module(X, hx, lengths=lengths)))
+        return found
+
+    close(*zip(*pairs(KINDS[kind](2, 4, num_layers=2, rngs=nnx.Rngs(0)))))
 
 
 def test_chunks_cut_gradients_and_nothing_else():
@@ -47,10 +51,10 @@ def test_chunks_cut_gradients_and_nothing_else():
         return total
 
     hx = jax.tree.map(jnp.ones_like, module.initial_state(3))
-    found, expected = (jax.grad(f, argnums=(0, 1))(graph[1], hx) for f in (by_chunks, by_hand))
+    found, expected = (jax.jit(jax.grad(f, argnums=(0, 1)))(graph[1], hx) for f in (by_chunks, by_hand))
     close(found, expected)
     assert all(jnp.any(g) for g in found[1])
-    whole = jax.grad(lambda params: jnp.sum(nnx.merge(graph[0], params)(x, hx)[0] * weigh))(graph[1])
+    whole = jax.jit(jax.grad(lambda params: jnp.sum(nnx.merge(graph[0], params)(x, hx)[0] * weigh)))(graph[1])
     assert float(jnp.abs(whole.weight_hh_l0[...] - found[0].weight_hh_l0[...]).max()) > 1e-3
 
 
@@ -80,13 +84,16 @@ def test_a_compiled_step_streams():
 @pytest.mark.grid(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_states_are_those_after_every_step(kind):
-    module = KINDS[kind](2, 4, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0))
-    _, hx = module(X)
     lengths = jnp.array([10, 0, 6])
-    output, states = module(X, hx, lengths=lengths, return_states="all")
-    close((output, states), (module(X, hx, lengths=lengths)[0], states))
-    _, more = module(X, hx, lengths=lengths, return_states="all+initial")
-    _, last = module(X, hx, lengths=lengths)
+
+    @nnx.jit
+    def runs(module):
+        _, hx = module(X)
+        return hx, [module(X, hx, lengths=lengths, return_states=which) for which in ("last", "all", "all+initial")]
+
+    hx, found = runs(KINDS[kind](2, 4, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0)))
+    (plain, last), (output, states), (_, more) = found
+    close(output, plain)
     for all_, with_initial, final, start in zip(*map(jax.tree.leaves, (states, more, last, hx)), strict=True):
         assert all_.shape == (10, 4, 3, 4) and with_initial.shape == (11, 4, 3, 4)
         close((with_initial[1:, ::2], with_initial[:-1, 1::2]), (all_[:, ::2], all_[:, 1::2]))

@@ -177,7 +177,7 @@ def test_equals_recorded(cases):
                 assert (shapes[name].shape, shapes[name].dtype) == (c.outputs[name].shape, c.outputs[name].dtype), name
 
 
-@pytest.mark.grid(every=4)
+@pytest.mark.grid(every=7)
 @by_type([c for c in CASES if not c.dynamic and not c.has_strings])
 def test_equals_recorded_operator_by_operator(cases):
     """Not compiled as a whole, also what random operators draw; of the first case."""

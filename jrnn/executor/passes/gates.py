@@ -25,7 +25,7 @@ _DEEPEST_SUM = 4  # additions that a slice is moved through
 
 def activate_together(loop: Loop) -> Loop:
     """Applies an activation once to neighboring slices of one array instead of once to each slice."""
-    if not any(isinstance(cut.of, _Run) for cut in _run_cuts(loop).values()):
+    if not any(isinstance(cut.of, _Joined) for cut in _joined_cuts(loop).values()):
         return loop
     return loop.rewritten_by(_activate_together)
 
@@ -37,16 +37,16 @@ def slice_apart(loop: Loop) -> Loop:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A slice `of[lo:hi]` along `axis` of a variable, or of the result of a run."""
+    """A slice `of[lo:hi]` along `axis` of a variable, or of the result of a joined equation."""
 
-    of: Var | _Run
+    of: Var | _Joined
     axis: int
     lo: int
     hi: int
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _Joined:
     """One elementwise equation over neighboring slices, done at once over all of them."""
 
     eqn: Any
@@ -60,7 +60,7 @@ class _Run:
 
 
 def _take(cut: _Cut, env: dict[Any, Any]) -> Any:
-    whole = cut.of.value(env) if isinstance(cut.of, _Run) else env[cut.of]
+    whole = cut.of.value(env) if isinstance(cut.of, _Joined) else env[cut.of]
     return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
 
 
@@ -81,8 +81,8 @@ def cuts_of(eqns: Sequence[Any]) -> dict[Var, _Cut]:
     return found
 
 
-def _joined(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
-    """Adds to `cuts` the results of `eqns` that are slices of a run of two or more of them."""
+def _join(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
+    """Adds to `cuts` the results of `eqns` that are slices of two or more of them, joined."""
     groups: dict[Any, list[tuple[tuple[_Cut, ...], Any]]] = {}
     for eqn in eqns:
         if all(not jaxprs.is_literal(a) and a in cuts for a in eqn.invars):
@@ -100,14 +100,14 @@ def _joined(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
         for items in runs:
             first, last = items[0][0], items[-1][0]
             if len(items) > 1:
-                run = _Run(items[0][1], tuple(_Cut(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
+                joined = _Joined(items[0][1], tuple(_Cut(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
                 for read, eqn in items:
                     lo, hi = read[0].lo - first[0].lo, read[0].hi - first[0].lo
-                    cuts[eqn.outvars[0]] = _Cut(run, read[0].axis, lo, hi)
+                    cuts[eqn.outvars[0]] = _Cut(joined, read[0].axis, lo, hi)
 
 
 def _activate_together(loop: Loop, env: Env) -> Env:
-    cuts = _run_cuts(loop)
+    cuts = _joined_cuts(loop)
     for eqn in loop.eqns:
         if eqn.outvars and all(v in cuts for v in eqn.outvars):  # also the slices of a `split`
             with jaxprs.in_scope(eqn):
@@ -117,29 +117,29 @@ def _activate_together(loop: Loop, env: Env) -> Env:
     return env
 
 
-def _run_cuts(loop: Loop) -> dict[Var, _Cut]:
+def _joined_cuts(loop: Loop) -> dict[Var, _Cut]:
     cuts = cuts_of(loop.eqns)
     activations = [e for e in loop.eqns if e.primitive.name in primitives.ACTIVATIONS]
     activated = {e.invars[0] for e in activations}
-    _joined([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
-    _joined(activations, cuts)
+    _join([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
+    _join(activations, cuts)
     return cuts
 
 
 def better_apart(loop: Loop) -> bool:
     """Whether `slice_apart`, with the slices of xs hoisted, suits the compiler better than `activate_together`.
 
-    Where all slices of a run end in one and the same result of the step, the compiler makes one kernel of the run and its
-    uses, and gains nothing from the run; where they end in different results, the run is computed once for all of them.
-    Where there is no run, slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`.
+    Where all slices of a joined equation end in one and the same result of the step, the compiler makes one kernel of it and
+    its uses, and gains nothing from it; where they end in different results, it is computed once for all of them.
+    Where nothing is joined, slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`.
     """
-    cuts = _run_cuts(loop)
+    cuts = _joined_cuts(loop)
     results = {a for a in loop.outputs if not jaxprs.is_literal(a)}
-    ends: dict[_Run, set[Var]] = {}
+    ends: dict[_Joined, set[Var]] = {}
     activations = [e for e in loop.eqns if e.primitive.name in primitives.ACTIVATIONS]
     for eqn in activations:
         cut = cuts.get(eqn.outvars[0])
-        if cut is not None and isinstance(cut.of, _Run):
+        if cut is not None and isinstance(cut.of, _Joined):
             ends.setdefault(cut.of, set()).update(_first_results(eqn.outvars[0], loop.eqns, results))
     if ends:
         return any(len(found) == 1 for found in ends.values())

@@ -6,7 +6,7 @@ from jrnn.executor import jaxprs
 from jrnn.executor.loop import Loop
 from jrnn.executor.mark import Options
 from jrnn.executor.passes import associative, concatenate_cotangents, direct_views, distinct, split, widen_sums
-from jrnn.executor.plan import Plan, Target
+from jrnn.executor.plan import LoopPlan, Target
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 
@@ -14,7 +14,7 @@ PASSES = (direct_views, distinct, concatenate_cotangents)
 _SOLVING_PAYS = 64
 
 
-def plan(loop: Loop, target: Target, options: Options) -> Plan:
+def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """The plan of a loop on a GPU or a TPU."""
     seen = loop
     for rewrite in PASSES:
@@ -22,8 +22,8 @@ def plan(loop: Loop, target: Target, options: Options) -> Plan:
     taken = split(loop)
     why = _not_solved(taken.core, options)
     if why is None:
-        return Plan(target, seen, taken, associative.Solved(taken.core), "associative")
-    return Plan(target, seen, taken, widen_sums(taken.core), "scan", notes=(f"not associative: {why}",))
+        return LoopPlan(target, seen, taken, associative.Solved(taken.core), "associative")
+    return LoopPlan(target, seen, taken, widen_sums(taken.core), "scan", notes=(f"not associative: {why}",))
 
 
 def _not_solved(core: Loop, options: Options) -> str | None:

@@ -21,7 +21,7 @@ from jrnn.executor.passes import (
     split,
     widen_sums,
 )
-from jrnn.executor.plan import Plan, Runner, Target
+from jrnn.executor.plan import LoopPlan, Runner, Target
 
 PASSES = (direct_views, distinct, concatenate_cotangents, batch_first, columns)
 
@@ -31,7 +31,7 @@ _CHUNK = 1 << 20
 _STEPS = 12  # fewer steps a chunk make its contractions too small to be fast
 
 
-def plan(loop: Loop, target: Target, options: Options) -> Plan:
+def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """The plan of a loop on a CPU."""
     seen = loop
     for rewrite in PASSES:
@@ -40,13 +40,13 @@ def plan(loop: Loop, target: Target, options: Options) -> Plan:
     why = _not_solved(taken.core, options)
     if why is None:
         taken = split(loop, fission.computation, contract=contraction.smaller_first)
-        return Plan(target, seen, taken, widen_sums(taken.core), "associative", _chunk(taken))
+        return LoopPlan(target, seen, taken, widen_sums(taken.core), "associative", _chunk(taken))
     core = taken.core
     if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), fission.slices)
     else:
         inner = widen_sums(activate_together(core))
-    return Plan(target, seen, taken, inner, "scan", _chunk(taken), (f"not associative: {why}",))
+    return LoopPlan(target, seen, taken, inner, "scan", _chunk(taken), (f"not associative: {why}",))
 
 
 def _not_solved(core: Loop, options: Options) -> str | None:

@@ -14,7 +14,7 @@ from jrnn.executor import jaxprs
 from jrnn.executor.loop import Loop
 from jrnn.executor.mark import Options
 from jrnn.executor.passes import Fission, Packed, Staged, one_kernel_a_stage, pack_stacks, split, widen_sums
-from jrnn.executor.plan import Plan, Runner, Target
+from jrnn.executor.plan import LoopPlan, Runner, Target
 from jrnn.executor.targets import accelerator
 
 # Steps that one trip of the loop holds: they share the kernels that count the trips and write the stacks.
@@ -25,7 +25,7 @@ _LONGEST = 400
 _PACKED = 4 << 20
 
 
-def plan(loop: Loop, target: Target, options: Options) -> Plan:
+def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """The plan of a loop on a GPU."""
     found = accelerator.plan(loop, target, options)
     if found.executor != "scan" or found.fission is None:

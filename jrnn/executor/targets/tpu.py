@@ -8,13 +8,13 @@ from jrnn.executor.kernels import Persistent, Refused, kernel_of
 from jrnn.executor.loop import Loop, strict_passes
 from jrnn.executor.mark import Options
 from jrnn.executor.passes import WideSums
-from jrnn.executor.plan import Plan, Runner, Target
+from jrnn.executor.plan import LoopPlan, Runner, Target
 from jrnn.executor.targets import accelerator
 
 KERNEL = "persistent"
 
 
-def plan(loop: Loop, target: Target, options: Options) -> Plan:
+def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """The plan of a loop on a TPU, or, where the kernel is asked for by name, on any platform."""
     asked = options.executor == KERNEL
     found = accelerator.plan(loop, target, replace(options, executor="scan") if asked else options)
