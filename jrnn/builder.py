@@ -1,6 +1,6 @@
 """NetBuilder: builds a net operator by operator, with explicit scopes and fresh names; `build()` freezes it.
 
-Everything belongs to the builder that you hold: no global scopes, counters or workspaces. Operators are called by their
+All state is in the builder: there are no global scopes, counters or workspaces. Operators are called by their
 type, checked as they are added, and return the names of their outputs:
 
 >>> import jrnn

@@ -1,4 +1,4 @@
-"""`jrnn doctor`: what is installed, what JAX sees of the machine, and what is missing, with the way to get it."""
+"""`jrnn doctor`: what is installed, which devices JAX sees, what is missing, and how to install it."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""What a gradient maker sees and says: the forward operator's blobs, the gradients that arrive, the operators it emits."""
+"""The input and output of gradient makers: forward operators, the gradients that arrive, and the operators to emit."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Union

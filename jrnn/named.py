@@ -1,4 +1,4 @@
-"""What a user names as MODULE:NAME: something of a module that can be imported, or of a Python file. Its code is run."""
+"""Objects named as MODULE:NAME, in an importable module or a Python file, whose code is run."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""A look into recurrent networks: every blob that a step net writes, at every step."""
+"""All blobs that the step net of a recurrent network writes, at every step."""
 
 from collections.abc import Mapping
 from dataclasses import replace

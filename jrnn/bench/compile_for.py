@@ -1,4 +1,4 @@
-"""`jrnn bench --compile-for`: what becomes of cells on an accelerator that is not there.
+"""`jrnn bench --compile-for`: cells compiled for an accelerator that this machine lacks.
 
 Every program is compiled by XLA for the described device, and its HLO is read. What is counted is exact; the time is the
 estimate of a model and is called so wherever it is shown.

@@ -1,4 +1,4 @@
-"""Steps of many kinds, as users write them: what a scan must not slow down.
+"""Steps of many kinds, as users write them, which a scan must not slow down.
 
 Each is `make(weights) -> step`, registered with the shapes of its weights and its initial carry.
 

@@ -1,4 +1,4 @@
-"""Accelerators that programs are compiled for without one at hand: their descriptions, and a model of their time.
+"""Accelerators that programs are compiled for on machines without one: their descriptions, and a model of their time.
 
 XLA compiles for a device that is described to it; the compiler comes with the plugins of the extras `aot-cuda` and
 `aot-tpu`. The model of the time is an estimate and never a measurement.

@@ -1,6 +1,6 @@
-"""What a compiled program launches, moves and computes, read off its HLO text.
+"""Kernels, bytes and operations of a compiled program, read from its HLO text.
 
-A program is compiled for a device that need not be there, so nothing here reads a clock.
+A program may be compiled for a device that this machine lacks, so nothing is timed here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Timing programs side by side: in turns, so that what disturbs the machine disturbs all of them."""
+"""Timing programs side by side, in turns, so that noise of the machine affects all of them alike."""
 
 from __future__ import annotations
 

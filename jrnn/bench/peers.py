@@ -1,4 +1,4 @@
-"""What is measured next to `jrnn.scan`.
+"""The programs that are measured next to `jrnn.scan`.
 
 A peer is a function `(cell, size, mode) -> Program | None`: None where it has no such cell. "train" computes the sum of
 squares of all outputs and its gradients with respect to the weights and the input.

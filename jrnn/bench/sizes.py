@@ -1,4 +1,4 @@
-"""What a benchmark runs: cells, sizes, modes."""
+"""The cells, sizes and modes of a benchmark."""
 
 from __future__ import annotations
 

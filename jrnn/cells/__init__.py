@@ -1,4 +1,4 @@
-"""The Caffe2 face: recurrent cells as step nets."""
+"""Caffe2's recurrent cells as step nets."""
 
 from jrnn.cells.attention import AttentionCell, Encoder
 from jrnn.cells.base import Cell, CellRun, RunOptions, StateSpec, StepInputs, run_cell

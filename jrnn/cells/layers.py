@@ -1,4 +1,4 @@
-"""Whole recurrent layers, one or several, as functions that append to a net. Their results are named.
+"""Whole recurrent layers, as functions that append to a net and return named tuples of blobs.
 
 Shapes: T time, N batch, D input, H hidden, S encoder steps, E encoder features.
 """

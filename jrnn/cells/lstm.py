@@ -1,4 +1,4 @@
-"""LSTM as a step net, with Caffe2's names, gate order and parameters; and its variants, which make the gates otherwise.
+"""LSTM as a step net, with Caffe2's names, gate order and parameters; and its variants, which compute the gates differently.
 
 Shapes: T time, N batch, D input, H hidden. Gates are i, f, o, g along the last axis; the parameters are `i2h_w` [4H, D],
 `i2h_b` [4H], `gates_t_w` [4H, H], `gates_t_b` [4H].

@@ -1,4 +1,4 @@
-"""Minimal GRU and LSTM as step nets: their gates read the input alone, so that all steps can be computed at once.
+"""Minimal GRU and LSTM as step nets: their gates depend on the input only, so all steps can be computed at once.
 
 Shapes: N batch, D input, H hidden. The parameters are `i2h_w` [G H, D] and `i2h_b` [G H], with G gates. A step is affine in
 the state with a diagonal Jacobian, which the `associative` executor of `jrnn.scan` solves.

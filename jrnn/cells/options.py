@@ -1,4 +1,4 @@
-"""What the layers may do differently: one record for each kind of cell."""
+"""The options of the layers: one record for each kind of cell."""
 
 import math
 from dataclasses import dataclass, fields

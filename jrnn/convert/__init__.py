@@ -1,4 +1,4 @@
-"""JAX functions become nets, and nets become Python files."""
+"""Conversion of JAX functions to nets, and of nets to Python files."""
 
 from jrnn.convert.export import export_package, load_package, write_predictor
 from jrnn.convert.from_jax import from_jax

@@ -1,4 +1,4 @@
-"""What a JAX function is called with, for those who convert it: the arrays among its arguments, and their names."""
+"""The arguments of a JAX function that is converted: the arrays among them, and their names."""
 
 import inspect
 from collections.abc import Callable, Sequence

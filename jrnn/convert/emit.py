@@ -1,7 +1,7 @@
-"""What rules work with: values of the function being converted, and the nets that grow out of them.
+"""What conversion rules use: values of the function being converted, and the nets that are built from them.
 
 A value is *static* (known now: a numpy array, folded at once) or a blob. A blob may hold less than its shape says, with
-dimensions of size 1 that are still to be spread: Caffe2's binary operators spread such operands for nothing, other
+dimensions of size 1 that are not broadcast yet: Caffe2's binary operators broadcast such operands themselves, and other
 operators are given the blob in full.
 """
 

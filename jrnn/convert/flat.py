@@ -1,7 +1,7 @@
 """Jaxprs as flat lists of nodes: calls are opened, variables are made unique, dead nodes are dropped.
 
-What comes after (rules, recognition of groups, verification) sees only these nodes. A node can be run by itself, so that a
-graph is evaluated node by node and every value looked at.
+What comes after (rules, recognition of groups, verification) sees only these nodes. A node can be run by itself, so a
+graph can be evaluated node by node and each value inspected.
 """
 
 import re

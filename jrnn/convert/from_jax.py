@@ -1,4 +1,4 @@
-"""from_jax: a JAX function becomes nets that Caffe2 runs, verified before they are handed out."""
+"""from_jax: converts a JAX function to nets that Caffe2 runs, and verifies them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Groups of nodes that are one operator of Caffe2: FC, Softmax, LayerNorm, Gelu, LSTMUnit, GRUUnit.
 
-Each group is a reference function, traced for the shapes at hand and looked for in the graph, and a rule for the node
-that then stands in its place.
+Each group is a reference function, which is traced for the given shapes and searched for in the graph, and a rule for
+the node that replaces it.
 """
 
 import math

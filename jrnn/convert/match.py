@@ -1,6 +1,6 @@
 """Finding a function within a graph: the trace of a reference function is the pattern.
 
-So a pattern is written as the JAX code that it stands for, and follows whatever primitives the installed JAX traces it to.
+A pattern is written as JAX code, so it matches the primitives that the installed version of JAX traces that code to.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A Package: a model as Caffe2 keeps it, a net that makes the weights and a net that reads them."""
+"""Package: a model as Caffe2 stores it, an init net that fills the weights and a predict net that reads them."""
 
 from __future__ import annotations
 

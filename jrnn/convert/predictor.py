@@ -1,4 +1,4 @@
-"""Serving: a package as a compiled function of its inputs."""
+"""Predictor: a package as a compiled function of its inputs, for serving."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a command line names: `MODULE:FACTORY` is a function of no arguments that returns what is to be converted."""
+"""The target of `jrnn convert`: `MODULE:FACTORY` names a function without arguments that returns what is to be converted."""
 
 from collections.abc import Callable
 from pathlib import Path

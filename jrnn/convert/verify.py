@@ -1,4 +1,4 @@
-"""Is an export the function that it was made from? Both are run on the same numbers, to the first blob that differs."""
+"""Verification of an export: function and nets are run on the same numbers, and the first blob that differs is named."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 """Proofs of gradients: JAX's, the generated net's, and central differences, in float64, side by side.
 
-The first two are exact and must agree to rounding; differences are only as good as their step, and catch what both of the
-others might have in common: a wrong forward.
+The first two are exact and must agree to rounding; differences are less
+precise, but detect an error that the first two share, a wrong forward function.
 """
 
 from jrnn.gradcheck.check import check, check_gradients

@@ -1,4 +1,4 @@
-"""One check: gradients in three ways, in float64, compared element by element, and the operator at fault where they part."""
+"""One check: gradients in three ways, in float64, compared element by element, and the operator at fault."""
 
 from __future__ import annotations
 

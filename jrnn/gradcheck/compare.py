@@ -1,4 +1,4 @@
-"""How far the gradients of a subject are apart, blob by blob.
+"""How much the gradients of a subject differ, blob by blob.
 
 Shapes: S gradients that arrive at the outputs; a gradient of a blob is [S, *its shape].
 """

@@ -1,4 +1,4 @@
-"""How well JAX's and the net's gradient agree at the blobs within a net, for the picture of it."""
+"""How well JAX's and the net's gradient agree at the blobs inside a net, for its drawing."""
 
 from __future__ import annotations
 

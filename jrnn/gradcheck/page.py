@@ -1,4 +1,4 @@
-"""A report as a page that needs no other file: the verdict, the net with its agreements, and the worst of them."""
+"""A report as one HTML page: the verdict, the net colored by agreement, and the worst blobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command line names to be checked: a NetDef, a package, or `MODULE:FUNCTION`."""
+"""The target of `jrnn check`: a NetDef, a package, or `MODULE:FUNCTION`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked: a net, the function of JAX that it should be, the point, and the gradients that arrive at the outputs.
+"""What is checked: a net, the JAX function that it should equal, the point, and the gradients that arrive at the outputs.
 
 Shapes: S gradients that arrive, one after the other: 1 for a loss, as many as the outputs have elements for a Jacobian.
 """

@@ -1,4 +1,4 @@
-"""Devices: which blobs are on the GPU, the options that say so, and copies that can go."""
+"""Devices: which blobs are on the GPU, the options that say so, and copies that can be removed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,8 +1,8 @@
-"""Where the nodes of a graph stand when it is drawn in layers, edges pointing down.
+"""The positions of a graph's nodes when it is drawn in layers, with edges pointing down.
 
 The method is that of Sugiyama, Tagawa and Toda (Methods for Visual Understanding of Hierarchical System Structures, 1981):
-nodes get layers, edges that span several get a bend in each, layers are ordered by the mean places of neighbours, and nodes
-are then moved towards their neighbours as far as those beside them leave room.
+nodes get layers, edges that span several get a bend in each, layers are ordered by the mean positions of
+neighbors, and nodes are then moved towards their neighbors as far as there is room.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

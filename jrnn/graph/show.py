@@ -1,4 +1,4 @@
-"""Nets for people: a text listing, and a graph in the DOT language."""
+"""Nets in readable form: a text listing, and a graph in the DOT language."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Parts of nets: what a part needs and gives, and the part between given blobs."""
+"""Parts of nets: the inputs and outputs of a part, and the part between given blobs."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Nets as pictures: SVG that needs nothing beside it, sub-nets under the net that holds them."""
+"""Nets as SVG drawings that need no other file. Sub-nets are drawn under the net that holds them."""
 
 from collections.abc import Iterator, Mapping
 from html import escape

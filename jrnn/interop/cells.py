@@ -2,7 +2,7 @@
 
 Shapes: D input, H hidden, G gates.
 
-Each system's file only names its arrays; here they are reordered, turned and their biases joined or told apart.
+Each system's file only names its arrays; here they are reordered and transposed, and their biases are joined or separated.
 """
 
 from __future__ import annotations

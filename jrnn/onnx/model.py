@@ -1,4 +1,4 @@
-"""from_onnx: an ONNX file becomes a pure JAX function with its parameters as a pytree."""
+"""from_onnx: converts an ONNX file to a pure JAX function with its parameters as a pytree."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""to_onnx: a JAX function becomes an ONNX model, checked and compared with the function before it is handed out."""
+"""to_onnx: converts a JAX function to an ONNX model, and compares the two."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 """Activations beyond Tanh, Sigmoid and Relu, element by element on any shape (PRelu has a dimension of channels).
 
-The derivative at a kink is a convention, and the forward functions are written so that JAX's own derivative keeps it: 0 at
+The derivative at a kink is a convention, and the forward functions are written so that JAX's derivative follows it: 0 at
 the ends of Clip and HardSigmoid, 1 at the zero of LeakyRelu and Elu, that of the left side for PRelu and Selu.
 """
 

@@ -20,10 +20,11 @@ INTRODUCTION = """\
 
 Generated from the registry by `python -m jrnn.ops.catalog > docs/operators.md`.
 
-An input in brackets is optional, `*x` is any number of inputs. An argument without a default is required. Under *gradient*,
-**yes** means that gradients pass, **stops** that a gradient ends here silently, as at StopGradient, **none** that asking for
-one is an error. *In place* names the input that an output may overwrite. Operators marked *random* need a key; those marked
-*dynamic* have outputs whose shapes depend on the values of their inputs, and do not run under jit.
+An input in brackets is optional, `*x` is any number of inputs. An argument without a default is required. The column
+*gradient* says **yes** where gradients pass through, **stops** where they end silently, as at StopGradient, and
+**none** where asking for one is an error. *In place* names the input that an output may overwrite. Operators marked
+*random* need a key; those marked *dynamic* have outputs whose shapes depend on the values of their inputs, and do not
+run under jit.
 """
 
 

@@ -1,4 +1,4 @@
-"""Checks of shapes, with messages that say what an input is and what it must be, and how errors show arrays."""
+"""Checks of shapes, whose errors state the shape given and the shape required, and how errors print arrays."""
 
 import math
 from typing import Any

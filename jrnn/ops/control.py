@@ -1,7 +1,8 @@
-"""Do, If and While: operators that run nets once, never, or many times.
+"""Do, If and While: operators that run their sub-nets.
 
-Run eagerly they look at the condition, and every execution of a Do body leaves its local blobs on a workspace stack, from
-which the gradient takes them. Traced, Do is inlined, If is `lax.cond` over both branches, While a loop.
+Run eagerly, they read the condition, and each execution of a Do body pushes its local blobs onto a workspace stack,
+where the gradient finds them. Traced, Do is inlined, If becomes `lax.cond` over both branches, and While becomes a
+loop.
 """
 
 from collections.abc import Iterable, Mapping

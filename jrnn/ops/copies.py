@@ -1,6 +1,6 @@
-"""Copies: operators whose output is their input, some of which do something to the gradient; and Cast and Scale.
+"""Copies: operators whose output is their input, some of which change the gradient; and Cast and Scale.
 
-Between devices there is nothing to copy here: where an array lives is JAX's affair.
+Copies between devices do nothing here, because JAX places arrays.
 """
 
 import jax

@@ -1,4 +1,4 @@
-"""Counters: objects that live in a blob and count. They change in place, which a traced loop or branch cannot do."""
+"""Counters, held in blobs. They change in place, so they cannot run in a traced loop or branch."""
 
 import numpy as np
 

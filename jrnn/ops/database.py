@@ -1,7 +1,7 @@
-"""Files and the terminal: databases that plans read their data from, blobs that they load and save, and Print.
+"""Operators on files and the terminal: databases, Load, Save and Print.
 
-Paths lead nowhere by themselves: a caller who runs a net says in which folder it may read and write (`files`). A database is
-opened when the first record is asked for.
+A net may read and write only in the folder that the caller allows (`files`). A database is opened when its first record is
+read.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Losses over rows: cross entropies against labels or distributions, and their means.
 
-Shapes: N rows, D classes. A loss operator gives one number a row; AveragedLoss makes them one number.
+Shapes: N rows, D classes. A loss operator returns one number per row; AveragedLoss returns their mean.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""Choosing rows by a mask of booleans, putting them back, and the different values of a vector.
+"""Selecting rows by a boolean mask, scattering them back, and Unique.
 
-How many rows a mask chooses is the shape of the result, so the mask must be known when a net is traced.
+The number of selected rows is part of the result's shape, so the mask must be known when a net is traced.
 """
 
 from typing import Any

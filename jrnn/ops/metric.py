@@ -1,4 +1,4 @@
-"""Metrics of classifiers: numbers to look at, without gradients. Shapes: N rows, D classes."""
+"""Metrics of classifiers, without gradients. Shapes: N rows, D classes."""
 
 from typing import Any
 

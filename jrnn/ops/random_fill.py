@@ -1,6 +1,6 @@
-"""Random fills: functions of the run's key. Initializers of parameters, mostly.
+"""Random fills, mostly initializers of parameters. Each is a function of the run's key.
 
-The same key, operator and outputs give the same numbers; the numbers themselves are JAX's, not those of another system.
+The same key, operator and outputs give the same numbers. They are JAX's numbers, not Caffe2's.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the arguments of a RecurrentNetwork say, parsed once into records: links, aliases, states, references.
+"""The arguments of a RecurrentNetwork, parsed into records: links, aliases, states, references.
 
 A *link* binds a blob of the step net to a slice of a sequence: at step t, `internal` is `external[t+offset : t+offset+
 window]`. `external` is a sequence input, or the blob of a *state*: T+L slots of which the first L are the initial state. An

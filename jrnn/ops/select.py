@@ -1,4 +1,4 @@
-"""Choosing elements by booleans, remainders, and checks for numbers that are none."""
+"""Where, Conditional, Mod, and checks for NaN and infinity."""
 
 from typing import Any
 

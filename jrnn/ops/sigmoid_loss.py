@@ -1,4 +1,4 @@
-"""Cross entropies of independent yes-or-no answers.
+"""Cross entropies of independent binary labels.
 
 Shapes: logits and targets are [..., D]; the loss is their mean over the last dimension, [...].
 """

@@ -1,7 +1,7 @@
 """Outputs of an operator at which gradients stop, with a warning where that stops all of a loss's gradients.
 
-`jax.lax.stop_gradient` would stop them without a trace. Here a primitive on the tangents knows, when it is transposed, at
-which of the outputs a cotangent arrives: at none of those that pass it on, and at one that does not, is a mistake.
+`jax.lax.stop_gradient` would stop them silently. Here a primitive on the tangents sees, when it is transposed, at which
+outputs a cotangent arrives. If it arrives only at outputs that stop gradients, a warning is given.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""What operators of every family ask of their blobs: data types on the wire, axes, indices in range, sizes, keys."""
+"""Helpers for operators of every family: data types on the wire, axes, indices in range, sizes, keys."""
 
 import math
 from collections.abc import Sequence

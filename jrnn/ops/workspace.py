@@ -1,4 +1,4 @@
-"""Workspace blobs: what the bodies of Do operators leave behind for their gradients."""
+"""Workspace blobs, in which the bodies of Do operators keep local blobs for their gradients."""
 
 from __future__ import annotations
 

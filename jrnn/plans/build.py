@@ -1,4 +1,4 @@
-"""Loops and branches over nets, as plans: the steps, and the small nets that compute when to stop.
+"""Loops and branches over nets, as plans: the steps, and the small nets that compute their conditions.
 
 A *body* is a Net, a Part, or a list of them, run in order. A *condition* is the name of a blob that holds one bool, or a
 Net whose last external output is such a blob. Conditions that are nets run each time that they are asked.

@@ -1,4 +1,4 @@
-"""Runs plans on the host, over a workspace of blobs, net by net. The steps run in order, also where they need not."""
+"""Runs plans on the host, over a workspace of blobs, net by net and in order, also steps that may run concurrently."""
 
 from __future__ import annotations
 

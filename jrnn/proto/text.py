@@ -1,4 +1,4 @@
-"""Messages as protobuf text, without loss: what text cannot say, the unknown fields, stands in comments at its head."""
+"""Messages as protobuf text, without loss: unknown fields, which text cannot express, are kept in comments at the top."""
 
 import re
 from collections.abc import Iterator

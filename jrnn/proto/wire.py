@@ -1,6 +1,6 @@
 """Bounds on what is read, and a walk over serialized messages that checks them before anything is allocated.
 
-A few bytes on the wire can stand for far more memory: an empty operator takes two. The walk counts what a parse would
+A few bytes on the wire can need much more memory: an empty operator takes two bytes. The walk counts what a parse would
 create, and where bytes are damaged it says in which field, which protobuf does not.
 """
 

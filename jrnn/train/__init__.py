@@ -1,4 +1,4 @@
-"""Training from a configuration: `load_config`, `train`, `sample_run`, `export_run`; and the parts of tasks of one's own."""
+"""Training from a configuration: `load_config`, `train`, `sample_run`, `export_run`; and the parts of users' own tasks."""
 
 from jrnn.train.config import Config, load_config
 from jrnn.train.loop import Result, train

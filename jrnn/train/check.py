@@ -1,6 +1,7 @@
 """Gradient checks while training: JAX's gradient next to the generated net's, in float64 on one batch.
 
-A model that is no net has no second gradient; central differences along a random direction for each parameter stand in.
+A model that is not a net has no second gradient; it is compared with central differences along a random direction for each
+parameter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints by orbax: written aside and renamed when complete, so that one is whole or is not there.
+"""Checkpoints by orbax: written under another name and renamed when complete, so a checkpoint is whole or absent.
 
 A seal, the checksums of a checkpoint's files, is written next to them when it is complete: a file that is damaged later is
 detected before anything is read from it. One that lacks its seal (the process was killed just then) is read all the same.

@@ -1,4 +1,4 @@
-"""What a training run can be told: one frozen dataclass a table of the TOML file, every default visible.
+"""The configuration of a training run: one frozen dataclass for each table of the TOML file, with all defaults.
 
 The tables that all tasks share are here. The tables [data] and [sample] are the task's own, and [model] is the model's: they
 stand next to what reads them.

@@ -1,7 +1,7 @@
 """The devices that share the work: each holds a part of every batch, and all of the parameters.
 
 One process may drive several devices, and several processes, on one machine or many, may join to drive theirs together.
-JAX's own runtime divides the work: the compiled step is that of one device, and says nothing of the others.
+JAX's runtime divides the work: the compiled step is written as for one device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the first number that is not finite comes from: the step is done again, of a net operator by operator."""
+"""The origin of the first number that is not finite: the step is repeated, for a net operator by operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measures: the files that it writes it to, and what follows from it: a step refused, an early end."""
+"""The metrics of a run: the files that they are written to, refused steps, and early stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells people: signs of life, a progress line, how long it will take, and where its time went."""
+"""What a run prints: a progress line, a heartbeat, the time left, and where the time went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's directory: its resolved config, where it came from, its metrics and checkpoints, and the lock that guards them.
+"""A run's directory: its resolved config, where it came from, its metrics and checkpoints, and the lock that protects them.
 
 config.toml    the resolved configuration, from which the run can be done again
 run.json       seed, versions, machine, git state, and when it was started

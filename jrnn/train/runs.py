@@ -1,4 +1,4 @@
-"""Runs side by side: what their configs differ in, how far they came, how well and how fast they did."""
+"""Runs side by side: the keys in which their configs differ, their steps, losses and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configs and the data that ship inside the package, found by name wherever jrnn is installed."""
+"""The configs and data that ship inside the package, by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """TOML into frozen dataclasses, and back: unknown keys are errors, values are checked against the annotations.
 
-The dataclasses say what there is: a nested dataclass is a table, a `Literal` a choice, `dict` a free table, `list[str]` a
+The dataclasses define the file: a nested dataclass is a table, a `Literal` a choice, `dict` a free table, `list[str]` a
 list. A dataclass may choose the dataclasses of some of its tables by what is given: its `choose(given)` tells them.
 """
 

@@ -1,4 +1,4 @@
-"""What a run is for when it has trained: its model loaded from a checkpoint, sampled, and exported as a package."""
+"""The use of a trained run: its model is loaded from a checkpoint, sampled from, and exported as a package."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ def is_float(x):
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name, tmp_path):
     """A saved and loaded package is the same, and gives the values and gradients of the function."""

@@ -252,6 +252,7 @@ def gradients_of(case):
     return run, params
 
 
+@pytest.mark.grid(every=2)
 @by_type([c for c in CASES if c.gradient and c.op.type not in NOT_THE_DERIVATIVE])
 def test_gradients_agree_in_float64(cases, x64):
     """JAX's gradient of the forward and the generated net's agree to 1e-10, and to 1e-6 with central differences.

@@ -1,4 +1,4 @@
-"""Transposed convolutions: what a convolution's gradient does to images, as a layer of its own.
+"""Transposed convolutions: the gradient of a convolution with respect to its input, as a layer.
 
 Shapes: N batch, C channels, G groups, M output channels. Order NCHW: x [N, C, *spatial], filter [C, M/G, *kernel]; order
 NHWC: x [N, *spatial, C], filter [C, *kernel, M/G].

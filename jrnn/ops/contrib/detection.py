@@ -1,4 +1,4 @@
-"""Boxes of detection networks: proposals from anchors, deltas applied, the best of those that overlap.
+"""Boxes of detection networks: proposals from anchors, box deltas, and non-maximum suppression.
 
 Shapes: N images, A anchors, R boxes, K classes; a box is (x1, y1, x2, y2), or rotated (center x, center y, width, height,
 degrees). How many boxes are left depends on their values, so these operators compute with numpy, where nothing is traced.

@@ -1,4 +1,4 @@
-"""Distances and similarities between the rows of two blobs, and the losses that rank by them.
+"""Distances and similarities between the rows of two blobs, and ranking losses on them.
 
 Shapes: N rows; both inputs are [N, ...], the result is [N].
 """

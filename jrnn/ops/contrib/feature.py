@@ -1,4 +1,4 @@
-"""Features made from numbers: positions as waves, calibration by pieces of lines, and 16-bit floats."""
+"""Features of numbers: sinusoidal positions, piecewise linear calibration, and 16-bit floats."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Convolutions in groups of channels, in the form that is fastest on the device.
 
-XLA on a CPU runs a grouped convolution much slower than what it is made of: depthwise ones here become sums of shifted
-images, others one convolution for each group. Elsewhere they stay one operation of XLA.
+XLA on a CPU runs a grouped convolution much slower than its parts. There, depthwise convolutions become sums of shifted
+images, and others become one convolution for each group. On other devices they stay one operation of XLA.
 
 Shapes: N batch, C channels, G groups, M output channels. An image is [N, C, *spatial] or [N, *spatial, C], a filter
 [M, C/G, *kernel] or [M, *kernel, C/G].

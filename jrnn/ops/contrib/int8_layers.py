@@ -1,4 +1,4 @@
-"""Layers of 8-bit numbers: convolutions, fully connected ones, pooling. Products of whole numbers are added up exactly.
+"""Layers on 8-bit numbers: convolution, fully connected, pooling. Integer products are added exactly.
 
 Shapes: N batch, C channels, M outputs. x [N, H, W, C], filter [M, kernel, C / group], bias [M]: the order is NHWC.
 """

@@ -1,4 +1,4 @@
-"""Updates of dense parameters by rarer optimizers, and what adapts learning rates. None has a gradient."""
+"""Updates of dense parameters by rarer optimizers, and operators that adapt learning rates. None has a gradient."""
 
 from typing import Any
 

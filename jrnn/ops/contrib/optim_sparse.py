@@ -1,7 +1,7 @@
 """Updates of rows of parameters, from sparse gradients. None has a gradient.
 
-Shapes: R rows of D numbers in the parameters, K rows of gradients with their indices. An index that comes twice is applied
-twice, the second time to what the first has left.
+Shapes: R rows of D numbers in the parameters, K rows of gradients with their indices. An index that occurs twice is applied
+twice, one after the other.
 """
 
 from collections.abc import Callable, Sequence

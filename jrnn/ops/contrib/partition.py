@@ -1,4 +1,4 @@
-"""Parting rows by the remainder of their keys, and putting them together again.
+"""Partitioning rows by the remainder of their keys, and gathering them again.
 
 With P parts, a row of key k goes to part k mod P (never negative), in order.
 """

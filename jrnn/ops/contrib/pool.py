@@ -1,4 +1,4 @@
-"""Pooling over windows of images: greatest element, average, and p-norm, with their gradients.
+"""Pooling over windows of images: maximum, average, and p-norm, with their gradients.
 
 Shapes: x [N, C, *spatial] (order NCHW) or [N, *spatial, C] (NHWC); y the same with one element a window.
 """

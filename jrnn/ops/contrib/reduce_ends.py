@@ -1,4 +1,4 @@
-"""Reductions over the first or the last dimensions, of which `lengths` may count only the beginning, and the like.
+"""Reductions over the first or the last dimensions, or over the first `lengths` elements of them.
 
 The input is seen as a matrix: the `num_reduce_dim` dimensions that are reduced, and the others.
 """

@@ -1,7 +1,7 @@
-"""The order in which the C++ standard library (libstdc++) leaves what its sorts find equal.
+"""The order of equal elements after the sorts of the C++ standard library (libstdc++).
 
-Scores that saturate at 1 are equal, and which of such boxes comes first decides what a detection network keeps. Caffe2 sorts
-with `std::sort` and `std::partial_sort`, which are not stable, but always do the same: these are their steps.
+Scores that saturate at 1 are equal, and the order of such boxes decides which of them a detection network keeps. Caffe2
+sorts with `std::sort` and `std::partial_sort`, which are not stable, but always do the same: these are their steps.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Windows that slide over images: how the wire describes kernel, stride, dilation and padding, and where windows lie.
+"""Sliding windows over images: kernel, stride, dilation and padding as the wire describes them, and their positions.
 
 Shapes: N batch, C channels, K kernel volume. An image is [N, C, *spatial] (order NCHW) or [N, *spatial, C] (NHWC), with one,
 two, three or more spatial dimensions.

@@ -1,4 +1,4 @@
-"""A model of one's own from two functions, and the loss that a signature asks for."""
+"""A user's model from two functions, and the loss that a signature requires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training asks of a model, and what a task asks a model to be.
+"""The interface of models: what training calls, and the signature that a task requires.
 
 Shapes: T steps, B examples side by side.
 """

@@ -1,4 +1,4 @@
-"""A model that is a net, with both of its gradients at hand.
+"""A model that is a net, with both of its gradients.
 
 Shapes: B examples side by side, H hidden.
 """

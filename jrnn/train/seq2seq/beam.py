@@ -1,4 +1,4 @@
-"""Beam search: the likeliest sequences of a model that tells the next token from those before.
+"""Beam search: the most probable sequences of a model that predicts the next token from the previous ones.
 
 Shapes: N examples, K beams, V tokens known, T tokens at most, the one that ends a sequence among them.
 """

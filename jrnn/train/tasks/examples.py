@@ -1,4 +1,4 @@
-"""Independent examples: batches of them, how they are scaled, and what a model makes of all of them.
+"""Independent examples: their batches, their scaling, and a model's predictions for all of them.
 
 Shapes: T steps, B examples in a batch, D features.
 """

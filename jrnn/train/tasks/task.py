@@ -1,4 +1,4 @@
-"""What training asks of a task, which ties data, a model and metrics together; and the record of a kind of task.
+"""The interface of tasks, each of which joins data, a model and metrics; and the record of a kind of task.
 
 A batch is a NamedTuple of arrays, of the same shapes at every step. One member is `fresh`, bool []: whether the state that
 is carried from batch to batch starts anew. Tasks of independent examples have an empty state, and `fresh` is true.
