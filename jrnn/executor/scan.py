@@ -163,7 +163,7 @@ def _with_checkpoints(
     length: int | None,
     reverse: bool,
     unroll: int | bool,
-    recompute: Any,
+    recompute: Recompute,
     executor: str,
     strict: bool,
 ) -> tuple[Any, Any]:

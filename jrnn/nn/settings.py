@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError, near
+from jrnn.executor.recompute import Recompute
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Settings:
     recurrent_dropout_mask: str = "sequence"
     zoneout: float | tuple[float, float] = 0.0
     dtype: Any = None
-    recompute: Any = None
+    recompute: Recompute = None
     unroll: int = 1
     executor: str = "auto"
     merge_directions: bool | None = None
