@@ -60,7 +60,7 @@ class Emitter:
         self,
         name: str,
         rules: Mapping[str, Callable],
-        recognise: Callable[[Graph], Graph],
+        recognize: Callable[[Graph], Graph],
         closed_over: Sequence[tuple[str, Any]] = (),
     ):
         self.root = self.b = NetBuilder(name)
@@ -74,7 +74,7 @@ class Emitter:
         self._closed_over = closed_over
         self.trail: list[tuple[Node, Var, Blob]] = []
         self._rules = rules
-        self._recognise = recognise
+        self._recognize = recognize
         self._init: list[Op] = []
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
@@ -222,7 +222,7 @@ class Emitter:
         for var, value in graph.consts.items():
             self._note_type(var, "a constant of the function")
             env[var] = self._captured(value) if var.dtype == FLOAT else np.asarray(value)
-        graph = self._recognise(graph)
+        graph = self._recognize(graph)
         users = graph.users()
         for node in graph.nodes:
             self.read = tuple(v in users for v in node.outputs)

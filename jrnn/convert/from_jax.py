@@ -11,7 +11,7 @@ from jax.tree_util import tree_flatten_with_path
 from jrnn.convert.arguments import Leaf, arguments_of, callable_of, closed_over, path_of
 from jrnn.convert.emit import TYPE_CODES, Blob, Emitter
 from jrnn.convert.flat import Graph, flatten
-from jrnn.convert.groups import recognise
+from jrnn.convert.groups import recognize
 from jrnn.convert.package import Package
 from jrnn.convert.rules import RULES
 from jrnn.convert.verify import verify
@@ -61,7 +61,7 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
     name = name or getattr(fn, "__name__", type(fn).__name__).strip("<>")
     leaves, call = arguments_of(fn, example_args, params, own, name)
     graph, out_names = _trace(call, leaves, name)
-    e = Emitter(name, RULES, recognise, closed_over(fn))
+    e = Emitter(name, RULES, recognize, closed_over(fn))
     values = _declare(e, graph, leaves)
     used = graph.users()
     odd = [v for v in graph.inputs if v in used and v.dtype not in TYPE_CODES]

@@ -33,7 +33,7 @@ class Candidate:
     shapes: tuple[Shape, ...]
 
 
-def recognise(graph: Graph) -> Graph:
+def recognize(graph: Graph) -> Graph:
     """The graph with groups made single nodes; what else reads a value inside of a group keeps the nodes it needs."""
     makers = graph.makers()
     replaced: dict[Node, Node] = {}

@@ -18,7 +18,7 @@ Node = Hashable
 
 @dataclass(frozen=True)
 class Layout:
-    """The centre of each node, in widths and layers; for each edge the points it goes through; the width of it all."""
+    """The center of each node, in widths and layers; for each edge the points it goes through; the width of it all."""
 
     places: Mapping[Node, tuple[float, int]]
     edges: Mapping[tuple[Node, Node], list[tuple[float, int]]]

@@ -122,12 +122,12 @@ def _dot_lines(net: Net, path: str) -> Iterator[str]:
         return _quoted(f"{path}b/{name}/{versions[name]}")
 
     def declared(name: str, writer: int | None) -> str:
-        colour = ""
+        color = ""
         if name in inputs and writer is None:
-            colour = ', style=filled, fillcolor="#dbe9f6"'
+            color = ', style=filled, fillcolor="#dbe9f6"'
         elif name in outputs and last.get(name) == writer:
-            colour = ', style=filled, fillcolor="#e2f0d9"'
-        return f"{blob(name)} [label={_quoted(name)}{colour}];"
+            color = ', style=filled, fillcolor="#e2f0d9"'
+        return f"{blob(name)} [label={_quoted(name)}{color}];"
 
     for i, op in enumerate(net.ops):
         at = _quoted(f"{path}o/{i}")

@@ -24,7 +24,7 @@ def to_svg(net: Net, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
     """`net` as an SVG image: boxes are operators, rounded boxes are versions of blobs, sub-nets stand below.
 
     Args:
-        marks: for blobs of the net itself, by name, the colour to fill them with and a word to say about them.
+        marks: for blobs of the net itself, by name, the color to fill them with and a word to say about them.
 
     >>> from jrnn.ir import Op
     >>> image = to_svg(Net("n", (Op.of("Relu", ["x"], ["y"]),), ("x",), ("y",)), {"y": ("#ffcccc", "wrong")})
@@ -85,7 +85,7 @@ def _filled(
     labels: Mapping[_Node, str],
     marks: Mapping[str, tuple[str, str]],
 ) -> tuple[str, str]:
-    """The colour of a blob, and what to say about it."""
+    """The color of a blob, and what to say about it."""
     if node[0] == "op":
         op = net.ops[node[1]]
         return "", f"op #{node[1]} {op.type}({', '.join(op.inputs)})"
@@ -98,9 +98,9 @@ def _filled(
 
 
 def _box(node: _Node, text: str, x: float, y: float, look: tuple[str, str]) -> str:
-    colour, title = look
+    color, title = look
     width = len(text) * _LETTER + _PADDING
-    fill = f' fill="{colour}"' if colour else ""
+    fill = f' fill="{color}"' if color else ""
     return (
         f'<g class="{node[0]}"><title>{escape(title)}</title><rect x="{x - width / 2:.1f}" y="{y - _BOX / 2:g}" '
         f'width="{width:.1f}" height="{_BOX:g}" rx="{4 if node[0] == "op" else 12}"{fill}/>'

@@ -10,7 +10,7 @@ from jrnn.ir import ARG_KINDS, Arg, DeviceOption, Message, Net, Numbers, Op
 from jrnn.proto.text import format_message, parse_message
 from jrnn.proto.wire import Limits
 
-# compat: before October 2017 the step nets of recurrent networks travelled as text, in `s`.
+# compat: before October 2017 the step nets of recurrent networks traveled as text, in `s`.
 TEXT_NETS = ("step_net", "backward_step_net")
 _SCALAR_KINDS = ("f", "i", "s", "n", "t")
 _LIST_KINDS = tuple(k for k in ARG_KINDS if k not in _SCALAR_KINDS)

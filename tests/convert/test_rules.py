@@ -10,7 +10,7 @@ from zoo import MODELS, model
 import jrnn
 from jrnn.convert import write_python
 from jrnn.convert.flat import flatten
-from jrnn.convert.groups import recognise
+from jrnn.convert.groups import recognize
 from jrnn.convert.rules import RULES
 
 
@@ -36,7 +36,7 @@ def test_case_as_python(name, tmp_path):
 
 def seen_in(graph):
     """The primitives of a graph, those of the groups in it, and those of the jaxprs within."""
-    names = {n.name for n in graph.nodes} | {n.name for n in recognise(graph).nodes}
+    names = {n.name for n in graph.nodes} | {n.name for n in recognize(graph).nodes}
     for node in graph.nodes:
         for value in node.params.values():
             for item in value if isinstance(value, (tuple, list)) else (value,):

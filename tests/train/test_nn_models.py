@@ -71,7 +71,7 @@ def test_the_gates_start_open():
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_memory_is_the_chrono_initialisation(cell):
+def test_memory_is_the_chrono_initialization(cell):
     """The gate that keeps the state has the bias log u, u in [1, memory - 1]; an LSTM's input gate the opposite."""
     params = NnModel(NnConfig(cell=cell, hidden=400, layers=2, memory=50), CLASSIFY).init(jax.random.key(0))
     for layer in range(2):

@@ -150,7 +150,7 @@ def _(g):
     g.emit("SpatialBNGradient", inputs, outputs)
 
 
-def _neighbours(x: Any, axis: int, before: int, after: int) -> Any:
+def _neighbors(x: Any, axis: int, before: int, after: int) -> Any:
     """Sums over windows along an axis that reach `before` elements back and `after` ahead."""
     size, padding = [1] * x.ndim, [(0, 0)] * x.ndim
     size[axis], padding[axis] = before + 1 + after, (before, after)
@@ -161,12 +161,12 @@ def _lrn_scale(x, axis, size, alpha, bias):
     if size < 1:
         raise OpError(f"size must be at least 1, is {size}")
     before = (size - 1) // 2
-    return bias + alpha / size * _neighbours(x * x, axis, before, size - 1 - before)
+    return bias + alpha / size * _neighbors(x * x, axis, before, size - 1 - before)
 
 
 @op("LRN", outputs=(1, 2), gradient="LRNGradient(x, y, dy)")
 def lrn(x, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.0, order: str = "NCHW"):
-    """y = x / scale^beta, scale = bias + alpha / size * (sum of x^2 over `size` neighbouring channels); y and scale."""
+    """y = x / scale^beta, scale = bias + alpha / size * (sum of x^2 over `size` neighboring channels); y and scale."""
     axis = channel_axis(x, order)
     scale = _lrn_scale(x, axis, size, alpha, bias)
     return x * scale**-beta, scale
@@ -180,7 +180,7 @@ def lrn_gradient(
     check_shape(dy, x.shape, "dy")
     scale = _lrn_scale(x, axis, size, alpha, bias)
     before = (size - 1) // 2
-    through = _neighbours(dy * y / scale, axis, size - 1 - before, before)  # of the windows that see x
+    through = _neighbors(dy * y / scale, axis, size - 1 - before, before)  # of the windows that see x
     return dy * scale**-beta - 2 * alpha * beta / size * x * through
 
 
