@@ -244,7 +244,7 @@ def run_both(
     steps = x.shape[0]
 
     def backward(value: jax.Array) -> jax.Array:
-        """Each sequence of [T, N, ...] from its last step to its first; past its length other values of it stand."""
+        """Each sequence of [T, N, ...] from its last step to its first; its padding stays behind it."""
         if lengths is None:
             return lax.rev(value, (0,))
         source = (lengths[None] - 1 - jnp.arange(steps)[:, None]) % steps
