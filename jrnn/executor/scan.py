@@ -29,6 +29,7 @@ from jrnn.executor.passes import associative, split
 from jrnn.executor.recompute import Recompute
 from jrnn.executor.targets import tpu
 from jrnn.ir import plain
+from jrnn.jax_names import is_traced
 
 EXECUTORS = ("auto", "scan", "associative", "persistent", "cudnn")
 # Those that not every step suits, with the reason why they cannot run a loop.
@@ -94,7 +95,8 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
-    length, reverse, unroll, recompute, strict = map(plain, (length, reverse, unroll, recompute, strict))
+    given = (length, reverse, unroll, recompute, strict)  # `lax.scan` says what is wrong with those that are traced
+    length, reverse, unroll, recompute, strict = (v if is_traced(v) else plain(v) for v in given)
     if executor not in EXECUTORS:
         raise ScanError(
             f"scan: there is no executor {executor!r}; there are {', '.join(EXECUTORS)}{near(str(executor), EXECUTORS)}"

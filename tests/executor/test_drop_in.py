@@ -275,6 +275,16 @@ def test_impossible_requests_say_what_is_wrong(keywords, message):
         scan(lambda h, x: (h * x, h), H0, XS, **keywords)
 
 
+@pytest.mark.parametrize("name", ["length", "reverse", "unroll"])
+def test_traced_options_are_refused_as_lax_scan_refuses_them(name):
+    def refusal(run):
+        with pytest.raises(TypeError) as caught:  # of which ConcretizationTypeError is one
+            jax.jit(lambda v: run(lambda h, x: (h, x), H0, None if name == "length" else XS, **{name: v}))(1)
+        return type(caught.value), str(caught.value)
+
+    assert refusal(scan) == refusal(jax.lax.scan)
+
+
 def test_gradients_inside_shard_map_vary_as_their_values_do(x64):
     """The sums of the reverse loop are told apart over the mesh like the constants whose gradients they are."""
     mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
