@@ -6,6 +6,7 @@ moves, this is the file to edit; tests/test_jax_names.py says what each must do.
 
 from typing import Any
 
+import jax
 from jax.core import Tracer
 from jax.experimental import topologies
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
@@ -20,6 +21,7 @@ __all__ = [
     "ad",
     "batching",
     "broadcast_one_to_all",
+    "expanded",
     "is_traced",
     "jaxpr_as_fun",
     "mlir",
@@ -36,6 +38,17 @@ def is_traced(value: Any) -> bool:
     False
     """
     return isinstance(value, Tracer)
+
+
+def expanded(eqn: Any) -> Any | None:
+    """The jaxpr of an equation that JAX expands when it lowers it, or None for an ordinary one.
+
+    From jax 0.12 on `jnp.searchsorted` makes such equations.
+    """
+    if eqn.primitive.name != "call_hi_primitive" or eqn.effects:
+        return None
+    primitive = eqn.params["_prim"]
+    return jax.make_jaxpr(lambda *args: jax.tree.leaves(primitive.expand(*args)))(*(v.aval for v in eqn.invars))
 
 
 def source_line(eqn: Any) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 import jrnn
 from jrnn import jax_names
-from jrnn.executor.jaxprs import LOWERED_CALLS, is_literal
+from jrnn.convert.flat import evaluate, flatten
+from jrnn.executor.jaxprs import LOWERED_CALLS, all_equations, is_literal
 
 ROOT = Path(jrnn.__file__).parent
 MOVING = {"jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jax.lib"}
@@ -35,6 +36,20 @@ def test_calls_hold_their_jaxpr_where_it_is_looked_for(wrapped):
     (eqn,) = jax.make_jaxpr(wrapped)(1.0).eqns
     body = eqn.params[LOWERED_CALLS[eqn.primitive.name]]
     assert [inner.primitive.name for inner in body.eqns] == ["sin"]
+
+
+def test_what_jax_expands_when_it_lowers_is_expanded():
+    sorted_, x = jnp.arange(5.0), jnp.array([0.5, 3.0])
+    closed = jax.make_jaxpr(jnp.searchsorted)(sorted_, x)
+    graph = flatten(closed)
+    assert "call_hi_primitive" not in {node.name for node in graph.nodes}
+    np.testing.assert_array_equal(evaluate(graph, [sorted_, x])[graph.outputs[0]], jnp.searchsorted(sorted_, x))
+    for eqn in all_equations(closed.jaxpr):
+        if eqn.primitive.name == "call_hi_primitive":
+            run = jax_names.jaxpr_as_fun(jax_names.expanded(eqn))
+            np.testing.assert_array_equal(run(sorted_, x)[0], jnp.searchsorted(sorted_, x))
+        else:
+            assert jax_names.expanded(eqn) is None
 
 
 def test_a_literal_is_told_from_a_variable():

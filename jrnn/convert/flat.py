@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jrnn.executor import jaxprs
-from jrnn.jax_names import source_line
+from jrnn.jax_names import expanded, source_line
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 
@@ -115,6 +115,7 @@ def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict, calle
         # inside of JAX's own functions and of jrnn's, the line that calls them
         source = source_of(eqn) or caller or _line_of(eqn)
         body = eqn.params.get(jaxprs.LOWERED_CALLS.get(eqn.primitive.name, ""))
+        body = expanded(eqn) if body is None else body
         if body is not None:
             _open(body, eqn, env, nodes, consts, source)
             continue

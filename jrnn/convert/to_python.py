@@ -26,6 +26,7 @@ from jrnn.convert.python_forms import IDENTITIES, INFIX, form_of, names_tuple, n
 from jrnn.convert.verify import close, drawn
 from jrnn.errors import ConversionError, OpError
 from jrnn.executor.jaxprs import LOWERED_CALLS, called, is_literal, scan_counts
+from jrnn.jax_names import expanded
 from jrnn.lowering import to_jax
 
 _RESERVED = (
@@ -301,6 +302,7 @@ class _Printer:
         if name == "convert_element_type" and eqn.params["new_dtype"] == eqn.invars[0].aval.dtype:
             return operands
         body = called(eqn, LOWERED_CALLS)
+        body = expanded(eqn) if body is None else body
         if body is not None:
             text = _NAMED.get(_name_of(body)) if name == "custom_jvp_call" else None
             return [self._add(text, operands, hint)] if text else self.walk(body, operands)

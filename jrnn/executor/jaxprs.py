@@ -161,14 +161,7 @@ def in_scope(eqn: Any) -> ExitStack:
 
 
 def called(eqn: Any, calls: Mapping[str, str]) -> Any | None:
-    """The jaxpr of an equation that is one of `calls`, or None.
-
-    A `jit` with shardings of its own stays. A primitive that JAX itself expands (`searchsorted` from jax 0.12 on) opens
-    where the calls of a lowering do.
-    """
-    if calls is LOWERED_CALLS and eqn.primitive.name == "call_hi_primitive" and not eqn.effects:  # from jax 0.12 on
-        primitive = eqn.params["_prim"]
-        return jax.make_jaxpr(lambda *args: jax.tree.leaves(primitive.expand(*args)))(*(v.aval for v in eqn.invars))
+    """The jaxpr of an equation that is one of `calls`, or None. A `jit` with shardings of its own stays."""
     parameter = calls.get(eqn.primitive.name)
     if parameter is None or eqn.effects:
         return None

@@ -220,7 +220,7 @@ def test_a_bfloat16_module_works_in_bfloat16():
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_plain_lstm_is_offered_to_cudnn(bias, monkeypatch):
-    """What the kernel is given, in one call, computes the stack; a layer with more than an LSTM is refused."""
+    """What the kernel is given, in one call, computes the stack; a layer that is more than an LSTM raises an error."""
     params = params_of(units.LSTM, num_layers=2, bias=bias, bidirectional=True)
     with pytest.raises(ScanError, match="no CUDA device"):
         functional.lstm(params, X, executor="cudnn")

@@ -1,4 +1,4 @@
-"""How each primitive is computed with tiles. What has no rule here is refused.
+"""How each primitive is computed with tiles. A primitive without a rule here raises `Refused`.
 
 A rule `(eqn, form, reader) -> tiles` computes the results of an equation; `form` is that of its results which are vectors.
 """
