@@ -1,7 +1,7 @@
 """A CPU as several JAX devices, so that each of its cores runs the loop over a part of the batch.
 
-XLA:CPU runs a loop of small contractions on one core. Divided among devices, a batch has as many loops; JAX's own runtime
-divides the work where the data lies so (docs/benchmarks.md says what it gives, and from which size on it costs).
+XLA:CPU runs a loop of small contractions on one core. If the batch is divided among devices, JAX runs one loop per device.
+docs/benchmarks.md has the gain, and the size from which on it costs time.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _FLAG = "xla_force_host_platform_device_count"
 
 
 def divide(count: int) -> bool:
-    """Lets the CPU count as `count` devices; False where XLA_FLAGS say already how many, or JAX has begun.
+    """Makes the CPU count as `count` devices. Returns False if XLA_FLAGS sets their number, or if JAX has started.
 
-    It holds for all that the process does, so a program asks for it, at its start, before JAX has run anything: the command
-    `jrnn train --devices N` does. Data must then be put on the devices in parts, and weights on all (docs/scaling.md).
+    This affects the whole process, so a program should call it at its start, before JAX runs anything, as the command
+    `jrnn train --devices N` does. Then divide the data among the devices, and copy the weights to all (docs/scaling.md).
     """
     if _FLAG in os.environ.get("XLA_FLAGS", ""):
         return False

@@ -1,6 +1,6 @@
 """The mark on a loop: XLA metadata that JAX carries through every transformation of the equation.
 
-`jrnn.scan` and `optimize_scans` put it on, `lowering` reads it. It holds what the caller asked for.
+`jrnn.scan` and `optimize_scans` set it, and `lowering` reads it. It holds the caller's options.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _KEY = "jrnn_scan"
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller of a scan asked for.
+    """The options of a scan.
 
     Attributes:
         executor: "auto", "scan", "associative" or "persistent".
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
-        strict: raise where the loop would be left as `jax.lax.scan` lowers it.
+        strict: raise if the loop would fall back to `jax.lax.scan`.
     """
 
     executor: str = "auto"
@@ -37,12 +37,12 @@ def marked(options: Options) -> AbstractContextManager[None]:
 
 
 def unmarked() -> AbstractContextManager[None]:
-    """Takes the mark off again, for what is traced in this context."""
+    """Leaves what is traced in this context unmarked."""
     return set_xla_metadata(**{_KEY: None})
 
 
 def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
-    """What the mark in an equation's metadata says, or None without a mark."""
+    """Returns the options in an equation's metadata, or None if it has no mark."""
     text = (metadata or {}).get(_KEY)
     if text is None:
         return None

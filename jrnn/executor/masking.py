@@ -1,4 +1,4 @@
-"""Sequences in one batch that end or start anew at different steps.
+"""`lengths` and `resets`: sequences in one batch that end, or start again, at different steps.
 
 Shapes: T time, N batch.
 """
@@ -15,13 +15,15 @@ from jrnn.errors import ScanError
 
 
 def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
-    """The step `(carry, (t, x)) -> (carry, y)` that stops each sequence at its length.
+    """Returns a step `(carry, (t, x)) -> (carry, y)` that stops each sequence at its length.
+
+    After the end of a sequence, the step is evaluated with the sequence's first x. So padding, such as NaN, does not get
+    into gradients, nor does the 1/0 of a step that divides by a padding of zeros.
 
     Args:
         step: `(carry, x) -> (carry, y)`.
-        lengths: integers; every leaf of the carry and of y must begin with the shape of `lengths`.
-        xs: what x is taken from. After its end a sequence is given its first x again, because the step is evaluated there
-            too: what padding holds, such as NaN, does not get into gradients, nor does the 1/0 of a step that divides by x.
+        lengths: integers; the shape of every leaf of the carry and of y must begin with the shape of `lengths`.
+        xs: the inputs of the scan.
     """
     spares = [_spare(lengths, stack) for stack in jax.tree.leaves(xs)]
 
@@ -32,7 +34,7 @@ def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
         live = [v if spare is None else _where(alive, v, spare, "input") for v, spare in zip(leaves, spares)]
         out = step(carry, jax.tree.unflatten(tree, live))
         if not _fits(out, carry):
-            return out  # `jax.lax.scan` says what is wrong with it
+            return out  # `jax.lax.scan` reports it
         new_carry, y = out
         held = jax.tree.map(lambda new, old: _where(alive, new, old, "carry"), new_carry, carry)
         return held, jax.tree.map(lambda leaf: _where(alive, leaf, jnp.zeros_like(leaf), "output"), y)
@@ -41,14 +43,14 @@ def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
 
 
 def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: Any) -> tuple[Callable, Any]:
-    """The step and inputs that put the carry back to `init` before each step where `resets` is True.
+    """Returns a step and inputs that set the carry back to `init` before each step where `resets` is True.
 
     Args:
         step: `(carry, x) -> (carry, y)`.
         init: the initial carry.
-        resets: [T, ...] booleans; every leaf of the carry must begin with the shape of `resets[0]`.
+        resets: [T, ...] booleans; the shape of every leaf of the carry must begin with the shape of `resets[0]`.
         steps: T.
-        xs: what x is taken from.
+        xs: the inputs of the scan.
     """
     if resets.shape[:1] != (steps,):
         raise ScanError(f"scan: resets must be [T, ...] with T = {steps}, but are {list(resets.shape)}; put time first")
@@ -66,7 +68,7 @@ def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: An
 
 
 def _fits(out: Any, carry: Any) -> bool:
-    """Whether a step's result is a pair whose carry has the types of the old one, or better than weak ones."""
+    """Returns True if a step returned a pair, and its carry has the old carry's types, or replaces weak ones."""
     if not (isinstance(out, tuple) and len(out) == 2 and jax.tree.structure(out[0]) == jax.tree.structure(carry)):
         return False
     pairs = [(jax.typeof(new), jax.typeof(old)) for new, old in zip(jax.tree.leaves(out[0]), jax.tree.leaves(carry))]
@@ -74,7 +76,7 @@ def _fits(out: Any, carry: Any) -> bool:
 
 
 def _spare(lengths: jax.Array, stack: Any) -> jax.Array | None:
-    """Each sequence's first x, or ones where it has none; None where x is not one for each sequence."""
+    """Returns the first x of each sequence, or ones if it is empty; None if `stack` has no axes of sequences."""
     steps, shape = jnp.shape(stack)[:1], jnp.shape(stack)[1:]
     number = jnp.issubdtype(jnp.result_type(stack), jnp.number) or jnp.issubdtype(jnp.result_type(stack), jnp.bool_)
     if steps in ((), (0,)) or shape[: lengths.ndim] != lengths.shape or not number:

@@ -1,7 +1,7 @@
 """Kernels that run a whole loop.
 
-`forms` and `rules` compute a step with tiles, `tiles` finds the forms of its values, `mosaic` is the kernel for TPUs, and
-`persistent` decides whether a loop fits and runs it.
+`forms` and `rules` compute a step with tiles. `tiles` finds the forms of its values. `mosaic` is the kernel for TPUs.
+`persistent` checks whether a loop fits, and runs it.
 """
 
 from jrnn.executor.kernels.forms import Refused

@@ -1,9 +1,10 @@
-"""Values of a step as tiles: arrays of two axes, rows and columns, with which a TPU computes.
+"""Values of a step as tiles: arrays with two axes, rows and columns, as TPUs compute with them.
 
-A value may have at most two axes longer than 1. With two of them it is a matrix, and its tile is [first, second]. With one
-it is a vector, and its tile is flat, [1, n], or upright, [n, 1]: what it meets decides. With none its tile is [1, 1].
+A value may have at most two axes longer than 1. With two, it is a matrix, and its tile is [first, second]. With one, it is a
+vector, and its tile is flat, [1, n], or upright, [n, 1], depending on the operations that read it. With none, its tile is
+[1, 1].
 
-Booleans are int32 where a kernel reads and writes them, because a TPU's memory does not hold single bits.
+Kernels read and write booleans as int32, because a TPU's memory does not hold single bits.
 
 Shapes: R rows, C columns.
 """
@@ -24,7 +25,7 @@ FLAT, UPRIGHT, WHOLE = "flat", "upright", "whole"  # a vector as [1, n] or as [n
 
 @dataclass(frozen=True)
 class Factor:
-    """The form of a constant matrix that is a factor of a product: transposed or not, of a data type."""
+    """The form of a constant matrix that is an operand of a product."""
 
     transposed: bool
     dtype: Any
@@ -34,16 +35,16 @@ Form = Any  # FLAT, UPRIGHT, WHOLE or a Factor
 
 
 class Refused(Exception):
-    """Why a step cannot be computed with tiles."""
+    """Raised for a step that cannot be computed with tiles; the message is the reason."""
 
 
 def long_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """The axes that are longer than 1."""
+    """Returns the axes that are longer than 1."""
     return tuple(a for a, n in enumerate(shape) if n != 1)
 
 
 def tile_shape(shape: Sequence[int], form: Form) -> tuple[int, int]:
-    """The tile of a value of this shape, in one of its forms."""
+    """Returns the shape of the tile of a value in a form."""
     if not all(map(jaxprs.is_known, shape)) or 0 in shape:
         raise Refused(f"a value of the step has the shape {list(shape)}")
     dims = [shape[a] for a in long_axes(shape)]
@@ -56,12 +57,12 @@ def tile_shape(shape: Sequence[int], form: Form) -> tuple[int, int]:
 
 
 def memory_dtype(dtype: Any) -> Any:
-    """The data type in a kernel's memory."""
+    """Returns the dtype of a value in a kernel's memory."""
     return jnp.dtype(jnp.int32) if dtype == jnp.bool_ else jnp.dtype(dtype)
 
 
 def to_memory(value: Any, shape: Sequence[int], form: Form) -> Any:
-    """What a kernel is given for a value, or a stack of it, [..., *shape]: [..., R, C]."""
+    """Converts a value, or a stack of it, [..., *shape], to the tiles that a kernel reads, [..., R, C]."""
     value = jnp.asarray(value)
     lead = value.shape[: value.ndim - len(shape)]
     if isinstance(form, Factor):
@@ -71,30 +72,30 @@ def to_memory(value: Any, shape: Sequence[int], form: Form) -> Any:
 
 
 def from_memory(tiles: Any, aval: Any) -> Any:
-    """The value, or the stack of it, that a kernel wrote as [..., R, C]."""
+    """Converts tiles that a kernel wrote, [..., R, C], to the value or the stack of it."""
     made = jnp.reshape(tiles, (*tiles.shape[:-2], *aval.shape))
     return made != 0 if aval.dtype == jnp.bool_ else made
 
 
 def encoded(tile: Any) -> Any:
-    """A tile as it is in memory."""
+    """Converts a tile to its dtype in memory."""
     return lax.select(tile, *(lax.full(tile.shape, n, jnp.int32) for n in (1, 0))) if tile.dtype == jnp.bool_ else tile
 
 
 def decoded(tile: Any, dtype: Any) -> Any:
-    """A tile of memory as a value of this data type."""
+    """Converts a tile in memory to this dtype."""
     return tile != 0 if dtype == jnp.bool_ else tile
 
 
 def spread(tile: Any, shape: tuple[int, int]) -> Any:
-    """A tile repeated along rows or columns of which it has one."""
+    """Broadcasts a tile along axes of length 1."""
     if tile.shape == shape:
         return tile
     return decoded(lax.broadcast_in_dim(encoded(tile), shape, (0, 1)), tile.dtype)
 
 
 def turned(tile: Any) -> Any:
-    """A vector in its other form: spread to a square, of which the diagonal is taken."""
+    """Converts a vector between flat and upright: broadcasts it to a square and takes the diagonal."""
     n = max(tile.shape)
     rows, columns = (lax.broadcasted_iota(jnp.int32, (n, n), axis) for axis in (0, 1))
     square = widened(spread(encoded(tile), (n, n)))
@@ -104,6 +105,6 @@ def turned(tile: Any) -> Any:
 
 
 def widened(tile: Any) -> Any:
-    """Narrow floating-point numbers as float32, because not every TPU computes with others."""
+    """Converts narrow floating-point numbers to float32, because not every TPU computes with them."""
     narrow = jnp.issubdtype(tile.dtype, jnp.floating) and tile.dtype.itemsize < 4
     return tile.astype(jnp.float32) if narrow else tile

@@ -1,7 +1,7 @@
-"""A loop as one kernel for TPUs: the only file with names of Pallas, which move between releases of JAX.
+"""A loop as one kernel for TPUs. This is the only file with names of Pallas, which change between releases of JAX.
 
-The grid is time, in blocks of steps. Constants and state stay in VMEM, the memory on the chip. What goes in and out at each
-step is streamed by the pipeline of the grid. A reverse loop reads and writes the blocks from the last to the first.
+The grid is time, in blocks of steps. Constants and state stay in VMEM, the memory on the chip. The pipeline of the grid
+streams the inputs and outputs of each step. A reverse loop reads and writes the blocks from the last to the first.
 
 Shapes: T time, R rows, C columns.
 """
@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-# `(constants, state, what is read) -> (new state, what is written)` of one step, each a list of [R, C].
+# One step, `(constants, state, inputs) -> (new state, outputs)`, each a list of [R, C].
 Step = Callable[[list[Any], list[Any], list[Any]], tuple[Sequence[Any], Sequence[Any]]]
 
-_MIB = 1 << 20
-# VMEM of one core. Of chips that are not named here, and where the chip is not known, the least of them.
+# MiB of VMEM per core. Other and unknown chips count as the smallest.
 _VMEM = {
     "TPU v5 lite": 128,
     "TPU v5e": 128,
@@ -32,18 +31,18 @@ _VMEM = {
     "TPU7x": 64,
 }
 _LEAST_VMEM = 16
-# They have no products of bfloat16, which the compiler says when it is too late to choose another plan.
+# They have no products of bfloat16, and the compiler reports that too late to choose another plan.
 TOO_OLD = ("TPU v2", "TPU v3")
 _ROWS, _COLUMNS = 8, 128  # of a tile of 4-byte elements
 
 
 def vmem_bytes(chip: str) -> int:
-    """The bytes of VMEM of a core, from the name that JAX gives the device's kind."""
-    return _VMEM.get(chip, _LEAST_VMEM) * _MIB
+    """Returns the bytes of VMEM per core of a device kind."""
+    return _VMEM.get(chip, _LEAST_VMEM) << 20
 
 
 def padded_bytes(shape: Sequence[int], dtype: Any) -> int:
-    """The bytes that [R, C] takes in VMEM, in whole tiles."""
+    """Returns the bytes of [R, C] in VMEM, in whole tiles."""
     size = np.dtype(dtype).itemsize
     rows = _ROWS * max(1, 4 // size)
     return math.ceil(shape[0] / rows) * rows * math.ceil(shape[1] / _COLUMNS) * _COLUMNS * size
@@ -65,21 +64,21 @@ def run(
     """Runs all steps of a loop in one kernel.
 
     Args:
-        step: one step.
-        consts: arrays [R, C] that every step reads.
+        step: computes one step.
+        consts: the constants, arrays [R, C].
         init: the initial state, arrays [R, C].
-        xs: arrays [T, R, C], of which each step reads one [R, C].
-        written: the types [R, C] of what each step writes.
+        xs: the inputs, arrays [T, R, C].
+        written: the types [R, C] of a step's outputs.
         steps: T.
-        block: steps for each iteration of the grid. The last block may have fewer.
+        block: the number of steps per iteration of the grid. The last block may have fewer.
         reverse: whether time runs backwards.
         vmem: the most bytes of VMEM that the kernel may use.
-        interpret: run by XLA's operations instead, on any platform.
+        interpret: whether to run it with XLA's operations instead, on any platform.
 
     Returns:
-        The last state, and what was written, arrays [T, R, C].
+        The last state, and the outputs, arrays [T, R, C].
     """
-    from jax.experimental import pallas as pl  # loads much, and only for this
+    from jax.experimental import pallas as pl  # slow to import, and needed only here
     from jax.experimental.pallas import tpu as pltpu
 
     blocks = math.ceil(steps / block)
@@ -92,7 +91,7 @@ def run(
     def kernel(*refs: Any) -> None:
         const_refs, init_refs = refs[:n_consts], refs[n_consts : n_consts + n_state]
         x_refs = refs[n_consts + n_state : n_consts + n_state + n_xs]
-        state_refs = refs[n_consts + n_state + n_xs :][:n_state]  # the last state is where the state lives
+        state_refs = refs[n_consts + n_state + n_xs :][:n_state]  # the output "last state" holds the state in between
         y_refs = refs[n_consts + n_state + n_xs + n_state :]
         index = pl.program_id(0)
 
@@ -126,11 +125,11 @@ def run(
     def streamed(array: Any) -> Any:
         return pl.BlockSpec((block, *array.shape[-2:]), lambda t: (time_of(t), zero, zero))
 
-    # Inside of `jax.shard_map`, types say over which axes of the mesh a value differs: results as the operands.
+    # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
     axes = max((jax.typeof(v).manual_axis_type for v in (*consts, *init, *xs)), key=lambda found: len(found.varying))
     typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
     stacks = [typed((steps, *y.shape), y.dtype) for y in written]
-    # On a TPU, no value of the kernel is 64 bits wide, and Mosaic does not lower loops that count with such numbers.
+    # On a TPU, no value of the kernel has 64 bits, and Mosaic does not lower loops with 64-bit counters.
     with contextlib.nullcontext() if interpret else jax.enable_x64(False):
         out = pl.pallas_call(
             kernel,

@@ -1,6 +1,6 @@
-"""How each primitive is computed with tiles. A primitive without a rule here raises `Refused`.
+"""The rules that compute each primitive with tiles. A primitive without a rule raises `Refused`.
 
-A rule `(eqn, form, reader) -> tiles` computes the results of an equation; `form` is that of its results which are vectors.
+A rule `(eqn, form, reader) -> tiles` computes the results of an equation; results that are vectors get the form `form`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from jrnn.executor.kernels.forms import (
 
 @dataclass(frozen=True)
 class Reader:
-    """Where rules read their operands.
+    """Gives rules the tiles of their operands.
 
     Attributes:
-        read: the tile of a variable in a form.
-        natural: for vectors, the form in which they are computed first.
-        consts: the variables that do not change from step to step.
-        on_tpu: whether the tiles are computed on a TPU, and not interpreted.
+        read: returns the tile of a variable in a form.
+        natural: the form of each vector that costs least.
+        consts: the constants of the loop.
+        on_tpu: whether the kernel runs on a TPU instead of being interpreted.
     """
 
     read: Callable[[Var, Form], Any]
@@ -48,7 +48,7 @@ class Reader:
     on_tpu: bool
 
     def tile(self, atom: Atom, form: Form) -> Any:
-        """The tile of an operand; matrices and scalars have one form whatever is asked."""
+        """Returns the tile of an operand; matrices and scalars have only the form `WHOLE`."""
         if len(long_axes(atom.aval.shape)) != 1 and not isinstance(form, Factor):
             form = WHOLE
         if jaxprs.is_literal(atom):
@@ -56,13 +56,13 @@ class Reader:
         return self.read(atom, form)
 
     def form(self, atom: Atom) -> Form:
-        """The form that costs least."""
+        """Returns the form of an operand that costs least."""
         if len(long_axes(atom.aval.shape)) != 1:
             return WHOLE
         return FLAT if jaxprs.is_literal(atom) else self.natural.get(atom, FLAT)
 
     def factor(self, atom: Atom, transposed: bool, dtype: Any) -> Any:
-        """A matrix as the factor of a product; that of a constant is made before the loop."""
+        """Returns a matrix as an operand of a product; constants are converted before the loop."""
         if not jaxprs.is_literal(atom) and atom in self.consts:
             return self.read(atom, Factor(transposed, jnp.dtype(dtype)))
         tile = self.tile(atom, WHOLE).astype(dtype)
@@ -70,7 +70,7 @@ class Reader:
 
 
 def computed(eqn: Any, form: Form, reader: Reader) -> list[Any]:
-    """The tiles of an equation's results, those of vectors in `form`."""
+    """Returns the tiles of an equation's results."""
     name = eqn.primitive.name
     if name in _ELEMENTWISE:
         return [_elementwise(eqn, form, reader)]
@@ -128,7 +128,7 @@ def _applied(eqn: Any, operands: list[Any], dtype: Any) -> Any:
         return lax.min(lax.max(operands[1], first), operands[2])
     if name in _COMPARISONS:
         operands = [encoded(tile) for tile in operands]
-        if name == "ne":  # that of Mosaic takes NaN for equal to everything
+        if name == "ne":  # Mosaic's `ne` treats NaN as equal to everything
             return ~lax.eq(*operands)
     params = {k: None if k == "out_dtype" else v for k, v in eqn.primitive.get_bind_params(eqn.params).items()}
     return eqn.primitive.bind(*operands, **params)
@@ -144,7 +144,7 @@ def _converted(tile: Any, dtype: Any) -> Any:
 
 
 def _view(eqn: Any, form: Form, reader: Reader) -> list[Any]:
-    """What keeps the order of the axes longer than 1, or adds such axes."""
+    """Views: broadcasts, reshapes and transpositions."""
     operand, out = eqn.invars[0], eqn.outvars[0].aval
     shape = tile_shape(out.shape, form)
     if jaxprs.is_literal(operand):
@@ -156,7 +156,7 @@ def _view(eqn: Any, form: Form, reader: Reader) -> list[Any]:
 
 
 def _axes_in_result(eqn: Any) -> list[int]:
-    """Where the operand's axes longer than 1 are in the result."""
+    """Returns the axes of the result that the operand's axes longer than 1 become."""
     operand, out, name = eqn.invars[0].aval, eqn.outvars[0].aval, eqn.primitive.name
     axes = long_axes(operand.shape)
     if name == "broadcast_in_dim":
@@ -170,7 +170,7 @@ def _axes_in_result(eqn: Any) -> list[int]:
 
 
 def _placed(axes: Sequence[int], shape: Sequence[int], form: Form) -> Form:
-    """The form of an operand whose long axes are these axes of a result of `shape`."""
+    """Returns the form of an operand whose long axes become these axes of a result of `shape`."""
     into = long_axes(shape)
     if len(axes) == 1 and len(into) == 2:
         return UPRIGHT if axes[0] == into[0] else FLAT
@@ -178,7 +178,7 @@ def _placed(axes: Sequence[int], shape: Sequence[int], form: Form) -> Form:
 
 
 def _operand(atom: Atom, shape: Sequence[int], form: Form, reader: Reader) -> Any:
-    """The tile of an operand that has the axes of a result of `shape`, some of them of length 1."""
+    """Returns the tile of an operand that has the axes of a result of `shape`, possibly of length 1."""
     return reader.tile(atom, _placed(long_axes(atom.aval.shape), shape, form))
 
 
@@ -213,7 +213,7 @@ def _pieces(eqn: Any, form: Form, reader: Reader) -> list[Any]:
 
 
 def _joined(eqn: Any, form: Form, reader: Reader) -> list[Any]:
-    """Concatenations, stacks, and pads with what is concatenated."""
+    """Concatenations, stacks, and pads, which concatenate the filling."""
     out, operands = eqn.outvars[0].aval, list(eqn.invars)
     into = long_axes(out.shape)
     shape = tile_shape(out.shape, form)
@@ -240,7 +240,7 @@ def _joined(eqn: Any, form: Form, reader: Reader) -> list[Any]:
 
 
 def _tile_axis(into: Sequence[int], axis: int, form: Form) -> int:
-    """The axis of the tile along which an axis of the result lies."""
+    """Returns the axis of the tile that an axis of the result lies along."""
     if len(into) == 2:
         return into.index(axis)
     return 0 if form == UPRIGHT else 1
@@ -308,7 +308,7 @@ def _product(eqn: Any, form: Form, reader: Reader) -> list[Any]:
         own = reader.form(left)
         made = jnp.sum(widened(reader.tile(left, own)) * widened(reader.tile(right, own)), keepdims=True)
         return [made.astype(out.dtype)]
-    if ranks[1] == 1:  # the matrix goes to the right
+    if ranks[1] == 1:  # put the matrix on the right
         left, right, ranks, first = right, left, ranks[::-1], first[::-1]
     a = reader.tile(left, FLAT).astype(dtype) if ranks[0] == 1 else reader.factor(left, first[0], dtype)
     b = reader.factor(right, not first[1], dtype)
@@ -317,9 +317,9 @@ def _product(eqn: Any, form: Form, reader: Reader) -> list[Any]:
 
 
 def _precision(eqn: Any, on_tpu: bool) -> tuple[Any, Any]:
-    """The data type to round the factors to, and the precision of their product.
+    """Returns the dtype to round the operands of a product to, and its precision.
 
-    On a TPU, JAX's default for float32 is to round factors to bfloat16, and constants are rounded before the loop.
+    On a TPU, JAX by default rounds float32 operands to bfloat16. Constants are rounded before the loop.
     """
     given, types = eqn.params["precision"], {v.aval.dtype for v in eqn.invars}
     if len(types) != 1 or not jnp.issubdtype(dtype := types.pop(), jnp.floating):

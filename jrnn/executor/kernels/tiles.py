@@ -1,7 +1,7 @@
-"""A loop whose steps are computed with tiles: which values are read, kept and written, and in which forms.
+"""A loop whose steps are computed with tiles: which values are read, carried and written, and in which forms.
 
-The forms are found by going through the step backwards: each rule says in which forms it reads its operands. A vector that
-is needed flat and upright is computed twice, which is cheaper on a TPU than turning it.
+The forms are found by going through the step backwards: each rule asks for its operands in certain forms. A vector that is
+needed both flat and upright is computed twice, which is cheaper on a TPU than converting it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Tiled:
     Attributes:
         loop: the loop.
         forms: the forms of each variable that is read.
-        natural: for vectors, the form in which they are computed first.
-        on_tpu: whether the steps run on a TPU, and are not interpreted.
-        consts, carry, xs, ys: what is read, kept and written, with its form; a carry by its position.
+        natural: the form of each vector that costs least.
+        on_tpu: whether the steps run on a TPU instead of being interpreted.
+        consts, carry, xs, ys: the values that are read, carried and written, with their forms; carries by position.
     """
 
     loop: Loop
@@ -53,7 +53,7 @@ class Tiled:
     ys: tuple[tuple[Atom, Form], ...]
 
     def step(self, consts: Sequence[Any], carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """One step, `(carry, ys)`, in tiles of memory."""
+        """Computes one step, `(carry, ys)`, from tiles in memory to tiles in memory."""
         loop = self.loop
         given = [*self.consts, *((loop.carry[i], form) for i, form in self.carry), *self.xs]
         tiles = {(v, form): decoded(tile, v.aval.dtype) for (v, form), tile in zip(given, (*consts, *carry, *xs))}
@@ -66,19 +66,19 @@ class Tiled:
         return new, [encoded(reader.tile(y, form)) for y, form in self.ys]
 
     def values(self) -> list[tuple[tuple[int, int], Any]]:
-        """Shape and data type of every tile that a step computes."""
+        """Returns the shape and dtype of every tile that a step computes."""
         made = [(v, form) for eqn in _live(self.loop) for v in eqn.outvars for form in self.forms.get(v, ())]
         return [memory_type(v, form) for v, form in made]
 
 
 def memory_type(atom: Atom, form: Form) -> tuple[tuple[int, int], Any]:
-    """Shape and data type of the tile of a value in memory."""
+    """Returns the shape and dtype of a value's tile in memory."""
     dtype = form.dtype if isinstance(form, Factor) else memory_dtype(atom.aval.dtype)
     return tile_shape(atom.aval.shape, form), dtype
 
 
 def tiled(loop: Loop, on_tpu: bool) -> Tiled:
-    """The loop in tiles. Raises `Refused` where its step cannot be computed so."""
+    """Finds the tiles of a loop. Raises `Refused` if its step cannot be computed with tiles."""
     for eqn in loop.eqns:
         if eqn.effects:
             raise Refused(f"{eqn.primitive.name} has side effects")
@@ -127,7 +127,7 @@ def _asked(eqn: Any, forms: Mapping[Var, Any]) -> list[Form]:
 
 
 def _natural_forms(loop: Loop) -> dict[Var, Form]:
-    """For vectors, the form in which they are computed first, where that can be said."""
+    """Returns the form of each vector that costs least, if it is known."""
     found: dict[Var, Form] = {}
     for v in loop.inputs:
         _set_by_shape(v, found)
