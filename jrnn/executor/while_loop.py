@@ -1,6 +1,6 @@
 """while_loop: `jax.lax.while_loop` with a reverse-mode gradient, for loops whose number of trips depends on the data.
 
-Memory: a trip of the reverse pass needs the state before it. `Trips` says where that comes from.
+Each trip of the reverse pass needs the state before that trip. `Trips` chooses where it comes from.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from jax import lax
 
 from jrnn.errors import JrnnError
 
-SLOTS = 32  # of each of the two levels of checkpoints; up to SLOTS**2 trips no step is computed more than four times
-
+SLOTS = 32  # per level of checkpoints; with up to SLOTS**2 trips no step is computed more than four times
 POLICIES = ("checkpointed", "bounded", "host")
 
 
 @dataclass(frozen=True)
 class Trips:
-    """How a while loop is differentiated in reverse.
+    """How a while loop is differentiated in reverse mode.
 
-    "checkpointed": any number of trips, first derivatives only. 2 x 32 states are kept whatever the number of trips n;
-    a reverse pass costs up to four forward passes where n <= 1024, and n^2 / 1024 steps beyond.
-    "bounded": at most `bound` trips, as a scan of that length in which the trips after the last do nothing; derivatives of
-    every order, and memory for `bound` states. A loop that goes on after `bound` trips is an error at run time.
-    "host": whoever runs the loop first counts its trips with concrete values and then runs a scan of that length;
-    derivatives of every order, but not under jit.
+    "checkpointed": any number of trips n, first derivatives only. It keeps 2 x 32 states for any n. A reverse pass costs up
+    to four forward passes if n <= 1024, and n^2 / 1024 steps otherwise.
+    "bounded": at most `bound` trips, as a scan of that length in which the trips after the last do nothing. It has
+    derivatives of every order, and keeps `bound` states. A loop that continues after `bound` trips raises an error at run
+    time.
+    "host": the caller counts the trips with concrete values, and then runs a scan of that length. It has derivatives of
+    every order, but does not work under jit.
     """
 
     policy: str = "checkpointed"
@@ -39,7 +39,7 @@ class Trips:
 
     def __post_init__(self):
         if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {list(POLICIES)}, is {self.policy!r}")
+            raise ValueError(f"policy must be one of {list(POLICIES)}, but is {self.policy!r}")
         if (self.policy == "bounded") != (self.bound is not None):
             raise ValueError("policy 'bounded' needs a bound, and only that policy takes one")
 
@@ -48,7 +48,7 @@ CHECKPOINTED = Trips()
 
 
 def while_loop(cond: Callable, body: Callable, constants: Any, state: Any, trips: Trips = CHECKPOINTED) -> Any:
-    """Runs `state = body(constants, state)` while `cond(constants, state)`; differentiable by constants and state.
+    """Runs `state = body(constants, state)` while `cond(constants, state)`, differentiable in constants and state.
 
     Args:
         cond: (constants, state) -> bool scalar.
@@ -67,7 +67,9 @@ def while_loop(cond: Callable, body: Callable, constants: Any, state: Any, trips
     """
     constants, state = jax.tree.map(jnp.asarray, (constants, state))
     if trips.policy == "host":
-        raise ValueError("policy 'host' is for who can count the trips before the loop, and then needs no while_loop")
+        raise ValueError(
+            "while_loop: policy 'host' needs the number of trips before the loop; run jax.lax.scan instead"
+        )
     if trips.policy == "bounded":
         return _bounded(cond, body, constants, state, trips.bound)
     return _checkpointed(cond, body, constants, state)
@@ -75,7 +77,7 @@ def while_loop(cond: Callable, body: Callable, constants: Any, state: Any, trips
 
 def _bounded(cond: Callable, body: Callable, constants: Any, state: Any, bound: int) -> Any:
     def step(state, _):
-        # cond, not where: in a trip that does not happen the body may divide by zero, and 0 x NaN is NaN
+        # `cond` instead of `where`: after the last trip the body may divide by zero, and 0 x NaN is NaN.
         return lax.cond(cond(constants, state), lambda s: body(constants, s), lambda s: s, state), None
 
     state, _ = lax.scan(step, state, None, length=bound)
@@ -85,7 +87,7 @@ def _bounded(cond: Callable, body: Callable, constants: Any, state: Any, bound: 
 
 def _check_ended(bound: int, goes_on: Any) -> None:
     if goes_on:
-        raise JrnnError(f"a while loop goes on after its bound of {bound} trips; give a greater bound to Trips")
+        raise JrnnError(f"while_loop: the loop continues after its bound of {bound} trips; give Trips a larger bound")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -110,7 +112,7 @@ def _reverse(cond, body, residuals, arriving):
     coarse = _checkpoints(run, first, count, outer)
 
     def trip(k, carry):
-        """Takes the gradients back over trip n-1-k. The second level is filled when a segment is entered from its end."""
+        """Pulls the gradients back over trip n-1-k. Fills the second level when it enters a segment from its end."""
         of_constants, of_state, fine, segment = carry
         t = count - 1 - k
         now = t // jnp.maximum(outer, 1)
@@ -122,14 +124,14 @@ def _reverse(cond, body, residuals, arriving):
         )
         at = (t - start) // jnp.maximum(inner, 1)
         state = run(_slot(fine, at), t - start - at * inner)
-        more, of_state = _pull_back(body, constants, state, of_state)
-        return _add(of_constants, more), of_state, fine, now
+        pull = jax.vjp(body, constants, state)[1]
+        more, of_state = map(_without_float0, (constants, state), pull(_as_cotangents(state, of_state)))
+        return jax.tree.map(jnp.add, of_constants, more), of_state, fine, now
 
-    zeros = jax.tree.map(_zero_gradient, constants)
+    zeros = jax.tree.map(jnp.zeros_like, _without_float0(constants, constants))
     empty = jax.tree.map(lambda x: jnp.zeros((SLOTS, *x.shape), x.dtype), first)
-    of_constants, of_state, _, _ = lax.fori_loop(
-        0, count, trip, (zeros, _floating(first, arriving), empty, jnp.int32(-1))
-    )
+    start = zeros, _without_float0(first, arriving), empty, jnp.int32(-1)
+    of_constants, of_state, _, _ = lax.fori_loop(0, count, trip, start)
     return _as_cotangents(constants, of_constants), _as_cotangents(first, of_state)
 
 
@@ -141,7 +143,7 @@ def _advance(body: Callable, constants: Any, state: Any, count: Any) -> Any:
 
 
 def _checkpoints(run: Callable, state: Any, count: Any, stride: Any) -> Any:
-    """The states before trips 0, stride, 2 stride, ... of `count`, in SLOTS slots."""
+    """Returns the states before trips 0, stride, 2 stride, ... of `count`, in SLOTS slots."""
     slots = jax.tree.map(lambda x: jnp.zeros((SLOTS, *x.shape), x.dtype), state)
 
     def segment(k, pair):
@@ -160,40 +162,11 @@ def _is_floating(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
-def _zero_gradient(x: Any) -> Any:
-    """Zeros like x; an empty array stands for the gradient of a leaf that has none."""
-    return jnp.zeros_like(x) if _is_floating(x) else jnp.zeros((0,))
-
-
-def _floating(like: Any, gradients: Any) -> Any:
-    return jax.tree.map(lambda x, g: g if _is_floating(x) else jnp.zeros((0,)), like, gradients)
+def _without_float0(like: Any, cotangents: Any) -> Any:
+    """Replaces the cotangents of leaves without gradients, which a loop cannot carry, by empty arrays."""
+    return jax.tree.map(lambda x, g: g if _is_floating(x) else jnp.zeros((0,)), like, cotangents)
 
 
 def _as_cotangents(like: Any, gradients: Any) -> Any:
-    """Gradients as JAX wants them: those of integer leaves are of type float0."""
+    """Gives leaves without gradients cotangents of dtype float0, as JAX requires."""
     return jax.tree.map(lambda x, g: g if _is_floating(x) else np.zeros(x.shape, jax.dtypes.float0), like, gradients)
-
-
-def _add(total: Any, more: Any) -> Any:
-    return jax.tree.map(jnp.add, total, more)
-
-
-def _pull_back(body: Callable, constants: Any, state: Any, of_state: Any) -> tuple[Any, Any]:
-    """The gradients of one trip's constants and incoming state, from that of its outgoing state."""
-    leaves, tree = jax.tree.flatten((constants, state))
-    where = [k for k, x in enumerate(leaves) if _is_floating(x)]
-
-    def of_floating(floating):
-        full = list(leaves)
-        for k, x in zip(where, floating):
-            full[k] = x
-        out = jax.tree.leaves(body(*jax.tree.unflatten(tree, full)))
-        return [x for x in out if _is_floating(x)]
-
-    _, pull = jax.vjp(of_floating, [leaves[k] for k in where])
-    arriving = [g for x, g in zip(jax.tree.leaves(state), jax.tree.leaves(of_state)) if _is_floating(x)]
-    (found,) = pull(arriving)
-    full = [jnp.zeros((0,))] * len(leaves)
-    for k, g in zip(where, found):
-        full[k] = g
-    return jax.tree.unflatten(tree, full)

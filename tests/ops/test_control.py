@@ -99,7 +99,7 @@ def test_gradient_of_a_loop_whose_trips_depend_on_the_data():
 def test_loop_over_its_bound_says_so_at_run_time():
     fn = jax.jit(lambda limit: while_loop(lambda c, s: s < c, lambda c, s: s + 1, limit, 0.0, Trips("bounded", 3)))
     assert fn(3.0) == 3
-    with pytest.raises(Exception, match="goes on after its bound of 3 trips"):
+    with pytest.raises(Exception, match="continues after its bound of 3 trips"):
         fn(4.0).block_until_ready()
         jax.effects_barrier()
 
