@@ -1,7 +1,9 @@
-"""`explain_scan`: the plans of the loops that a scan and its gradient really become."""
+"""`explain_scan`: the plans of the loops that a scan and its gradient are lowered to."""
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +23,7 @@ class Explanation:
 
     Attributes:
         forward: the loop without a gradient.
-        training: the forward and the reverse loops of the gradient with respect to everything, in this order; empty where
+        training: the forward and the reverse loops of the gradient with respect to everything, in this order; empty if
             nothing has a gradient.
     """
 
@@ -30,24 +32,21 @@ class Explanation:
 
     @property
     def executor(self) -> str:
-        """What runs the forward loop: "scan", "associative", "persistent", or "lax.scan" where it is left as it is."""
+        """What runs the forward loop: "scan", "associative", "persistent", or "lax.scan" if it is not rewritten."""
         return self.forward[0].executor if self.forward else "lax.scan"
 
     def __str__(self) -> str:
         parts = {"without a gradient": self.forward, "with the gradient of everything": self.training}
-        return "\n".join(
-            line for title, plans in parts.items() if plans for line in (f"{title}:", *map(_indented, plans))
-        )
-
-
-def _indented(plan: LoopPlan) -> str:
-    return "\n".join(f"  {line}" for line in str(plan).splitlines())
+        lines = [
+            (f"{title}:", *(textwrap.indent(str(p), "  ") for p in plans)) for title, plans in parts.items() if plans
+        ]
+        return "\n".join(itertools.chain(*lines))
 
 
 def explain_scan(
     f: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None, length: int | None = None, **options: Any
 ) -> Explanation:
-    """Returns the plans of the loops that `scan` makes of the same arguments. Nothing is compiled or run.
+    """Returns the plans of the loops that `scan` makes from the same arguments. Nothing is compiled or run.
 
     Args:
         f, init, xs, length, options: the arguments of `scan`.
@@ -78,7 +77,7 @@ def explain_scan(
 
 
 def _train(run: Callable, init: Any, xs: Any) -> Any:
-    """The results of `run`, and the gradient with respect to its arguments and all that it closes over."""
+    """Returns the results of `run`, and the gradient with respect to its arguments and everything that it closes over."""
     closed = jax.make_jaxpr(run)(init, xs)
 
     def of_everything(consts: Any, args: Any) -> list[Any]:
@@ -96,19 +95,15 @@ def _cotangent(out: Any) -> Any:
 
 
 def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:
-    """The plans of the marked loops of a function, in the order in which they are lowered.
+    """Returns the plans of the marked loops of a function, in the order in which they are lowered.
 
-    What has collectives cannot be lowered outside of its `vmap` or `shard_map`: the plans are then those for JAX's default
+    A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
     platform.
     """
     closed = jax.make_jaxpr(fn)(*args)
     given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
-    if any(map(_is_collective, jaxprs.all_equations(closed.jaxpr))):
+    if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(closed.jaxpr)):
         return lowering.plans_in(closed.jaxpr, Target(jax.default_backend()))
     with lowering.recorded() as plans:
         jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*given)
     return plans
-
-
-def _is_collective(eqn: Any) -> bool:
-    return eqn.primitive.name in primitives.COLLECTIVES

@@ -1,10 +1,11 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-It runs nothing itself. It wraps the step for `lengths` and `resets` (`masking.py`), cuts the loop into chunks for
-checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its
-`Options` (`mark.py`). The work is done when JAX differentiates or lowers the marked equation: `lowering.py` is read next.
-The executor "associative" solves affine steps in parallel over time (`passes/associative.py`); "persistent" is one kernel
-for the whole loop (`kernels/`); "cudnn" is a kernel for one layer (`cudnn.py`).
+It wraps the step for `lengths` and `resets` (`masking.py`), cuts the loop into chunks for checkpoints (`recompute.py`), and
+calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its `Options` (`mark.py`). The rewriting
+happens when JAX differentiates or lowers the marked equation (`lowering.py`).
+
+The executor "associative" solves affine steps in parallel over time (`passes/associative.py`). "persistent" is one kernel
+for the whole loop (`kernels/`). "cudnn" is NVIDIA's kernel for LSTM layers (`cudnn.py`).
 
 Shapes: T time, N batch.
 """
@@ -32,8 +33,8 @@ from jrnn.ir import plain
 from jrnn.jax_names import is_traced
 
 EXECUTORS = ("auto", "scan", "associative", "persistent", "cudnn")
-# Those that not every step suits, with the reason why they cannot run a loop.
-_BY_NAME = {"associative": associative.refusal, "persistent": tpu.refusal}
+# The executors that cannot run every loop, with functions that return the reason or None.
+_REFUSALS = {"associative": associative.refusal, "persistent": tpu.refusal}
 
 source_info_util.register_exclusion(__file__)
 assert lowering  # importing it installs the rules
@@ -54,39 +55,39 @@ def scan(
     executor: str = "auto",
     strict: bool = False,
 ) -> tuple[Any, Any]:
-    """Runs `f` over the leading axis of `xs`, as `jax.lax.scan` does: it is `jax.lax.scan`, with a mark.
+    """Runs `f` over the leading axis of `xs`, as `jax.lax.scan` does, with faster loops.
 
-    When JAX lowers the loop, and the loop of its gradient, contractions that need no carry are done for all steps before
-    or after the loop, the gradients of weights become one contraction after the reverse loop, and few values are stored
-    for it. What cannot be rewritten runs as `jax.lax.scan` runs it. `explain_scan` prints what was done.
+    When JAX lowers the loop and the loop of its gradient, contractions that do not need the carry move out of the loop, the
+    gradients of weights become one contraction after the reverse loop, and few values are stored for it. What cannot be
+    rewritten runs as in `jax.lax.scan`. `explain_scan` shows what was done.
 
     Args:
         f: the step, `(carry, x) -> (carry, y)`.
         init: the initial carry, a pytree.
-        xs: a pytree whose leaves are [T, ...], or None with `length`.
-        length: T, needed only when xs is None.
+        xs: a pytree with leaves [T, ...], or None with `length`.
+        length: T, needed only if xs is None.
         reverse: run from the last step to the first.
         unroll: as in `jax.lax.scan`.
-        lengths: integers, usually [N]; after its length a sequence keeps its carry and its outputs are zero. Every leaf
-            of the carry and of the outputs must begin with the shape of `lengths`.
-        resets: booleans, usually [T, N]; where True, the carry goes back to `init` before that step. Every leaf of
-            the carry must begin with the shape of `resets[0]`.
+        lengths: integers, usually [N]. After its length a sequence keeps its carry, and its outputs are zero. The shape of
+            every leaf of the carry and of the outputs must begin with the shape of `lengths`.
+        resets: booleans, usually [T, N]. Where True, the carry goes back to `init` before that step. The shape of every leaf
+            of the carry must begin with the shape of `resets[0]`.
         recompute: what the reverse pass computes again instead of storing it. None: what is cheap to compute and large
-            to store. "contractions": everything but the results of contractions. A list of names: also the values
-            that the step names so with `jax.ad_checkpoint.checkpoint_name`, what leads to them, and what follows from
-            them cheaply. A number: everything, from that many checkpoints of the carry; "sqrt": from sqrt(T) of them.
-        executor: "scan"; "associative" (steps that are affine in the carry with a diagonal Jacobian, and whose
-            carries stay finite); "persistent" (one kernel for TPUs, which keeps constants and state on the chip;
-            elsewhere it is interpreted, which is slow); "cudnn" (an `LstmStep` in float32 on CUDA); or "auto", which
-            never reassociates products that could overflow.
-        strict: raise where the loop would be left as `jax.lax.scan` lowers it, for tests of speed.
+            to store. "contractions": everything except the results of contractions. A list of names: also the values with
+            these names (`jax.ad_checkpoint.checkpoint_name`), what leads to them, and what follows from them cheaply.
+            A number: everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
+        executor: "scan"; "associative" (for steps that are affine in the carry with a diagonal Jacobian, and whose
+            carries stay finite); "persistent" (one kernel for TPUs, which keeps constants and state on the chip; it is
+            interpreted on other platforms, which is slow); "cudnn" (for an `LstmStep` in float32 on CUDA); or "auto",
+            which never reassociates products that could overflow.
+        strict: raise if the loop would fall back to `jax.lax.scan`, for tests of speed.
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
 
     Raises:
-        ScanError: lengths or resets that do not fit, an unknown executor or one that cannot run the step, an impossible
-            `recompute`. All else is raised as by `jax.lax.scan`.
+        ScanError: if lengths or resets do not fit, the executor is unknown or cannot run the step, or `recompute` is
+            invalid. Other errors are those of `jax.lax.scan`.
 
     >>> import jax.numpy as jnp
     >>> total, sums = scan(lambda c, x: (c + x, c + x), jnp.float32(0), jnp.arange(4.0))
@@ -95,26 +96,32 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
-    given = (length, reverse, unroll, recompute, strict)  # `lax.scan` says what is wrong with those that are traced
+    given = (length, reverse, unroll, recompute, strict)  # `lax.scan` reports traced ones
     length, reverse, unroll, recompute, strict = (v if is_traced(v) else plain(v) for v in given)
     if executor not in EXECUTORS:
         raise ScanError(
             f"scan: there is no executor {executor!r}; there are {', '.join(EXECUTORS)}{near(str(executor), EXECUTORS)}"
         )
     recomputation.check(recompute)
+    if executor == "associative" and recompute is not None:
+        raise ScanError("scan: executor 'associative' keeps all states, which recompute forbids; use 'auto' or 'scan'")
     if executor == "cudnn":
         return cudnn.scan(f, init, xs, reverse, lengths, resets)
     step, inputs = f, xs
     if lengths is not None or resets is not None:
         step, inputs = _masked(f, init, xs, length, lengths, resets)
     if recomputation.is_checkpoints(recompute):
-        return _with_checkpoints(step, init, inputs, length, reverse, unroll, recompute, executor, strict)
+
+        def run(carry: Any, xs: Any, steps: int | None) -> tuple[Any, Any]:
+            return scan(step, carry, xs, steps, reverse, unroll, executor=executor, strict=strict)
+
+        return _with_checkpoints(run, init, inputs, length, reverse, recompute)
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
     options = Options(executor, recompute, strict)
-    if options != Options():  # they hold for this loop, not for those in its step
+    if options != Options():  # they are for this loop, not for loops in its step
         step = _unmarked(step)
-    if executor in _BY_NAME or isinstance(recompute, tuple):
+    if executor in _REFUSALS or isinstance(recompute, tuple):
         _check(step, init, inputs, length, reverse, options)
     with mark.marked(options):
         return jax.lax.scan(step, init, inputs, length, reverse, unroll)
@@ -124,8 +131,8 @@ def scan(
 def optimize_scans() -> Iterator[None]:
     """Marks every `jax.lax.scan` that is traced in this context, so that it is lowered as `scan` is.
 
-    Loops of other libraries (flax, Haiku, Equinox) train faster this way without a change to them. It is a decorator too.
-    The context must hold while JAX traces: put it inside of `jax.jit`, or around the first call.
+    With it, loops of other libraries (flax, Haiku, Equinox) train faster unchanged. It is also a decorator.
+    The context must be active while JAX traces: put it inside `jax.jit`, or around the first call.
 
     >>> import jax, jax.numpy as jnp
     >>> @jax.jit
@@ -140,15 +147,19 @@ def optimize_scans() -> Iterator[None]:
 
 
 def _masked(f: Callable, init: Any, xs: Any, length: int | None, lengths: Any, resets: Any) -> tuple[Callable, Any]:
-    """The step and inputs with lengths and resets."""
-    steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
+    """Returns the step and the inputs with lengths and resets."""
+    steps = _steps(xs, length)
     if steps is None:
-        return f, xs  # `jax.lax.scan` says what is wrong with it
+        return f, xs  # `jax.lax.scan` reports it
     if resets is not None:
         f, xs = with_resets(f, init, _checked(resets, "resets", bool, "booleans"), steps, xs)
     if lengths is not None:
         f, xs = with_lengths(f, _checked(lengths, "lengths", int, "integers"), xs), (jnp.arange(steps), xs)
     return f, xs
+
+
+def _steps(xs: Any, length: int | None) -> Any:
+    return next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
 
 
 def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
@@ -159,42 +170,26 @@ def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
 
 
 def _with_checkpoints(
-    step: Callable,
-    init: Any,
-    xs: Any,
-    length: int | None,
-    reverse: bool,
-    unroll: int | bool,
-    recompute: Recompute,
-    executor: str,
-    strict: bool,
+    run: Callable, init: Any, xs: Any, length: int | None, reverse: bool, recompute: Recompute
 ) -> tuple[Any, Any]:
-    if executor == "associative":
-        raise ScanError("scan: executor 'associative' keeps all states, which recompute forbids; use 'auto' or 'scan'")
-    sizes = [jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)]
-    steps = sizes[0] if sizes else length
+    steps = _steps(xs, length)
     size = None if steps is None else recomputation.chunk_length(recompute, steps)
-
-    def run(carry: Any, xs: Any, steps: int | None) -> tuple[Any, Any]:
-        return scan(step, carry, xs, steps, reverse, unroll, executor=executor, strict=strict)
-
     if size is None or jax.config.jax_disable_jit:
         return run(init, xs, length)
-    # A step that does not fit raises as in `jax.lax.scan`. One with side effects or Refs must not be run a second time.
+    # Tracing raises the errors of `jax.lax.scan`, and finds side effects and Refs: such a step must not run a second time.
     if jax.make_jaxpr(lambda: run(init, xs, length))().effects:
         return run(init, xs, length)
     return recomputation.with_checkpoints(run, init, xs, steps, size, reverse)
 
 
 def _check(step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:
-    """Raises a ScanError where the step cannot be what the options ask for."""
-    if options.executor == "associative" and options.recompute is not None:
-        raise ScanError("scan: executor 'associative' keeps all states, which recompute forbids; use 'auto' or 'scan'")
+    """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
     loops = lowering.steps_of(lambda init, xs: jax.lax.scan(step, init, xs, length, reverse), init, xs)
     for loop in loops:
         if isinstance(options.recompute, tuple):
             recomputation.check_names(options.recompute, loop.eqns)
-        why = _BY_NAME[options.executor](split(loop).core) if options.executor in _BY_NAME else None
+        refusal = _REFUSALS.get(options.executor)
+        why = refusal(split(loop).core) if refusal else None
         if why is not None:
             raise ScanError(f"scan: executor {options.executor!r} cannot run this step ({why}); use 'auto' or 'scan'")
 
