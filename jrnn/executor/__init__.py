@@ -1,8 +1,8 @@
-"""The recurrent executor behind `jrnn.scan`: pure JAX, it knows nothing of nets."""
+"""The executor behind `jrnn.scan`. It is pure JAX and does not depend on nets."""
 
 from jrnn.executor import host_devices, host_memory
+from jrnn.executor.cudnn import LstmStep
 from jrnn.executor.explain import Explanation, explain_scan
-from jrnn.executor.lstm_step import LstmStep
 from jrnn.executor.scan import EXECUTORS, optimize_scans, scan
 from jrnn.executor.while_loop import CHECKPOINTED, Trips, while_loop
 

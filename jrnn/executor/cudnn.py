@@ -1,7 +1,7 @@
-"""NVIDIA's LSTM kernels, through `jax.experimental.rnn`.
+"""`LstmStep`, and NVIDIA's LSTM kernels for it, through `jax.experimental.rnn`.
 
-They take float32 `LstmStep`s on CUDA, several layers and both directions in one call. cuDNN picks its STANDARD algorithm.
-It uses TF32 unless `jax_default_matmul_precision` is "highest" or "float32".
+The kernels run float32 `LstmStep`s on CUDA, several layers and both directions in one call. cuDNN picks its STANDARD
+algorithm. It uses TF32 unless `jax_default_matmul_precision` is "highest" or "float32".
 
 Shapes: T time, N batch, D input, H hidden, L layers, K directions.
 """
@@ -9,6 +9,7 @@ Shapes: T time, N batch, D input, H hidden, L layers, K directions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,32 +18,56 @@ import jax.numpy as jnp
 from jax.interpreters import batching
 
 from jrnn.errors import ScanError
-from jrnn.executor.lstm_step import LstmStep
 from jrnn.executor.masking import with_lengths
 
 States = tuple[Any, Any]  # h and c, [L K, N, H] each
-# What `jax_default_matmul_precision` may be; the others ask for bfloat16, which the kernels do not have.
+# The supported values of `jax_default_matmul_precision`; the others ask for bfloat16, which the kernels do not have.
 _PRECISIONS = (None, "high", "highest", "tensorfloat32", "float32", "bfloat16_3x")
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class LstmStep:
+    """An LSTM step with its weights, which the executor "cudnn" can run. Rows are in cuDNN's order of gates: i, f, g, o.
+
+    Attributes:
+        w_x: [4H, D].
+        w_h: [4H, H].
+        b: [4H].
+    """
+
+    w_x: Any
+    w_h: Any
+    b: Any
+
+    def __call__(self, state: tuple[Any, Any], x: Any) -> tuple[tuple[Any, Any], Any]:
+        """`((h, c), x) -> ((h, c), h)`: [N, H], [N, H], [N, D]."""
+        h, c = state
+        z = x @ self.w_x.T + h @ self.w_h.T + self.b[None]  # [N, 4H]
+        i, f, g, o = jnp.split(z, 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+
 def platform() -> str:
-    """JAX's default platform, "rocm" for AMD's GPUs, which JAX calls "gpu" too."""
+    """Returns JAX's default platform, and "rocm" for AMD's GPUs, which JAX also calls "gpu"."""
     name = jax.default_backend()
     return "rocm" if name == "gpu" and "rocm" in jax.devices()[0].client.platform_version.lower() else name
 
 
 def refusal(step: Any, carry: Any, xs: Any, reverse: bool, resets: Any, platform: str) -> str | None:
-    """Why cuDNN cannot run a scan, or None when it can."""
+    """Returns the reason why cuDNN cannot run a scan, or None."""
     if not isinstance(step, LstmStep):
         return "the step is not an LstmStep"
     if platform == "rocm":
-        return "AMD's library orders the gates in another way, and jrnn does not know it"
+        return "AMD's library orders the gates differently, and jrnn does not support it"
     if platform not in ("gpu", "cuda"):
         return f"there is no CUDA device (the platform is {platform})"
     if reverse:
         return "time runs backwards"
     if resets is not None:
-        return "cuDNN knows no resets"
+        return "cuDNN has no resets"
     leaves = jax.tree.leaves((step, carry, xs))
     if any(jnp.result_type(leaf) != jnp.float32 for leaf in leaves):
         return "cuDNN's LSTM is float32 only"
@@ -55,20 +80,20 @@ def refusal(step: Any, carry: Any, xs: Any, reverse: bool, resets: Any, platform
 
 
 def packed_weights(steps: Sequence[LstmStep]) -> Any:
-    """The weights in cuDNN's one vector: of each step w_x and w_h, then of each two biases, of which the second is zero."""
+    """Packs the weights into one vector for cuDNN: w_x and w_h of each step, then two biases of each, the second zero."""
     matrices = [w for step in steps for w in (step.w_x, step.w_h)]
     return jnp.concatenate([jnp.ravel(w) for w in (*matrices, *(b for s in steps for b in (s.b, jnp.zeros_like(s.b))))])
 
 
 def scan(step: Any, carry: Any, xs: Any, reverse: bool, lengths: Any, resets: Any) -> tuple[Any, Any]:
-    """The scan's `((h, c), hs)`; raises a ScanError where cuDNN cannot run it."""
+    """Runs a scan of one layer: `((h, c), hs)`; raises a ScanError if cuDNN cannot run it."""
     check(step, carry, xs, reverse, resets)
     ys, (h, c) = run((step,), tuple(v[None] for v in carry), xs, lengths)
     return (h[0], c[0]), ys
 
 
 def check(step: Any, carry: Any, xs: Any, reverse: bool = False, resets: Any = None) -> None:
-    """Raises a ScanError where cuDNN cannot run a scan here."""
+    """Raises a ScanError if cuDNN cannot run a scan here."""
     why = refusal(step, carry, xs, reverse, resets, platform())
     if why is not None:
         raise ScanError(f"scan: executor 'cudnn' cannot run this step ({why}); use 'auto' or 'scan'")
@@ -77,13 +102,13 @@ def check(step: Any, carry: Any, xs: Any, reverse: bool = False, resets: Any = N
 def run(
     steps: Sequence[LstmStep], states: States, xs: Any, lengths: Any = None, bidirectional: bool = False
 ) -> tuple[Any, States]:
-    """All layers and directions in one call; gradients of higher order are those of the loop.
+    """Runs all layers and directions in one call. Gradients of higher order are computed with loops.
 
     Args:
-        steps: the layers, of a bidirectional stack both directions of each, the forward one first.
+        steps: the layers; for bidirectional ones, the forward and the reverse step of each.
         states: h and c, [L K, N, H].
         xs: [T, N, D].
-        lengths: [N] integers, or None; they act as if cut to 0 to T.
+        lengths: [N] integers, or None; they are clipped to 0 to T.
         bidirectional: whether each layer has two directions.
 
     Returns:
@@ -96,7 +121,7 @@ def run(
 
 
 def _sizes(given: Any, bidirectional: bool) -> tuple[Any, ...]:
-    """What JAX's functions for the kernels take last: D, H, L, the rate of dropout, K > 1, and the precision, JAX's own."""
+    """Returns the last arguments of `jax.experimental.rnn`: D, H, L, the dropout rate, whether K > 1, and the precision."""
     steps, _, _, xs = given
     return xs.shape[2], steps[0].w_h.shape[1], len(steps) // (1 + bidirectional), 0.0, bidirectional, None
 
@@ -107,8 +132,8 @@ def _swapped(v: Any) -> Any:
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _kernel(given: Any, lengths: Any, bidirectional: bool) -> tuple[Any, Any]:
-    """cuDNN's `(ys, h, c)`, and what it keeps for the gradient. Its derivative is that of the loop."""
-    from jax.experimental import rnn  # loads much, and only for this
+    """Returns cuDNN's `(ys, h, c)`, and the reserve that it keeps for the gradient. Its derivative is the loop's."""
+    from jax.experimental import rnn  # slow to import, and needed only here
 
     for primitive in (rnn.rnn_fwd_p, rnn.rnn_bwd_p):
         batching.primitive_batchers[primitive] = partial(_one_by_one, primitive)
@@ -128,7 +153,7 @@ def _(bidirectional: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def _one_by_one(primitive: Any, args: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    """The rule of `jax.vmap` for a kernel that has none: one call after the other."""
+    """The batching rule for a kernel that has none: calls it for one example after the other."""
     moved = [jnp.moveaxis(a, axis, 0) for a, axis in zip(args, axes) if axis is not None]
 
     def call(mapped: Sequence[Any]) -> Any:
@@ -141,7 +166,7 @@ def _one_by_one(primitive: Any, args: Sequence[Any], axes: Sequence[Any], **para
 
 
 def _loop(given: Any, lengths: Any, bidirectional: bool) -> tuple[Any, Any, Any]:
-    """What `_kernel` computes, as loops."""
+    """Computes what `_kernel` computes, with loops."""
     steps, h, c, xs = given
     last: list[Any] = []
     for k in range(0, len(steps), 1 + bidirectional):
@@ -175,7 +200,7 @@ _layers.defvjp(_forward, _backward)
 
 @partial(jax.custom_jvp, nondiff_argnums=(5,))
 def _gradient(given: Any, lengths: Any, ys: Any, reserve: Any, cotangents: Any, bidirectional: bool) -> Any:
-    """cuDNN's gradient with respect to `given`. Its derivative is that of the loop's gradient."""
+    """Returns cuDNN's gradient with respect to `given`. Its derivative is that of the loop's gradient."""
     from jax.experimental import rnn
 
     steps, h, c, xs = given

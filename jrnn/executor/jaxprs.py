@@ -1,7 +1,7 @@
-"""What the executor does with jaxprs: trace, flatten, evaluate in pieces, and ask what an equation is like.
+"""Jaxprs: tracing, opening calls, evaluating lists of equations, and queries about equations.
 
-Pieces of a jaxpr are plain lists of equations evaluated in an environment `{variable: value}`, so that a rewrite is a
-new trace of an evaluation, and nothing here builds equations by hand.
+A piece of a jaxpr is a list of equations that is evaluated in an environment `{variable: value}`. A rewrite traces such an
+evaluation again, so nothing here builds equations by hand.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Var = jex.Var
 Atom = Any  # Var | Literal
 Env = dict[Var, Any]
 
-# Primitives that merely call a jaxpr, with the parameter that holds it.
+# Primitives that only call a jaxpr, with the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
-# Those that only a transformation would treat in another way: once a program is lowered, they are calls too.
+# These matter to transformations only: in a program that is being lowered, they are calls too.
 LOWERED_CALLS = {
     **CALLS,
     "checkpoint": "jaxpr",
@@ -34,12 +34,12 @@ LOWERED_CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
 }
-_IDENTITIES = ("copy", "copy_p")  # once a program is lowered
+_IDENTITIES = ("copy", "copy_p")  # in a program that is being lowered
 
 
 @dataclass(frozen=True)
 class Program:
-    """Equations with their inputs and outputs; `consts` are the values of `constvars`."""
+    """A jaxpr's equations, inputs and outputs. `consts` are the values of `constvars`."""
 
     constvars: tuple[Var, ...]
     consts: tuple[Any, ...]
@@ -49,31 +49,22 @@ class Program:
     effects: Any
 
 
-def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS) -> Program:
-    """Traces a function of flat arguments that returns a flat sequence, and opens the calls inside it.
-
-    Args:
-        fn: the function.
-        avals: the types of its arguments.
-        calls: the primitives to open, with the parameter that holds the jaxpr of each.
-    """
-    return opened(jax.make_jaxpr(fn)(*avals), calls)
+def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
+    """Traces a function from flat arguments of these types to a flat sequence, and opens the calls inside it."""
+    return opened(jax.make_jaxpr(fn)(*avals))
 
 
 def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
-    """The program of a jaxpr, with the calls inside it opened."""
-    jaxpr = getattr(closed, "jaxpr", closed)
-    if not any(called(eqn, calls) or eqn.primitive.name in _IDENTITIES for eqn in jaxpr.eqns):
-        return _program(closed)
-    return _trace(lambda *args: _opened(closed, args, calls), [v.aval for v in jaxpr.invars])
+    """Returns the program of a closed jaxpr with the calls inside it opened.
 
-
-def _trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
-    return _program(jax.make_jaxpr(fn)(*avals))
-
-
-def _program(closed: Any) -> Program:
-    jaxpr = getattr(closed, "jaxpr", closed)
+    Args:
+        closed: the closed jaxpr.
+        calls: the primitives to open, with the parameter that holds the jaxpr of each.
+    """
+    jaxpr = jaxpr_of(closed)
+    if any(called(eqn, calls) or eqn.primitive.name in _IDENTITIES for eqn in jaxpr.eqns):
+        closed = jax.make_jaxpr(lambda *args: _opened(closed, args, calls))(*(v.aval for v in jaxpr.invars))
+        jaxpr = closed.jaxpr
     return Program(
         tuple(jaxpr.constvars),
         tuple(closed.consts),
@@ -84,19 +75,9 @@ def _program(closed: Any) -> Program:
     )
 
 
-def retrace(
-    evaluation: Callable[[Env], Env], invars: Sequence[Var], outs: Sequence[Atom], avals: Sequence[Any] | None = None
-) -> Program:
-    """The program of an evaluation that is given the environment of `invars` and must define `outs`.
-
-    `avals` are the types of `invars`, where they change.
-    """
-
-    def fn(*args: Any) -> list[Any]:
-        env = evaluation(dict(zip(invars, args)))
-        return [read(env, atom) for atom in outs]
-
-    return _trace(fn, [v.aval for v in invars] if avals is None else avals)
+def jaxpr_of(closed: Any) -> Any:
+    """Returns the jaxpr of a closed jaxpr; returns a plain jaxpr as it is."""
+    return getattr(closed, "jaxpr", closed)
 
 
 def is_literal(atom: Atom) -> bool:
@@ -108,19 +89,19 @@ def read(env: Env, atom: Atom) -> Any:
 
 
 def value(env: Env, atom: Atom) -> jax.Array:
-    """An atom's value as an array of its own type (a literal may be a Python number)."""
+    """Returns an atom's value as an array of the atom's dtype (a literal may be a Python number)."""
     return jnp.asarray(atom.val, atom.aval.dtype) if is_literal(atom) else env[atom]
 
 
 def zeros_of_shape(shape: Sequence[int], like: Any) -> jax.Array:
-    """Zeros of the data type of `like`, an abstract value, divided among devices as it is."""
+    """Returns zeros with the dtype and the sharding of the abstract value `like`."""
     zeros = jnp.zeros(shape, like.dtype)
     explicit = jax.sharding.AxisType.Explicit in like.sharding.mesh.axis_types
     return jax.sharding.reshard(zeros, like.sharding) if explicit else zeros
 
 
 def evaluate(eqns: Iterable[Any], env: Env, calls: Mapping[str, str] | None = None) -> Env:
-    """Evaluates equations into `env`, which it changes and returns; `calls` are opened."""
+    """Evaluates equations, adds their results to `env`, and returns it. The primitives in `calls` are opened."""
     for eqn in eqns:
         args = [read(env, atom) for atom in eqn.invars]
         with in_scope(eqn):
@@ -135,14 +116,14 @@ def evaluate(eqns: Iterable[Any], env: Env, calls: Mapping[str, str] | None = No
     return env
 
 
-def bind(eqn: Any, *args: Any) -> Sequence[Any]:
-    """The outputs of an equation for other inputs."""
-    out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+def bind(eqn: Any, *args: Any, **changed: Any) -> Sequence[Any]:
+    """Returns the results of an equation for other operands, with some parameters changed."""
+    out = eqn.primitive.bind(*args, **{**eqn.primitive.get_bind_params(eqn.params), **changed})
     return out if eqn.primitive.multiple_results else [out]
 
 
 def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -> list[Any]:
-    jaxpr = getattr(closed, "jaxpr", closed)
+    jaxpr = jaxpr_of(closed)
     env = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
     env.update(zip(jaxpr.invars, args))
     evaluate(jaxpr.eqns, env, calls)
@@ -150,7 +131,7 @@ def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -
 
 
 def in_scope(eqn: Any) -> ExitStack:
-    """The equation's own context: its source lines, its `jax.named_scope`, and what `eqn.ctx` holds but the mark."""
+    """Enters an equation's context: its source lines, its `jax.named_scope`, and `eqn.ctx` without the mark."""
     stack = ExitStack()
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
@@ -161,32 +142,31 @@ def in_scope(eqn: Any) -> ExitStack:
 
 
 def called(eqn: Any, calls: Mapping[str, str]) -> Any | None:
-    """The jaxpr of an equation that is one of `calls`, or None. A `jit` with shardings of its own stays."""
+    """Returns the jaxpr of an equation that is one of `calls`, or None. A `jit` with its own shardings is not opened."""
     parameter = calls.get(eqn.primitive.name)
     if parameter is None or eqn.effects:
         return None
     placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
     if any(type(s).__name__ != "UnspecifiedValue" for s in placed):
         return None
-    return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # of `eval_jaxpr` from jax 0.12 on
+    return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # the name in `eval_jaxpr` since jax 0.12
 
 
 # Sizes ---------------------------------------------------------------------------------------------------------------
 
-_OPEN = 64  # elements of a dimension that is not known, where sizes are compared
+_OPEN = 64  # the size that a symbolic dimension counts as where sizes are compared
 
 
 def sub_jaxprs(eqn: Any) -> Iterator[Any]:
-    """The jaxprs in an equation's parameters."""
+    """Yields the jaxprs in an equation's parameters."""
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
-            inner = getattr(item, "jaxpr", item)
-            if hasattr(inner, "eqns"):
-                yield inner
+            if hasattr(jaxpr_of(item), "eqns"):
+                yield jaxpr_of(item)
 
 
 def all_equations(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a jaxpr and of those inside of it."""
+    """Yields the equations of a jaxpr and of the jaxprs inside it."""
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in sub_jaxprs(eqn):
@@ -194,7 +174,7 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many constants and carries the parameters of a scan's equation announce."""
+    """Returns the numbers of constants and carries of a scan's equation."""
     if "ft_in" in params:  # jax 0.12
         consts, carry, _ = params["ft_in"].unpack()
         return len(list(consts)), len(list(carry))
@@ -202,12 +182,12 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def is_known(dimension: Any) -> bool:
-    """Whether a dimension is a number, and not left open by `jax.export`."""
+    """Returns True if a dimension is a number, and False if it is a symbolic dimension of `jax.export`."""
     return isinstance(dimension, (int, np.integer))
 
 
 def extent(dimension: Any) -> int:
-    """A dimension; for one that `jax.export` leaves open, what it may be, where sizes are compared."""
+    """Returns a dimension as a number; symbolic dimensions count as 64."""
     return int(dimension) if is_known(dimension) else _OPEN
 
 
@@ -216,24 +196,23 @@ def elements(shape: Sequence[Any]) -> int:
 
 
 def nbytes(atom: Atom) -> int:
-    """Bytes of one value; typed keys and other extended types count as their items do."""
-    return elements(atom.aval.shape) * getattr(atom.aval.dtype, "itemsize", 4)
+    return elements(atom.aval.shape) * getattr(atom.aval.dtype, "itemsize", 4)  # extended dtypes may have no itemsize
 
 
 # Pieces --------------------------------------------------------------------------------------------------------------
 
 
 def inputs(eqn: Any) -> list[Var]:
-    """The variables that an equation reads."""
+    """Returns the variables that an equation reads."""
     return [atom for atom in eqn.invars if not is_literal(atom)]
 
 
 def needed(
     eqns: Sequence[Any], outs: Iterable[Atom], available: Collection[Var], effects: bool = False
 ) -> tuple[list[Any], list[Var]]:
-    """The equations that compute `outs` from `available`, and the variables of `available` that are read.
+    """Returns the equations that compute `outs` from `available`, and the variables of `available` that they read.
 
-    With `effects`, equations with side effects are needed too.
+    With `effects`, equations with side effects are included.
 
     >>> p = trace(lambda a, b: [a + b, a * b], [jax.typeof(1.0), jax.typeof(2.0)])
     >>> [e.primitive.name for e in needed(p.eqns, p.outvars[:1], set(p.invars))[0]]
@@ -250,13 +229,13 @@ def needed(
 
 
 def free_variables(eqns: Sequence[Any]) -> list[Var]:
-    """The variables that equations read and do not make."""
+    """Returns the variables that equations read but do not define."""
     made = {v for eqn in eqns for v in eqn.outvars}
     return list(dict.fromkeys(v for eqn in eqns for v in inputs(eqn) if v not in made))
 
 
 def depends(eqns: Sequence[Any], roots: Iterable[Var]) -> set[Var]:
-    """`roots` and every variable computed from one of them."""
+    """Returns `roots` and every variable computed from one of them."""
     found = set(roots)
     for eqn in eqns:
         if any(v in found for v in inputs(eqn)):

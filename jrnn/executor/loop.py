@@ -1,7 +1,7 @@
 """A loop as data: what is constant, carried, read and written at each step.
 
-Passes are functions from `Loop` to `Loop`. Variables and equations are JAX's own; `jaxprs.evaluate` runs equations on an
-environment (variable -> value), and `jaxprs.retrace` traces such a run into new equations, which is how a pass rewrites.
+Passes are functions from `Loop` to `Loop`. Variables and equations are JAX's own. `jaxprs.evaluate` runs equations on an
+environment (variable -> value). A pass rewrites a loop by tracing such a run into new equations (`Loop.rewritten`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.executor import jaxprs
-from jrnn.executor.jaxprs import Atom, Var
+from jrnn.executor.jaxprs import Atom, Env, Var
 
-# Tests set this: every loop that a pass makes is verified, and an error inside a pass is raised.
+Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
+
+# Tests set this to verify every loop that a pass returns, and to raise errors inside passes.
 strict_passes = jax.make_user_context(False)
 
 
 @dataclass(frozen=True)
 class Loop:
-    """`carry_out, ys = eqns(consts, carry, xs)` at each of `length` steps; all inputs are explicit."""
+    """Computes `carry_out, ys = eqns(consts, carry, xs)` at each of `length` steps. All inputs are explicit."""
 
     eqns: tuple[Any, ...]
     consts: tuple[Var, ...]
@@ -33,7 +35,7 @@ class Loop:
     length: Any  # an integer, or a symbolic dimension of `jax.export`
     reverse: bool
     unroll: int
-    recomputes: bool = False  # the caller asked for values to be computed again, and this loop does that
+    recomputes: bool = False  # this loop computes values again, as the caller's `recompute` asks
 
     @property
     def inputs(self) -> tuple[Var, ...]:
@@ -44,7 +46,7 @@ class Loop:
         return (*self.carry_out, *self.ys)
 
     def verify(self) -> Loop:
-        """Raises an AssertionError where the record is not a loop; returns it otherwise."""
+        """Returns the loop; raises an AssertionError if it is inconsistent."""
         defined = set(self.inputs)
         assert len(defined) == len(self.inputs), "an input is named twice"
         for eqn in self.eqns:
@@ -59,43 +61,55 @@ class Loop:
             assert types[0] == types[1], f"a carry changes from {types[0]} to {types[1]}"
         return self
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """All steps by `jax.lax.scan`: `(last carry, stacked ys)`, flat."""
-
-        open_length = not xs and not jaxprs.is_known(self.length)  # which `jax.lax.scan` takes from xs only
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        """Runs `length` steps with `jax.lax.scan`."""
 
         def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, (*consts, *carry, *x))))
             return [jaxprs.value(env, a) for a in self.carry_out], [jaxprs.value(env, a) for a in self.ys]
 
-        given = [jnp.arange(self.length)] if open_length else list(xs)
-        length = None if given else self.length  # a symbolic length may not be given
-        return jax.lax.scan(step, list(init), given, length, reverse=self.reverse, unroll=self.unroll)
+        if not xs and not jaxprs.is_known(length):  # `jax.lax.scan` takes a symbolic length only from xs
+            xs = [jnp.arange(length)]
+        steps = None if xs else length
+        return jax.lax.scan(step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll)
 
-    def with_length(self, length: Any) -> Loop:
-        """The same for another number of steps."""
-        return replace(self, length=length)
+    def replaced(self, rule: Callable[[Any, Env], Sequence[Any] | None]) -> Loop:
+        """Traces the step anew. `rule(eqn, env)` returns new values for an equation's results, or None to keep it."""
 
-    def rewritten(self, evaluation: Callable[[jaxprs.Env], jaxprs.Env], avals: Sequence[Any] | None = None) -> Loop:
-        """The same loop with its equations traced anew from an evaluation, and dead equations dropped.
+        def evaluation(env: Env) -> Env:
+            for eqn in self.eqns:
+                values = rule(eqn, env)
+                if values is None:
+                    jaxprs.evaluate([eqn], env)
+                else:
+                    env.update(zip(eqn.outvars, values))
+            return env
+
+        return self.rewritten(evaluation)
+
+    def rewritten(self, evaluation: Callable[[Env], Env], avals: Sequence[Any] | None = None) -> Loop:
+        """Traces the step anew from an evaluation, and drops dead equations.
 
         Args:
-            evaluation: defines the outputs in an environment of the inputs.
-            avals: new types of the inputs, where they change.
+            evaluation: gets an environment of the inputs and defines the outputs in it.
+            avals: the new types of the inputs, if they change.
         """
-        return self._of(jaxprs.retrace(evaluation, self.inputs, self.outputs, avals), len(self.carry))
+
+        def step(*args: Any) -> list[Any]:
+            env = evaluation(dict(zip(self.inputs, args)))
+            return [jaxprs.read(env, atom) for atom in self.outputs]
+
+        return self.traced(step, [v.aval for v in self.inputs] if avals is None else avals, len(self.carry))
 
     def traced(self, step: Callable[..., Sequence[Any]], avals: Sequence[Any], n_carry: int) -> Loop:
-        """A loop of the same constants and length whose step is traced from a function.
+        """Returns a loop with the same constants and length, and a step that is traced from a function.
 
         Args:
-            step: of the constants, the carries and the inputs; it returns the new carries and the outputs.
-            avals: their types.
-            n_carry: how many carries there are.
+            step: takes constants, carries and inputs; returns new carries and outputs.
+            avals: the types of the arguments.
+            n_carry: the number of carries.
         """
-        return self._of(jaxprs.trace(step, avals), n_carry)
-
-    def _of(self, program: jaxprs.Program, n_carry: int) -> Loop:
+        program = jaxprs.trace(step, avals)
         assert not program.constvars, "a rewrite may not add constants"
         eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
         at = len(self.consts), len(self.consts) + n_carry
@@ -109,7 +123,3 @@ class Loop:
             ys=program.outvars[n_carry:],
         )
         return made.verify() if strict_passes.value else made
-
-    def rewritten_by(self, rule: Callable[[Loop, jaxprs.Env], jaxprs.Env]) -> Loop:
-        """`rewritten` with an evaluation that also gets the loop."""
-        return self.rewritten(lambda env: rule(self, env))

@@ -1,15 +1,14 @@
-"""Where marked loops meet JAX: the rules that differentiate and lower them.
+"""The rules that JAX calls when it differentiates or lowers a marked loop.
 
 `jrnn.scan` is `jax.lax.scan` with a mark (`mark.py`). When JAX differentiates a marked loop, its step is first replaced by
-one that stores less (`residuals.py`). When JAX lowers one, forward or reverse, it is planned for the platform
-(`targets/`) and the plan is lowered. Whatever cannot be done leaves the loop to JAX's own rule.
+one that stores less (`residuals.py`). When JAX lowers a marked loop, forward or reverse, it is planned for the platform
+(`targets/`) and the plan is lowered. A loop that cannot be planned falls back to JAX's own rule.
 
-The route of an equation: `_lower` -> `_planned`, which reads it as a `Loop` (`loop.py`) and asks `targets.plan` for the
-`LoopPlan` (`plan.py`) -> `LoopPlan.run`, traced in place of the loop. A jaxpr here is JAX's record of a traced function;
-`jaxprs.opened` inlines the calls in it, and `jaxprs.scan_counts` are the numbers of a scan's constants and carries.
+The way of an equation: `_lower` calls `_planned`, which reads it as a `Loop` (`loop.py`) and gets its `LoopPlan` (`plan.py`)
+from `targets.plan`. `LoopPlan.run` is traced in place of the loop.
 
-This is the only file that uses private names of JAX. `tests/executor/test_lowering.py` checks them on each release; where
-one is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
+This is the only file that uses private names of JAX. `tests/executor/test_marked_loops.py` checks them. If one
+is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import jax
 from jax.extend.core.primitives import scan_p
 from jax.interpreters import mlir
 
-with suppress(ImportError):  # names that are missing are reported where they are needed
+with suppress(ImportError):  # `_install` reports missing names
     from jax._src.interpreters import ad
     from jax._src.interpreters import mlir as private_mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
@@ -39,7 +38,7 @@ from jrnn.executor.plan import LoopPlan, Target
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
-# A list that the plans of loops are added to as they are lowered, or None.
+# The list that collects the plans of lowered loops, or None.
 _recorder = jax.make_user_context(None)
 
 
@@ -52,7 +51,7 @@ def recorded() -> Iterator[list[LoopPlan]]:
 
 
 class _Plans(list):
-    """A list that JAX can use in keys of its caches: two are equal only if they are the same."""
+    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
@@ -61,18 +60,19 @@ class _Plans(list):
 # Reading the equation -------------------------------------------------------------------------------------------------
 
 
+def _parts(params: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the first arguments of `_read` and `_planned` from the parameters of a scan's equation."""
+    return params["jaxpr"], *jaxprs.scan_counts(params), params["length"], params["reverse"], params["unroll"]
+
+
 def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
-    """The loop of a scan's equation, calls opened, and the values of its jaxpr's constants, which come first."""
+    """Returns the loop of a scan's equation, and the values of its first constants, those of the jaxpr."""
     program = jaxprs.opened(jaxpr, jaxprs.LOWERED_CALLS)
     inputs, end = program.invars, n_consts + n_carry
     consts = (*program.constvars, *inputs[:n_consts])
     outs = program.outvars[:n_carry], program.outvars[n_carry:]
     loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
     return loop, program.consts
-
-
-def _open(jaxpr: Any) -> Any:
-    return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 # Lowering -------------------------------------------------------------------------------------------------------------
@@ -83,9 +83,8 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
     options = mark.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
     if options is None:
         return default(ctx, *args, **params)
-    n_consts, n_carry = jaxprs.scan_counts(params)
-    asked = params["length"], params["reverse"], params["unroll"], _target(platform, ctx), options
-    plan, values = _planned(params["jaxpr"], n_consts, n_carry, *asked)
+    _, n_consts, n_carry, *_ = parts = _parts(params)
+    plan, values = _planned(*parts, _target(platform, ctx), options)
     while plan.fission is not None:
 
         def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
@@ -101,10 +100,8 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
             _record(plan)
             return lowered
         except Exception as error:
-            left = _left_by(error, plan.target, plan.loop)
-            plan = (
-                left if plan.otherwise is None else replace(plan.otherwise, notes=(*plan.otherwise.notes, *left.notes))
-            )
+            left, otherwise = _left_by(error, plan.target, plan.loop), plan.otherwise
+            plan = left if otherwise is None else replace(otherwise, notes=(*otherwise.notes, *left.notes))
     _record(plan)
     if options.strict:
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
@@ -115,13 +112,13 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
 def _planned(
     jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int, target: Target, options: Options
 ) -> tuple[LoopPlan, tuple[Any, ...]]:
-    """The plan of an equation, and the values of its jaxpr's constants."""
+    """Returns the plan of an equation, and the values of its jaxpr's constants."""
     loop = None
-    if not all(type(v.aval).__name__ == "ShapedArray" for v in _open(jaxpr).invars):
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in jaxprs.jaxpr_of(jaxpr).invars):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
         loop, values = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
-        again = any(e.primitive.name in ("checkpoint", "remat2") for e in _open(jaxpr).eqns)
+        again = any(e.primitive.name in ("checkpoint", "remat2") for e in jaxprs.jaxpr_of(jaxpr).eqns)
         loop = replace(loop, recomputes=again and options.recompute is not None)
         return targets.plan(loop, target, options), values
     except Exception as error:
@@ -129,7 +126,7 @@ def _planned(
 
 
 def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
-    """The plan where an error came in between: the loop is left to JAX, unless errors are to be raised."""
+    """Returns the plan of a loop that is left to JAX because of an error; raises the error in tests."""
     if strict_passes.value or isinstance(error, ScanError):
         raise error
     return LoopPlan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
@@ -143,38 +140,30 @@ def _record(plan: LoopPlan) -> None:
 def _target(platform: str, ctx: Any) -> Target:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
-    backend = ctx.module_context.backend  # that of another platform, or None, in `jax.export`
+    backend = ctx.module_context.backend  # in `jax.export` another platform's, or None
     known = backend is not None and backend.platform == platform
     kind = backend.devices()[0].device_kind if known else ""
     return Target(platform, cores, devices, host_memory.kept, kind)
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
-    """The loops that a function of scans traces, in their order; nothing is lowered."""
-    found = []
-    for eqn in jax.make_jaxpr(fn)(*args).jaxpr.eqns:
-        if eqn.primitive is scan_p:
-            asked = eqn.params["length"], eqn.params["reverse"], eqn.params["unroll"]
-            found.append(_read(eqn.params["jaxpr"], *jaxprs.scan_counts(eqn.params), *asked)[0])
-    return found
+    """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
+    eqns = jax.make_jaxpr(fn)(*args).jaxpr.eqns
+    return [_read(*_parts(eqn.params))[0] for eqn in eqns if eqn.primitive is scan_p]
 
 
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
-    """The plans of the marked loops in a jaxpr, without lowering it."""
-    found = []
-    for eqn in jaxprs.all_equations(jaxpr):
-        options = mark.options_in(eqn.ctx.xla_metadata)
-        if eqn.primitive is scan_p and options is not None:
-            asked = eqn.params["length"], eqn.params["reverse"], eqn.params["unroll"], target, options
-            found.append(_planned(eqn.params["jaxpr"], *jaxprs.scan_counts(eqn.params), *asked)[0])
-    return found
+    """Returns the plans of the marked loops in a jaxpr, without lowering it."""
+    scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
+    marked = [(eqn, options) for eqn in scans if (options := mark.options_in(eqn.ctx.xla_metadata)) is not None]
+    return [_planned(*_parts(eqn.params), target, options)[0] for eqn, options in marked]
 
 
 # Differentiation ------------------------------------------------------------------------------------------------------
 
 
 def _storing_less(rule: Callable, current: Callable) -> Callable:
-    """JAX's rule for differentiating a scan, given a step that stores less where the scan is marked."""
+    """Wraps JAX's rule for differentiating a scan: a marked scan gets a step that stores less."""
 
     @functools.wraps(rule)
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
@@ -187,9 +176,9 @@ def _storing_less(rule: Callable, current: Callable) -> Callable:
 
 
 def _with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
-    """The rule of jax 0.10 for transposing a scan, corrected for outputs whose cotangent is a symbolic zero.
+    """Fixes JAX 0.10's rule for transposing a scan with outputs whose cotangent is a symbolic zero.
 
-    It hands a zero of all steps to the transposition of one step, which raises because of its type. Later versions do not.
+    The rule passes a zero with the type of all steps to the transposition of one step, which raises. Later versions do not.
     """
 
     @functools.wraps(rule)
@@ -203,14 +192,14 @@ def _with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
 
 @functools.lru_cache(maxsize=256)
 def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) -> Any:
-    avals = [v.aval for v in _open(jaxpr).invars]
+    avals = [v.aval for v in jaxprs.jaxpr_of(jaxpr).invars]
     try:
         step = residuals.storing_less(jaxpr, n_consts, n_carry, recompute)
         if step is None:
             return jaxpr
         with mark.unmarked():
             made = jax.make_jaxpr(step)(*avals)
-        same = [v.aval for v in _open(made).invars] == avals and list(made.out_avals) == list(jaxpr.out_avals)
+        same = [v.aval for v in made.jaxpr.invars] == avals and list(made.out_avals) == list(jaxpr.out_avals)
         return made if same else jaxpr
     except ScanError:
         raise

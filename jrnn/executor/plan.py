@@ -1,35 +1,32 @@
 """LoopPlan: what was decided for a loop. It is run, cached, and printed by `explain_scan`.
 
-A pipeline of `targets/` makes it: the passes rewrite the loop, and `passes/fission.py` takes it apart into what is computed
-for all steps before it (early), the loop that stays (core), and what is computed for all steps after it (late, summed).
-`chunks.in_chunks` runs a few steps at a time where the arrays of all steps would be too large.
+A target (`targets/`) makes it. Its passes rewrite the loop, and `passes/fission.py` splits it into work for all steps before
+the loop (early), the loop that stays (core), and work for all steps after it (late, summed). If the arrays of all steps
+would be too large, `recompute.in_chunks` runs a few steps at a time.
 
 Shapes: T time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jax.extend import source_info_util
 
 from jrnn.executor import jaxprs, primitives
-from jrnn.executor.chunks import in_chunks
 from jrnn.executor.jaxprs import Var
-from jrnn.executor.loop import Loop
+from jrnn.executor.loop import Loop, Results
 from jrnn.executor.passes.fission import Fission
+from jrnn.executor.recompute import in_chunks
 
 
 class Runner(Protocol):
-    """What runs the loop that stays."""
+    """Runs the loop that stays."""
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The loop's `(last carry, stacked ys)`."""
-
-    def with_length(self, length: Any) -> Runner:
-        """The same for another number of steps."""
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        """Runs `length` steps."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,10 @@ class Target:
 
     Attributes:
         platform: "cpu", "cuda", "rocm" or "tpu".
-        cores: processor cores that this process may use.
-        devices: devices that the program is divided among.
+        cores: the number of processor cores that this process may use.
+        devices: the number of devices that the program is divided among.
         keeps_memory: whether the process keeps memory that it frees (`host_memory`).
-        kind: the kind of the devices, such as "TPU v5 lite", or "" where it is not known.
+        kind: the kind of the devices, such as "TPU v5 lite", or "" if unknown.
     """
 
     platform: str
@@ -57,13 +54,13 @@ class LoopPlan:
 
     Attributes:
         target: what it is lowered for.
-        loop: the loop as JAX made it, with its calls opened; None where it could not be read.
-        fission: the loop taken apart, or None where `jax.lax.scan` lowers it as it is.
-        core: what runs the loop that stays.
+        loop: the loop as JAX made it, with its calls opened, or None if it could not be read.
+        fission: the loop split into parts, or None if `jax.lax.scan` lowers it.
+        core: runs the loop that stays.
         executor: the name of that runner: "lax.scan", "scan", "associative" or "persistent".
-        chunk: steps that are run at a time to bound memory, or None for all.
+        chunk: the number of steps to run at a time to bound memory, or None for all.
         notes: reasons for what was not done.
-        otherwise: the plan to lower where this one cannot be lowered, or None for `jax.lax.scan`.
+        otherwise: the plan to lower if this one cannot be lowered, or None for `jax.lax.scan`.
     """
 
     target: Target
@@ -77,56 +74,53 @@ class LoopPlan:
 
     @staticmethod
     def left(target: Target, loop: Loop | None, why: str) -> LoopPlan:
-        """The plan of a loop that `jax.lax.scan` lowers as it is."""
+        """Returns the plan of a loop that `jax.lax.scan` lowers."""
         return LoopPlan(target, loop, None, None, "lax.scan", notes=(why,))
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The loop's `(last carry, stacked ys)`, flat."""
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> Results:
+        """Runs all steps."""
         assert self.fission is not None and self.core is not None
-        fission, core = self.fission, self.core
-        loop, steps = fission.loop, fission.loop.length
+        fission, core, steps = self.fission, self.core.run, self.fission.loop.length
+        if self.chunk is None:
+            return fission.run(consts, init, xs, steps, core)
 
-        def run_some(carry: Any, xs: Any, steps: Any) -> tuple[list[Any], list[Any]]:
-            return fission.with_length(steps).run(consts, carry, xs, core.with_length(steps).run)
+        def run_some(carry: Any, xs: Any, steps: Any) -> Results:
+            return fission.run(consts, carry, xs, steps, core)
 
-        if self.chunk is not None:
-            return in_chunks(run_some, list(init), list(xs), steps, self.chunk, loop.reverse)
-        return run_some(init, xs, steps)
+        return in_chunks(run_some, list(init), list(xs), steps, self.chunk, fission.loop.reverse)
 
     @property
     def hoisted(self) -> tuple[Item, ...]:
-        """What is computed for all steps before the loop."""
-        return self._items(self.fission.early if self.fission else (), steps=True)
+        """Values that are computed for all steps before the loop."""
+        return self._items(lambda fission: fission.early)
 
     @property
     def sunk(self) -> tuple[Item, ...]:
-        """What is computed for all steps after the loop."""
-        return self._items(self.fission.late if self.fission else (), steps=True)
+        """Values that are computed for all steps after the loop."""
+        return self._items(lambda fission: fission.late)
 
     @property
     def summed(self) -> tuple[Item, ...]:
-        """What is summed over all steps after the loop, instead of carried."""
-        if self.fission is None:
-            return ()
-        return self._items((v for values in self.fission.summed.values() for v in values), steps=False)
+        """Values that are summed over all steps after the loop, instead of carried."""
+        return self._items(lambda fission: [v for values in fission.summed.values() for v in values], steps=False)
 
     @property
     def stacked(self) -> tuple[Item, ...]:
-        """What the loop that stays writes at each step."""
-        return self._items(self.fission.core.ys if self.fission else (), steps=True)
+        """Values that the loop that stays writes at each step."""
+        return self._items(lambda fission: fission.core.ys)
 
     @property
     def contractions(self) -> int:
-        """Contractions that stay in the loop."""
+        """The number of contractions that stay in the loop."""
         eqns = self.fission.core.eqns if self.fission else self.loop.eqns if self.loop else ()
         return sum(map(primitives.is_contraction, eqns))
 
-    def _items(self, values: Iterable[Any], steps: bool) -> tuple[Item, ...]:
+    def _items(self, chosen: Callable[[Fission], Iterable[Any]], steps: bool = True) -> tuple[Item, ...]:
         if self.fission is None:
             return ()
         made = jaxprs.producers(self.fission.loop.eqns)
         times = jaxprs.extent(self.fission.loop.length) if steps else 1
-        return tuple(Item.of(v, made, times) for v in values if not jaxprs.is_literal(v))
+        return tuple(Item.of(v, made, times) for v in chosen(self.fission) if not jaxprs.is_literal(v))
 
     def __str__(self) -> str:
         direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
@@ -148,7 +142,7 @@ class LoopPlan:
         return "\n".join([*lines, *(f"  {note}" for note in (*self.notes, *self._staying()))])
 
     def _staying(self) -> list[str]:
-        """Why equations that might have moved stay in the loop."""
+        """Returns the reasons why equations stay in the loop."""
         eqns = self.fission.core.eqns if self.fission else ()
         stuck = {e.primitive.name: e for e in eqns if not primitives.is_movable(e)}
         return [f"{name} stays in the loop: {primitives.why_it_stays(eqn)}" for name, eqn in stuck.items()]
@@ -156,7 +150,7 @@ class LoopPlan:
 
 @dataclass(frozen=True)
 class Item:
-    """One value of a step: the primitive that makes it, where in the user's code, its type, and its bytes over all steps."""
+    """One value of a step: its primitive, its place in the user's code, its type, and its bytes over all steps."""
 
     what: str
     where: str
@@ -165,13 +159,12 @@ class Item:
 
     @staticmethod
     def of(v: Var, made: dict[Var, Any], times: int) -> Item:
-        """The item of a variable, which `made` says the equation of."""
-        eqn = made.get(v)
-        if eqn is None:
-            return Item("carry", "", v.aval.str_short(), jaxprs.nbytes(v) * times)
-        scope = str(eqn.source_info.name_stack)
-        what = f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
-        where = source_info_util.summarize(eqn.source_info)
+        """Returns the item of a variable; `made` has the equations that define variables."""
+        what, where, eqn = "carry", "", made.get(v)
+        if eqn is not None:
+            scope = str(eqn.source_info.name_stack)
+            what = f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
+            where = source_info_util.summarize(eqn.source_info)
         return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * times)
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""What the executor knows of primitives: which may move out of a loop, which are linear, cheap to repeat, worth moving.
+"""Tables of primitives: which may move out of a loop, which are worth moving, linear, or cheap to repeat.
 
-A primitive that is in no table stays where it is.
+A primitive that is in no table stays in the loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jrnn.executor import jaxprs
 
-# One value per element of the operands; cheap enough to be repeated in the reverse loop instead of stored.
+# One value per element of the operands. Cheap enough to be computed again in the reverse loop instead of stored.
 # fmt: off
 ELEMENTWISE = frozenset((
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
@@ -24,7 +24,7 @@ ELEMENTWISE = frozenset((
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
     "stop_gradient", "sub", "tan", "tanh", "xor",
 ))
-# Pick, spread or order what the operand holds: free where it is used, a copy where the result is stored.
+# They pick, repeat or reorder elements of the operand: free where the result is used, a copy where it is stored.
 VIEWS = frozenset((
     "broadcast_in_dim", "broadcast_to", "expand_dims", "reshape", "slice", "split", "squeeze", "tile", "transpose",
     "unstack",
@@ -46,18 +46,18 @@ _PURE = frozenset((
 ))
 # fmt: on
 CHEAP = ELEMENTWISE | VIEWS | _REDUCTIONS | _ARRANGEMENTS
-# Functions of one value that cost many instructions each: worth doing for several slices at once.
+# Functions that cost many instructions per value: worth computing for several slices at once.
 ACTIVATIONS = frozenset(("logistic", "tanh", "exp", "log1p", "expm1", "erf", "sin", "cos", "sqrt", "rsqrt"))
-# Linear in their only operand, without regard to its values.
+# Linear in their only operand.
 LINEAR = frozenset((
     "broadcast_in_dim", "copy", "copy_p", "neg", "reduce_sum", "reshape", "rev", "slice", "split", "squeeze", "transpose",
 ))  # fmt: skip
-# Of floating-point numbers: the result jumps where an operand moves by a rounding error.
+# For floating-point operands, the result jumps where an operand changes by a rounding error.
 _DISCONTINUOUS = frozenset((
     "ceil", "eq", "floor", "ge", "gt", "is_finite", "le", "lt", "ne", "rem", "round", "sign",
 ))  # fmt: skip
 ADDITIONS = frozenset(("add", "add_any"))
-# Over devices or mapped axes: they stay in the loop.
+# They communicate over devices or mapped axes, and stay in the loop.
 COLLECTIVES = frozenset((
     "all_gather", "all_to_all", "axis_index", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "pvary",
 ))  # fmt: skip
@@ -66,15 +66,15 @@ _MOVABLE = CHEAP | _HEAVY | _PURE
 
 
 def is_movable(eqn: Any) -> bool:
-    """Whether it may be evaluated for all steps at once, under `vmap` over time."""
-    return eqn.primitive.name in _MOVABLE and not eqn.effects and not draws_otherwise_at_once(eqn)
+    """Returns True if an equation may be evaluated for all steps, under `vmap` over time."""
+    return eqn.primitive.name in _MOVABLE and not eqn.effects and not draws_differently_under_vmap(eqn)
 
 
 def why_it_stays(eqn: Any) -> str:
-    """The reason why an equation is not movable."""
+    """Returns the reason why an equation is not movable."""
     if eqn.effects:
         return "it has side effects"
-    if draws_otherwise_at_once(eqn):
+    if draws_differently_under_vmap(eqn):
         return "keys of its kind give other random numbers for all steps at once"
     if any(True for _ in jaxprs.sub_jaxprs(eqn)):
         return "it is control flow"
@@ -82,18 +82,17 @@ def why_it_stays(eqn: Any) -> str:
 
 
 def is_known(eqn: Any) -> bool:
-    """Whether it is in one of the tables."""
     return eqn.primitive.name in _MOVABLE or eqn.primitive.name in COLLECTIVES
 
 
-def draws_otherwise_at_once(eqn: Any) -> bool:
-    """Whether it makes other random numbers under `vmap`: true of all keys but JAX's default, threefry's."""
+def draws_differently_under_vmap(eqn: Any) -> bool:
+    """Returns True if `vmap` changes the random numbers: for all keys except JAX's default, threefry's."""
     keys = [a.aval.dtype.name for a in eqn.invars if jnp.issubdtype(a.aval.dtype, jax.dtypes.prng_key)]
     return any(name != "key<fry>" for name in keys)
 
 
 def is_heavy(eqn: Any) -> bool:
-    """Worth taking out of a loop: a contraction, a lookup or a solver."""
+    """Returns True for contractions, lookups and solvers, which are worth moving out of a loop."""
     return eqn.primitive.name in _HEAVY
 
 
@@ -106,7 +105,7 @@ def is_cheap(eqn: Any) -> bool:
 
 
 def is_discontinuous(eqn: Any) -> bool:
-    """Whether it makes something of floating-point numbers that jumps where they move by a rounding error."""
+    """Returns True if the result jumps where a floating-point operand changes by a rounding error."""
     name = eqn.primitive.name
     jumps = name in _DISCONTINUOUS or (name == "convert_element_type" and not _is_inexact(eqn.outvars[0]))
     return jumps and any(map(_is_inexact, eqn.invars))
@@ -121,16 +120,7 @@ def is_view(eqn: Any) -> bool:
 
 
 def is_linear(eqn: Any) -> bool:
-    """Whether the results are linear in the only operand. A change between floating-point types counts as linear."""
+    """Returns True if an equation is linear in its only operand. Floating-point conversions count as linear."""
     if eqn.primitive.name == "convert_element_type":
         return _is_inexact(eqn.invars[0]) and _is_inexact(eqn.outvars[0])
     return eqn.primitive.name in LINEAR and len(eqn.invars) == 1
-
-
-def operations(eqn: Any) -> int:
-    """Multiplications and additions of a `dot_general`; 0 for anything else."""
-    if eqn.primitive.name != "dot_general":
-        return 0
-    (contracted, _), _ = eqn.params["dimension_numbers"]
-    inner = [eqn.invars[0].aval.shape[a] for a in contracted]
-    return 2 * jaxprs.elements(inner) * jaxprs.elements(eqn.outvars[0].aval.shape)

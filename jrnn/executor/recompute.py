@@ -1,4 +1,7 @@
-"""What the reverse pass computes again instead of storing it: checks of the option, and checkpoints of the carry."""
+"""The option `recompute`: what the reverse pass computes again instead of storing it; and loops over chunks of steps.
+
+Shapes: T time.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,38 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ScanError, near
 from jrnn.executor import jaxprs, primitives
-from jrnn.executor.chunks import RunSome, in_chunks
 from jrnn.executor.jaxprs import Var
 
-# What may be asked for: nothing, "contractions" or "sqrt", a number of checkpoints, or the names of values.
+# None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
+# `(carry, xs, steps) -> (carry, ys)` over some of the steps.
+RunSome = Callable[[Any, Any, int], tuple[Any, Any]]
 
 
 def check(recompute: Any) -> None:
-    """Raises a ScanError for what `recompute` cannot be."""
+    """Raises a ScanError if `recompute` is not a `Recompute`."""
     if recompute is None or (isinstance(recompute, str) and recompute in ("contractions", "sqrt")):
         return
     if isinstance(recompute, (int, np.integer)) and not isinstance(recompute, bool) and recompute >= 1:
         return
-    names = isinstance(recompute, (list, tuple, set, frozenset)) and all(isinstance(n, str) for n in recompute)
-    if not names:
-        hint = near(recompute, ("contractions", "sqrt")) if isinstance(recompute, str) else ""
-        raise ScanError(
-            f"scan: recompute must be None, 'contractions', 'sqrt', a number of checkpoints, or a list of names given "
-            f"with jax.ad_checkpoint.checkpoint_name, but is {recompute!r}{hint}"
-        )
+    if isinstance(recompute, (list, tuple, set, frozenset)) and all(isinstance(n, str) for n in recompute):
+        return
+    hint = near(recompute, ("contractions", "sqrt")) if isinstance(recompute, str) else ""
+    raise ScanError(
+        f"scan: recompute must be None, 'contractions', 'sqrt', a number of checkpoints, or a list of names given "
+        f"with jax.ad_checkpoint.checkpoint_name, but is {recompute!r}{hint}"
+    )
 
 
 def check_names(names: Collection[str], eqns: Sequence[Any]) -> None:
-    """Raises a ScanError where a step's equations do not give a value one of the names."""
-    known = sorted(_names(eqns))
+    """Raises a ScanError if the equations of a step give no value one of the names."""
+    inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))
+    known = sorted({e.params["name"] for e in (*eqns, *inner) if e.primitive.name == "name"})
     for name in names:
         if name not in known:
             given = f"only {', '.join(map(repr, known))}" if known else "none has a name"
@@ -46,37 +52,27 @@ def check_names(names: Collection[str], eqns: Sequence[Any]) -> None:
             )
 
 
-def _names(eqns: Sequence[Any]) -> set[str]:
-    inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))
-    return {e.params["name"] for e in (*eqns, *inner) if e.primitive.name == "name"}
-
-
 def is_checkpoints(recompute: Any) -> bool:
-    """Whether the option asks for checkpoints of the carry."""
+    """Returns True if the option asks for checkpoints of the carry."""
     return recompute == "sqrt" or isinstance(recompute, (int, np.integer))
 
 
 def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had: Collection[Var]) -> set[Var]:
-    """The values of a step that may not be residuals.
+    """Returns the values of a step that may not be residuals.
+
+    For names, these are the named values, the values that lead to them, and the values that follow from them cheaply.
+    Storing a neighbor of a named value, such as a gate for its pre-activation, would take the memory that is to be freed.
 
     Args:
         recompute: "contractions", names, or None.
         step: the step's equations.
-        had: values that are at hand anyway.
+        had: the values that are available without being stored.
     """
     if recompute is None:
         return set()
     if recompute == "contractions":
         return {v for e in step if primitives.is_cheap(e) for v in e.outvars}
-    return _about(recompute, step, had)
-
-
-def _about(names: Collection[str], step: Sequence[Any], had: Collection[Var]) -> set[Var]:
-    """The named values, what leads to them from what is at hand, and what follows from them cheaply.
-
-    Storing a neighbor of a named value, such as a gate for its pre-activation, would take the memory that is to be freed.
-    """
-    marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in names]
+    marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in recompute]
     found = {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
     for eqn in reversed(step):
         if any(v in found for v in eqn.outvars):
@@ -88,10 +84,10 @@ def _about(names: Collection[str], step: Sequence[Any], had: Collection[Var]) ->
 
 
 def chunk_length(recompute: Any, steps: Any) -> int | None:
-    """Steps between checkpoints, or None where there are too few steps for any."""
+    """Returns the number of steps between checkpoints, or None if there are too few steps for any."""
     if not jaxprs.is_known(steps):
         raise ScanError(
-            f"scan: recompute={recompute!r} divides the steps, but how many there are ({steps}) is left open; "
+            f"scan: recompute={recompute!r} divides the steps, but their number ({steps}) is symbolic; "
             "give recompute='contractions' or None, or export with a fixed number"
         )
     if steps < 2:
@@ -101,7 +97,45 @@ def chunk_length(recompute: Any, steps: Any) -> int | None:
 
 
 def with_checkpoints(run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool) -> tuple[Any, Any]:
-    """Runs a scan in chunks of `size` steps, of which only the carries in between are kept for the reverse pass."""
-    # Inside a loop nothing can be merged with the first computation, so the guard against it is not needed.
+    """Runs a scan in chunks of `size` steps. Only the carries between chunks are kept for the reverse pass."""
+    # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
     wrap: Callable = functools.partial(jax.checkpoint, prevent_cse=False)
     return in_chunks(run, carry, xs, steps, size, reverse, wrap)
+
+
+def in_chunks(
+    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool, wrap: Callable = lambda f: f
+) -> tuple[Any, Any]:
+    """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
+
+    Args:
+        run: runs some of the steps.
+        carry, xs: the inputs of the whole loop, pytrees.
+        steps: T.
+        size: the number of steps in a chunk; the last chunk may have fewer.
+        reverse: whether time runs backwards.
+        wrap: wraps the function that runs one chunk, such as `jax.checkpoint`.
+
+    Returns:
+        The last carry, and the stacked outputs.
+    """
+    whole = steps // size
+    head = jax.tree.map(lambda x: jnp.reshape(x[: whole * size], (whole, size, *x.shape[1:])), xs)
+    tail = jax.tree.map(lambda x: x[whole * size :], xs)
+
+    def run_head(carry: Any) -> tuple[Any, Any]:
+        body = wrap(lambda carry, chunk: run(carry, chunk, size))
+        carry, ys = jax.lax.scan(body, carry, head, length=whole, reverse=reverse)
+        return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
+
+    rest = steps - whole * size
+    if not rest:
+        return run_head(carry)
+    run_tail = wrap(lambda carry, chunk: run(carry, chunk, rest))
+    if reverse:
+        carry, late = run_tail(carry, tail)
+        carry, early = run_head(carry)
+    else:
+        carry, early = run_head(carry)
+        carry, late = run_tail(carry, tail)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), early, late)

@@ -1,9 +1,9 @@
 """What a step stores for the reverse pass, chosen by a minimum cut.
 
-JAX's partial evaluation stores every value that a derivative reads. Here the step gets a derivative rule of its own: the
-same equations that JAX makes, in two parts, with a minimum cut between them. What is not stored is computed again in the
-reverse loop from what is. Contractions are always stored, and so is what jumps where its operand moves by a rounding
-error, such as a comparison: done again on operands that are done again, it may come out another way than it did.
+JAX's partial evaluation stores every value that a derivative reads. Here the step gets its own derivative rule: the same
+equations as JAX's, in two parts with a minimum cut between them. The reverse loop computes the other values again from the
+stored ones. Contractions are always stored. So are results that jump where an operand changes by a rounding error, such as
+comparisons: computed again from operands that are computed again, they might differ from the first computation.
 
 Shapes: T time.
 """
@@ -11,7 +11,8 @@ Shapes: T time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from jrnn.executor import jaxprs, primitives, recompute
 from jrnn.executor.jaxprs import Atom, Program, Var
-from jrnn.executor.mincut import INFINITE, min_cut
 
-# Longer steps are differentiated as JAX does it: the cut takes time that grows faster than the step.
+# Steps with more equations are left to JAX: the time of the cut grows faster than the step.
 _LONGEST = 2000
+
+_INFINITE = 1 << 60
 
 Flat = Sequence[Any]
 
@@ -34,19 +36,21 @@ Flat = Sequence[Any]
 def storing_less(
     jaxpr: Any, n_consts: int, n_carry: int, asked: str | tuple[str, ...] | None
 ) -> Callable[..., Flat] | None:
-    """The step with a derivative rule that stores less, or None for a step whose derivative must be left to JAX.
+    """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
 
     Steps with side effects, control flow, `jax.checkpoint` or reverse-mode rules of their own are left to JAX.
 
     Args:
-        jaxpr: the step, of constants, carries and inputs; its results are the new carries and outputs.
-        n_consts, n_carry: how many of its inputs are constants and carries.
-        asked: what the caller wants to have computed again: None, "contractions", or names.
+        jaxpr: the step, from constants, carries and inputs to new carries and outputs.
+        n_consts, n_carry: the numbers of constants and carries.
+        asked: the caller's option `recompute`: None, "contractions", or names.
     """
     if not _is_plain(jaxpr):
-        if asked is None or getattr(jaxpr, "jaxpr", jaxpr).effects:
+        if asked is None or jaxprs.jaxpr_of(jaxpr).effects:
             return None
-        return jax.checkpoint(jax.extend.core.jaxpr_as_fun(jaxpr), policy=_policy(asked), prevent_cse=False)
+        policies = jax.checkpoint_policies
+        policy = policies.dots_saveable if asked == "contractions" else policies.nothing_saveable
+        return jax.checkpoint(jax.extend.core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False)
     program = jaxprs.opened(jaxpr)
     avals = [v.aval for v in program.invars]
 
@@ -73,8 +77,8 @@ def _moves(primal: Any, tangent: Any) -> bool:
 
 
 def _is_plain(closed: Any) -> bool:
-    """Whether each equation's derivative is made of equations of one kind: values of the step, or tangents."""
-    jaxpr = getattr(closed, "jaxpr", closed)
+    """Returns True if the derivative of a step separates into equations of values and equations of tangents."""
+    jaxpr = jaxprs.jaxpr_of(closed)
     if jaxpr.effects or len(jaxpr.eqns) > _LONGEST:
         return False
     calls = ((eqn, jaxprs.called(eqn, jaxprs.CALLS)) for eqn in jaxpr.eqns)
@@ -84,23 +88,18 @@ def _is_plain(closed: Any) -> bool:
     )
 
 
-def _policy(asked: str | tuple[str, ...]) -> Any:
-    """For steps that are left to JAX: contractions are stored, or nothing where values are named."""
-    policies = jax.checkpoint_policies
-    return policies.dots_saveable if asked == "contractions" else policies.nothing_saveable
-
-
 @dataclass(frozen=True)
 class _Derivative:
     """The derivative of a step, in two parts.
 
     Attributes:
-        program: the step and its tangents: of the arguments and the moving ones' tangents, the results and their tangents.
-        n: how many arguments and how many results the step has.
-        step: the equations of the step and of what is stored.
-        tangent: the equations done again, then those of the tangents.
-        read: the variables that `tangent` reads of the arguments and of `step`.
-        outs: for each result, its tangent, or None where it does not move.
+        program: the step and its tangents, from the arguments and the tangents of some of them to the results and their
+            tangents.
+        n: the numbers of the step's arguments and results.
+        step: the equations that compute the results and the stored values.
+        tangent: the equations that compute values again, then the equations of the tangents.
+        read: the variables that `tangent` reads from the arguments and from `step`.
+        outs: the tangent of each result, or None if it is zero.
     """
 
     program: Program
@@ -111,7 +110,7 @@ class _Derivative:
     outs: tuple[Atom | None, ...]
 
     def run(self, primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
-        """The rule: `(results, their tangents)`."""
+        """Returns the results and their tangents."""
         n_in, n_out = self.n
         env = dict(zip(self.program.constvars, self.program.consts)) | dict(zip(self.program.invars, primals))
         jaxprs.evaluate(self.step, env)
@@ -123,7 +122,7 @@ class _Derivative:
             jaxprs.evaluate(self.tangent, env)
             return [jaxprs.value(env, a) for a in moved]
 
-        # The checkpoint keeps JAX from storing what `tangent` computes again: it can only store what it is given.
+        # With the checkpoint, JAX can store only the arguments, and not what `tangent` computes again.
         given = iter(jax.checkpoint(of_tangents, prevent_cse=False)([env[v] for v in self.read], tangents))
         zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
         return results, [z if a is None else next(given) for z, a in zip(zero, self.outs)]
@@ -156,16 +155,14 @@ def _derivative(
     linear, _ = jaxprs.needed(program.eqns, [a for a in outs if a is not None], set(program.invars[:n_in]))
     linear = [e for e in linear if any(v in later for v in e.outvars)]
     wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
-    wanted += [a for a in outs if a is not None and not jaxprs.is_literal(a) and a not in later]  # of odd custom rules
+    # The tangents that do not depend on tangents, from unusual custom rules.
+    wanted += [a for a in outs if a is not None and not jaxprs.is_literal(a) and a not in later]
 
-    consts, carry, xs = (
-        program.invars[:n_consts],
-        program.invars[n_consts : n_consts + n_carry],
-        program.invars[n_consts + n_carry : n_in],
-    )
+    first_x = n_consts + n_carry
+    consts, carry, xs = program.invars[:n_consts], program.invars[n_consts:first_x], program.invars[first_x:n_in]
     carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry:n_out]
     had = {*consts, *program.constvars, *xs, *(a for a in ys if not jaxprs.is_literal(a))}
-    # A carry is stored as what each step leaves in it: that stack, shifted by a step, is the old carry too.
+    # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
     had |= {v for v, out in zip(carry, carry_out) if not jaxprs.is_literal(out) and out in had}
     varying = jaxprs.depends(step, (*carry, *xs))
     chosen = _choose(step, [v for v in wanted if v in varying], had, carry, varying, asked)
@@ -179,7 +176,7 @@ def _derivative(
 
 
 def _is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:
-    """Whether a tangent is a zero that JAX has made an array."""
+    """Returns True if a tangent is an array of zeros."""
     while not jaxprs.is_literal(atom):
         eqn = made.get(atom)
         if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
@@ -196,13 +193,13 @@ def _choose(
     varying: Collection[Var],
     asked: Any,
 ) -> list[Var]:
-    """The variables to store so that all wanted ones can be computed."""
+    """Returns the variables to store so that all wanted ones can be computed."""
     never = recompute.not_stored(asked, step, had)
     eqns, _ = jaxprs.needed(step, wanted, had)
     costs = {v: 0 for v in had if v in varying}
     costs.update({v: 0 if v in had else jaxprs.nbytes(v) for v in carry})
     edges, sources = [], list(costs)
-    exact = set(costs)  # never done again, or done again without rounding
+    exact = set(costs)  # never computed again, or computed again without rounding
     for eqn in eqns:
         of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
         jumps = primitives.is_discontinuous(eqn)
@@ -216,9 +213,81 @@ def _choose(
         for v in eqn.outvars:
             if v not in varying or v in had:
                 continue
-            costs[v] = INFINITE if v in never else jaxprs.nbytes(v)
+            costs[v] = _INFINITE if v in never else jaxprs.nbytes(v)
             if remade:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
             else:
                 sources.append(v)
     return [v for v in min_cut(costs, edges, sources, wanted) if v not in had]
+
+
+def min_cut(
+    costs: Mapping[Hashable, int],
+    edges: Iterable[tuple[Hashable, Hashable]],
+    sources: Iterable[Hashable],
+    sinks: Iterable[Hashable],
+) -> list[Hashable]:
+    """Returns the cheapest set of nodes that every path from a source to a sink passes; of equals, the nearest to the sinks.
+
+    Args:
+        costs: the cost of storing each node; `_INFINITE` forbids it.
+        edges: pairs of nodes, an operand and a result.
+        sources: nodes that cannot be computed again.
+        sinks: nodes that are wanted.
+
+    >>> min_cut({"x": 5, "a": 2, "b": 2}, [("x", "a"), ("x", "b")], ["x"], ["a", "b"])
+    ['a', 'b']
+    """
+    # Every node becomes an arc from (node, 0) to (node, 1) with its cost as capacity.
+    capacity: dict[Hashable, dict[Hashable, int]] = {}
+
+    def arc(tail: Hashable, head: Hashable, size: int) -> None:
+        capacity.setdefault(tail, {})[head] = size
+        capacity.setdefault(head, {}).setdefault(tail, 0)
+
+    start, end = ("start",), ("end",)
+    capacity[start], capacity[end] = {}, {}
+    for node, cost in costs.items():
+        arc((node, 0), (node, 1), cost)
+    for tail, head in edges:
+        arc((tail, 1), (head, 0), _INFINITE)
+    for node in sources:
+        arc(start, (node, 0), _INFINITE)
+    for node in sinks:
+        arc((node, 1), end, _INFINITE)
+
+    while path := _augmenting_path(capacity, start, end):
+        room = min(capacity[tail][head] for tail, head in path)
+        assert room < _INFINITE, "a wanted value can be neither stored nor computed again"
+        for tail, head in path:
+            capacity[tail][head] -= room
+            capacity[head][tail] += room
+
+    reaches_end = {end}
+    queue = deque([end])
+    while queue:
+        head = queue.popleft()
+        for tail in capacity[head]:
+            if capacity[tail][head] > 0 and tail not in reaches_end:
+                reaches_end.add(tail)
+                queue.append(tail)
+    return [node for node in costs if (node, 1) in reaches_end and (node, 0) not in reaches_end]
+
+
+def _augmenting_path(
+    capacity: Mapping[Hashable, Mapping[Hashable, int]], start: Hashable, end: Hashable
+) -> list[tuple[Hashable, Hashable]]:
+    """Returns the arcs of a shortest path with capacity left, found breadth-first; empty if there is none."""
+    came: dict[Hashable, Hashable] = {start: start}
+    queue = deque([start])
+    while queue and end not in came:
+        tail = queue.popleft()
+        for head, room in capacity[tail].items():
+            if room > 0 and head not in came:
+                came[head] = tail
+                queue.append(head)
+    path, at = [], end
+    while end in came and at != start:
+        path.append((came[at], at))
+        at = came[at]
+    return path

@@ -146,7 +146,7 @@ def test_packed_stacks_are_taken_apart_by_type_and_shape():
     packed = pack_stacks(loop, 1 << 20)
     assert [len(pack) for pack in packed.packs] == [2, 1, 1, 1]
     given = [jnp.ones((2, 3))], [jnp.arange(10.0).reshape(5, 2, 1), jnp.arange(5.0)]
-    for found, wanted in zip(jax.tree.leaves(packed.run([], *given)), jax.tree.leaves(loop.run([], *given))):
+    for found, wanted in zip(jax.tree.leaves(packed.run([], *given, 5)), jax.tree.leaves(loop.run([], *given, 5))):
         assert found.dtype == wanted.dtype
         np.testing.assert_array_equal(found, wanted)
     assert isinstance(pack_stacks(loop, 10), Loop), "nothing fits"
@@ -165,5 +165,5 @@ def test_a_result_that_is_two_carries_is_in_the_stack_once():
     staged = one_kernel_a_stage(loop.verify())
     assert staged.stacked == ((0, None),) and staged.kept == (1, 2)
     init, xs = [jnp.full((3, 2), float(i + 1)) for i in range(3)], [jnp.ones((5, 3, 2))]
-    last, ys = staged.loop.verify().run([matrix], staged.initial(init), xs)
-    jax.tree.map(np.testing.assert_array_equal, (staged.carry(last), ys), tuple(loop.run([matrix], init, xs)))
+    last, ys = staged.loop.verify().run([matrix], staged.initial(init), xs, 5)
+    jax.tree.map(np.testing.assert_array_equal, (staged.carry(last), ys), tuple(loop.run([matrix], init, xs, 5)))

@@ -54,5 +54,5 @@ def test_a_step_that_does_not_read_its_inputs():
 
 def test_checkpoints_need_to_know_the_steps():
     given = jax.ShapeDtypeStruct(export.symbolic_shape("t, 2, 3"), jnp.float32)
-    with pytest.raises(ScanError, match="recompute='sqrt' divides the steps, but how many there are .t. is left open"):
+    with pytest.raises(ScanError, match="recompute='sqrt' divides the steps, but their number .t. is symbolic"):
         export.export(jax.jit(lambda x: recurrent(x, recompute="sqrt")))(given)

@@ -1,7 +1,7 @@
-"""A loop run as one kernel, in which constants and state stay in the memory on the chip.
+"""A loop as one kernel, which keeps constants and state in the memory on the chip.
 
-It takes products of two values over one axis, elementwise operations, reductions and pieces of values with at most two
-axes longer than 1. It runs on a TPU, and, interpreted, anywhere.
+It supports products of two values over one axis, elementwise operations, reductions, slices and concatenations of values
+with at most two axes longer than 1. It runs on TPUs, and, interpreted, on every platform.
 
 Shapes: T time.
 """
@@ -9,7 +9,7 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,28 +20,28 @@ from jrnn.executor.jaxprs import Atom
 from jrnn.executor.kernels import mosaic
 from jrnn.executor.kernels.forms import Form, Refused, from_memory, to_memory
 from jrnn.executor.kernels.tiles import Tiled, memory_type, tiled
-from jrnn.executor.loop import Loop
+from jrnn.executor.loop import Loop, Results
 
-# The share of the memory on the chip that a kernel may take, as this file counts and as the compiler does.
+# The share of the memory on the chip that a kernel may use, as this file counts it and as the compiler does.
 _SHARE, _LIMIT = 0.75, 0.9
 _LEAST_LIMIT = 32 << 20
-# Of the values of a step few are in memory at once: the compiler goes through them tile by tile. The code grows with them:
-# beyond these bytes it takes minutes to compile, and the steps are long enough for XLA's loop.
+# One part in 4 of a step's values is in memory at once, because the compiler goes through them tile by tile. The code grows
+# with them: a step with more bytes takes minutes to compile, and is long enough for XLA's loop.
 _ALIVE, _LARGEST_STEP = 4, 32 << 20
-_MOST_STEPS = 16  # for each iteration of the grid, which costs about 0.35 us by itself
-_STREAMED = 8 << 20  # bytes that blocks of several steps may take
+_MOST_STEPS = 16  # per iteration of the grid, which costs about 0.35 us by itself
+_STREAMED = 8 << 20  # the most bytes of blocks of several steps
 _TPU_TYPES = ("bfloat16", "bool", "float32", "int32")
 
 
 @dataclass(frozen=True)
 class Persistent:
-    """A loop that one kernel runs.
+    """Runs a loop as one kernel.
 
     Attributes:
         loop: the loop.
-        tiled: how its steps are computed.
-        chip: the kind of the TPU, or "" where it is not known.
-        interpret: run by XLA's operations instead.
+        tiled: computes its steps.
+        chip: the kind of the TPU, or "" if unknown.
+        interpret: whether to run it with XLA's operations instead.
     """
 
     loop: Loop
@@ -49,12 +49,7 @@ class Persistent:
     chip: str
     interpret: bool
 
-    def with_length(self, length: Any) -> Persistent:
-        """The same for another number of steps."""
-        return replace(self, loop=self.loop.with_length(length))
-
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The loop's `(last carry, stacked ys)`."""
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         loop, plan = self.loop, self.tiled
         given = dict(zip((*loop.consts, *loop.xs), (*consts, *xs)))
         last, ys = mosaic.run(
@@ -63,7 +58,7 @@ class Persistent:
             [to_memory(init[i], loop.carry[i].aval.shape, form) for i, form in plan.carry],
             [to_memory(given[v], v.aval.shape, form) for v, form in plan.xs],
             [jax.ShapeDtypeStruct(*memory_type(y, form)) for y, form in plan.ys],
-            steps=loop.length,
+            steps=length,
             block=self.block,
             reverse=loop.reverse,
             vmem=min(int(mosaic.vmem_bytes(self.chip) * _LIMIT), max(_LEAST_LIMIT, self.needed * 3 // 2)),
@@ -75,11 +70,10 @@ class Persistent:
 
     @property
     def resident(self) -> int:
-        """Bytes of constants, state and values that are on the chip all the time."""
-        plan = self.tiled
-        carries = [(self.loop.carry[i], form) for i, form in plan.carry]
-        # The first state once, the last twice: the pipeline keeps two buffers of what a kernel writes.
-        return _bytes(plan.consts) + 3 * _bytes(carries) + self.computed // _ALIVE
+        """Bytes of constants, state and values that are always on the chip."""
+        carries = [(self.loop.carry[i], form) for i, form in self.tiled.carry]
+        # The first state once, and the last twice, because the pipeline keeps two buffers of a kernel's outputs.
+        return _bytes(self.tiled.consts) + 3 * _bytes(carries) + self.computed // _ALIVE
 
     @property
     def computed(self) -> int:
@@ -88,24 +82,24 @@ class Persistent:
 
     @property
     def streamed(self) -> int:
-        """Bytes that go in and out at each step, in the two buffers of the pipeline."""
+        """Bytes that each step reads and writes, in the two buffers of the pipeline."""
         return 2 * (_bytes(self.tiled.xs) + _bytes(self.tiled.ys))
 
     @property
     def block(self) -> int:
-        """Steps for each iteration of the grid: a divisor of T where a large enough one exists."""
+        """Steps per iteration of the grid: a divisor of T if a large enough one exists."""
         most = max(1, min(_MOST_STEPS, self.loop.length, _STREAMED // max(1, self.streamed)))
         even = max(n for n in range(1, most + 1) if self.loop.length % n == 0)
         return even if 2 * even > most else most
 
     @property
     def needed(self) -> int:
-        """Bytes on the chip."""
+        """Bytes that the kernel needs on the chip."""
         return self.resident + self.streamed * self.block
 
     @property
     def too_large(self) -> str | None:
-        """Why the loop does not fit on the chip, or None where it does."""
+        """The reason why the loop does not fit on the chip, or None."""
         most, chip = int(mosaic.vmem_bytes(self.chip) * _SHARE), self.chip or "a TPU of unknown kind"
         if self.needed > most:
             constants = _bytes(self.tiled.consts)
@@ -122,7 +116,7 @@ class Persistent:
 
 
 def kernel_of(loop: Loop, chip: str, interpret: bool) -> Persistent:
-    """The kernel of a loop. Raises `Refused` with the reason where there is none."""
+    """Returns the kernel of a loop. Raises `Refused` with the reason if there is none."""
     if not jaxprs.is_known(loop.length):
         raise Refused("the number of steps is left open")
     if not loop.carry:

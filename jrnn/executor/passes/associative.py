@@ -1,9 +1,9 @@
 """Loops that are affine in the carry with a diagonal Jacobian, solved for all times at once.
 
-`h[t] = a[t] * h[t-1] + b[t]` composes associatively: `jax.lax.associative_scan` solves it in log T rounds. The reverse
-loop of such a loop is one too.
+Steps `h[t] = a[t] * h[t-1] + b[t]` compose associatively, so `jax.lax.associative_scan` solves the loop in log T rounds. The
+reverse loop of such a loop has the same form.
 
-Carries are solved one after the other where one reads another, as in a stack of layers. Carries that read each other, such
+If one carry reads another, as in a stack of layers, they are solved one after the other. Carries that read each other, such
 as the parts of complex numbers, are solved together: their `a` is a small matrix for each element. So a complex recurrence
 may be written with one complex carry or with two real ones.
 
@@ -23,45 +23,40 @@ import jax.numpy as jnp
 
 from jrnn.executor import jaxprs, primitives
 from jrnn.executor.jaxprs import Atom, Env, Var
-from jrnn.executor.loop import Loop
+from jrnn.executor.loop import Loop, Results
 from jrnn.executor.passes.fission import shifted
 from jrnn.executor.passes.ranges import largest_size
 
-_MOST_TOGETHER = 4  # two steps of K carries compose by K^3 products
+_MOST_TOGETHER = 4  # two steps of K carries compose with K^3 products
 
 Rows = list[list[Any]]  # K x K arrays
-Form = tuple[dict[Var, Any], Any]  # the factor of each carry, and what is added to the products
+Form = tuple[dict[Var, Any], Any]  # the factor of each carry, and the term that is added to the products
 
 
 @dataclass(frozen=True)
 class Solved:
-    """A loop that is solved and not run."""
+    """Solves a loop in rounds instead of running its steps."""
 
     loop: Loop
 
-    def with_length(self, length: Any) -> Solved:
-        """The same for another number of steps."""
-        return Solved(self.loop.with_length(length))
-
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The loop's `(last carry, stacked ys)`."""
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         loop = self.loop
-        known, stacked, states = _solved(loop, consts, init, xs)
+        known, stacked, states = _solved(loop, consts, init, xs, length)
         eqns, _ = jaxprs.needed(loop.eqns, loop.ys, {*known, *stacked})
 
         def outputs(values: list[Any]) -> list[Any]:
             env = jaxprs.evaluate(eqns, {**known, **dict(zip(stacked, values))})
             return [jaxprs.value(env, y) for y in loop.ys]
 
-        ys = jax.vmap(outputs, axis_size=loop.length)(list(stacked.values()))
+        ys = jax.vmap(outputs, axis_size=length)(list(stacked.values()))
         return [h[0] if loop.reverse else h[-1] for h in states], ys
 
 
 def refusal(loop: Loop) -> str | None:
-    """Why a loop cannot be solved so, or None where it can."""
+    """Returns the reason why a loop cannot be solved in rounds, or None."""
     if not loop.carry:
         return "nothing is carried"
-    if any(map(primitives.draws_otherwise_at_once, loop.eqns)):
+    if any(map(primitives.draws_differently_under_vmap, loop.eqns)):
         return "its keys give other random numbers to all steps at once"
     if not all(map(primitives.is_movable, loop.eqns)):
         return "it has equations that cannot be evaluated for all steps at once"
@@ -73,31 +68,28 @@ def refusal(loop: Loop) -> str | None:
 
 
 def is_bounded(loop: Loop) -> bool:
-    """Whether every factor of a carry is provably at most 1 in size, so that no product of factors can overflow.
+    """Returns True if every factor of a carry is provably at most 1 in size, so that no product of factors can overflow.
 
-    A factor of zero does not forget an infinite carry, as a select does, so loops that select carries are not bounded.
+    A select discards an infinite carry, but a factor of zero does not, so loops that select carries are not bounded.
     """
-    if _discards(loop):
-        return False
+    of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
+    for eqn in loop.eqns:
+        if eqn.primitive.name == "select_n":
+            for found in of_carry:
+                if len({not jaxprs.is_literal(a) and a in found for a in eqn.invars[1:]}) > 1:
+                    return False
     factors = jax.make_jaxpr(lambda *args: _factors(loop, *args))(*(v.aval for v in loop.inputs))
     return all(size <= 1 for size in largest_size(factors))
 
 
 def suits_bulk(loop: Loop) -> bool:
-    """Whether no value of a step is larger than what goes in and out of it, so that all steps at once stay small."""
+    """Returns True if no value of a step is larger than its inputs and outputs, so that the stacks stay small."""
     through = sum(map(jaxprs.nbytes, (*loop.carry, *loop.xs, *loop.outputs)))
     return all(jaxprs.nbytes(v) <= through for eqn in loop.eqns for v in eqn.outvars)
 
 
-def _discards(loop: Loop) -> bool:
-    of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
-    selects = [eqn.invars[1:] for eqn in loop.eqns if eqn.primitive.name == "select_n"]
-    reads = [{not jaxprs.is_literal(a) and a in found for a in cases} for cases in selects for found in of_carry]
-    return any(len(both) > 1 for both in reads)
-
-
 def _factors(loop: Loop, *values: Any) -> list[Any]:
-    """The factors of all carries at one step."""
+    """Returns the factors of all carries at one step."""
     env = dict(zip(loop.inputs, values))
     found: list[Any] = []
     for group in _groups(loop):
@@ -107,8 +99,10 @@ def _factors(loop: Loop, *values: Any) -> list[Any]:
     return found
 
 
-def _solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[Env, Env, list[Any]]:
-    """What is constant; what is known of all steps [T, ...], the carries among it; and what each step leaves in them."""
+def _solved(
+    loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+) -> tuple[Env, Env, list[Any]]:
+    """Returns the constants, the stacks of known variables (carries among them), and the carries after each step."""
     known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
     for group in _groups(loop):
@@ -117,7 +111,7 @@ def _solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence
         def coefficients(values: list[Any], group: Sequence[int] = group, names: tuple[Var, ...] = names) -> Any:
             return _coefficients(loop, group, {**known, **dict(zip(names, values))}, [init[i] for i in group])
 
-        a, b = jax.vmap(coefficients, axis_size=loop.length)(list(stacked.values()))
+        a, b = jax.vmap(coefficients, axis_size=length)(list(stacked.values()))
         states.update(zip(group, _solve(a, b, [init[i] for i in group], loop.reverse)))
         for i in group:
             out = loop.carry_out[i]
@@ -131,46 +125,42 @@ def _solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence
 
 
 def _solve(a: Rows, b: list[Any], first: list[Any], reverse: bool) -> list[Any]:
-    """All states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`; K arrays [T, ...]."""
+    """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
     if reverse:
         a, b = jax.tree.map(lambda leaf: leaf[::-1], (a, b))
     start = _applied([[x[0] for x in row] for row in a], first, [x[0] for x in b])
-    h = by_rounds(a, [jnp.concatenate([s[None], x[1:]]) for s, x in zip(start, b)])
-    return [x[::-1] for x in h] if reverse else h
-
-
-def _applied(a: Rows, h: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-    """`a h + b`."""
-    return [reduce(add, [x * y for x, y in zip(row, h)], rest) for row, rest in zip(a, b)]
-
-
-def by_rounds(a: Rows, b: list[Any]) -> list[Any]:
-    """`h[0] = b[0]`, `h[t] = a[t] h[t-1] + b[t]`, with much to be done at once; `a[0]` is of no account."""
+    b = [jnp.concatenate([s[None], x[1:]]) for s, x in zip(start, b)]  # b[0] is now h[0], and a[0] is not used
 
     def compose(first: tuple[Rows, list[Any]], second: tuple[Rows, list[Any]]) -> tuple[Rows, list[Any]]:
         (p, q), (r, s) = first, second
         product = [[reduce(add, [x * y for x, y in zip(row, column)]) for column in zip(*p)] for row in r]
         return product, _applied(r, q, s)
 
-    return jax.lax.associative_scan(compose, (a, b))[1]
+    h = jax.lax.associative_scan(compose, (a, b))[1]
+    return [x[::-1] for x in h] if reverse else h
+
+
+def _applied(a: Rows, h: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    """Returns `a h + b`."""
+    return [reduce(add, [x * y for x, y in zip(row, h)], rest) for row, rest in zip(a, b)]
 
 
 # Finding a and b ------------------------------------------------------------------------------------------------------
 
 
 class _NotAffine(Exception):
-    """A step that cannot be solved so; the text says why."""
+    """Raised for a step that is not affine in the carry; the message is the reason."""
 
 
 def _groups(loop: Loop) -> list[tuple[int, ...]]:
-    """Positions of carries, those that read each other together, and each group after what it reads."""
+    """Groups the positions of carries that read each other, each group after the groups that it reads."""
     count = range(len(loop.carry))
     of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
     reads = [
         {j for j in count if not jaxprs.is_literal(out) and out in of_carry[j]} | {i}
         for i, out in enumerate(loop.carry_out)
     ]
-    for k in count:  # what is read by what is read
+    for k in count:  # the transitive closure
         reads = [r | reads[k] if k in r else r for r in reads]
     groups = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
     if max(map(len, groups), default=0) > _MOST_TOGETHER:
@@ -179,7 +169,14 @@ def _groups(loop: Loop) -> list[tuple[int, ...]]:
 
 
 def _coefficients(loop: Loop, group: Sequence[int], env: Env, like: Sequence[Any]) -> tuple[Rows, list[Any]]:
-    """`a` and `b` of some carries at one step, from what is known of that step; `like` has the carries' types."""
+    """Returns `a` and `b` of a group of carries at one step.
+
+    Args:
+        loop: the loop.
+        group: the positions of the carries.
+        env: the known values of that step.
+        like: values with the types of the carries.
+    """
     mine = [loop.carry[i] for i in group]
     found: dict[Var, Form] = {}
     for v, value in zip(mine, like):
@@ -208,7 +205,7 @@ _SUMS = ("add", "add_any", "sub", "neg")
 
 
 def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
-    """What an equation that reads a carry makes of it."""
+    """Returns the factors and the term of an equation's result, from those of its operands in `found`."""
     name = eqn.primitive.name
     if name not in (*_COPIES, *_SUMS, "mul", "div", "select_n"):
         raise _NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
@@ -222,7 +219,7 @@ def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
         return {}, jnp.broadcast_to(jaxprs.value(env, atom), shape)
 
     def each(fn: Any, *forms: Form) -> Form:
-        """`fn` of the factors of each carry, and of what is added."""
+        """Applies `fn` to the factors of each carry, and to the terms."""
         carries = dict.fromkeys(v for factors, _ in forms for v in factors)
         nothing = jnp.zeros_like(forms[0][1])
         return {v: fn(*(f.get(v, nothing) for f, _ in forms)) for v in carries}, fn(*(rest for _, rest in forms))

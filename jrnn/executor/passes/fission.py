@@ -1,14 +1,15 @@
 """Fission: a loop becomes work before it, a smaller loop, and work after it.
 
-What depends on `xs` alone is done for all steps at once before the loop, what only feeds outputs is done for all steps
-at once after it, and a carry that only adds (`new = old + v`) becomes one sum over time after it. "All steps at once"
-is `jax.vmap` over time, so T small contractions become one large one.
+What depends on `xs` alone is computed for all steps before the loop. What only feeds outputs is computed for all steps
+after it. A carry that only adds (`new = old + v`) becomes one sum over time after it. "For all steps" means `jax.vmap` over
+time, which turns T small contractions into one large one.
 
 Shapes: T time.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,25 +19,25 @@ import jax.numpy as jnp
 
 from jrnn.executor import jaxprs, primitives
 from jrnn.executor.jaxprs import Atom, Env, Var
-from jrnn.executor.loop import Loop, strict_passes
+from jrnn.executor.loop import Loop, Results, strict_passes
 from jrnn.executor.passes import sums
-from jrnn.executor.passes.contraction import Contract, as_written
+from jrnn.executor.passes.sums import Contract, as_written
 
-Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
+Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Results]
 
 
 @dataclass(frozen=True)
 class Fission:
-    """A loop taken apart; `core` is what stays in the loop.
+    """A loop split into parts.
 
     Attributes:
-        loop: the whole.
+        loop: the whole loop.
         core: the loop that stays; its inputs and ys are variables of `loop`.
-        once: equations of constants alone, evaluated once.
-        hoisted: equations evaluated for all steps before the core; `early` is what they are wanted for.
-        sunk: equations evaluated for all steps after the core; `late` is what they are wanted for.
-        summed: positions of the carries that became sums, with what they add at each step.
-        contract: forms the contractions over time of these sums.
+        once: equations of constants, evaluated once.
+        hoisted: equations evaluated for all steps before the core, to compute `early`.
+        sunk: equations evaluated for all steps after the core, to compute `late`.
+        summed: the positions of the carries that became sums, with the values that they add at each step.
+        contract: computes the contractions over time of these sums.
     """
 
     loop: Loop
@@ -49,8 +50,10 @@ class Fission:
     summed: dict[int, tuple[Atom, ...]]
     contract: Contract
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], core: Run | None = None) -> Any:
-        """The whole loop's `(last carry, stacked ys)`; `core` runs the loop that stays (by default, plainly)."""
+    def run(
+        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
+    ) -> Results:
+        """Runs `length` steps of the whole loop; `core` runs the loop that stays, by default with `jax.lax.scan`."""
         loop = self.loop
         env = jaxprs.evaluate(self.once, dict(zip(loop.consts, consts)))
         stacked = dict(zip(loop.xs, xs))
@@ -59,7 +62,7 @@ class Fission:
         kept = [i for i in range(len(loop.carry)) if i not in self.summed]
         core_init = [init[i] for i in kept]
         last, core_ys = (core or self.core.run)(
-            [env[v] for v in self.core.consts], core_init, [stacked[v] for v in self.core.xs]
+            [env[v] for v in self.core.consts], core_init, [stacked[v] for v in self.core.xs], length
         )
         stacked.update(zip(self.core.ys, core_ys))
         for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
@@ -73,38 +76,34 @@ class Fission:
             wide = sums.accumulator(loop.carry[i].aval.dtype)
             grown = jnp.asarray(init[i], wide)
             for v in values:
-                grown = grown + sums.total(v, made, stacked, env, loop.length, wide, self.contract)
+                grown = grown + sums.total(v, made, stacked, env, length, wide, self.contract)
             carry[i] = grown.astype(loop.carry[i].aval.dtype)
-        ys = [self._stack(atom, env, stacked) for atom in loop.ys]
-        return [carry[i] for i in range(len(loop.carry))], ys
+
+        def stack(atom: Atom) -> Any:
+            if not jaxprs.is_literal(atom) and atom in stacked:
+                return stacked[atom]
+            value = jaxprs.value(env, atom)
+            return jnp.broadcast_to(value, (length, *value.shape))
+
+        return [carry[i] for i in range(len(loop.carry))], [stack(atom) for atom in loop.ys]
 
     @property
     def extra(self) -> int:
-        """Bytes a step of the arrays of all steps that the loop as it was would not make."""
+        """Bytes per step of the stacked arrays that the original loop would not make."""
         asked = {*self.loop.xs, *(v for v in self.loop.ys if not jaxprs.is_literal(v))}
         heavy = (v for e in (*self.hoisted, *self.sunk) if primitives.is_heavy(e) for v in e.outvars)
         return sum(map(jaxprs.nbytes, {*self.early, *self.core.ys, *self.late, *heavy} - asked))
 
-    def with_length(self, length: Any) -> Fission:
-        """The same for another number of steps."""
-        return replace(self, loop=self.loop.with_length(length), core=self.core.with_length(length))
-
-    def _stack(self, atom: Atom, env: Env, stacked: Env) -> Any:
-        if not jaxprs.is_literal(atom) and atom in stacked:
-            return stacked[atom]
-        value = jaxprs.value(env, atom)
-        return jnp.broadcast_to(value, (self.loop.length, *value.shape))
-
 
 def shifted(stack: Any, first: Any, reverse: bool) -> Any:
-    """What each step found in its carry, from what each step left there: `first` and all but the last, [T, ...]."""
+    """Returns the carries before each step, from the carries after each step and the first one, [T, ...]."""
     if reverse:
         return jnp.concatenate([stack[1:], first[None]])
     return jnp.concatenate([first[None], stack[:-1]])
 
 
 def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env) -> None:
-    """Evaluates equations for all steps at once: `env` holds what is constant, `stacked` [T, ...] what is not."""
+    """Evaluates equations for all steps and adds `outs` to `stacked`, which holds [T, ...]; `env` holds constants."""
     env = dict(env)
     stacked_here = dict(stacked)
     for eqn in eqns:
@@ -113,47 +112,29 @@ def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env)
             jaxprs.evaluate([eqn], env)
             continue
         values = [stacked_here[a] if m else jaxprs.read(env, a) for a, m in zip(eqn.invars, moving)]
-        stacked_here.update(zip(eqn.outvars, _mapped(eqn, values, moving)))
+        with jaxprs.in_scope(eqn):
+            results = jax.vmap(functools.partial(jaxprs.bind, eqn), [0 if m else None for m in moving])(*values)
+        stacked_here.update(zip(eqn.outvars, results))
     stacked.update({v: stacked_here[v] for v in outs if v in stacked_here})
 
 
-def _mapped(eqn: Any, values: Sequence[Any], moving: Sequence[bool]) -> list[Any]:
-    """One equation under `vmap` over time."""
-
-    def at_one_step(*given: Any) -> list[Any]:
-        rest = iter(given)
-        args = [next(rest) if m else v for v, m in zip(values, moving)]
-        out = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
-        return out if eqn.primitive.multiple_results else [out]
-
-    with jaxprs.in_scope(eqn):
-        return jax.vmap(at_one_step)(*(v for v, m in zip(values, moving) if m))
-
-
-# What to hoist besides contractions, lookups, solvers and what follows from them:
-
-
-def nothing(eqn: Any) -> bool:
-    return False
-
-
 def computation(eqn: Any) -> bool:
-    """Everything that is not a view: for loops whose coefficients are better computed in bulk."""
+    """Hoists everything except views: for loops whose coefficients are better computed for all steps."""
     return not primitives.is_view(eqn)
 
 
 def slices(eqn: Any) -> bool:
-    """For XLA:CPU, which does not vectorize a loop that slices what it has just sliced out of a stack."""
+    """Hoists slices: XLA:CPU does not vectorize a loop that slices what it has just sliced out of a stack."""
     return eqn.primitive.name == "slice"
 
 
-def split(loop: Loop, also: Callable[[Any], bool] = nothing, contract: Contract = as_written) -> Fission:
-    """Takes a loop apart. In one that recomputes, nothing is kept for all steps but what contractions after it read.
+def split(loop: Loop, also: Callable[[Any], bool] = lambda eqn: False, contract: Contract = as_written) -> Fission:
+    """Splits a loop. If it recomputes values, only the operands of contractions after it are kept for all steps.
 
     Args:
         loop: the loop.
-        also: which equations of `xs` to hoist besides contractions, lookups and what surrounds them.
-        contract: forms contractions over time.
+        also: selects equations of `xs` to hoist besides contractions, lookups, solvers and what follows from them.
+        contract: computes contractions over time.
     """
     eqns = loop.eqns
     varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
@@ -201,7 +182,7 @@ def split(loop: Loop, also: Callable[[Any], bool] = nothing, contract: Contract 
 
 
 def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
-    """Equations of constants alone; those that only spread a value out are cheaper done where they are used."""
+    """Returns the equations of constants, except those that only spread a value, which is cheaper where it is used."""
     constant = [e for e in loop.eqns if not any(v in varying for v in e.outvars)]
     outs = [v for e in constant if e.primitive.name not in ("broadcast_in_dim", "iota") for v in e.outvars]
     outs += [a for a in loop.outputs if not jaxprs.is_literal(a) and a not in varying]
@@ -211,7 +192,7 @@ def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
 def _hoisted(
     loop: Loop, varying: Collection[Var], inner: Collection[Var], known: set[Var], also: Callable[[Any], bool]
 ) -> list[Var]:
-    """What to compute for all steps before the loop: contractions and what follows from them without growing."""
+    """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
     chosen: dict[Var, None] = {}
     for eqn in loop.eqns:
         if any(v in inner or v in known or v not in varying for v in eqn.outvars):
@@ -231,12 +212,12 @@ def _after(
     carry_out: Sequence[Atom],
     targets: Sequence[Var],
 ) -> set[Var]:
-    """What to compute for all steps after the loop: contractions that feed only outputs, and what surrounds them."""
+    """Returns what to compute for all steps after the loop: contractions that feed only outputs, and their neighbors."""
     base = {*free, *loop.carry}
     staying = {v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars}
     live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if any(v in inner for v in e.outvars)]
     users: dict[Var, list[Any]] = {}
-    stuck: set[Var] = set()  # read by what cannot move
+    stuck: set[Var] = set()  # read by an equation that cannot move
     for eqn in reversed(live):
         for v in jaxprs.inputs(eqn):
             users.setdefault(v, []).append(eqn)
@@ -251,18 +232,13 @@ def _after(
         follows = any(v in after for v in jaxprs.inputs(eqn))
         if can_move(eqn) and (primitives.is_heavy(eqn) or follows):
             after.update(eqn.outvars)
-    # Then further back, as long as the loop has no more to stack.
-    stacked = {
-        *base,
-        *(v for e in live for v in jaxprs.inputs(e) if v not in after and any(o in after for o in e.outvars)),
-    }
+    # Then move what leads to them, as long as the loop does not have to stack more.
+    feeding = [e for e in live if any(o in after for o in e.outvars)]
+    stacked = {*base, *(v for e in feeding for v in jaxprs.inputs(e) if v not in after)}
     for eqn in reversed(live):
         mine = [u for v in eqn.outvars for u in users.get(v, [])]
-        if not can_move(eqn) or any(v in after for v in eqn.outvars):
-            continue
-        if primitives.is_discontinuous(
-            eqn
-        ):  # its operands may be computed in the loop and, rounded otherwise, after it
+        # Discontinuous equations stay: their operands may be computed both in the loop and after it, rounded differently.
+        if not can_move(eqn) or any(v in after for v in eqn.outvars) or primitives.is_discontinuous(eqn):
             continue
         if mine and all(any(o in after for o in u.outvars) for u in mine):
             reads = {v for v in jaxprs.inputs(eqn) if v in inner and v not in stacked}
@@ -273,7 +249,7 @@ def _after(
 
 
 def _left_in_carry(v: Var, loop: Loop, known: Collection[Var]) -> Var:
-    """For a carry, the variable that the step leaves in it: its stack, shifted, is the carry's."""
+    """Returns the variable that a step leaves in the carry `v`: its stack, shifted by a step, is the stack of `v`."""
     if v in loop.carry:
         out = loop.carry_out[loop.carry.index(v)]
         return v if jaxprs.is_literal(out) or out in known or out in loop.carry else out

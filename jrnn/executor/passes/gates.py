@@ -1,8 +1,8 @@
-"""Rewrites of a step that leave its results as they are and suit the compiler better.
+"""Gates that are slices of one pre-activation, for XLA:CPU: activated together, or sliced before the loop.
 
-XLA:CPU makes one kernel of each elementwise chain. A chain that reads several slices of one array is not vectorized, so
-gates cut from one pre-activation are activated together, and cotangents of slices are concatenated instead of padded
-and added.
+XLA:CPU makes one kernel of each elementwise chain. It does not vectorize a chain that reads several slices of one array.
+
+Invariant of both passes: every value is unchanged.
 
 Shapes: N batch, H hidden.
 """
@@ -20,24 +20,51 @@ from jrnn.executor import jaxprs, primitives
 from jrnn.executor.jaxprs import Atom, Env, Var
 from jrnn.executor.loop import Loop
 
-_DEEPEST_SUM = 4  # additions that a slice is moved through
+_DEEPEST_SUM = 4  # the number of additions that a slice is moved through at most
 
 
 def activate_together(loop: Loop) -> Loop:
     """Applies an activation once to neighboring slices of one array instead of once to each slice."""
-    if not any(isinstance(cut.of, _Joined) for cut in _joined_cuts(loop).values()):
+    cuts = _joined_cuts(loop)
+    if not any(isinstance(cut.of, _Joined) for cut in cuts.values()):
         return loop
-    return loop.rewritten_by(_activate_together)
+
+    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+        if not (eqn.outvars and all(v in cuts for v in eqn.outvars)):  # also the slices of a `split`
+            return None
+        with jaxprs.in_scope(eqn):
+            return [_take(cuts[v], env) for v in eqn.outvars]
+
+    return loop.replaced(rule)
 
 
 def slice_apart(loop: Loop) -> Loop:
     """Rewrites `slice(a + b)` as `slice(a) + slice(b)`, so that slices of xs can be hoisted."""
-    return loop.rewritten_by(_slice_apart)
+    cuts = cuts_of(loop.eqns)
+    made = jaxprs.producers(loop.eqns)
+
+    def piece(atom: Atom, cut: _Cut, env: Env, depth: int = 0) -> Any:
+        """Returns `atom[cut.lo:cut.hi]`; `atom` may have size one along the axis."""
+        eqn = None if jaxprs.is_literal(atom) or depth == _DEEPEST_SUM else made.get(atom)
+        if eqn is not None and eqn.primitive.name in ("add", "sub"):
+            with jaxprs.in_scope(eqn):
+                return jaxprs.bind(eqn, *(piece(a, cut, env, depth + 1) for a in eqn.invars))[0]
+        value = jaxprs.read(env, atom)
+        if atom.aval.ndim == 0 or atom.aval.shape[cut.axis] == 1:
+            return value
+        return jax.lax.slice_in_dim(value, cut.lo, cut.hi, axis=cut.axis)
+
+    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+        if not (eqn.outvars and all(v in cuts and cuts[v].hi - cuts[v].lo > 1 for v in eqn.outvars)):
+            return None
+        return [piece(cuts[v].of, cuts[v], env) for v in eqn.outvars]
+
+    return loop.replaced(rule)
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A slice `of[lo:hi]` along `axis` of a variable, or of the result of a joined equation."""
+    """A slice `of[lo:hi]` along `axis`, of a variable or of the result of a joined equation."""
 
     of: Var | _Joined
     axis: int
@@ -47,7 +74,7 @@ class _Cut:
 
 @dataclass(frozen=True, eq=False)
 class _Joined:
-    """One elementwise equation over neighboring slices, done at once over all of them."""
+    """An elementwise equation over neighboring slices, computed once for all of them."""
 
     eqn: Any
     operands: tuple[_Cut, ...]
@@ -55,7 +82,7 @@ class _Joined:
     def value(self, env: dict[Any, Any]) -> Any:
         if self not in env:
             with jaxprs.in_scope(self.eqn):
-                env[self] = self.eqn.primitive.bind(*(_take(c, env) for c in self.operands), **self.eqn.params)
+                (env[self],) = jaxprs.bind(self.eqn, *(_take(c, env) for c in self.operands))
         return env[self]
 
 
@@ -65,7 +92,7 @@ def _take(cut: _Cut, env: dict[Any, Any]) -> Any:
 
 
 def cuts_of(eqns: Sequence[Any]) -> dict[Var, _Cut]:
-    """Variables that are slices of others along one axis."""
+    """Returns the variables that are slices of others along one axis."""
     found: dict[Var, _Cut] = {}
     for eqn in eqns:
         if eqn.primitive.name == "slice" and not jaxprs.is_literal(eqn.invars[0]):
@@ -82,7 +109,7 @@ def cuts_of(eqns: Sequence[Any]) -> dict[Var, _Cut]:
 
 
 def _join(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
-    """Adds to `cuts` the results of `eqns` that are slices of two or more of them, joined."""
+    """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`."""
     groups: dict[Any, list[tuple[tuple[_Cut, ...], Any]]] = {}
     for eqn in eqns:
         if all(not jaxprs.is_literal(a) and a in cuts for a in eqn.invars):
@@ -106,17 +133,6 @@ def _join(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
                     cuts[eqn.outvars[0]] = _Cut(joined, read[0].axis, lo, hi)
 
 
-def _activate_together(loop: Loop, env: Env) -> Env:
-    cuts = _joined_cuts(loop)
-    for eqn in loop.eqns:
-        if eqn.outvars and all(v in cuts for v in eqn.outvars):  # also the slices of a `split`
-            with jaxprs.in_scope(eqn):
-                env.update({v: _take(cuts[v], env) for v in eqn.outvars})
-        else:
-            jaxprs.evaluate([eqn], env)
-    return env
-
-
 def _joined_cuts(loop: Loop) -> dict[Var, _Cut]:
     cuts = cuts_of(loop.eqns)
     activations = [e for e in loop.eqns if e.primitive.name in primitives.ACTIVATIONS]
@@ -127,11 +143,11 @@ def _joined_cuts(loop: Loop) -> dict[Var, _Cut]:
 
 
 def better_apart(loop: Loop) -> bool:
-    """Whether `slice_apart`, with the slices of xs hoisted, suits the compiler better than `activate_together`.
+    """Returns True if `slice_apart`, with the slices of xs hoisted, is faster than `activate_together`.
 
-    Where all slices of a joined equation end in one and the same result of the step, the compiler makes one kernel of it and
-    its uses, and gains nothing from it; where they end in different results, it is computed once for all of them.
-    Where nothing is joined, slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`.
+    If all slices of a joined equation lead to the same result of the step, the compiler makes one kernel of it and its uses,
+    and joining gains nothing. If they lead to different results, it is computed once for all of them. If nothing is joined,
+    slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`.
     """
     cuts = _joined_cuts(loop)
     results = {a for a in loop.outputs if not jaxprs.is_literal(a)}
@@ -150,33 +166,10 @@ def better_apart(loop: Loop) -> bool:
 
 
 def _first_results(v: Var, eqns: Sequence[Any], results: Collection[Var]) -> set[Var]:
-    """The results of the step that are computed from `v` with no other result in between."""
+    """Returns the results of the step that are computed from `v` with no other result in between."""
     reached, found = {v}, set()
     for eqn in eqns:
         if any(u in reached for u in jaxprs.inputs(eqn)):
             for out in eqn.outvars:
                 (found if out in results else reached).add(out)
     return found
-
-
-def _slice_apart(loop: Loop, env: Env) -> Env:
-    cuts = cuts_of(loop.eqns)
-    made = jaxprs.producers(loop.eqns)
-
-    def piece(atom: Atom, cut: _Cut, depth: int = 0) -> Any:
-        """`atom[cut.lo:cut.hi]`, where `atom` may be of size one along the axis."""
-        eqn = None if jaxprs.is_literal(atom) or depth == _DEEPEST_SUM else made.get(atom)
-        if eqn is not None and eqn.primitive.name in ("add", "sub"):
-            with jaxprs.in_scope(eqn):
-                return eqn.primitive.bind(*(piece(a, cut, depth + 1) for a in eqn.invars), **eqn.params)
-        value = jaxprs.read(env, atom)
-        if atom.aval.ndim == 0 or atom.aval.shape[cut.axis] == 1:
-            return value
-        return jax.lax.slice_in_dim(value, cut.lo, cut.hi, axis=cut.axis)
-
-    for eqn in loop.eqns:
-        if eqn.outvars and all(v in cuts and cuts[v].hi - cuts[v].lo > 1 for v in eqn.outvars):
-            env.update({v: piece(cuts[v].of, cuts[v]) for v in eqn.outvars})
-        else:
-            jaxprs.evaluate([eqn], env)
-    return env

@@ -1,4 +1,4 @@
-"""Stacks that a loop writes side by side in one array, for GPUs: each array would be written by a kernel of its own.
+"""Stacks that a loop writes side by side in one array, for GPUs, where each array is written by its own kernel.
 
 Shapes: T time.
 """
@@ -6,37 +6,32 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 
 from jrnn.executor import jaxprs
-from jrnn.executor.loop import Loop
-from jrnn.executor.passes.wide_sums import WideSums, widen_sums
+from jrnn.executor.loop import Loop, Results
+from jrnn.executor.passes.sums import WideSums, widen_sums
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A loop whose stacks are packed, run as the loop as it was.
+    """Runs a loop that writes packs, and takes the packs apart.
 
     Attributes:
         inner: the loop that writes the packs.
         packs: for each pack, the positions of its stacks and their widths in it.
-        stacks: how many stacks there are.
+        stacks: the number of stacks.
     """
 
     inner: Loop | WideSums
     packs: tuple[tuple[tuple[int, int], ...], ...]
     stacks: int
 
-    def with_length(self, length: Any) -> Packed:
-        """The same for another number of steps."""
-        return replace(self, inner=self.inner.with_length(length))
-
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The loop's `(last carry, stacked ys)`."""
-        last, packed = self.inner.run(consts, init, xs)
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        last, packed = self.inner.run(consts, init, xs, length)
         ys: list[Any] = [None] * self.stacks
         for pack, value in zip(self.packs, packed):
             at = 0
@@ -47,13 +42,13 @@ class Packed:
 
 
 def pack_stacks(loop: Loop, most: int) -> Packed | Loop | WideSums:
-    """Packs what a loop writes at each step, arrays of one type that differ in their last axis only.
+    """Packs the arrays that a loop writes at each step, if they have one dtype and differ in their last axis only.
 
-    Invariant: every value stays what it was.
+    Invariant: every value is unchanged.
 
     Args:
         loop: the loop.
-        most: bytes of a pack at one step; above, taking it apart after the loop costs more than a kernel in it.
+        most: the most bytes of a pack at one step. Taking a larger one apart after the loop costs more than a kernel in it.
     """
     groups: dict[Any, list[int]] = {}
     for at, atom in enumerate(loop.ys):

@@ -1,10 +1,10 @@
-"""The ranges that values of a jaxpr provably lie in, by interval arithmetic."""
+"""Interval arithmetic: ranges that contain the values of a jaxpr."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,19 +14,17 @@ from jrnn.executor import jaxprs, primitives
 
 Range = tuple[float, float]
 _ANY = (-math.inf, math.inf)
-_FIXED = {"logistic": (0.0, 1.0), "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "erf": (-1.0, 1.0)}
-_SAME = primitives.VIEWS | {"copy", "copy_p", "name", "reduce_max", "reduce_min", "reduce_precision", "rev"}
 
 
 def largest_size(closed: Any) -> list[float]:
-    """For each result of a jaxpr, a bound of its absolute value; infinite where none is known."""
+    """Returns a bound of the absolute value of each result of a jaxpr; infinity if none is known."""
     jaxpr = closed.jaxpr
     known: dict[Any, Range] = dict(zip(jaxpr.constvars, map(_of_value, closed.consts)))
     for eqn in jaxpr.eqns:
-        given = [_read(known, a) for a in eqn.invars]
-        found = _after(eqn, given)
-        known.update((v, found) for v in eqn.outvars)
-    return [max(map(abs, _read(known, a))) for a in jaxpr.outvars]
+        rule = _RULES.get(eqn.primitive.name)
+        if rule is not None and eqn.params.get("y", 2) == 2:  # of `integer_pow`, only the square
+            known.update(dict.fromkeys(eqn.outvars, rule(*(_read(known, a) for a in eqn.invars))))
+    return [_size(_read(known, a)) for a in jaxpr.outvars]
 
 
 def _read(known: dict[Any, Range], atom: Any) -> Range:
@@ -45,37 +43,12 @@ def _of_value(value: Any) -> Range:
     return float(array.min()), float(array.max())
 
 
-def _after(eqn: Any, given: Sequence[Range]) -> Range:
-    name = eqn.primitive.name
-    if name in _FIXED:
-        return _FIXED[name]
-    if name == "exp":
-        return 0.0, math.exp(given[0][1]) if given[0][1] < 700 else math.inf
-    if name in _SAME or name in ("select_n", "concatenate", "convert_element_type", "pad", "stack"):
-        cases = given[1:] if name == "select_n" else given
-        return min(lo for lo, _ in cases), max(hi for _, hi in cases)
-    if name in ("max", "min"):
-        pick = max if name == "max" else min
-        return pick(lo for lo, _ in given), pick(hi for _, hi in given)
-    if name == "clamp":
-        (low, _), (lo, hi), (_, high) = given
-        return min(max(lo, low), high), max(min(hi, high), low)
-    if name == "neg":
-        return -given[0][1], -given[0][0]
-    if name == "abs":
-        return 0.0, max(map(abs, given[0]))
-    if name == "sub":
-        return _sum(given[0], (-given[1][1], -given[1][0]))
-    if name in primitives.ADDITIONS:
-        return _sum(*given)
-    if name == "mul":
-        return _product(*given)
-    if name in ("square", "integer_pow") and eqn.params.get("y", 2) == 2:
-        return 0.0, max(map(abs, given[0])) ** 2
-    if name == "one_minus_square":
-        size = max(map(abs, given[0]))
-        return 1 - size**2, 1.0
-    return _ANY
+def _size(a: Range) -> float:
+    return max(map(abs, a))
+
+
+def _hull(*cases: Range) -> Range:
+    return min(lo for lo, _ in cases), max(hi for _, hi in cases)
 
 
 def _sum(a: Range, b: Range) -> Range:
@@ -87,3 +60,29 @@ def _product(a: Range, b: Range) -> Range:
         return _ANY
     corners = [x * y for x, y in itertools.product(a, b)]
     return min(corners), max(corners)
+
+
+def _square(a: Range) -> Range:
+    return 0.0, _size(a) ** 2
+
+
+_RULES: dict[str, Callable[..., Range]] = {
+    **dict.fromkeys(("tanh", "sin", "cos", "erf"), lambda a: (-1.0, 1.0)),
+    "logistic": lambda a: (0.0, 1.0),
+    "exp": lambda a: (0.0, math.exp(a[1]) if a[1] < 700 else math.inf),
+    **dict.fromkeys(primitives.VIEWS, _hull),
+    **dict.fromkeys(("copy", "copy_p", "name", "reduce_max", "reduce_min", "reduce_precision", "rev"), _hull),
+    **dict.fromkeys(("concatenate", "convert_element_type", "pad", "stack"), _hull),
+    "select_n": lambda chosen, *cases: _hull(*cases),
+    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "clamp": lambda low, a, high: (min(max(a[0], low[0]), high[1]), max(min(a[1], high[1]), low[0])),
+    "neg": lambda a: (-a[1], -a[0]),
+    "abs": lambda a: (0.0, _size(a)),
+    **dict.fromkeys(primitives.ADDITIONS, _sum),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "mul": _product,
+    "square": _square,
+    "integer_pow": _square,
+    "one_minus_square": lambda a: (1 - _size(a) ** 2, 1.0),
+}

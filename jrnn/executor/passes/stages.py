@@ -1,13 +1,13 @@
-"""Stages of a step for GPUs, where the number of kernels is the time of a step.
+"""Stages of a step for GPUs, where the number of kernels determines the time of a step.
 
-A stage is what lies between two contractions: elementwise work, reductions and views. XLA:GPU makes a kernel for each of its
-results that is wanted elsewhere, computes parts of it again in each, and copies carries that it still reads. Here the
-results of a stage pass through one `optimization_barrier`, so that those of one shape are made by one kernel, once.
+A stage is the work between two contractions: elementwise operations, reductions and views. XLA:GPU makes a kernel for each
+result of a stage that is read elsewhere, computes parts of the stage again in each, and copies carries that it still reads.
+Here one `optimization_barrier` follows the results of a stage, so that one kernel computes all results of one shape.
 
-A product of several results joined to one array (the cotangents of the gates) would need one more kernel to join them.
-They are made as one stack instead, and the product is taken for each part and summed by the stage that reads it.
+A product of several concatenated results (the cotangents of the gates) would need one more kernel to concatenate them.
+The stage makes one stack of them instead. The product is computed for each part, and the stage that reads it adds the parts.
 
-Shapes: N batch, H hidden, G parts, B of a batched product (nothing, or the directions of a layer).
+Shapes: N batch, H hidden, G parts, B the batch axis of a product (none, or the directions of a layer).
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from jrnn.executor.jaxprs import Atom, Env, Var
 from jrnn.executor.loop import Loop
 from jrnn.executor.passes.sums import accumulator
 
-_CUT_ABOVE = 512  # the contracted size above which XLA:GPU cuts products of few rows, by compiling for an H100
+_CUT_ABOVE = 512  # the contracted size above which XLA:GPU cuts products of few rows; found by compiling for an H100
 
 
 def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
-    """Fences off the results of each stage, so that XLA:GPU makes those of one shape in one kernel.
+    """Puts the results of each stage behind a barrier, so that XLA:GPU makes one kernel for the results of one shape.
 
-    Invariant: every value stays what it was, up to the order in which the parts of a product are added.
+    Invariant: every value is unchanged, except for the order in which the parts of a product are added.
 
     Args:
-        loop: a loop without work that could be done before or after it.
-        stack: whether products of joined results may be taken part by part.
+        loop: the loop that stays after fission.
+        stack: whether products of concatenated results may be computed part by part.
     """
     stages = _stages(loop)
     results = {level: found for level in range(stages.last + 1) if (found := stages.results(level))}
     if any(eqn.effects for eqn in loop.eqns):
-        results, stack = {}, False  # their order would change
+        results, stack = {}, False  # the order of the effects would change
     if stages.last and 0 in results:
-        results.pop(stages.last, None)  # what the first stage of the next step reads is better made there
+        results.pop(stages.last, None)  # the first stage of the next step had better compute what it reads
     results = {level: found for level, found in results.items() if len(found) > 1}
     products = _products(loop, stages, results) if stack else {}
     orders = {p.level - 1: p.order for p in products.values()}
     halves = {id(eqn) for eqn in loop.eqns if stack and _is_cut(eqn, set(loop.consts)) and id(eqn) not in products}
-    places = {level: tuple(_place(v, loop.carry_out) for v in order) for level, order in orders.items()}
+    position = {out: i for i, out in reversed(list(enumerate(loop.carry_out))) if not jaxprs.is_literal(out)}
+    places = {level: tuple(map(position.get, order)) for level, order in orders.items()}
     places = {level: found for level, found in places.items() if any(i is not None for i in found)}
     inside = {i: (level, g) for level, found in places.items() for g, i in enumerate(found) if i is not None}
     kept = tuple(i for i in range(len(loop.carry)) if i not in inside)
@@ -80,20 +81,15 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
     return Staged(made, kept, tuple(places.values()), len(loop.carry))
 
 
-def _place(v: Var, carry_out: Sequence[Atom]) -> int | None:
-    """The first position of a variable among the new carries, or None."""
-    return next((i for i, out in enumerate(carry_out) if out is v), None)
-
-
 @dataclass(frozen=True)
 class Staged:
-    """A loop that carries stacks of results, and where in them the carries of the loop as it was are.
+    """A loop that carries stacks of results, some of which are carries of the original loop.
 
     Attributes:
-        loop: the loop; its carries are those that are kept, then the stacks.
-        kept: positions of the carries that are in no stack.
-        stacked: for each stack, the position of the carry that each part is, or None.
-        carries: how many carries there were.
+        loop: the loop; its carries are the original ones in `kept`, then the stacks.
+        kept: the positions of the original carries that are in no stack.
+        stacked: for each stack, the position of the original carry that each part is, or None.
+        carries: the number of original carries.
     """
 
     loop: Loop
@@ -102,20 +98,15 @@ class Staged:
     carries: int
 
     def initial(self, init: Sequence[Any]) -> list[Any]:
-        """The carries of `loop` from those of the loop as it was; parts that are no carries are never read."""
-        stacks = [
-            jnp.stack(
-                [
-                    jnp.zeros_like(init[next(j for j in places if j is not None)]) if i is None else init[i]
-                    for i in places
-                ]
-            )
-            for places in self.stacked
-        ]
+        """Returns the initial carries of `loop` from the original ones."""
+        stacks = []
+        for places in self.stacked:
+            unread = jnp.zeros_like(init[next(i for i in places if i is not None)])
+            stacks.append(jnp.stack([unread if i is None else init[i] for i in places]))
         return [*(init[i] for i in self.kept), *stacks]
 
     def carry(self, last: Sequence[Any]) -> list[Any]:
-        """The carries of the loop as it was from those of `loop`."""
+        """Returns the original carries from the carries of `loop`."""
         found = dict(zip(self.kept, last))
         for places, stack in zip(self.stacked, last[len(self.kept) :]):
             found |= {i: stack[g] for g, i in enumerate(places) if i is not None}
@@ -123,7 +114,7 @@ class Staged:
 
 
 def _fenced(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:
-    """Puts the results behind a barrier, those of `order` as one stack, which is returned."""
+    """Puts the results behind a barrier. Makes one stack of those in `order`, and returns it."""
     others = [v for v in results if v not in order]
     stack = [jnp.stack([env[v] for v in order])] if order else []
     *made, rest = jax.lax.optimization_barrier((*stack, [env[v] for v in others]))
@@ -136,15 +127,15 @@ def _fenced(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:
 
 @dataclass(frozen=True)
 class _Stages:
-    """The equations of a step by their level: how many contractions (or other heavy operations) lie on the way to them.
+    """The equations of a step by level: the number of contractions (or other heavy operations) on the way to them.
 
     Attributes:
         loop: the loop.
-        level: of each variable; inputs have level 0.
-        late: variables that are views of results of a stage, read only where the results are.
-        moving: what depends on the carry.
-        written: variables that a heavy operation reads, or that are outputs.
-        crossing: variables that another stage reads.
+        level: the level of each variable; inputs have level 0.
+        late: views of a stage's results that are read outside the stage only.
+        moving: the variables that depend on the carry.
+        written: the variables that a heavy operation reads, and the outputs.
+        crossing: the variables that another stage reads.
     """
 
     loop: Loop
@@ -167,7 +158,7 @@ class _Stages:
         return [eqn for eqn in self.loop.eqns if here(eqn)]
 
     def results(self, level: int) -> list[Var]:
-        """What the stage of a level must write: computed from the carry, and read elsewhere."""
+        """Returns what the stage of a level must write: values that depend on the carry and are read elsewhere."""
         found = [
             v
             for eqn in self.eqns(level, late=False)
@@ -208,13 +199,13 @@ def _is_view(eqn: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Product:
-    """A product of joined results of a stage with a constant matrix.
+    """A product of concatenated results of a stage with a constant matrix.
 
     Attributes:
         eqn: the product, a `dot_general`.
         level: its level.
-        order: the parts in their order, then other results of the stage of the same type.
-        parts: how many of these are joined.
+        order: the concatenated results, then the other results of the stage with the same type.
+        parts: the number of concatenated results.
     """
 
     eqn: Any
@@ -223,18 +214,17 @@ class _Product:
     parts: int
 
     def value(self, stack: Any, env: Env) -> Any:
-        """The product from the stack [G, B, N, H] of all of `order`; the matrix is zero for those that are not joined."""
-        more = len(self.order) - self.parts
-        return _by_parts(self.eqn, stack, self.parts, more, env)
+        """Returns the product from the stack [G, B, N, H] of all results in `order`."""
+        return _by_parts(self.eqn, stack, self.parts, len(self.order) - self.parts, env)
 
 
 def _by_parts(eqn: Any, left: Any, parts: int, more: int, env: Env) -> Any:
-    """A product with a constant matrix from [G, B, N, K / G], part by part; of `more` parts the matrix is zero."""
+    """Multiplies [G, B, N, K / G] part by part with a constant matrix, which is zero for the last `more` parts."""
     ((_, (axis,)), (batch, _)), (out,) = eqn.params["dimension_numbers"], eqn.outvars
     matrix = jnp.moveaxis(jaxprs.value(env, eqn.invars[1]), axis, 0)
     matrix = matrix.reshape(parts, left.shape[-1], *matrix.shape[1:])  # [G, K / G, B, M]
     matrix = jnp.pad(matrix, ((0, more), *((0, 0),) * (matrix.ndim - 1)))
-    matrix = jax.lax.optimization_barrier(jnp.moveaxis(matrix, 1, -2))  # else XLA makes it again at each step
+    matrix = jax.lax.optimization_barrier(jnp.moveaxis(matrix, 1, -2))  # otherwise XLA makes it again at each step
     lead = tuple(range(1 + len(batch)))
     each = jax.lax.dot_general(
         left,
@@ -247,7 +237,7 @@ def _by_parts(eqn: Any, left: Any, parts: int, more: int, env: Env) -> Any:
 
 
 def _is_cut(eqn: Any, consts: set[Var]) -> bool:
-    """Whether XLA:GPU would cut the contracted axis into four parts, and pad both operands for that at each step."""
+    """Returns True if XLA:GPU would cut the contracted axis into four parts, and pad both operands at each step."""
     if not _is_matrix_product(eqn, consts):
         return False
     size = eqn.invars[0].aval.shape[-1]
@@ -255,13 +245,13 @@ def _is_cut(eqn: Any, consts: set[Var]) -> bool:
 
 
 def _in_halves(eqn: Any, env: Env) -> Any:
-    """A product with a constant matrix, cut in two so that XLA:GPU does not cut it."""
+    """Multiplies with a constant matrix in two parts, so that XLA:GPU does not cut the product."""
     left = env[eqn.invars[0]]
     return _by_parts(eqn, jnp.moveaxis(left.reshape(*left.shape[:-1], 2, -1), -2, 0), 2, 0, env)
 
 
 def _is_matrix_product(eqn: Any, consts: set[Var]) -> bool:
-    """Whether it is a product of a variable [B, N, K] with a constant matrix for each B, over K."""
+    """Returns True for a product of a variable [B, N, K] with a constant matrix for each B, over K."""
     if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
         return False
     (contracted, batch), (left, matrix) = eqn.params["dimension_numbers"], eqn.invars
@@ -272,7 +262,7 @@ def _is_matrix_product(eqn: Any, consts: set[Var]) -> bool:
 
 
 def _products(loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]) -> dict[int, _Product]:
-    """The products that are taken part by part, at most one of a level, by the identities of their equations."""
+    """Returns the products to compute part by part, at most one per level, by the `id` of their equations."""
     made = jaxprs.producers(loop.eqns)
     found: dict[int, _Product] = {}
     for eqn in loop.eqns:
@@ -283,13 +273,13 @@ def _products(loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]])
         if parts is None:
             continue
         alike = [v for v in results[level - 1] if _type(v) == _type(parts[0]) and v not in parts]
-        if len(alike) <= len(parts):  # else most of the product would be of zeros
+        if len(alike) <= len(parts):  # otherwise most of the product would multiply zeros
             found[id(eqn)] = _Product(eqn, level, (*parts, *alike), len(parts))
     return found
 
 
 def _joined(eqn: Any, made: Mapping[Var, Any], results: Sequence[Var], consts: set[Var]) -> tuple[Var, ...] | None:
-    """The results of a stage that an equation multiplies, joined along the axis that it contracts, with a matrix."""
+    """Returns the results of a stage that are concatenated along the contracted axis of a matrix product, or None."""
     if not _is_matrix_product(eqn, consts):
         return None
     join = made.get(eqn.invars[0])

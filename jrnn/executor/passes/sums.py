@@ -1,9 +1,8 @@
-"""Sums over time of values that a step computes, formed after the loop from what the step read.
+"""Carries that only add, such as the gradients of weights: sums over time after the loop, or wide carries inside it.
 
-A sum commutes with linear operations, so it moves up through them: the sum of `dot(a, b)` is one contraction over
-time and the dot's own axes together, the sum of a reduction is one reduction, and only their operands are stacked.
-It does not move through additions of the step's own: the sum of `a - b` may be small and exact where those of `a` and
-of `b` are not, or overflow.
+A sum commutes with linear operations. The sum of `dot(a, b)` is one contraction over time and the dot's own axes, the sum of
+a reduction is one reduction, and only their operands are stacked. Sums are not moved through the step's own additions and
+subtractions: the sum of `a - b` may be small and exact where the sums of `a` and `b` are not, or overflow.
 
 Shapes: T time.
 """
@@ -11,7 +10,8 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,17 +19,19 @@ import jax.numpy as jnp
 
 from jrnn.executor import jaxprs, primitives
 from jrnn.executor.jaxprs import Atom, Env, Var
-from jrnn.executor.loop import Loop
-from jrnn.executor.passes.contraction import Contract
+from jrnn.executor.loop import Loop, Results
 
-# A value that is not a contraction or a reduction is stacked only when it is small: otherwise adding in place is better.
+# A value that is not a contraction or a reduction is stacked only if it has at most these bytes: otherwise adding in place
+# is better.
 _SMALL = 64 * 1024
-# Equations that one sum is moved through at most; what is further up is stacked or stays in the loop.
-_LONGEST = 64
+_LONGEST = 64  # the number of equations that a sum is moved through at most
+
+Axes = tuple[Sequence[int], Sequence[int]]
+Contract = Callable[[Any, Any, Axes, Any, Any], Any]
 
 
 def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
-    """Positions of the carries that only add, `new = old + v + ...`, with the values that they add."""
+    """Returns the positions of the carries that only add, `new = old + v + ...`, with the values that they add."""
     uses = Counter(v for e in loop.eqns for v in jaxprs.inputs(e))
     uses.update(a for a in loop.outputs if not jaxprs.is_literal(a))
     follows: dict[Var, Any] = {}  # the only addition that reads a variable
@@ -51,49 +53,42 @@ def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
 
 
 def summed_carries(loop: Loop, free: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
-    """Those of the carries that only add that are better summed after the loop.
-
-    Args:
-        loop: the loop.
-        free: what is known before the loop.
-    """
+    """Returns the carries that are better summed after the loop. `free` are the variables known before the loop."""
     made = jaxprs.producers(loop.eqns)
     added = added_to_carries(loop)
     return {i: values for i, values in added.items() if all(_pays(v, made, free) for v in values)}
 
 
 def frugal(summed: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
-    """Those of the sums that need no more stacks than `stacked` and what contractions read."""
+    """Returns the sums that need no stacks besides `stacked` and the operands of contractions."""
     made = jaxprs.producers(loop.eqns)
-    known = {
-        *stacked,
-        *(leaf for values in summed.values() for v in values for leaf in _leaves(v, made, stacked, True)),
-    }
+    every = [v for values in summed.values() for v in values]
+    known = {*stacked, *(leaf for v in every for leaf in _leaves(v, made, stacked, True))}
     return {i: values for i, values in summed.items() if known.issuperset(leaves(values, made, known))}
 
 
 def leaves(values: Iterable[Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> list[Var]:
-    """The variables whose stacks the sums of `values` are formed from; `stacked` are those that exist anyway."""
+    """Returns the variables whose stacks the sums of `values` read. `stacked` are the stacks that exist anyway."""
     values = list(values)
     known = dict.fromkeys(stacked)
-    for contractions_only in (True, False):  # what a contraction reads is stacked, so a reduction may read it too
+    for contractions_only in (True, False):  # a reduction may read the stacks of a contraction's operands
         found = [leaf for v in values for leaf in _leaves(v, made, known, contractions_only)]
         known.update(dict.fromkeys(found))
     return list(dict.fromkeys(found))
 
 
 def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract) -> Any:
-    """The sum over time of `v`.
+    """Returns the sum over time of `v`.
 
     Args:
         v: the value.
-        made: the equations that make the values of the step.
-        stacked: what varies, [T, ...].
-        env: what is constant.
+        made: the equations that define the values of the step.
+        stacked: the values that vary, [T, ...].
+        env: the constants.
         length: T.
-        dtype: what the sum is formed in: where the step widens a value before it adds it, the sum of the narrow values
-            is wide too.
-        contract: forms contractions over time.
+        dtype: the dtype to sum in. If the step widens a value before it adds it, the narrow values are summed in the wide
+            dtype too.
+        contract: computes contractions over time.
     """
     done: dict[tuple[Var, Any], Any] = {}
 
@@ -129,14 +124,14 @@ def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any,
 
 
 def accumulator(dtype: Any) -> Any:
-    """The type to form a long sum of `dtype` in: float32 for narrower floats."""
+    """Returns the dtype for a long sum of `dtype`: float32 for narrower floats."""
     return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
 
 
 def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[list[Any], list[Atom]] | None:
-    """The linear equations that a sum of `v` moves through, and the contractions and values where it ends.
+    """Returns the linear equations that a sum of `v` moves through, and the contractions and values where it ends.
 
-    None where there are too many.
+    Returns None if there are too many.
     """
     through: dict[int, Any] = {}
     ends: list[Atom] = []
@@ -155,7 +150,7 @@ def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[lis
 
 
 def _pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
-    """Whether summing after the loop is better than adding at each step."""
+    """Returns True if summing after the loop is better than adding at each step."""
     if not jaxprs.is_literal(v) and v in made and made[v].primitive.name == "reduce_sum":
         return True
     found = _above(v, made, free)
@@ -190,14 +185,14 @@ def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contract
 
 
 def _repeated(value: Any, length: Any) -> Any:
-    """`value * length`; integers wrap around as sums do, and what `length` overflows is multiplied in float32."""
+    """Returns `value * length`. Integers wrap around as sums do; narrow floats are multiplied in float32."""
     dtype = value.dtype
     wide = accumulator(dtype)
     return (value.astype(wide) * jnp.asarray(length).astype(wide)).astype(dtype)
 
 
 def _is_swapped_dot(eqn: Any, inner: Any) -> bool:
-    """Whether `eqn` transposes the dot `inner` into the dot of the same operands, exchanged."""
+    """Returns True if `eqn` transposes `dot(a, b)` into `dot(b, a)`."""
     if eqn.primitive.name != "transpose" or inner.primitive.name != "dot_general":
         return False
     if inner.params.get("out_sharding") is not None:
@@ -211,7 +206,7 @@ def _is_swapped_dot(eqn: Any, inner: Any) -> bool:
 def _contraction(
     eqn: Any, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract, swap: bool = False
 ) -> Any:
-    """The sum over time of a dot: time is contracted together with the dot's own axes."""
+    """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
     (lhs, rhs), (dims, batch) = eqn.invars, eqn.params["dimension_numbers"]
     if swap:
         lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
@@ -235,3 +230,79 @@ def _contraction(
             *values, (dims, batch), precision=precision, preferred_element_type=made_in, out_sharding=placed
         )
     return contract(*values, dims, precision, made_in)
+
+
+# Contractions over time -----------------------------------------------------------------------------------------------
+
+
+def as_written(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_type: Any) -> Any:
+    """Contracts `axes` of two stacks [T, ...], time among them, with `lax.dot_general` without batch axes."""
+    return jax.lax.dot_general(
+        lhs, rhs, (axes, ((), ())), precision=precision, preferred_element_type=preferred_element_type
+    )
+
+
+def smaller_first(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_type: Any) -> Any:
+    """Contracts as `as_written` does, with the operands in the order that XLA:CPU computes faster.
+
+    For a product A^T B, XLA:CPU first copies A, transposed. If A is larger than B, this computes B^T A and transposes the
+    result, which is small. XLA would merge a transposition of the result, this one or the caller's, with the product again.
+    A cast to the type that the result already has prevents that.
+    """
+    result = preferred_element_type or jnp.result_type(lhs, rhs)
+    if not jnp.issubdtype(result, jnp.floating):
+        return as_written(lhs, rhs, axes, precision, preferred_element_type)
+    kind = jnp.finfo(result)
+    if jaxprs.elements(lhs.shape) <= jaxprs.elements(rhs.shape):
+        made = as_written(lhs, rhs, axes, precision, preferred_element_type)
+        return jax.lax.reduce_precision(made, kind.nexp, kind.nmant)
+    exchanged = precision[::-1] if isinstance(precision, tuple) else precision
+    made = as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type)
+    own = rhs.ndim - len(axes[1])
+    return jnp.transpose(jax.lax.reduce_precision(made, kind.nexp, kind.nmant), (*range(own, made.ndim), *range(own)))
+
+
+# Wide carries ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WideSums:
+    """Runs a loop whose sums are wide, with the original carries' dtypes outside."""
+
+    loop: Loop
+    types: tuple[Any, ...]  # the original dtypes of the carries
+    runner: Any = None  # runs the loop instead of the loop itself
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        wide = [jnp.asarray(x, v.aval.dtype) for x, v in zip(init, self.loop.carry)]
+        last, ys = (self.runner or self.loop).run(consts, wide, xs, length)
+        return [x.astype(dtype) for x, dtype in zip(last, self.types)], ys
+
+
+def widen_sums(loop: Loop) -> Loop | WideSums:
+    """Keeps narrow floating-point carries that only add in float32 inside the loop.
+
+    Added one by one, bfloat16 numbers of about the same size stop adding up after 256 of them.
+
+    Invariant: every other value is unchanged; the sums are rounded once instead of at every step.
+    """
+    added = added_to_carries(loop).items()
+    sums = {i: values for i, values in added if accumulator(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype}
+    if not sums:
+        return loop
+
+    def evaluation(env: Env) -> Env:
+        narrow = {loop.carry[i]: env[loop.carry[i]].astype(loop.carry[i].aval.dtype) for i in sums}
+        jaxprs.evaluate(loop.eqns, known := {**env, **narrow})
+        for i, values in sums.items():
+            total = env[loop.carry[i]]
+            for v in values:
+                total = total + jaxprs.value(known, v).astype(total.dtype)
+            known[loop.carry_out[i]] = total
+        return known
+
+    wide = [v.aval for v in loop.inputs]
+    first = len(loop.consts)
+    for i in sums:
+        wide[first + i] = wide[first + i].update(dtype=accumulator(wide[first + i].dtype), weak_type=False)
+    return WideSums(loop.rewritten(evaluation, wide), tuple(v.aval.dtype for v in loop.carry))

@@ -1,4 +1,4 @@
-"""What a loop is planned for. A backend is one file here: a function `(loop, target, options) -> LoopPlan`."""
+"""The backends that a loop is planned for: one file each, with a function `plan(loop, target, options) -> LoopPlan`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _TARGETS = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """The plan of a loop for a target."""
+    """Returns the plan of a loop for a target."""
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.left(target, loop, "it has no steps")
-    asked = tpu if options.executor == tpu.KERNEL else None  # interpreted where the platform is another
-    return (asked or _TARGETS.get(target.platform, accelerator)).plan(loop, target, options)
+    by_name = tpu if options.executor == tpu.KERNEL else None  # the kernel is interpreted on other platforms
+    return (by_name or _TARGETS.get(target.platform, accelerator)).plan(loop, target, options)

@@ -1,4 +1,4 @@
-"""GPU and TPU targets."""
+"""What GPUs and TPUs have in common: a loop is solved in rounds, or stays a loop."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from jrnn.executor.plan import LoopPlan, Target
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 
-# From how many steps on solving by rounds should be faster than a loop; not measured.
-_SOLVING_PAYS = 64
+_SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an estimate, not measured
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """The plan of a loop on a GPU or a TPU."""
-    seen = loop
+    """Returns the plan of a loop on a GPU or a TPU."""
+    original = loop
     for rewrite in PASSES:
         loop = rewrite(loop)
-    taken = split(loop)
-    why = _not_solved(taken.core, options)
+    fission = split(loop)
+    why = _not_solved(fission.core, options)
     if why is None:
-        return LoopPlan(target, seen, taken, associative.Solved(taken.core), "associative")
-    return LoopPlan(target, seen, taken, widen_sums(taken.core), "scan", notes=(f"not associative: {why}",))
+        return LoopPlan(target, original, fission, associative.Solved(fission.core), "associative")
+    return LoopPlan(target, original, fission, widen_sums(fission.core), "scan", notes=(f"not associative: {why}",))
 
 
 def _not_solved(core: Loop, options: Options) -> str | None:
-    """Why a loop is not solved by rounds, or None where it is."""
+    """Returns the reason why a loop is not solved in rounds, or None."""
     if not jaxprs.is_known(core.length):
         return "the number of steps is left open"
     why = associative.refusal(core)

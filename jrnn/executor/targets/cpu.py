@@ -1,4 +1,4 @@
-"""The CPU target: what XLA:CPU makes fast, and its limits. docs/notes/cpu_log.md has the measurements."""
+"""The CPU target. docs/notes/cpu_log.md has the measurements behind its passes and limits."""
 
 from __future__ import annotations
 
@@ -12,47 +12,46 @@ from jrnn.executor.passes import (
     batch_first,
     columns,
     concatenate_cotangents,
-    contraction,
     direct_views,
     distinct,
-    fission,
     gates,
     slice_apart,
     split,
     widen_sums,
 )
+from jrnn.executor.passes.fission import computation, slices
+from jrnn.executor.passes.sums import smaller_first
 from jrnn.executor.plan import LoopPlan, Runner, Target
 
 PASSES = (direct_views, distinct, concatenate_cotangents, batch_first, columns)
 
-# Bytes of arrays that `lax.scan` would not make, beyond which the loop runs in chunks; and the bytes of one chunk.
-_BUDGET = 32 << 20
-_CHUNK = 1 << 20
-_STEPS = 12  # fewer steps a chunk make its contractions too small to be fast
+_BUDGET = 32 << 20  # a loop whose additional stacks have more bytes runs in chunks
+_CHUNK = 1 << 20  # the bytes of these stacks in one chunk
+_STEPS = 12  # the minimum number of steps in a chunk: with fewer, its contractions are too small to be fast
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """The plan of a loop on a CPU."""
-    seen = loop
+    """Returns the plan of a loop on a CPU."""
+    original = loop
     for rewrite in PASSES:
         loop = rewrite(loop)
-    taken = split(loop, contract=contraction.smaller_first)
-    why = _not_solved(taken.core, options)
+    fission = split(loop, contract=smaller_first)
+    why = _not_solved(fission.core, options)
     if why is None:
-        taken = split(loop, fission.computation, contract=contraction.smaller_first)
-        return LoopPlan(target, seen, taken, widen_sums(taken.core), "associative", _chunk(taken))
-    core = taken.core
+        fission = split(loop, computation, contract=smaller_first)
+        return LoopPlan(target, original, fission, widen_sums(fission.core), "associative", _chunk(fission))
+    core = fission.core
     if gates.better_apart(core):
-        inner: Runner = split(slice_apart(core), fission.slices)
+        inner: Runner = split(slice_apart(core), slices)
     else:
         inner = widen_sums(activate_together(core))
-    return LoopPlan(target, seen, taken, inner, "scan", _chunk(taken), (f"not associative: {why}",))
+    return LoopPlan(target, original, fission, inner, "scan", _chunk(fission), (f"not associative: {why}",))
 
 
 def _not_solved(core: Loop, options: Options) -> str | None:
-    """Why a loop's coefficients are not computed before it, for all steps at once; None where they are.
+    """Returns the reason why the coefficients of a loop are not computed for all steps before it, or None.
 
-    On a CPU rounds cost more than they save, so only multiplications and additions stay in the loop, in their order.
+    On a CPU rounds cost more than they save, so the multiplications and additions stay in the loop, in their order.
     """
     why = associative.refusal(core)
     if why is not None or options.executor == "associative":
@@ -64,14 +63,15 @@ def _not_solved(core: Loop, options: Options) -> str | None:
     return None
 
 
-def _chunk(taken: Fission) -> int | None:
-    """Steps to run at a time, or None for all."""
-    if not jaxprs.is_known(taken.loop.length):
+def _chunk(fission: Fission) -> int | None:
+    """Returns the number of steps to run at a time, or None for all."""
+    loop = fission.loop
+    if not jaxprs.is_known(loop.length):
         return None
-    given = sum(map(jaxprs.nbytes, (*taken.loop.xs, *taken.loop.ys)))
-    if taken.extra * taken.loop.length <= _BUDGET + given * taken.loop.length // 5:
+    given = sum(map(jaxprs.nbytes, (*loop.xs, *loop.ys)))
+    if fission.extra * loop.length <= _BUDGET + given * loop.length // 5:
         return None
-    size = max(_STEPS, _CHUNK // taken.extra)
-    even = [n for n in range(size, size // 2, -1) if taken.loop.length % n == 0]  # no rest, which would be copied
-    size = even[0] if even else size
-    return size if size < taken.loop.length else None
+    most = max(_STEPS, _CHUNK // fission.extra)
+    # A divisor of the length leaves no shorter last chunk, whose results would be copied.
+    size = next((n for n in range(most, most // 2, -1) if loop.length % n == 0), most)
+    return size if size < loop.length else None

@@ -1,4 +1,4 @@
-"""The TPU target: the passes of accelerators, and the loop that stays as one kernel (`kernels/`) where it can be one."""
+"""The TPU target: the passes of accelerators, and, if possible, one kernel (`kernels/`) for the loop that stays."""
 
 from __future__ import annotations
 
@@ -15,26 +15,23 @@ KERNEL = "persistent"
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """The plan of a loop on a TPU, or, where the kernel is asked for by name, on any platform."""
+    """Returns the plan of a loop on a TPU; or on any platform, if the caller chose the executor "persistent"."""
     asked = options.executor == KERNEL
     found = accelerator.plan(loop, target, replace(options, executor="scan") if asked else options)
     if found.executor != "scan" or options.executor == "scan":
         return found
     try:
         core, kernel = _in_kernel(found.core, target)
-    except Refused as why:
-        return replace(found, notes=(*found.notes, f"not persistent: {why}"))
     except Exception as error:
-        if strict_passes.value:
+        if strict_passes.value and not isinstance(error, Refused):
             raise
-        return replace(
-            found, notes=(*found.notes, f"not persistent: {type(error).__name__} (please report it): {error}")
-        )
+        unexpected = "" if isinstance(error, Refused) else f"{type(error).__name__} (please report it): "
+        return replace(found, notes=(*found.notes, f"not persistent: {unexpected}{error}"))
     return replace(found, core=core, executor=KERNEL, notes=(*found.notes, str(kernel)), otherwise=found)
 
 
 def refusal(loop: Loop) -> str | None:
-    """Why a loop cannot be a kernel, apart from its size; None where it can."""
+    """Returns the reason, other than its size, why a loop cannot be a kernel, or None."""
     try:
         kernel_of(loop, "", interpret=True)
     except Refused as why:
@@ -46,9 +43,6 @@ def _in_kernel(core: Runner | None, target: Target) -> tuple[Runner, Persistent]
     elsewhere = target.platform != "tpu"
     if target.devices > 1 and not elsewhere:
         raise Refused("the program is divided among devices, and a kernel is not; put the scan inside of jax.shard_map")
-    if isinstance(core, WideSums):
-        kernel = kernel_of(core.loop, target.kind, elsewhere)
-        return replace(core, runner=kernel), kernel
-    assert isinstance(core, Loop)
-    kernel = kernel_of(core, target.kind, elsewhere)
-    return kernel, kernel
+    assert isinstance(core, (Loop, WideSums))
+    kernel = kernel_of(core.loop if isinstance(core, WideSums) else core, target.kind, elsewhere)
+    return replace(core, runner=kernel) if isinstance(core, WideSums) else kernel, kernel

@@ -1,4 +1,4 @@
-"""A CPU that counts as several devices: the same results, and no devices where it is too late or XLA_FLAGS know better."""
+"""A CPU as several devices gives the same results, unless it is too late or XLA_FLAGS set them. Freed memory is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pages import blocks_of
 
-from jrnn.executor import host_devices
+from jrnn.executor import host_devices, host_memory
 
 DIVIDE = """
 import json, sys, jax, jax.numpy as jnp, numpy as np
@@ -41,6 +41,17 @@ import json
 shards = lambda v: [s.data.shape for s in v.addressable_shards]
 print(json.dumps([shards(x), shards(gradients["weight_hh_l1"])]))
 """
+COUNT = """
+import resource, sys, numpy as np
+if sys.argv[1:]:
+    import runpy
+    assert runpy.run_path(sys.argv[1])["keep"]()
+for turn in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.ones(10_000_000)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults)
+"""
 
 
 def run(program, devices=""):
@@ -61,3 +72,11 @@ def test_the_example_of_the_documentation():
     page = Path(__file__).parents[2] / "docs" / "scaling.md"
     (example,) = [block for language, block in blocks_of(page.read_text(encoding="utf-8")) if language == "python"]
     assert run(example + TELL) == [[[100, 8, 32]] * 2, [[256, 64]] * 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")
+def test_memory_is_kept():
+    def faults(*args):
+        return int(subprocess.check_output([sys.executable, "-c", COUNT, *args], text=True))
+
+    assert faults(host_memory.__file__) < faults() / 4
