@@ -46,7 +46,6 @@ class Program:
     invars: tuple[Var, ...]
     eqns: tuple[Any, ...]
     outvars: tuple[Atom, ...]
-    effects: Any
 
 
 def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
@@ -65,14 +64,8 @@ def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
     if any(called(eqn, calls) or eqn.primitive.name in _IDENTITIES for eqn in jaxpr.eqns):
         closed = jax.make_jaxpr(lambda *args: _opened(closed, args, calls))(*(v.aval for v in jaxpr.invars))
         jaxpr = closed.jaxpr
-    return Program(
-        tuple(jaxpr.constvars),
-        tuple(closed.consts),
-        tuple(jaxpr.invars),
-        tuple(jaxpr.eqns),
-        tuple(jaxpr.outvars),
-        jaxpr.effects,
-    )
+    parts = jaxpr.constvars, closed.consts, jaxpr.invars, jaxpr.eqns, jaxpr.outvars
+    return Program(*map(tuple, parts))
 
 
 def jaxpr_of(closed: Any) -> Any:

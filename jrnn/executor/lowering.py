@@ -84,14 +84,12 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
     if options is None:
         return default(ctx, *args, **params)
     _, n_consts, n_carry, *_ = parts = _parts(params)
+    first_x = n_consts + n_carry
     plan, values = _planned(*parts, _target(platform, ctx), options)
     while plan.fission is not None:
 
         def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
-            with mark.unmarked():
-                carry, ys = plan.run(
-                    [*values, *args[:n_consts]], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
-                )
+            carry, ys = plan.run([*values, *args[:n_consts]], args[n_consts:first_x], args[first_x:])
             return [*carry, *ys]
 
         try:

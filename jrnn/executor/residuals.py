@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -60,12 +59,12 @@ def storing_less(
         return [jaxprs.value(env, a) for a in program.outvars]
 
     @functools.cache
-    def derivative(moving: tuple[bool, ...]) -> _Derivative:
+    def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
         return _derivative(run, avals, moving, n_consts, n_carry, asked)
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
         moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
-        return derivative(moving).run(primals, [t for t, m in zip(tangents, moving) if m])
+        return derivative(moving)(primals, [t for t, m in zip(tangents, moving) if m])
 
     smooth = jax.custom_jvp(run)
     smooth.defjvp(rule, symbolic_zeros=True)
@@ -88,79 +87,28 @@ def _is_plain(closed: Any) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class _Derivative:
-    """The derivative of a step, in two parts.
-
-    Attributes:
-        program: the step and its tangents, from the arguments and the tangents of some of them to the results and their
-            tangents.
-        n: the numbers of the step's arguments and results.
-        step: the equations that compute the results and the stored values.
-        tangent: the equations that compute values again, then the equations of the tangents.
-        read: the variables that `tangent` reads from the arguments and from `step`.
-        outs: the tangent of each result, or None if it is zero.
-    """
-
-    program: Program
-    n: tuple[int, int]
-    step: tuple[Any, ...]
-    tangent: tuple[Any, ...]
-    read: tuple[Var, ...]
-    outs: tuple[Atom | None, ...]
-
-    def run(self, primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
-        """Returns the results and their tangents."""
-        n_in, n_out = self.n
-        env = dict(zip(self.program.constvars, self.program.consts)) | dict(zip(self.program.invars, primals))
-        jaxprs.evaluate(self.step, env)
-        results = [jaxprs.value(env, a) for a in self.program.outvars[:n_out]]
-        moved = [a for a in self.outs if a is not None]
-
-        def of_tangents(read: Flat, tangents: Flat) -> Flat:
-            env = dict(zip(self.read, read)) | dict(zip(self.program.invars[n_in:], tangents))
-            jaxprs.evaluate(self.tangent, env)
-            return [jaxprs.value(env, a) for a in moved]
-
-        # With the checkpoint, JAX can store only the arguments, and not what `tangent` computes again.
-        given = iter(jax.checkpoint(of_tangents, prevent_cse=False)([env[v] for v in self.read], tangents))
-        zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
-        return results, [z if a is None else next(given) for z, a in zip(zero, self.outs)]
-
-
 def _derivative(
     run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...], n_consts: int, n_carry: int, asked: Any
-) -> _Derivative:
-    n_in = len(avals)
-    places = [i for i, m in enumerate(moving) if m]
-
-    def both(*args: Any) -> Flat:
-        def of_moving(*values: Any) -> Flat:
-            full = list(args[:n_in])
-            for i, v in zip(places, values):
-                full[i] = v
-            return run(*full)
-
-        outs, tangents = jax.jvp(of_moving, [args[i] for i in places], list(args[n_in:]))
-        return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
-
-    program = jaxprs.trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+    """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
+    program = _with_tangents(run, avals, [i for i, m in enumerate(moving) if m])
+    n_in, first_x = len(avals), n_consts + n_carry
     smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
     n_out = len(smooth)
+    consts, carry, xs = program.invars[:n_consts], program.invars[n_consts:first_x], program.invars[first_x:n_in]
+    carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry:n_out]
     later = jaxprs.depends(program.eqns, program.invars[n_in:])
     tangents = iter(program.outvars[n_out:])
     made = jaxprs.producers(program.eqns)
-    outs = tuple(None if a is None or _is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth))
+    outs = [None if a is None or _is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth)]
+    moved = [a for a in outs if a is not None]
     step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
-    linear, _ = jaxprs.needed(program.eqns, [a for a in outs if a is not None], set(program.invars[:n_in]))
+    linear, _ = jaxprs.needed(program.eqns, moved, set(program.invars[:n_in]))
     linear = [e for e in linear if any(v in later for v in e.outvars)]
     wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
     # The tangents that do not depend on tangents, from unusual custom rules.
-    wanted += [a for a in outs if a is not None and not jaxprs.is_literal(a) and a not in later]
+    wanted += [a for a in moved if not jaxprs.is_literal(a) and a not in later]
 
-    first_x = n_consts + n_carry
-    consts, carry, xs = program.invars[:n_consts], program.invars[n_consts:first_x], program.invars[first_x:n_in]
-    carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry:n_out]
     had = {*consts, *program.constvars, *xs, *(a for a in ys if not jaxprs.is_literal(a))}
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
     had |= {v for v, out in zip(carry, carry_out) if not jaxprs.is_literal(out) and out in had}
@@ -168,11 +116,46 @@ def _derivative(
     chosen = _choose(step, [v for v in wanted if v in varying], had, carry, varying, asked)
     at_hand = {*program.invars[:n_in], *program.constvars, *(v for v in had if v in varying), *chosen}
     again, _ = jaxprs.needed(step, wanted, at_hand)
-    tangent = (*again, *linear)
-    fixed = {v for e in tangent for v in e.outvars} | later
-    read = tuple(dict.fromkeys(v for v in [*jaxprs.free_variables(tangent), *wanted] if v not in fixed))
-    kept, _ = jaxprs.needed(step, [*program.outvars[:n_out], *read], set(program.invars))
-    return _Derivative(program, (n_in, n_out), tuple(kept), tangent, read, outs)
+    reverse_part = (*again, *linear)
+    fixed = {v for e in reverse_part for v in e.outvars} | later
+    read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *wanted] if v not in fixed))
+    forward_part, _ = jaxprs.needed(step, [*program.outvars[:n_out], *read], set(program.invars))
+
+    def of_tangents(values: Flat, tangents: Flat) -> Flat:
+        env = jaxprs.evaluate(reverse_part, dict(zip((*read, *program.invars[n_in:]), (*values, *tangents))))
+        return [jaxprs.value(env, a) for a in moved]
+
+    def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, primals))
+        jaxprs.evaluate(forward_part, env)
+        results = [jaxprs.value(env, a) for a in program.outvars[:n_out]]
+        # With the checkpoint, JAX can store only the arguments, and not what `reverse_part` computes again.
+        given = iter(jax.checkpoint(of_tangents, prevent_cse=False)([env[v] for v in read], tangents))
+        zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
+        return results, [z if a is None else next(given) for z, a in zip(zero, outs)]
+
+    return rule
+
+
+def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], places: Sequence[int]) -> Program:
+    """Traces a step with its tangents.
+
+    The program takes the arguments and the tangents of those at `places`. It returns the results and the tangents of the
+    floating-point ones.
+    """
+    n = len(avals)
+
+    def both(*args: Any) -> Flat:
+        def of_moving(*values: Any) -> Flat:
+            full = list(args[:n])
+            for i, v in zip(places, values):
+                full[i] = v
+            return run(*full)
+
+        outs, tangents = jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))
+        return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
+
+    return jaxprs.trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
 
 
 def _is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:

@@ -21,15 +21,8 @@ import numpy as np
 Step = Callable[[list[Any], list[Any], list[Any]], tuple[Sequence[Any], Sequence[Any]]]
 
 # MiB of VMEM per core. Other and unknown chips count as the smallest.
-_VMEM = {
-    "TPU v5 lite": 128,
-    "TPU v5e": 128,
-    "TPU v5": 64,
-    "TPU v5p": 64,
-    "TPU v6 lite": 128,
-    "TPU v6e": 128,
-    "TPU7x": 64,
-}
+_VMEM = dict.fromkeys(("TPU v5 lite", "TPU v5e", "TPU v6 lite", "TPU v6e"), 128)
+_VMEM |= dict.fromkeys(("TPU v5", "TPU v5p", "TPU7x"), 64)
 _LEAST_VMEM = 16
 # They have no products of bfloat16, and the compiler reports that too late to choose another plan.
 TOO_OLD = ("TPU v2", "TPU v3")

@@ -35,22 +35,13 @@ _TPU_TYPES = ("bfloat16", "bool", "float32", "int32")
 
 @dataclass(frozen=True)
 class Persistent:
-    """Runs a loop as one kernel.
+    """Runs a loop, whose steps are computed with tiles, as one kernel. `chip` is the kind of the TPU, or "" if unknown."""
 
-    Attributes:
-        loop: the loop.
-        tiled: computes its steps.
-        chip: the kind of the TPU, or "" if unknown.
-        interpret: whether to run it with XLA's operations instead.
-    """
-
-    loop: Loop
     tiled: Tiled
     chip: str
-    interpret: bool
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        loop, plan = self.loop, self.tiled
+        plan, loop = self.tiled, self.tiled.loop
         given = dict(zip((*loop.consts, *loop.xs), (*consts, *xs)))
         last, ys = mosaic.run(
             plan.step,
@@ -62,18 +53,24 @@ class Persistent:
             block=self.block,
             reverse=loop.reverse,
             vmem=min(int(mosaic.vmem_bytes(self.chip) * _LIMIT), max(_LEAST_LIMIT, self.needed * 3 // 2)),
-            interpret=self.interpret,
+            interpret=not plan.reader.on_tpu,
         )
         carry = {i: from_memory(tile, loop.carry[i].aval) for (i, _), tile in zip(plan.carry, last)}
         stacks = [from_memory(tiles, y.aval) for y, tiles in zip(loop.ys, ys)]
         return [carry[i] for i in range(len(loop.carry))], stacks
 
     @property
-    def resident(self) -> int:
-        """Bytes of constants, state and values that are always on the chip."""
-        carries = [(self.loop.carry[i], form) for i, form in self.tiled.carry]
-        # The first state once, and the last twice, because the pipeline keeps two buffers of a kernel's outputs.
-        return _bytes(self.tiled.consts) + 3 * _bytes(carries) + self.computed // _ALIVE
+    def block(self) -> int:
+        """Steps per iteration of the grid: a divisor of T if a large enough one exists."""
+        length = self.tiled.loop.length
+        most = max(1, min(_MOST_STEPS, length, _STREAMED // max(1, self.streamed)))
+        even = max(n for n in range(1, most + 1) if length % n == 0)
+        return even if 2 * even > most else most
+
+    @property
+    def constants(self) -> int:
+        """Bytes of the constants."""
+        return _bytes(self.tiled.consts)
 
     @property
     def computed(self) -> int:
@@ -86,37 +83,26 @@ class Persistent:
         return 2 * (_bytes(self.tiled.xs) + _bytes(self.tiled.ys))
 
     @property
-    def block(self) -> int:
-        """Steps per iteration of the grid: a divisor of T if a large enough one exists."""
-        most = max(1, min(_MOST_STEPS, self.loop.length, _STREAMED // max(1, self.streamed)))
-        even = max(n for n in range(1, most + 1) if self.loop.length % n == 0)
-        return even if 2 * even > most else most
-
-    @property
     def needed(self) -> int:
         """Bytes that the kernel needs on the chip."""
-        return self.resident + self.streamed * self.block
-
-    @property
-    def too_large(self) -> str | None:
-        """The reason why the loop does not fit on the chip, or None."""
-        most, chip = int(mosaic.vmem_bytes(self.chip) * _SHARE), self.chip or "a TPU of unknown kind"
-        if self.needed > most:
-            constants = _bytes(self.tiled.consts)
-            return f"it needs {self.needed:,} bytes of VMEM, {constants:,} for constants; {chip} has {most:,} for it"
-        if self.computed > _LARGEST_STEP:
-            return f"a step computes {self.computed:,} bytes, more than the {_LARGEST_STEP:,} of a kernel"
-        return None
+        carries = [(self.tiled.loop.carry[i], form) for i, form in self.tiled.carry]
+        # The first state once, and the last twice, because the pipeline keeps two buffers of a kernel's outputs.
+        resident = self.constants + 3 * _bytes(carries) + self.computed // _ALIVE
+        return resident + self.streamed * self.block
 
     def __str__(self) -> str:
-        return (
-            f"one kernel of {-(-self.loop.length // self.block)} blocks of {self.block} steps; on the chip stay "
-            f"{_bytes(self.tiled.consts):,} bytes of constants"
-        )
+        blocks = -(-self.tiled.loop.length // self.block)
+        return f"one kernel of {blocks} blocks of {self.block} steps; on the chip stay {self.constants:,} bytes of constants"
 
 
 def kernel_of(loop: Loop, chip: str, interpret: bool) -> Persistent:
-    """Returns the kernel of a loop. Raises `Refused` with the reason if there is none."""
+    """Returns the kernel of a loop. Raises `Refused` with the reason if there is none.
+
+    Args:
+        loop: the loop.
+        chip: the kind of the TPU, or "" if unknown.
+        interpret: whether to run it with XLA's operations instead.
+    """
     if not jaxprs.is_known(loop.length):
         raise Refused("the number of steps is left open")
     if not loop.carry:
@@ -127,9 +113,15 @@ def kernel_of(loop: Loop, chip: str, interpret: bool) -> Persistent:
     for dtype in dict.fromkeys(v.aval.dtype for v in atoms):
         if not (dtype.name in _TPU_TYPES or (interpret and jnp.issubdtype(dtype, jnp.number))):
             raise Refused(f"the kernel has no {dtype.name}")
-    made = Persistent(loop, tiled(loop, not interpret), chip, interpret)
-    if not interpret and made.too_large is not None:
-        raise Refused(made.too_large)
+    made = Persistent(tiled(loop, not interpret), chip)
+    most = int(mosaic.vmem_bytes(chip) * _SHARE)
+    if not interpret and made.needed > most:
+        raise Refused(
+            f"it needs {made.needed:,} bytes of VMEM, {made.constants:,} for constants; "
+            f"{chip or 'a TPU of unknown kind'} has {most:,} for it"
+        )
+    if not interpret and made.computed > _LARGEST_STEP:
+        raise Refused(f"a step computes {made.computed:,} bytes, more than the {_LARGEST_STEP:,} of a kernel")
     return made
 
 

@@ -7,7 +7,7 @@ needed both flat and upright is computed twice, which is cheaper on a TPU than c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -36,17 +36,15 @@ class Tiled:
     """A loop whose steps are computed with tiles.
 
     Attributes:
-        loop: the loop.
+        loop: the loop, without dead equations.
+        reader: the reader that found the forms.
         forms: the forms of each variable that is read.
-        natural: the form of each vector that costs least.
-        on_tpu: whether the steps run on a TPU instead of being interpreted.
         consts, carry, xs, ys: the values that are read, carried and written, with their forms; carries by position.
     """
 
     loop: Loop
+    reader: Reader
     forms: Mapping[Var, Sequence[Form]]
-    natural: Mapping[Var, Form]
-    on_tpu: bool
     consts: tuple[tuple[Var, Form], ...]
     carry: tuple[tuple[int, Form], ...]
     xs: tuple[tuple[Var, Form], ...]
@@ -57,8 +55,8 @@ class Tiled:
         loop = self.loop
         given = [*self.consts, *((loop.carry[i], form) for i, form in self.carry), *self.xs]
         tiles = {(v, form): decoded(tile, v.aval.dtype) for (v, form), tile in zip(given, (*consts, *carry, *xs))}
-        reader = Reader(lambda v, form: tiles[v, form], self.natural, frozenset(loop.consts), self.on_tpu)
-        for eqn in _live(loop):
+        reader = replace(self.reader, read=lambda v, form: tiles[v, form])
+        for eqn in loop.eqns:
             for form in _asked(eqn, self.forms):
                 for v, tile in zip(eqn.outvars, computed(eqn, form, reader)):
                     tiles[v, form] = tile
@@ -67,7 +65,7 @@ class Tiled:
 
     def values(self) -> list[tuple[tuple[int, int], Any]]:
         """Returns the shape and dtype of every tile that a step computes."""
-        made = [(v, form) for eqn in _live(self.loop) for v in eqn.outvars for form in self.forms.get(v, ())]
+        made = [(v, form) for eqn in self.loop.eqns for v in eqn.outvars for form in self.forms.get(v, ())]
         return [memory_type(v, form) for v, form in made]
 
 
@@ -82,14 +80,14 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
     for eqn in loop.eqns:
         if eqn.effects:
             raise Refused(f"{eqn.primitive.name} has side effects")
-    natural = _natural_forms(loop)
+    loop = replace(loop, eqns=tuple(jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))[0]))
     forms: dict[Var, dict[Form, None]] = {}
 
     def ask(v: Var, form: Form) -> Any:
         forms.setdefault(v, {})[form] = None
         return jnp.zeros(tile_shape(v.aval.shape, form), form.dtype if isinstance(form, Factor) else v.aval.dtype)
 
-    reader = Reader(ask, natural, frozenset(loop.consts), on_tpu)
+    reader = Reader(ask, _natural_forms(loop), frozenset(loop.consts), on_tpu)
     ys = tuple((y, reader.form(y)) for y in loop.ys)
 
     def go_back() -> list[Any]:
@@ -100,7 +98,7 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
             for old, new in zip(loop.carry, loop.carry_out):
                 for form in list(forms.get(old) or [reader.form(old)]):
                     reader.tile(new, form)
-            for eqn in reversed(_live(loop)):
+            for eqn in reversed(loop.eqns):
                 for form in _asked(eqn, forms):
                     computed(eqn, form, reader)
         return []
@@ -108,18 +106,13 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
     jax.eval_shape(go_back)
     return Tiled(
         loop,
+        reader,
         {v: tuple(asked) for v, asked in forms.items()},
-        natural,
-        on_tpu,
         tuple((v, form) for v in loop.consts for form in forms.get(v, ())),
         tuple((i, form) for i, v in enumerate(loop.carry) for form in forms.get(v) or [reader.form(v)]),
         tuple((v, form) for v in loop.xs for form in forms.get(v, ())),
         ys,
     )
-
-
-def _live(loop: Loop) -> list[Any]:
-    return jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))[0]
 
 
 def _asked(eqn: Any, forms: Mapping[Var, Any]) -> list[Form]:

@@ -82,10 +82,19 @@ def is_bounded(loop: Loop) -> bool:
     return all(size <= 1 for size in largest_size(factors))
 
 
-def suits_bulk(loop: Loop) -> bool:
-    """Returns True if no value of a step is larger than its inputs and outputs, so that the stacks stay small."""
+def declined(loop: Loop, executor: str, least_steps: int = 0) -> str | None:
+    """Returns the reason why a loop is not solved under the caller's option `executor`, or None."""
+    why = refusal(loop)
+    if why is not None or executor == "associative":
+        return why
+    if executor == "scan":
+        return "executor='scan' was asked for"
+    if jaxprs.extent(loop.length) < least_steps:
+        return f"fewer than {least_steps} steps"
     through = sum(map(jaxprs.nbytes, (*loop.carry, *loop.xs, *loop.outputs)))
-    return all(jaxprs.nbytes(v) <= through for eqn in loop.eqns for v in eqn.outvars)
+    if any(jaxprs.nbytes(v) > through for eqn in loop.eqns for v in eqn.outvars):
+        return "values of a step are larger than what goes in and out of it"  # and so would the stacks be
+    return None
 
 
 def _factors(loop: Loop, *values: Any) -> list[Any]:

@@ -43,9 +43,10 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
     if stages.last and 0 in results:
         results.pop(stages.last, None)  # the first stage of the next step had better compute what it reads
     results = {level: found for level, found in results.items() if len(found) > 1}
-    products = _products(loop, stages, results) if stack else {}
-    orders = {p.level - 1: p.order for p in products.values()}
-    halves = {id(eqn) for eqn in loop.eqns if stack and _is_cut(eqn, set(loop.consts)) and id(eqn) not in products}
+    matrix_products = [eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, set(loop.consts))]
+    products = _products(matrix_products, loop, stages, results)
+    orders = {level - 1: product.order for level, product in products.items()}
+    halves = {id(eqn) for eqn in matrix_products if _is_cut(eqn)}
     position = {out: i for i, out in reversed(list(enumerate(loop.carry_out))) if not jaxprs.is_literal(out)}
     places = {level: tuple(map(position.get, order)) for level, order in orders.items()}
     places = {level: found for level, found in places.items() if any(i is not None for i in found)}
@@ -61,12 +62,13 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
         stacks: dict[int, Any] = {}
         for level in range(stages.last + 1):
             for eqn in stages.eqns(level, late=False):
-                if id(eqn) in products:
-                    with jaxprs.in_scope(eqn):
-                        env[eqn.outvars[0]] = products[id(eqn)].value(stacks[level - 1], env)
+                product = products.get(level)
+                if product is not None and eqn is product.eqn:
+                    env[eqn.outvars[0]] = _by_parts(eqn, stacks[level - 1], product.parts, env)
                 elif id(eqn) in halves:
-                    with jaxprs.in_scope(eqn):
-                        env[eqn.outvars[0]] = _in_halves(eqn, env)
+                    left = env[eqn.invars[0]]
+                    in_halves = jnp.moveaxis(left.reshape(*left.shape[:-1], 2, -1), -2, 0)
+                    env[eqn.outvars[0]] = _by_parts(eqn, in_halves, 2, env)
                 else:
                     jaxprs.evaluate([eqn], env)
             if level in results:
@@ -159,13 +161,13 @@ class _Stages:
 
     def results(self, level: int) -> list[Var]:
         """Returns what the stage of a level must write: values that depend on the carry and are read elsewhere."""
-        found = [
-            v
-            for eqn in self.eqns(level, late=False)
-            if primitives.is_cheap(eqn) and not _is_view(eqn)
-            for v in eqn.outvars
-            if v in self.moving and (v in self.written or v in self.crossing) and _is_plain_array(v)
-        ]
+
+        def is_result(v: Var) -> bool:
+            plain = v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
+            return v in self.moving and (v in self.written or v in self.crossing) and plain
+
+        made = [eqn for eqn in self.eqns(level, late=False) if primitives.is_cheap(eqn) and not _is_view(eqn)]
+        found = [v for eqn in made for v in eqn.outvars if is_result(v)]
         return found if any(v in self.written for v in found) else []
 
 
@@ -203,51 +205,38 @@ class _Product:
 
     Attributes:
         eqn: the product, a `dot_general`.
-        level: its level.
         order: the concatenated results, then the other results of the stage with the same type.
         parts: the number of concatenated results.
     """
 
     eqn: Any
-    level: int
     order: tuple[Var, ...]
     parts: int
 
-    def value(self, stack: Any, env: Env) -> Any:
-        """Returns the product from the stack [G, B, N, H] of all results in `order`."""
-        return _by_parts(self.eqn, stack, self.parts, len(self.order) - self.parts, env)
 
-
-def _by_parts(eqn: Any, left: Any, parts: int, more: int, env: Env) -> Any:
-    """Multiplies [G, B, N, K / G] part by part with a constant matrix, which is zero for the last `more` parts."""
+def _by_parts(eqn: Any, left: Any, parts: int, env: Env) -> Any:
+    """Multiplies the first `parts` of a stack [G, B, N, H] with the parts of a constant matrix, and adds the products."""
     ((_, (axis,)), (batch, _)), (out,) = eqn.params["dimension_numbers"], eqn.outvars
-    matrix = jnp.moveaxis(jaxprs.value(env, eqn.invars[1]), axis, 0)
-    matrix = matrix.reshape(parts, left.shape[-1], *matrix.shape[1:])  # [G, K / G, B, M]
-    matrix = jnp.pad(matrix, ((0, more), *((0, 0),) * (matrix.ndim - 1)))
-    matrix = jax.lax.optimization_barrier(jnp.moveaxis(matrix, 1, -2))  # otherwise XLA makes it again at each step
     lead = tuple(range(1 + len(batch)))
-    each = jax.lax.dot_general(
-        left,
-        matrix,
-        (((left.ndim - 1,), (matrix.ndim - 2,)), (lead, lead)),
-        precision=eqn.params["precision"],
-        preferred_element_type=accumulator(out.aval.dtype),
-    )
-    return jnp.sum(each[:parts], axis=0).astype(out.aval.dtype)
+    with jaxprs.in_scope(eqn):
+        matrix = jnp.moveaxis(jaxprs.value(env, eqn.invars[1]), axis, 0)
+        matrix = matrix.reshape(parts, left.shape[-1], *matrix.shape[1:])  # [parts, H, B, M]
+        matrix = jnp.pad(matrix, ((0, left.shape[0] - parts), *((0, 0),) * (matrix.ndim - 1)))
+        matrix = jax.lax.optimization_barrier(jnp.moveaxis(matrix, 1, -2))  # otherwise XLA makes it again at each step
+        each = jax.lax.dot_general(
+            left,
+            matrix,
+            (((left.ndim - 1,), (matrix.ndim - 2,)), (lead, lead)),
+            precision=eqn.params["precision"],
+            preferred_element_type=accumulator(out.aval.dtype),
+        )
+        return jnp.sum(each[:parts], axis=0).astype(out.aval.dtype)
 
 
-def _is_cut(eqn: Any, consts: set[Var]) -> bool:
+def _is_cut(eqn: Any) -> bool:
     """Returns True if XLA:GPU would cut the contracted axis into four parts, and pad both operands at each step."""
-    if not _is_matrix_product(eqn, consts):
-        return False
     size = eqn.invars[0].aval.shape[-1]
     return size > _CUT_ABOVE and size % 16 != 0 and size % 2 == 0
-
-
-def _in_halves(eqn: Any, env: Env) -> Any:
-    """Multiplies with a constant matrix in two parts, so that XLA:GPU does not cut the product."""
-    left = env[eqn.invars[0]]
-    return _by_parts(eqn, jnp.moveaxis(left.reshape(*left.shape[:-1], 2, -1), -2, 0), 2, 0, env)
 
 
 def _is_matrix_product(eqn: Any, consts: set[Var]) -> bool:
@@ -261,27 +250,25 @@ def _is_matrix_product(eqn: Any, consts: set[Var]) -> bool:
     return plain and of_two and eqn.params.get("out_sharding") is None
 
 
-def _products(loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]) -> dict[int, _Product]:
-    """Returns the products to compute part by part, at most one per level, by the `id` of their equations."""
+def _products(
+    eqns: Sequence[Any], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]
+) -> dict[int, _Product]:
+    """Returns the matrix products to compute part by part, at most one per level, by their levels."""
     made = jaxprs.producers(loop.eqns)
     found: dict[int, _Product] = {}
-    for eqn in loop.eqns:
-        level = stages.level[eqn.outvars[0]] if eqn.outvars else 0
-        if level in {p.level for p in found.values()}:
-            continue
-        parts = _joined(eqn, made, results.get(level - 1, ()), set(loop.consts))
-        if parts is None:
+    for eqn in eqns:
+        level = stages.level[eqn.outvars[0]]
+        parts = _joined(eqn, made, results.get(level - 1, ()))
+        if parts is None or level in found:
             continue
         alike = [v for v in results[level - 1] if _type(v) == _type(parts[0]) and v not in parts]
         if len(alike) <= len(parts):  # otherwise most of the product would multiply zeros
-            found[id(eqn)] = _Product(eqn, level, (*parts, *alike), len(parts))
+            found[level] = _Product(eqn, (*parts, *alike), len(parts))
     return found
 
 
-def _joined(eqn: Any, made: Mapping[Var, Any], results: Sequence[Var], consts: set[Var]) -> tuple[Var, ...] | None:
+def _joined(eqn: Any, made: Mapping[Var, Any], results: Sequence[Var]) -> tuple[Var, ...] | None:
     """Returns the results of a stage that are concatenated along the contracted axis of a matrix product, or None."""
-    if not _is_matrix_product(eqn, consts):
-        return None
     join = made.get(eqn.invars[0])
     if join is None or join.primitive.name != "concatenate" or join.params["dimension"] != eqn.invars[0].aval.ndim - 1:
         return None
@@ -289,10 +276,6 @@ def _joined(eqn: Any, made: Mapping[Var, Any], results: Sequence[Var], consts: s
     if len(parts) < 2 or len(set(map(_type, parts))) > 1 or any(v not in results for v in parts):
         return None
     return parts if len(set(parts)) == len(parts) else None
-
-
-def _is_plain_array(v: Var) -> bool:
-    return v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
 
 
 def _type(atom: Atom) -> tuple[Any, Any]:

@@ -29,15 +29,7 @@ def _not_solved(core: Loop, options: Options) -> str | None:
     """Returns the reason why a loop is not solved in rounds, or None."""
     if not jaxprs.is_known(core.length):
         return "the number of steps is left open"
-    why = associative.refusal(core)
-    if why is not None or options.executor == "associative":
-        return why
-    if options.executor == "scan":
-        return "executor='scan' was asked for"
-    if jaxprs.extent(core.length) < _SOLVING_PAYS:
-        return f"fewer than {_SOLVING_PAYS} steps"
-    if not associative.suits_bulk(core):
-        return "values of a step are larger than what goes in and out of it"
-    if not associative.is_bounded(core):
+    why = associative.declined(core, options.executor, _SOLVING_PAYS)
+    if why is None and options.executor != "associative" and not associative.is_bounded(core):
         return "its factors are not provably at most 1, so products of them could overflow"
-    return None
+    return why

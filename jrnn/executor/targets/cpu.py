@@ -36,7 +36,9 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     for rewrite in PASSES:
         loop = rewrite(loop)
     fission = split(loop, contract=smaller_first)
-    why = _not_solved(fission.core, options)
+    # On a CPU rounds cost more than they save. Of a loop that could be solved, only the coefficients are computed for all
+    # steps before it. The multiplications and additions stay in the loop, in their order.
+    why = associative.declined(fission.core, options.executor)
     if why is None:
         fission = split(loop, computation, contract=smaller_first)
         return LoopPlan(target, original, fission, widen_sums(fission.core), "associative", _chunk(fission))
@@ -46,21 +48,6 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     else:
         inner = widen_sums(activate_together(core))
     return LoopPlan(target, original, fission, inner, "scan", _chunk(fission), (f"not associative: {why}",))
-
-
-def _not_solved(core: Loop, options: Options) -> str | None:
-    """Returns the reason why the coefficients of a loop are not computed for all steps before it, or None.
-
-    On a CPU rounds cost more than they save, so the multiplications and additions stay in the loop, in their order.
-    """
-    why = associative.refusal(core)
-    if why is not None or options.executor == "associative":
-        return why
-    if options.executor == "scan":
-        return "executor='scan' was asked for"
-    if not associative.suits_bulk(core):
-        return "values of a step are larger than what goes in and out of it"
-    return None
 
 
 def _chunk(fission: Fission) -> int | None:
