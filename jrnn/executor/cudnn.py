@@ -71,9 +71,9 @@ def refusal(step: Any, carry: Any, xs: Any, reverse: bool, resets: Any, platform
     leaves = jax.tree.leaves((step, carry, xs))
     if any(jnp.result_type(leaf) != jnp.float32 for leaf in leaves):
         return "cuDNN's LSTM is float32 only"
-    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    if asked not in _PRECISIONS:
-        return f"jax_default_matmul_precision is {asked!r}, and cuDNN's LSTM has float32 and TF32"
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if precision not in _PRECISIONS:
+        return f"jax_default_matmul_precision is {precision!r}, and cuDNN's LSTM has float32 and TF32"
     if jnp.ndim(xs) != 3:
         return f"the input must be [T, N, D], but is {list(jnp.shape(xs))}"
     return None
@@ -207,8 +207,8 @@ def _gradient(given: Any, lengths: Any, ys: Any, reserve: Any, cotangents: Any, 
     packed, unpack = jax.vjp(packed_weights, steps)
     residuals = (_swapped(xs), h, c, packed, lengths, _swapped(ys), reserve)
     of_ys, *of_states = cotangents
-    asked = _sizes(given, bidirectional)
-    dx, dh, dc, dw, _ = rnn.lstm_bwd(*asked, residuals, (_swapped(of_ys), *of_states))
+    sizes = _sizes(given, bidirectional)
+    dx, dh, dc, dw, _ = rnn.lstm_bwd(*sizes, residuals, (_swapped(of_ys), *of_states))
     return *unpack(dw), dh, dc, _swapped(dx)
 
 

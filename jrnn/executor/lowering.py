@@ -66,7 +66,7 @@ def _parts(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
-    """Returns the loop of a scan's equation, and the values of its first constants, those of the jaxpr."""
+    """Returns the loop of a scan's equation, and the values of the jaxpr's constants, which are the loop's first ones."""
     program = jaxprs.opened(jaxpr, jaxprs.LOWERED_CALLS)
     inputs, end = program.invars, n_consts + n_carry
     consts = (*program.constvars, *inputs[:n_consts])

@@ -14,6 +14,24 @@ import jax.numpy as jnp
 from jrnn.errors import ScanError
 
 
+def masked(f: Callable, init: Any, xs: Any, steps: Any, lengths: Any, resets: Any) -> tuple[Callable, Any]:
+    """Returns the step and the inputs with lengths and resets. `steps` is T, or None if it is unknown."""
+    if steps is None:
+        return f, xs  # `jax.lax.scan` reports it
+    if resets is not None:
+        f, xs = with_resets(f, init, _checked(resets, "resets", bool, "booleans"), steps, xs)
+    if lengths is not None:
+        f, xs = with_lengths(f, _checked(lengths, "lengths", int, "integers"), xs), (jnp.arange(steps), xs)
+    return f, xs
+
+
+def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
+    values = jnp.asarray(values)
+    if not jnp.issubdtype(values.dtype, jnp.bool_ if kind is bool else jnp.integer):
+        raise ScanError(f"scan: {name} must be {kinds}, but are {values.dtype}; give {name}.astype({kind.__name__})")
+    return values
+
+
 def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
     """Returns a step `(carry, (t, x)) -> (carry, y)` that stops each sequence at its length.
 

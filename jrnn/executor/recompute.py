@@ -21,7 +21,7 @@ from jrnn.executor.jaxprs import Var
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
 # `(carry, xs, steps) -> (carry, ys)` over some of the steps.
-RunSome = Callable[[Any, Any, int], tuple[Any, Any]]
+RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def check(recompute: Any) -> None:
@@ -83,21 +83,30 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had
     return found
 
 
-def chunk_length(recompute: Any, steps: Any) -> int | None:
-    """Returns the number of steps between checkpoints, or None if there are too few steps for any."""
-    if not jaxprs.is_known(steps):
+def with_checkpoints(
+    run: RunSome, carry: Any, xs: Any, length: int | None, steps: Any, reverse: bool, recompute: Any
+) -> tuple[Any, Any]:
+    """Runs a scan in chunks. Only the carries between chunks are kept for the reverse pass.
+
+    Args:
+        run: runs some of the steps.
+        carry, xs, length: the inputs of the whole scan.
+        steps: T, or None if it is unknown, which `jax.lax.scan` reports.
+        reverse: whether time runs backwards.
+        recompute: the number of chunks, or "sqrt".
+    """
+    if steps is not None and not jaxprs.is_known(steps):
         raise ScanError(
             f"scan: recompute={recompute!r} divides the steps, but their number ({steps}) is symbolic; "
             "give recompute='contractions' or None, or export with a fixed number"
         )
-    if steps < 2:
-        return None
+    if steps is None or steps < 2 or jax.config.jax_disable_jit:
+        return run(carry, xs, length)
+    # Tracing raises the errors of `jax.lax.scan`, and finds side effects and Refs: such a step must not run a second time.
+    if jax.make_jaxpr(lambda: run(carry, xs, length))().effects:
+        return run(carry, xs, length)
     pieces = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
-    return math.ceil(steps / min(pieces, steps))
-
-
-def with_checkpoints(run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool) -> tuple[Any, Any]:
-    """Runs a scan in chunks of `size` steps. Only the carries between chunks are kept for the reverse pass."""
+    size = math.ceil(steps / min(pieces, steps))
     # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
     wrap: Callable = functools.partial(jax.checkpoint, prevent_cse=False)
     return in_chunks(run, carry, xs, steps, size, reverse, wrap)

@@ -33,7 +33,7 @@ Flat = Sequence[Any]
 
 
 def storing_less(
-    jaxpr: Any, n_consts: int, n_carry: int, asked: str | tuple[str, ...] | None
+    jaxpr: Any, n_consts: int, n_carry: int, option: str | tuple[str, ...] | None
 ) -> Callable[..., Flat] | None:
     """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
 
@@ -42,13 +42,13 @@ def storing_less(
     Args:
         jaxpr: the step, from constants, carries and inputs to new carries and outputs.
         n_consts, n_carry: the numbers of constants and carries.
-        asked: the caller's option `recompute`: None, "contractions", or names.
+        option: the option `recompute`: None, "contractions", or names.
     """
     if not _is_plain(jaxpr):
-        if asked is None or jaxprs.jaxpr_of(jaxpr).effects:
+        if option is None or jaxprs.jaxpr_of(jaxpr).effects:
             return None
         policies = jax.checkpoint_policies
-        policy = policies.dots_saveable if asked == "contractions" else policies.nothing_saveable
+        policy = policies.dots_saveable if option == "contractions" else policies.nothing_saveable
         return jax.checkpoint(jax.extend.core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False)
     program = jaxprs.opened(jaxpr)
     avals = [v.aval for v in program.invars]
@@ -60,7 +60,7 @@ def storing_less(
 
     @functools.cache
     def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
-        return _derivative(run, avals, moving, n_consts, n_carry, asked)
+        return _derivative(run, avals, moving, n_consts, n_carry, option)
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
         moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
@@ -88,7 +88,7 @@ def _is_plain(closed: Any) -> bool:
 
 
 def _derivative(
-    run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...], n_consts: int, n_carry: int, asked: Any
+    run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...], n_consts: int, n_carry: int, option: Any
 ) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
     program = _with_tangents(run, avals, [i for i, m in enumerate(moving) if m])
@@ -113,7 +113,7 @@ def _derivative(
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
     had |= {v for v, out in zip(carry, carry_out) if not jaxprs.is_literal(out) and out in had}
     varying = jaxprs.depends(step, (*carry, *xs))
-    chosen = _choose(step, [v for v in wanted if v in varying], had, carry, varying, asked)
+    chosen = _choose(step, [v for v in wanted if v in varying], had, carry, varying, option)
     at_hand = {*program.invars[:n_in], *program.constvars, *(v for v in had if v in varying), *chosen}
     again, _ = jaxprs.needed(step, wanted, at_hand)
     reverse_part = (*again, *linear)
@@ -174,10 +174,10 @@ def _choose(
     had: Collection[Var],
     carry: Sequence[Var],
     varying: Collection[Var],
-    asked: Any,
+    option: Any,
 ) -> list[Var]:
     """Returns the variables to store so that all wanted ones can be computed."""
-    never = recompute.not_stored(asked, step, had)
+    never = recompute.not_stored(option, step, had)
     eqns, _ = jaxprs.needed(step, wanted, had)
     costs = {v: 0 for v in had if v in varying}
     costs.update({v: 0 if v in had else jaxprs.nbytes(v) for v in carry})

@@ -25,7 +25,7 @@ from jrnn.errors import ScanError, near
 from jrnn.executor import cudnn, lowering, mark
 from jrnn.executor import recompute as recomputation
 from jrnn.executor.mark import Options
-from jrnn.executor.masking import with_lengths, with_resets
+from jrnn.executor.masking import masked
 from jrnn.executor.passes import associative, split
 from jrnn.executor.recompute import Recompute
 from jrnn.executor.targets import tpu
@@ -109,13 +109,13 @@ def scan(
         return cudnn.scan(f, init, xs, reverse, lengths, resets)
     step, inputs = f, xs
     if lengths is not None or resets is not None:
-        step, inputs = _masked(f, init, xs, length, lengths, resets)
+        step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets)
     if recomputation.is_checkpoints(recompute):
 
         def run(carry: Any, xs: Any, steps: int | None) -> tuple[Any, Any]:
             return scan(step, carry, xs, steps, reverse, unroll, executor=executor, strict=strict)
 
-        return _with_checkpoints(run, init, inputs, length, reverse, recompute)
+        return recomputation.with_checkpoints(run, init, inputs, length, _steps(inputs, length), reverse, recompute)
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
     options = Options(executor, recompute, strict)
@@ -146,40 +146,8 @@ def optimize_scans() -> Iterator[None]:
         yield
 
 
-def _masked(f: Callable, init: Any, xs: Any, length: int | None, lengths: Any, resets: Any) -> tuple[Callable, Any]:
-    """Returns the step and the inputs with lengths and resets."""
-    steps = _steps(xs, length)
-    if steps is None:
-        return f, xs  # `jax.lax.scan` reports it
-    if resets is not None:
-        f, xs = with_resets(f, init, _checked(resets, "resets", bool, "booleans"), steps, xs)
-    if lengths is not None:
-        f, xs = with_lengths(f, _checked(lengths, "lengths", int, "integers"), xs), (jnp.arange(steps), xs)
-    return f, xs
-
-
 def _steps(xs: Any, length: int | None) -> Any:
     return next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
-
-
-def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
-    values = jnp.asarray(values)
-    if not jnp.issubdtype(values.dtype, jnp.bool_ if kind is bool else jnp.integer):
-        raise ScanError(f"scan: {name} must be {kinds}, but are {values.dtype}; give {name}.astype({kind.__name__})")
-    return values
-
-
-def _with_checkpoints(
-    run: Callable, init: Any, xs: Any, length: int | None, reverse: bool, recompute: Recompute
-) -> tuple[Any, Any]:
-    steps = _steps(xs, length)
-    size = None if steps is None else recomputation.chunk_length(recompute, steps)
-    if size is None or jax.config.jax_disable_jit:
-        return run(init, xs, length)
-    # Tracing raises the errors of `jax.lax.scan`, and finds side effects and Refs: such a step must not run a second time.
-    if jax.make_jaxpr(lambda: run(init, xs, length))().effects:
-        return run(init, xs, length)
-    return recomputation.with_checkpoints(run, init, xs, steps, size, reverse)
 
 
 def _check(step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:

@@ -5,6 +5,7 @@ A rule `(eqn, form, reader) -> tiles` computes the results of an equation; resul
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,7 +118,8 @@ def _applied(eqn: Any, operands: list[Any], dtype: Any) -> Any:
             return (first & operands[2]) | (~first & operands[1])
         return lax.select(first, operands[2], operands[1])
     if name == "convert_element_type":
-        return _converted(first, dtype)
+        to_bool = dtype == jnp.bool_ and first.dtype != jnp.bool_
+        return ~(first == 0) if to_bool else encoded(first).astype(dtype)
     if name == "sign":
         ones = jnp.ones_like(first)
         return lax.select(first > 0, ones, lax.select(first < 0, -ones, first))
@@ -132,12 +134,6 @@ def _applied(eqn: Any, operands: list[Any], dtype: Any) -> Any:
             return ~lax.eq(*operands)
     params = {k: None if k == "out_dtype" else v for k, v in eqn.primitive.get_bind_params(eqn.params).items()}
     return eqn.primitive.bind(*operands, **params)
-
-
-def _converted(tile: Any, dtype: Any) -> Any:
-    if dtype == jnp.bool_:
-        return ~(tile == 0) if tile.dtype != jnp.bool_ else tile
-    return encoded(tile).astype(dtype)
 
 
 # Views and pieces -----------------------------------------------------------------------------------------------------
@@ -185,13 +181,10 @@ def _operand(atom: Atom, shape: Sequence[int], form: Form, reader: Reader) -> An
 def _pieces(eqn: Any, form: Form, reader: Reader) -> list[Any]:
     """Slices and splits."""
     operand, params = eqn.invars[0], eqn.params
-    rank = operand.aval.ndim
     if eqn.primitive.name == "split":
-        starts, axis = 0, params["axis"]
-        ranges = []
-        for size in params["sizes"]:
-            ranges.append([(starts, starts + size) if a == axis else (0, operand.aval.shape[a]) for a in range(rank)])
-            starts += size
+        whole, axis = [(0, n) for n in operand.aval.shape], params["axis"]
+        ends = itertools.accumulate(params["sizes"], initial=0)
+        ranges = [[*whole[:axis], part, *whole[axis + 1 :]] for part in itertools.pairwise(ends)]
     else:
         if any(s != 1 for s in params["strides"] or ()):
             raise Refused("the kernel has no slices with steps")
@@ -231,11 +224,10 @@ def _joined(eqn: Any, form: Form, reader: Reader) -> list[Any]:
         if low < 0 or high < 0 or inner:
             raise Refused("the kernel only pads at the ends")
         if low or high:
-            at = _tile_axis(into, axis, form)
-            size = [low, high]
-            around = [spread(filling, tuple(n if a == at else made.shape[a] for a in (0, 1))) for n in size if n]
-            parts = [*around[: bool(low)], made, *around[bool(low) :]]
-            made = _concatenated(parts, into, axis, form)
+            rows, columns = made.shape
+            sizes = [(n, columns) if _tile_axis(into, axis, form) == 0 else (rows, n) for n in (low, high)]
+            before, after = ([spread(filling, size)] if n else [] for n, size in zip((low, high), sizes))
+            made = _concatenated([*before, made, *after], into, axis, form)
     return [spread(made, shape)]
 
 

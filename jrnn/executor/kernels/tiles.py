@@ -57,7 +57,7 @@ class Tiled:
         tiles = {(v, form): decoded(tile, v.aval.dtype) for (v, form), tile in zip(given, (*consts, *carry, *xs))}
         reader = replace(self.reader, read=lambda v, form: tiles[v, form])
         for eqn in loop.eqns:
-            for form in _asked(eqn, self.forms):
+            for form in _forms_of(eqn, self.forms):
                 for v, tile in zip(eqn.outvars, computed(eqn, form, reader)):
                     tiles[v, form] = tile
         new = [encoded(reader.tile(loop.carry_out[i], form)) for i, form in self.carry]
@@ -99,7 +99,7 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
                 for form in list(forms.get(old) or [reader.form(old)]):
                     reader.tile(new, form)
             for eqn in reversed(loop.eqns):
-                for form in _asked(eqn, forms):
+                for form in _forms_of(eqn, forms):
                     computed(eqn, form, reader)
         return []
 
@@ -107,7 +107,7 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
     return Tiled(
         loop,
         reader,
-        {v: tuple(asked) for v, asked in forms.items()},
+        {v: tuple(found) for v, found in forms.items()},
         tuple((v, form) for v in loop.consts for form in forms.get(v, ())),
         tuple((i, form) for i, v in enumerate(loop.carry) for form in forms.get(v) or [reader.form(v)]),
         tuple((v, form) for v in loop.xs for form in forms.get(v, ())),
@@ -115,7 +115,7 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
     )
 
 
-def _asked(eqn: Any, forms: Mapping[Var, Any]) -> list[Form]:
+def _forms_of(eqn: Any, forms: Mapping[Var, Any]) -> list[Form]:
     return list(dict.fromkeys(form for v in eqn.outvars for form in forms.get(v, ())))
 
 

@@ -90,9 +90,9 @@ class Fission:
     @property
     def extra(self) -> int:
         """Bytes per step of the stacked arrays that the original loop would not make."""
-        asked = {*self.loop.xs, *(v for v in self.loop.ys if not jaxprs.is_literal(v))}
+        given = {*self.loop.xs, *(v for v in self.loop.ys if not jaxprs.is_literal(v))}
         heavy = (v for e in (*self.hoisted, *self.sunk) if primitives.is_heavy(e) for v in e.outvars)
-        return sum(map(jaxprs.nbytes, {*self.early, *self.core.ys, *self.late, *heavy} - asked))
+        return sum(map(jaxprs.nbytes, {*self.early, *self.core.ys, *self.late, *heavy} - given))
 
 
 def shifted(stack: Any, first: Any, reverse: bool) -> Any:

@@ -41,7 +41,7 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
     if any(eqn.effects for eqn in loop.eqns):
         results, stack = {}, False  # the order of the effects would change
     if stages.last and 0 in results:
-        results.pop(stages.last, None)  # the first stage of the next step had better compute what it reads
+        results.pop(stages.last, None)  # leave them to the first stage of the next step, which reads them
     results = {level: found for level, found in results.items() if len(found) > 1}
     matrix_products = [eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, set(loop.consts))]
     products = _products(matrix_products, loop, stages, results)

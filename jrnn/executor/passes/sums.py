@@ -10,7 +10,7 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,8 @@ def frugal(summed: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[
     return {i: values for i, values in summed.items() if known.issuperset(leaves(values, made, known))}
 
 
-def leaves(values: Iterable[Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> list[Var]:
+def leaves(values: Collection[Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> list[Var]:
     """Returns the variables whose stacks the sums of `values` read. `stacked` are the stacks that exist anyway."""
-    values = list(values)
     known = dict.fromkeys(stacked)
     for contractions_only in (True, False):  # a reduction may read the stacks of a contraction's operands
         found = [leaf for v in values for leaf in _leaves(v, made, known, contractions_only)]
@@ -156,17 +155,14 @@ def _pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
     found = _above(v, made, free)
     if found is None:
         return False
-    reduced = {e.outvars[0] for e in found[0] if e.primitive.name == "reduce_sum"}
-    under = {a for e in found[0] if e.outvars[0] in reduced for a in jaxprs.inputs(e)}
+    through, ends = found
+    reduced = {a for e in through if e.primitive.name == "reduce_sum" for a in jaxprs.inputs(e)}
 
-    def ends_well(atom: Atom) -> bool:
-        if jaxprs.nbytes(atom) <= _SMALL:
-            return True
-        return not jaxprs.is_literal(atom) and (
-            atom in under or (atom in made and atom not in free and made[atom].primitive.name == "dot_general")
-        )
+    def is_dot(v: Var) -> bool:
+        return v in made and v not in free and made[v].primitive.name == "dot_general"
 
-    return all(map(ends_well, found[1]))
+    large = [a for a in ends if jaxprs.nbytes(a) > _SMALL]
+    return all(not jaxprs.is_literal(a) and (a in reduced or is_dot(a)) for a in large)
 
 
 def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contractions_only: bool) -> list[Var]:

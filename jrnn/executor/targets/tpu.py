@@ -16,8 +16,8 @@ KERNEL = "persistent"
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """Returns the plan of a loop on a TPU; or on any platform, if the caller chose the executor "persistent"."""
-    asked = options.executor == KERNEL
-    found = accelerator.plan(loop, target, replace(options, executor="scan") if asked else options)
+    by_name = options.executor == KERNEL
+    found = accelerator.plan(loop, target, replace(options, executor="scan") if by_name else options)
     if found.executor != "scan" or options.executor == "scan":
         return found
     try:
