@@ -196,7 +196,6 @@ def nbytes(atom: Atom) -> int:
 
 
 def inputs(eqn: Any) -> list[Var]:
-    """Returns the variables that an equation reads."""
     return [atom for atom in eqn.invars if not is_literal(atom)]
 
 

@@ -74,7 +74,7 @@ class Loop:
         return jax.lax.scan(step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll)
 
     def replaced(self, rule: Callable[[Any, Env], Sequence[Any] | None]) -> Loop:
-        """Traces the step anew. `rule(eqn, env)` returns new values for an equation's results, or None to keep it."""
+        """Traces the step again. `rule(eqn, env)` returns new values for an equation's results, or None to keep it."""
 
         def evaluation(env: Env) -> Env:
             for eqn in self.eqns:
@@ -88,7 +88,7 @@ class Loop:
         return self.rewritten(evaluation)
 
     def rewritten(self, evaluation: Callable[[Env], Env], avals: Sequence[Any] | None = None) -> Loop:
-        """Traces the step anew from an evaluation, and drops dead equations.
+        """Traces the step again from an evaluation, and drops dead equations.
 
         Args:
             evaluation: gets an environment of the inputs and defines the outputs in it.

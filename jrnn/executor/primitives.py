@@ -29,13 +29,15 @@ VIEWS = frozenset((
     "broadcast_in_dim", "broadcast_to", "expand_dims", "reshape", "slice", "split", "squeeze", "tile", "transpose",
     "unstack",
 ))
-_REDUCTIONS = frozenset((
-    "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "reduce_xor",
+_CHEAP = ELEMENTWISE | VIEWS | frozenset((
+    "concatenate", "iota", "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "reduce_xor",
+    "rev", "stack",
 ))
-_ARRANGEMENTS = frozenset(("concatenate", "iota", "pad", "rev", "stack"))
-CONTRACTIONS = frozenset(("conv_general_dilated", "dot_general", "ragged_dot_general"))
-_LOOKUPS = frozenset(("gather",))
-_SOLVERS = frozenset(("cholesky", "eig", "eigh", "fft", "lu", "qr", "svd", "triangular_solve"))
+_CONTRACTIONS = frozenset(("conv_general_dilated", "dot_general", "ragged_dot_general"))
+# Contractions, lookups and solvers.
+_HEAVY = _CONTRACTIONS | frozenset((
+    "cholesky", "eig", "eigh", "fft", "gather", "lu", "qr", "svd", "triangular_solve",
+))
 _PURE = frozenset((
     "approx_top_k", "argmax", "argmin", "bessel_i0e", "bessel_i1e", "cumlogsumexp", "cummax", "cummin", "cumprod",
     "cumsum", "dynamic_slice", "dynamic_update_slice", "igamma", "igamma_grad_a", "igammac", "polygamma",
@@ -45,11 +47,10 @@ _PURE = frozenset((
     "sort", "threefry2x32", "top_k", "zeta",
 ))
 # fmt: on
-CHEAP = ELEMENTWISE | VIEWS | _REDUCTIONS | _ARRANGEMENTS
 # Functions that cost many instructions per value: worth computing for several slices at once.
 ACTIVATIONS = frozenset(("logistic", "tanh", "exp", "log1p", "expm1", "erf", "sin", "cos", "sqrt", "rsqrt"))
 # Linear in their only operand.
-LINEAR = frozenset((
+_LINEAR = frozenset((
     "broadcast_in_dim", "copy", "copy_p", "neg", "reduce_sum", "reshape", "rev", "slice", "split", "squeeze", "transpose",
 ))  # fmt: skip
 # For floating-point operands, the result jumps where an operand changes by a rounding error.
@@ -61,8 +62,7 @@ ADDITIONS = frozenset(("add", "add_any"))
 COLLECTIVES = frozenset((
     "all_gather", "all_to_all", "axis_index", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "pvary",
 ))  # fmt: skip
-_HEAVY = CONTRACTIONS | _LOOKUPS | _SOLVERS
-_MOVABLE = CHEAP | _HEAVY | _PURE
+_MOVABLE = _CHEAP | _HEAVY | _PURE
 
 
 def is_movable(eqn: Any) -> bool:
@@ -97,11 +97,11 @@ def is_heavy(eqn: Any) -> bool:
 
 
 def is_contraction(eqn: Any) -> bool:
-    return eqn.primitive.name in CONTRACTIONS
+    return eqn.primitive.name in _CONTRACTIONS
 
 
 def is_cheap(eqn: Any) -> bool:
-    return eqn.primitive.name in CHEAP
+    return eqn.primitive.name in _CHEAP
 
 
 def is_discontinuous(eqn: Any) -> bool:
@@ -123,4 +123,4 @@ def is_linear(eqn: Any) -> bool:
     """Returns True if an equation is linear in its only operand. Floating-point conversions count as linear."""
     if eqn.primitive.name == "convert_element_type":
         return _is_inexact(eqn.invars[0]) and _is_inexact(eqn.outvars[0])
-    return eqn.primitive.name in LINEAR and len(eqn.invars) == 1
+    return eqn.primitive.name in _LINEAR and len(eqn.invars) == 1

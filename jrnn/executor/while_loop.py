@@ -67,9 +67,7 @@ def while_loop(cond: Callable, body: Callable, constants: Any, state: Any, trips
     """
     constants, state = jax.tree.map(jnp.asarray, (constants, state))
     if trips.policy == "host":
-        raise ValueError(
-            "while_loop: policy 'host' needs the number of trips before the loop; run jax.lax.scan instead"
-        )
+        raise ValueError("while_loop: policy 'host' is for `to_jax`; give 'checkpointed', or 'bounded' with a bound")
     if trips.policy == "bounded":
         return _bounded(cond, body, constants, state, trips.bound)
     return _checkpointed(cond, body, constants, state)

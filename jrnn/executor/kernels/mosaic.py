@@ -30,7 +30,6 @@ _ROWS, _COLUMNS = 8, 128  # of a tile of 4-byte elements
 
 
 def vmem_bytes(chip: str) -> int:
-    """Returns the bytes of VMEM per core of a device kind."""
     return _VMEM.get(chip, _LEAST_VMEM) << 20
 
 

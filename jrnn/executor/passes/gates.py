@@ -110,27 +110,28 @@ def cuts_of(eqns: Sequence[Any]) -> dict[Var, _Cut]:
 
 def _join(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
     """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`."""
-    groups: dict[Any, list[tuple[tuple[_Cut, ...], Any]]] = {}
+    groups: dict[Any, list[Any]] = {}
     for eqn in eqns:
         if all(not jaxprs.is_literal(a) and a in cuts for a in eqn.invars):
-            read = tuple(cuts[a] for a in eqn.invars)
+            read = [cuts[a] for a in eqn.invars]
             if len({(c.axis, c.hi - c.lo) for c in read}) == 1:
                 apart = tuple(c.lo - read[0].lo for c in read)
                 key = (eqn.primitive.name, str(eqn.params), read[0].axis, tuple(c.of for c in read), apart)
-                groups.setdefault(key, []).append((read, eqn))
+                groups.setdefault(key, []).append(eqn)
     for group in groups.values():
-        runs: list[list[tuple[tuple[_Cut, ...], Any]]] = []
-        for item in sorted(group, key=lambda item: item[0][0].lo):
-            if not runs or runs[-1][-1][0][0].hi != item[0][0].lo:
+        runs: list[list[Any]] = []
+        for eqn in sorted(group, key=lambda eqn: cuts[eqn.invars[0]].lo):
+            if not runs or cuts[runs[-1][-1].invars[0]].hi != cuts[eqn.invars[0]].lo:
                 runs.append([])
-            runs[-1].append(item)
-        for items in runs:
-            first, last = items[0][0], items[-1][0]
-            if len(items) > 1:
-                joined = _Joined(items[0][1], tuple(_Cut(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
-                for read, eqn in items:
-                    lo, hi = read[0].lo - first[0].lo, read[0].hi - first[0].lo
-                    cuts[eqn.outvars[0]] = _Cut(joined, read[0].axis, lo, hi)
+            runs[-1].append(eqn)
+        for run in runs:
+            if len(run) > 1:
+                first, last = ([cuts[a] for a in eqn.invars] for eqn in (run[0], run[-1]))
+                joined = _Joined(run[0], tuple(_Cut(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
+                start = first[0].lo
+                for eqn in run:
+                    own = cuts[eqn.invars[0]]
+                    cuts[eqn.outvars[0]] = _Cut(joined, own.axis, own.lo - start, own.hi - start)
 
 
 def _joined_cuts(loop: Loop) -> dict[Var, _Cut]:

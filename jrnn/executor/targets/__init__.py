@@ -12,7 +12,6 @@ _TARGETS = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """Returns the plan of a loop for a target."""
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.left(target, loop, "it has no steps")
     by_name = tpu if options.executor == tpu.KERNEL else None  # the kernel is interpreted on other platforms

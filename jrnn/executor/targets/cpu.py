@@ -31,7 +31,6 @@ _STEPS = 12  # the minimum number of steps in a chunk: with fewer, its contracti
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """Returns the plan of a loop on a CPU."""
     original = loop
     for rewrite in PASSES:
         loop = rewrite(loop)

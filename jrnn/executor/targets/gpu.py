@@ -25,7 +25,6 @@ _PACKED = (
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """Returns the plan of a loop on a GPU."""
     found = accelerator.plan(loop, target, options)
     if found.executor != "scan" or found.fission is None:
         return found
