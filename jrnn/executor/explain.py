@@ -86,12 +86,8 @@ def _train(run: Callable, init: Any, xs: Any) -> Any:
         return [jaxprs.value(env, a) for a in closed.jaxpr.outvars]
 
     out, pull = jax.vjp(of_everything, closed.consts, jax.tree.leaves((init, xs)))
-    return out, pull([_cotangent(o) for o in out])
-
-
-def _cotangent(out: Any) -> Any:
-    inexact = jnp.issubdtype(jnp.result_type(out), jnp.inexact)
-    return jnp.ones_like(out) if inexact else jnp.zeros(jnp.shape(out), jax.dtypes.float0)
+    inexact = [jnp.issubdtype(jnp.result_type(o), jnp.inexact) for o in out]
+    return out, pull([jnp.ones_like(o) if i else jnp.zeros(o.shape, jax.dtypes.float0) for o, i in zip(out, inexact)])
 
 
 def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:

@@ -14,7 +14,6 @@ is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
 from __future__ import annotations
 
 import functools
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ with suppress(ImportError):  # `_install` reports missing names
     from jax._src.xla_metadata_lib import current_xla_metadata
 
 from jrnn.errors import ScanError
-from jrnn.executor import host_memory, jaxprs, mark, residuals, targets
+from jrnn.executor import jaxprs, mark, residuals, targets
 from jrnn.executor.loop import Loop, strict_passes
 from jrnn.executor.mark import Options
 from jrnn.executor.plan import LoopPlan, Target
@@ -136,12 +135,11 @@ def _record(plan: LoopPlan) -> None:
 
 
 def _target(platform: str, ctx: Any) -> Target:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
     backend = ctx.module_context.backend  # in `jax.export` another platform's, or None
     known = backend is not None and backend.platform == platform
     kind = backend.devices()[0].device_kind if known else ""
-    return Target(platform, cores, devices, host_memory.kept, kind)
+    return Target(platform, devices, kind)
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:

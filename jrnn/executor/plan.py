@@ -35,16 +35,12 @@ class Target:
 
     Attributes:
         platform: "cpu", "cuda", "rocm" or "tpu".
-        cores: the number of processor cores that this process may use.
         devices: the number of devices that the program is divided among.
-        keeps_memory: whether the process keeps memory that it frees (`host_memory`).
         kind: the kind of the devices, such as "TPU v5 lite", or "" if unknown.
     """
 
     platform: str
-    cores: int = 1
     devices: int = 1
-    keeps_memory: bool = False
     kind: str = ""
 
 

@@ -102,7 +102,7 @@ def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
 
 
 def test_the_cpu_is_given_none_of_it():
-    for core in loops_for(Target("cpu", 2), "gru"):
+    for core in loops_for(Target("cpu"), "gru"):
         loop = core.core if hasattr(core, "core") else core
         assert all(e.primitive.name != "optimization_barrier" for e in loop.eqns) and loop.unroll == 1
 

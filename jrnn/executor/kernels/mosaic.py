@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,17 +75,16 @@ def run(
     from jax.experimental.pallas import tpu as pltpu
 
     blocks = math.ceil(steps / block)
-    n_consts, n_state, n_xs = len(consts), len(init), len(xs)
     zero = np.int32(0)  # a Python number would be 64 bits wide under jax_enable_x64
 
     def time_of(index: Any) -> Any:
         return np.int32(blocks - 1) - index if reverse else index
 
     def kernel(*refs: Any) -> None:
-        const_refs, init_refs = refs[:n_consts], refs[n_consts : n_consts + n_state]
-        x_refs = refs[n_consts + n_state : n_consts + n_state + n_xs]
-        state_refs = refs[n_consts + n_state + n_xs :][:n_state]  # the output "last state" holds the state in between
-        y_refs = refs[n_consts + n_state + n_xs + n_state :]
+        rest = iter(refs)  # the output "last state" holds the state in between
+        const_refs, init_refs, x_refs, state_refs, y_refs = (
+            list(itertools.islice(rest, len(group))) for group in (consts, init, xs, init, written)
+        )
         index = pl.program_id(0)
 
         @pl.when(index == 0)
@@ -133,4 +133,4 @@ def run(
             interpret=interpret,
             name="jrnn_reverse_loop" if reverse else "jrnn_forward_loop",
         )(*consts, *init, *xs)
-    return list(out[:n_state]), list(out[n_state:])
+    return list(out[: len(init)]), list(out[len(init) :])

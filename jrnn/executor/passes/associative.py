@@ -41,7 +41,22 @@ class Solved:
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         loop = self.loop
-        known, stacked, states = _solved(loop, consts, init, xs, length)
+        known = dict(zip(loop.consts, consts))
+        stacked = dict(zip(loop.xs, xs))  # the known values of all steps
+        states: dict[int, Any] = {}  # the carries after each step
+        for group in _groups(loop):
+            first = [init[i] for i in group]
+
+            def coefficients(values: list[Any], group: Any = group, first: Any = first) -> tuple[Rows, list[Any]]:
+                return _coefficients(loop, group, {**known, **dict(zip(stacked, values))}, first)
+
+            a, b = jax.vmap(coefficients, axis_size=length)(list(stacked.values()))
+            states.update(zip(group, _solve(a, b, first, loop.reverse)))
+            for i in group:
+                out = loop.carry_out[i]
+                if not jaxprs.is_literal(out) and out not in known:
+                    stacked.setdefault(out, states[i])
+                stacked[loop.carry[i]] = shifted(states[i], init[i], loop.reverse)
         eqns, _ = jaxprs.needed(loop.eqns, loop.ys, {*known, *stacked})
 
         def outputs(values: list[Any]) -> list[Any]:
@@ -49,7 +64,7 @@ class Solved:
             return [jaxprs.value(env, y) for y in loop.ys]
 
         ys = jax.vmap(outputs, axis_size=length)(list(stacked.values()))
-        return [h[0] if loop.reverse else h[-1] for h in states], ys
+        return [states[i][0 if loop.reverse else -1] for i in range(len(loop.carry))], ys
 
 
 def refusal(loop: Loop) -> str | None:
@@ -72,12 +87,11 @@ def is_bounded(loop: Loop) -> bool:
 
     A select discards an infinite carry, but a factor of zero does not, so loops that select carries are not bounded.
     """
-    of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
-    for eqn in loop.eqns:
-        if eqn.primitive.name == "select_n":
-            for found in of_carry:
-                if len({not jaxprs.is_literal(a) and a in found for a in eqn.invars[1:]}) > 1:
-                    return False
+    selects = [eqn.invars[1:] for eqn in loop.eqns if eqn.primitive.name == "select_n"]
+    for v in loop.carry:
+        found = jaxprs.depends(loop.eqns, [v])
+        if any(len({not jaxprs.is_literal(a) and a in found for a in cases}) > 1 for cases in selects):
+            return False
     factors = jax.make_jaxpr(lambda *args: _factors(loop, *args))(*(v.aval for v in loop.inputs))
     return all(size <= 1 for size in largest_size(factors))
 
@@ -106,28 +120,6 @@ def _factors(loop: Loop, *values: Any) -> list[Any]:
         found += [a for row in rows for a in row]
         env.update((loop.carry_out[i], env[loop.carry[i]]) for i in group if not jaxprs.is_literal(loop.carry_out[i]))
     return found
-
-
-def _solved(
-    loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-) -> tuple[Env, Env, list[Any]]:
-    """Returns the constants, the stacks of known variables (carries among them), and the carries after each step."""
-    known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
-    states: dict[int, Any] = {}
-    for group in _groups(loop):
-        names = tuple(stacked)
-
-        def coefficients(values: list[Any], group: Sequence[int] = group, names: tuple[Var, ...] = names) -> Any:
-            return _coefficients(loop, group, {**known, **dict(zip(names, values))}, [init[i] for i in group])
-
-        a, b = jax.vmap(coefficients, axis_size=length)(list(stacked.values()))
-        states.update(zip(group, _solve(a, b, [init[i] for i in group], loop.reverse)))
-        for i in group:
-            out = loop.carry_out[i]
-            if not jaxprs.is_literal(out) and out not in known:
-                stacked.setdefault(out, states[i])
-            stacked[loop.carry[i]] = shifted(states[i], init[i], loop.reverse)
-    return known, stacked, [states[i] for i in range(len(loop.carry))]
 
 
 # Solving --------------------------------------------------------------------------------------------------------------
