@@ -77,6 +77,15 @@ def is_literal(atom: Atom) -> bool:
     return not isinstance(atom, Var)
 
 
+def is_in(atom: Atom, found: Collection[Var]) -> bool:
+    """Returns True if an atom is a variable in a collection. Literals have no hash."""
+    return not is_literal(atom) and atom in found
+
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    return [atom for atom in atoms if not is_literal(atom)]
+
+
 def read(env: Env, atom: Atom) -> Any:
     return atom.val if is_literal(atom) else env[atom]
 
@@ -196,7 +205,7 @@ def nbytes(atom: Atom) -> int:
 
 
 def inputs(eqn: Any) -> list[Var]:
-    return [atom for atom in eqn.invars if not is_literal(atom)]
+    return variables(eqn.invars)
 
 
 def needed(
@@ -210,7 +219,7 @@ def needed(
     >>> [e.primitive.name for e in needed(p.eqns, p.outvars[:1], set(p.invars))[0]]
     ['add']
     """
-    want = {atom: None for atom in outs if not is_literal(atom)}
+    want = dict.fromkeys(variables(outs))
     kept = []
     for eqn in reversed(eqns):
         made = [v for v in eqn.outvars if v in want and v not in available]

@@ -116,7 +116,7 @@ class LoopPlan:
             return ()
         made = jaxprs.producers(self.fission.loop.eqns)
         times = jaxprs.extent(self.fission.loop.length) if steps else 1
-        return tuple(Item.of(v, made, times) for v in chosen(self.fission) if not jaxprs.is_literal(v))
+        return tuple(Item.of(v, made, times) for v in jaxprs.variables(chosen(self.fission)))
 
     def __str__(self) -> str:
         direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"

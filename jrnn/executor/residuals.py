@@ -107,11 +107,11 @@ def _derivative(
     linear = [e for e in linear if any(v in later for v in e.outvars)]
     wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
     # The tangents that do not depend on tangents, from unusual custom rules.
-    wanted += [a for a in moved if not jaxprs.is_literal(a) and a not in later]
+    wanted += [a for a in jaxprs.variables(moved) if a not in later]
 
-    had = {*consts, *program.constvars, *xs, *(a for a in ys if not jaxprs.is_literal(a))}
+    had = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
-    had |= {v for v, out in zip(carry, carry_out) if not jaxprs.is_literal(out) and out in had}
+    had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
     varying = jaxprs.depends(step, (*carry, *xs))
     chosen = _choose(step, [v for v in wanted if v in varying], had, carry, varying, option)
     at_hand = {*program.invars[:n_in], *program.constvars, *(v for v in had if v in varying), *chosen}

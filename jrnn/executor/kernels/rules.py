@@ -64,7 +64,7 @@ class Reader:
 
     def factor(self, atom: Atom, transposed: bool, dtype: Any) -> Any:
         """Returns a matrix as an operand of a product; constants are converted before the loop."""
-        if not jaxprs.is_literal(atom) and atom in self.consts:
+        if jaxprs.is_in(atom, self.consts):
             return self.read(atom, Factor(transposed, jnp.dtype(dtype)))
         tile = self.tile(atom, WHOLE).astype(dtype)
         return jnp.transpose(tile) if transposed else tile

@@ -129,7 +129,7 @@ def _natural_forms(loop: Loop) -> dict[Var, Form]:
         for v in eqn.outvars:
             if len(long_axes(v.aval.shape)) != 1:
                 continue
-            known = next((found[a] for a in eqn.invars if not jaxprs.is_literal(a) and a in found), None)
+            known = next((found[a] for a in eqn.invars if jaxprs.is_in(a, found)), None)
             if len(first) == 2 and eqn.primitive.name.startswith("reduce"):
                 found[v] = FLAT if first[0] in eqn.params["axes"] else UPRIGHT
             elif len(first) == 2 and eqn.primitive.name in ("slice", "split"):

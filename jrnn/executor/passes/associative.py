@@ -90,7 +90,7 @@ def is_bounded(loop: Loop) -> bool:
     selects = [eqn.invars[1:] for eqn in loop.eqns if eqn.primitive.name == "select_n"]
     for v in loop.carry:
         found = jaxprs.depends(loop.eqns, [v])
-        if any(len({not jaxprs.is_literal(a) and a in found for a in cases}) > 1 for cases in selects):
+        if any(len({jaxprs.is_in(a, found) for a in cases}) > 1 for cases in selects):
             return False
     factors = jax.make_jaxpr(lambda *args: _factors(loop, *args))(*(v.aval for v in loop.inputs))
     return all(size <= 1 for size in largest_size(factors))
@@ -157,10 +157,7 @@ def _groups(loop: Loop) -> list[tuple[int, ...]]:
     """Groups the positions of carries that read each other, each group after the groups that it reads."""
     count = range(len(loop.carry))
     of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
-    reads = [
-        {j for j in count if not jaxprs.is_literal(out) and out in of_carry[j]} | {i}
-        for i, out in enumerate(loop.carry_out)
-    ]
+    reads = [{j for j in count if jaxprs.is_in(out, of_carry[j])} | {i} for i, out in enumerate(loop.carry_out)]
     for k in count:  # the transitive closure
         reads = [r | reads[k] if k in r else r for r in reads]
     groups = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
@@ -195,7 +192,7 @@ def _coefficients(loop: Loop, group: Sequence[int], env: Env, like: Sequence[Any
     a, b = [], []
     for i in group:
         out = loop.carry_out[i]
-        factors, rest = ({}, jaxprs.value(env, out)) if jaxprs.is_literal(out) or out not in found else found[out]
+        factors, rest = found[out] if jaxprs.is_in(out, found) else ({}, jaxprs.value(env, out))
         a.append([factors.get(v, jnp.zeros_like(rest)) for v in mine])
         b.append(rest)
     return a, b
@@ -215,7 +212,7 @@ def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
         raise _NotAffine(f"{name} of the carry changes its shape")
 
     def form(atom: Atom) -> Form:
-        if not jaxprs.is_literal(atom) and atom in found:
+        if jaxprs.is_in(atom, found):
             return found[atom]
         return {}, jnp.broadcast_to(jaxprs.value(env, atom), shape)
 

@@ -66,7 +66,7 @@ class Fission:
         )
         stacked.update(zip(self.core.ys, core_ys))
         for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
-            if not jaxprs.is_literal(out) and out in stacked:
+            if jaxprs.is_in(out, stacked):
                 stacked[v] = shifted(stacked[out], first, loop.reverse)
         _over_time(self.sunk, self.late, env, stacked)
 
@@ -80,7 +80,7 @@ class Fission:
             carry[i] = grown.astype(loop.carry[i].aval.dtype)
 
         def stack(atom: Atom) -> Any:
-            if not jaxprs.is_literal(atom) and atom in stacked:
+            if jaxprs.is_in(atom, stacked):
                 return stacked[atom]
             value = jaxprs.value(env, atom)
             return jnp.broadcast_to(value, (length, *value.shape))
@@ -90,7 +90,7 @@ class Fission:
     @property
     def extra(self) -> int:
         """Bytes per step of the stacked arrays that the original loop would not make."""
-        given = {*self.loop.xs, *(v for v in self.loop.ys if not jaxprs.is_literal(v))}
+        given = {*self.loop.xs, *jaxprs.variables(self.loop.ys)}
         heavy = (v for e in (*self.hoisted, *self.sunk) if primitives.is_heavy(e) for v in e.outvars)
         return sum(map(jaxprs.nbytes, {*self.early, *self.core.ys, *self.late, *heavy} - given))
 
@@ -107,7 +107,7 @@ def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env)
     env = dict(env)
     stacked_here = dict(stacked)
     for eqn in eqns:
-        moving = [not jaxprs.is_literal(a) and a in stacked_here for a in eqn.invars]
+        moving = [jaxprs.is_in(a, stacked_here) for a in eqn.invars]
         if not any(moving):
             jaxprs.evaluate([eqn], env)
             continue
@@ -150,11 +150,11 @@ def split(loop: Loop, also: Callable[[Any], bool] = lambda eqn: False, contract:
     made = jaxprs.producers(eqns)
     summed = sums.summed_carries(loop, free)
     if loop.recomputes:
-        summed = sums.frugal(summed, loop, {*free, *(a for a in loop.ys if not jaxprs.is_literal(a))})
+        summed = sums.frugal(summed, loop, {*free, *jaxprs.variables(loop.ys)})
     kept = [i for i in range(len(loop.carry)) if i not in summed]
     carry = [loop.carry[i] for i in kept]
     carry_out = [loop.carry_out[i] for i in kept]
-    targets = [a for a in loop.ys if not jaxprs.is_literal(a)]
+    targets = jaxprs.variables(loop.ys)
     targets += sums.leaves([v for values in summed.values() for v in values], made, free | set(targets))
     targets = list(dict.fromkeys(targets))
 
@@ -163,7 +163,7 @@ def split(loop: Loop, also: Callable[[Any], bool] = lambda eqn: False, contract:
     left = [_left_in_carry(v, loop, known) for v in read_after if v in inner]
     ys = list(dict.fromkeys(v for v in left if v not in free))
     body, _ = jaxprs.needed(eqns, [*carry_out, *ys], free | set(carry), effects=True)
-    read = dict.fromkeys([*jaxprs.free_variables(body), *(a for a in carry_out if not jaxprs.is_literal(a))])
+    read = dict.fromkeys([*jaxprs.free_variables(body), *jaxprs.variables(carry_out)])
     core = replace(
         loop,
         eqns=tuple(body),
@@ -185,7 +185,7 @@ def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
     """Returns the equations of constants, except those that only spread a value, which is cheaper where it is used."""
     constant = [e for e in loop.eqns if not any(v in varying for v in e.outvars)]
     outs = [v for e in constant if e.primitive.name not in ("broadcast_in_dim", "iota") for v in e.outvars]
-    outs += [a for a in loop.outputs if not jaxprs.is_literal(a) and a not in varying]
+    outs += [a for a in jaxprs.variables(loop.outputs) if a not in varying]
     return jaxprs.needed(constant, outs, set(loop.consts))[0]
 
 

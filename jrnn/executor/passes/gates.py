@@ -112,7 +112,7 @@ def _join(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
     """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`."""
     groups: dict[Any, list[Any]] = {}
     for eqn in eqns:
-        if all(not jaxprs.is_literal(a) and a in cuts for a in eqn.invars):
+        if all(jaxprs.is_in(a, cuts) for a in eqn.invars):
             read = [cuts[a] for a in eqn.invars]
             if len({(c.axis, c.hi - c.lo) for c in read}) == 1:
                 apart = tuple(c.lo - read[0].lo for c in read)
@@ -151,7 +151,7 @@ def better_apart(loop: Loop) -> bool:
     slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`.
     """
     cuts = _joined_cuts(loop)
-    results = {a for a in loop.outputs if not jaxprs.is_literal(a)}
+    results = set(jaxprs.variables(loop.outputs))
     ends: dict[_Joined, set[Var]] = {}
     activations = [e for e in loop.eqns if e.primitive.name in primitives.ACTIVATIONS]
     for eqn in activations:

@@ -135,7 +135,7 @@ def _alike(eqn: Any, env: Env, turned: Turned) -> tuple[Sequence[Any], Order] | 
         return None
 
     def order_of(atom: Atom) -> Order | None:
-        return None if jaxprs.is_literal(atom) or atom not in turned else turned[atom][1]
+        return turned[atom][1] if jaxprs.is_in(atom, turned) else None
 
     orders = {order_of(a) for a in eqn.invars if a.aval.ndim}
     if len(orders) != 1 or None in orders:

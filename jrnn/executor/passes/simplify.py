@@ -34,7 +34,7 @@ def direct_views(loop: Loop) -> Loop:
     same: dict[Var, Var] = {}
 
     def source(atom: Atom) -> Atom:
-        while not jaxprs.is_literal(atom) and atom in same:
+        while jaxprs.is_in(atom, same):
             atom = same[atom]
         return atom
 

@@ -178,7 +178,7 @@ def _stages(loop: Loop) -> _Stages:
         level.update((v, at) for v in eqn.outvars)
     here: set[Var] = set()  # read within their own stage
     crossing: set[Var] = set()
-    written, late = {a for a in loop.outputs if not jaxprs.is_literal(a)}, set()
+    written, late = set(jaxprs.variables(loop.outputs)), set()
     for eqn in reversed(loop.eqns):
         if eqn.outvars and _is_view(eqn) and not any(v in here for v in eqn.outvars):
             late.update(eqn.outvars)

@@ -33,7 +33,7 @@ Contract = Callable[[Any, Any, Axes, Any, Any], Any]
 def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
     """Returns the positions of the carries that only add, `new = old + v + ...`, with the values that they add."""
     uses = Counter(v for e in loop.eqns for v in jaxprs.inputs(e))
-    uses.update(a for a in loop.outputs if not jaxprs.is_literal(a))
+    uses.update(jaxprs.variables(loop.outputs))
     follows: dict[Var, Any] = {}  # the only addition that reads a variable
     for eqn in loop.eqns:
         if eqn.primitive.name in primitives.ADDITIONS:
@@ -150,7 +150,7 @@ def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[lis
 
 def _pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
     """Returns True if summing after the loop is better than adding at each step."""
-    if not jaxprs.is_literal(v) and v in made and made[v].primitive.name == "reduce_sum":
+    if jaxprs.is_in(v, made) and made[v].primitive.name == "reduce_sum":
         return True
     found = _above(v, made, free)
     if found is None:
@@ -158,11 +158,10 @@ def _pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
     through, ends = found
     reduced = {a for e in through if e.primitive.name == "reduce_sum" for a in jaxprs.inputs(e)}
 
-    def is_dot(v: Var) -> bool:
-        return v in made and v not in free and made[v].primitive.name == "dot_general"
+    def is_dot(v: Atom) -> bool:
+        return jaxprs.is_in(v, made) and v not in free and made[v].primitive.name == "dot_general"
 
-    large = [a for a in ends if jaxprs.nbytes(a) > _SMALL]
-    return all(not jaxprs.is_literal(a) and (a in reduced or is_dot(a)) for a in large)
+    return all(jaxprs.nbytes(a) <= _SMALL or jaxprs.is_in(a, reduced) or is_dot(a) for a in ends)
 
 
 def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contractions_only: bool) -> list[Var]:
@@ -207,7 +206,7 @@ def _contraction(
     if swap:
         lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
     operands: Sequence[Atom] = [lhs, rhs]
-    fixed = [a for a in operands if jaxprs.is_literal(a) or a not in stacked]
+    fixed = [a for a in operands if not jaxprs.is_in(a, stacked)]
     if fixed:  # a constant operand: sum the other one first
         values = [
             jaxprs.value(env, a) if a is fixed[0] else total(a, {}, stacked, env, length, a.aval.dtype, contract)
@@ -263,16 +262,22 @@ def smaller_first(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_elem
 
 @dataclass(frozen=True)
 class WideSums:
-    """Runs a loop whose sums are wide, with the original carries' dtypes outside."""
+    """Runs a loop with wide carries.
 
-    loop: Loop
-    types: tuple[Any, ...]  # the original dtypes of the carries
-    runner: Any = None  # runs the loop instead of the loop itself
+    Attributes:
+        runner: the loop, or what runs it.
+        wide: the dtypes of its carries.
+        narrow: the original dtypes of the carries.
+    """
+
+    runner: Any
+    wide: tuple[Any, ...]
+    narrow: tuple[Any, ...]
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        wide = [jnp.asarray(x, v.aval.dtype) for x, v in zip(init, self.loop.carry)]
-        last, ys = (self.runner or self.loop).run(consts, wide, xs, length)
-        return [x.astype(dtype) for x, dtype in zip(last, self.types)], ys
+        wide = [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)]
+        last, ys = self.runner.run(consts, wide, xs, length)
+        return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], ys
 
 
 def widen_sums(loop: Loop) -> Loop | WideSums:
@@ -301,4 +306,5 @@ def widen_sums(loop: Loop) -> Loop | WideSums:
     first = len(loop.consts)
     for i in sums:
         wide[first + i] = wide[first + i].update(dtype=accumulator(wide[first + i].dtype), weak_type=False)
-    return WideSums(loop.rewritten(evaluation, wide), tuple(v.aval.dtype for v in loop.carry))
+    made = loop.rewritten(evaluation, wide)
+    return WideSums(made, *(tuple(v.aval.dtype for v in carry) for carry in (made.carry, loop.carry)))

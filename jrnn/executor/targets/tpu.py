@@ -43,6 +43,7 @@ def _in_kernel(core: Runner | None, target: Target) -> tuple[Runner, Persistent]
     elsewhere = target.platform != "tpu"
     if target.devices > 1 and not elsewhere:
         raise Refused("the program is divided among devices, and a kernel is not; put the scan inside of jax.shard_map")
-    assert isinstance(core, (Loop, WideSums))
-    kernel = kernel_of(core.loop if isinstance(core, WideSums) else core, target.kind, elsewhere)
+    loop = core.runner if isinstance(core, WideSums) else core
+    assert isinstance(loop, Loop)
+    kernel = kernel_of(loop, target.kind, elsewhere)
     return replace(core, runner=kernel) if isinstance(core, WideSums) else kernel, kernel
