@@ -107,7 +107,7 @@ def declined(loop: Loop, executor: str, least_steps: int = 0) -> str | None:
         return f"fewer than {least_steps} steps"
     through = sum(map(jaxprs.nbytes, (*loop.carry, *loop.xs, *loop.outputs)))
     if any(jaxprs.nbytes(v) > through for eqn in loop.eqns for v in eqn.outvars):
-        return "values of a step are larger than what goes in and out of it"  # and so would the stacks be
+        return "values of a step are larger than what goes in and out of it"  # the stacks would need much memory
     return None
 
 
