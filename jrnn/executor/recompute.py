@@ -13,6 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import source_info_util
 
 from jrnn.errors import ScanError, near
 from jrnn.executor import jaxprs, primitives
@@ -22,6 +23,8 @@ from jrnn.executor.jaxprs import Var
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
 # `(carry, xs, steps) -> (carry, ys)` over some of the steps.
 RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 
 def check(recompute: Any) -> None:
