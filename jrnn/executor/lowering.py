@@ -7,16 +7,17 @@ one that stores less (`residuals.py`). When JAX lowers a marked loop, forward or
 The way of an equation: `_lower` calls `_planned`, which reads it as a `Loop` (`loop.py`) and gets its `LoopPlan` (`plan.py`)
 from `targets.plan`. `LoopPlan.run` is traced in place of the loop.
 
-This is the only file that uses private names of JAX. `tests/executor/test_marked_loops.py` checks them. If one
-is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
+This is the only file that uses private names of JAX. `tests/executor/test_inside_jax.py` and `test_marked_loops.py` check
+them. If one is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,8 @@ from jax.extend.core.primitives import scan_p
 from jax.interpreters import mlir
 
 with suppress(ImportError):  # `_install` reports missing names
+    from jax._src import config as private_config
+    from jax._src import traceback_util
     from jax._src.interpreters import ad
     from jax._src.interpreters import mlir as private_mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
@@ -54,6 +57,60 @@ class _Plans(list):
 
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
+
+
+# Tracing --------------------------------------------------------------------------------------------------------------
+
+
+def api_boundary(fn: Callable) -> Callable:
+    """The function with tracebacks that show the user's frames only, as those of `jax.lax.scan` do."""
+    try:
+        traceback_util.register_exclusion(os.path.dirname(__file__))
+        return traceback_util.api_boundary(fn)
+    except (NameError, AttributeError):
+        return fn
+
+
+class _UnmarkedStep:
+    """A step that is traced with the XLA metadata from before the mark of its loop. It does not keep the step alive."""
+
+    def __init__(self, step: Callable, metadata: Any):
+        self._step = weakref.ref(step)
+        self._metadata = metadata
+
+    @property
+    def __wrapped__(self) -> Callable:
+        step = self._step()
+        assert step is not None, "the caller holds the step"
+        return step
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)  # JAX's messages show the name of the step
+
+    def __call__(self, carry: Any, x: Any) -> Any:
+        state = private_config.xla_metadata_context_manager
+        marked = state.swap_local(self._metadata)
+        try:
+            return self.__wrapped__(carry, x)
+        finally:
+            state.set_local(marked)
+
+
+_unmarked_steps: weakref.WeakKeyDictionary[Callable, dict[Any, _UnmarkedStep]] = weakref.WeakKeyDictionary()
+
+
+def unmarked_step(step: Callable) -> Callable:
+    """The step for a loop that is about to be marked: the mark holds for the loop, not for what the step traces.
+
+    JAX keeps traces by function and by context. A function that is jitted and called inside and outside of a step is traced
+    once; so is the step of several scans, as the same step gives the same result. The caller must hold the step.
+    """
+    try:
+        metadata = private_config.xla_metadata_context_manager.get_local()
+        made = _unmarked_steps.setdefault(step, {})
+        return made.setdefault(metadata, _UnmarkedStep(step, metadata))
+    except (NameError, AttributeError, TypeError):  # of a step that `jax.lax.scan` refuses: it must be hashable
+        return step
 
 
 # Reading the equation -------------------------------------------------------------------------------------------------
@@ -186,11 +243,23 @@ def _with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
     return transpose
 
 
+def _checkpoint(fn: Callable) -> Callable:
+    """`jax.checkpoint` as equations that can be transposed, which those of the option `jax_remat3` cannot."""
+
+    @functools.wraps(fn)
+    def checkpointed(*args: Any) -> Any:
+        option = getattr(private_config, "remat3", None)
+        with nullcontext() if option is None else option(False):
+            return jax.checkpoint(fn, prevent_cse=False)(*args)
+
+    return checkpointed
+
+
 @functools.lru_cache(maxsize=256)
 def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) -> Any:
     avals = [v.aval for v in jaxprs.jaxpr_of(jaxpr).invars]
     try:
-        step = residuals.storing_less(jaxpr, n_consts, n_carry, recompute)
+        step = residuals.storing_less(jaxpr, n_consts, n_carry, recompute, _checkpoint)
         if step is None:
             return jaxpr
         with mark.unmarked():

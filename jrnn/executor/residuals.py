@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ Flat = Sequence[Any]
 
 
 def storing_less(
-    jaxpr: Any, n_consts: int, n_carry: int, option: str | tuple[str, ...] | None
+    jaxpr: Any, n_consts: int, n_carry: int, option: str | tuple[str, ...] | None, checkpoint: Callable[..., Callable]
 ) -> Callable[..., Flat] | None:
     """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
 
@@ -43,6 +44,7 @@ def storing_less(
         jaxpr: the step, from constants, carries and inputs to new carries and outputs.
         n_consts, n_carry: the numbers of constants and carries.
         option: the option `recompute`: None, "contractions", or names.
+        checkpoint: `jax.checkpoint`, whose equations can be transposed.
     """
     if not _is_plain(jaxpr):
         if option is None or jaxprs.jaxpr_of(jaxpr).effects:
@@ -60,7 +62,7 @@ def storing_less(
 
     @functools.cache
     def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
-        return _derivative(run, avals, moving, n_consts, n_carry, option)
+        return _derivative(run, avals, moving, n_consts, n_carry, option, checkpoint)
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
         moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
@@ -88,7 +90,13 @@ def _is_plain(closed: Any) -> bool:
 
 
 def _derivative(
-    run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...], n_consts: int, n_carry: int, option: Any
+    run: Callable[..., Flat],
+    avals: Sequence[Any],
+    moving: tuple[bool, ...],
+    n_consts: int,
+    n_carry: int,
+    option: Any,
+    checkpoint: Callable[..., Callable],
 ) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
     program = _with_tangents(run, avals, [i for i, m in enumerate(moving) if m])
@@ -130,7 +138,7 @@ def _derivative(
         jaxprs.evaluate(forward_part, env)
         results = [jaxprs.value(env, a) for a in program.outvars[:n_out]]
         # With the checkpoint, JAX can store only the arguments, and not what `reverse_part` computes again.
-        given = iter(jax.checkpoint(of_tangents, prevent_cse=False)([env[v] for v in read], tangents))
+        given = iter(checkpoint(of_tangents)([env[v] for v in read], tangents))
         zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
         return results, [z if a is None else next(given) for z, a in zip(zero, outs)]
 
@@ -155,7 +163,13 @@ def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], places: Seque
         outs, tangents = jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))
         return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
 
-    return jaxprs.trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+    program = jaxprs.trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+    return replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
+
+
+def _named_as_in_step(eqn: Any) -> Any:
+    """The equation without the outermost transformation in its name stack, which is the `jax.jvp` of `_with_tangents`."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))
 
 
 def _is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:

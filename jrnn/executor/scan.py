@@ -12,7 +12,6 @@ Shapes: T time, N batch.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,9 +36,9 @@ EXECUTORS = ("auto", "scan", "associative", "persistent", "cudnn")
 _REFUSALS = {"associative": associative.refusal, "persistent": tpu.refusal}
 
 source_info_util.register_exclusion(__file__)
-assert lowering  # importing it installs the rules
 
 
+@lowering.api_boundary
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -119,12 +118,11 @@ def scan(
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
     options = Options(executor, recompute, strict)
-    if options != Options():  # they are for this loop, not for loops in its step
-        step = _unmarked(step)
+    unmarked = lowering.unmarked_step(step)
     if executor in _REFUSALS or isinstance(recompute, tuple):
-        _check(step, init, inputs, length, reverse, options)
+        _check(unmarked, init, inputs, length, reverse, options)
     with mark.marked(options):
-        return jax.lax.scan(step, init, inputs, length, reverse, unroll)
+        return jax.lax.scan(unmarked, init, inputs, length, reverse, unroll)
 
 
 @contextmanager
@@ -160,12 +158,3 @@ def _check(step: Callable, init: Any, xs: Any, length: Any, reverse: bool, optio
         why = refusal(split(loop).core) if refusal else None
         if why is not None:
             raise ScanError(f"scan: executor {options.executor!r} cannot run this step ({why}); use 'auto' or 'scan'")
-
-
-def _unmarked(step: Callable) -> Callable:
-    @functools.wraps(step)
-    def unmarked_step(carry: Any, x: Any) -> Any:
-        with mark.unmarked():
-            return step(carry, x)
-
-    return unmarked_step
