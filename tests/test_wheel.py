@@ -41,6 +41,7 @@ def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("installed elsewhere")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "env")], check=True)
     python = folder / "env" / "bin" / "python"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
     pip = [
         sys.executable,
         "-m",
@@ -53,10 +54,9 @@ def installed(wheel, tmp_path_factory):
         "--no-index",
         str(wheel),
     ]
-    subprocess.run(pip, check=True)
+    subprocess.run(pip, env=environment, check=True)
     (packages,) = (folder / "env" / "lib").glob("python*/site-packages")
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
 
     def run(*words):
         program = folder / "env" / "bin" / "jrnn"
