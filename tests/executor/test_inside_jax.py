@@ -8,6 +8,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.executor import lowering, scan
 
@@ -68,6 +69,25 @@ def test_gradients_with_the_second_implementation_of_checkpoint(wrapped):
     finally:
         jax.config.update("jax_remat3", False)
     assert jnp.allclose(found, expected, rtol=1e-6)
+
+
+def test_a_policy_around_the_loop_offloads_what_it_names_and_nothing_else():
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["h"], names_which_can_be_offloaded=["z"], offload_src="device", offload_dst="pinned_host"
+    )
+
+    def moves(scan):
+        def step(h, x):
+            z = checkpoint_name(jnp.sin(h) * x, "z")
+            return checkpoint_name(jnp.tanh(z), "h"), jnp.sum(h * z)
+
+        def loss(h):
+            return scan(step, h, jnp.arange(3.0))[1].sum()
+
+        text = str(jax.make_jaxpr(jax.grad(jax.checkpoint(loss, policy=policy)))(jnp.arange(4.0)))
+        return [text.count(f"MemorySpace.{space}") for space in ("Host", "Device")]
+
+    assert moves(scan) == moves(jax.lax.scan) == [1, 1]
 
 
 def test_a_jitted_function_is_traced_once_inside_and_outside_of_a_step():
