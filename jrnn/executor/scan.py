@@ -72,9 +72,10 @@ def scan(
         resets: booleans, usually [T, N]. Where True, the carry goes back to `init` before that step. The shape of every leaf
             of the carry must begin with the shape of `resets[0]`.
         recompute: what the reverse pass computes again instead of storing it. None: what is cheap to compute and large
-            to store. "contractions": everything except the results of contractions. A list of names: also the values with
-            these names (`jax.ad_checkpoint.checkpoint_name`), what leads to them, and what follows from them cheaply.
-            A number: everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
+            to store; if the step names values with `jax.ad_checkpoint.checkpoint_name`, JAX chooses, or the policy of a
+            `jax.checkpoint` around the loop. "contractions": everything except the results of contractions. A list of
+            names: also the values with these names, what leads to them, and what follows from them cheaply. A number:
+            everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
         executor: "scan"; "associative" (for steps that are affine in the carry with a diagonal Jacobian, and whose
             carries stay finite); "persistent" (one kernel for TPUs, which keeps constants and state on the chip; it is
             interpreted on other platforms, which is slow); "cudnn" (for an `LstmStep` in float32 on CUDA); or "auto",
