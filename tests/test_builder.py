@@ -67,5 +67,5 @@ def test_a_step_net_reads_its_parents_blobs_as_external_inputs():
 def test_unknown_output_is_refused():
     b = jrnn.NetBuilder("n")
     b.Tanh(b.input("x"), "hidden")
-    with pytest.raises(NetError, match="no blob 'hiden' to give out; did you mean 'hidden'"):
+    with pytest.raises(NetError, match="no blob 'hiden' to use as an output; did you mean 'hidden'"):
         b.build(outputs=["hiden"])

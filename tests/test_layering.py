@@ -23,7 +23,6 @@ LEVELS = {
     "executor": 1,
     "graph": 2,
     "builder": 3,
-    "control_blocks": 3,
     "lowering": 3,
     "autodiff": 3,
     "gradient_maker": 3,

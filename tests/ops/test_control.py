@@ -242,13 +242,15 @@ def test_blocks_are_lexical():
     with pytest.raises(NetError, match="reads blob 'missing', which is not defined"), b.if_(c):
         b.Tanh("missing")
     b.Tanh(x)
-    with pytest.raises(NetError, match=r"else_\(\) must follow an if_\(\) block at once"), b.else_():
+    with pytest.raises(NetError, match=r"else_\(\) must follow an if_\(\) block directly"), b.else_():
         pass
     with pytest.raises(NetError, match="condition 'nowhere' of an if block is not defined"), b.if_("nowhere"):
         pass
-    with pytest.raises(NetError, match=r"begins with a condition\(\) block, and this one has none"), b.while_():
+    with pytest.raises(NetError, match=r"must begin with a condition\(\) block, but has none"), b.while_():
         b.Tanh(x)
-    with pytest.raises(NetError, match=r"condition\(\) comes once"), b.condition():
+    with pytest.raises(NetError, match=r"condition\(\) must come once"), b.condition():
+        pass
+    with pytest.raises(NetError, match=r"condition\(\) must come once"), b.while_(), b.if_(c), b.condition():
         pass
 
 
