@@ -27,8 +27,7 @@ if TYPE_CHECKING:  # what _HOMES says, for type checkers
     from jrnn.lowering import infer_shapes, run_net, to_jax
     from jrnn.onnx import OnnxModel, from_onnx, to_onnx
     from jrnn.proto import format_net, read_net, serialize_net, write_net
-    from jrnn.recurrent import recurrent_net, unrolled_net
-    from jrnn.step_blobs import retrieve_step_blobs
+    from jrnn.recurrent import recurrent_net, retrieve_step_blobs, unrolled_net
 
 _HOMES = {
     "GradientReport": "jrnn.gradcheck",
@@ -54,7 +53,7 @@ _HOMES = {
     "optimize_scans": "jrnn.executor",
     "read_net": "jrnn.proto",
     "recurrent_net": "jrnn.recurrent",
-    "retrieve_step_blobs": "jrnn.step_blobs",
+    "retrieve_step_blobs": "jrnn.recurrent",
     "run_net": "jrnn.lowering",
     "scan": "jrnn.executor",
     "serialize_net": "jrnn.proto",

@@ -1,7 +1,7 @@
 """NetBuilder: builds a net operator by operator, with explicit scopes and fresh names; `build()` freezes it.
 
-There are no global scopes, counters or workspaces. Operators are methods named after their types. They are checked when they
-are added, and return the names of their outputs:
+There are no global scopes, counters or workspaces. Operators are methods named after their types. They are checked when
+they are added, and return the names of their outputs:
 
 >>> import jrnn
 >>> b = NetBuilder("perceptron")
@@ -14,9 +14,9 @@ are added, and return the names of their outputs:
 >>> net.external_inputs, [op.type for op in b.build_init().ops]
 (('x', 'hidden/w', 'hidden/b'), ['XavierFill', 'ConstantFill'])
 
-`with b.if_(condition)`, `with b.else_()`, `with b.while_()` and `with b.condition()` open control blocks. The operators added
-in a block become a net of their own, in a Do operator. Blobs have lexical scope: a block may read and overwrite the blobs
-around it; every other name that it writes is local to the block.
+`with b.if_(condition)`, `with b.else_()`, `with b.while_()` and `with b.condition()` open control blocks. The operators
+added in a block become a net of their own, in a Do operator. Blobs have lexical scope: a block may read and overwrite the
+blobs around it; every other name that it writes is local to the block.
 """
 
 from __future__ import annotations

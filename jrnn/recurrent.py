@@ -1,8 +1,9 @@
-"""recurrent_net: a step net becomes a RecurrentNetwork operator, together with its generated backward step net.
+"""Step nets over time: `recurrent_net` makes one a RecurrentNetwork operator, `unrolled_net` copies it once a step.
 
-Builds what Caffe2's builder of wire version 6 builds: the same arguments, blob names and backward operators. `_Wires` checks
-what the caller gives and names the blobs; `backward_pass` of `autodiff.py` differentiates one step; `_backward_args` writes
-the arguments by which the operator runs it over time. `unrolled_net` copies the step net once a step instead.
+`recurrent_net` writes the arguments, blob names and backward operators that Caffe2's builder of wire version 6 writes.
+`_Wires` checks what the caller gives and names the blobs. `backward_pass` of `autodiff.py` differentiates one step.
+`_backward_args` makes the arguments with which the operator runs the backward step over time. `retrieve_step_blobs` runs a
+net and returns what the step nets wrote at every step.
 """
 
 from __future__ import annotations
@@ -11,19 +12,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from jrnn.autodiff import BackwardPass, backward_pass
 from jrnn.builder import NetBuilder
 from jrnn.errors import NetError, near
 from jrnn.gradient_maker import GradientSlice
 from jrnn.graph.rename import rename_in_op
+from jrnn.graph.scope import reads
 from jrnn.ir import Net, Op
+from jrnn.lowering import run_net
+from jrnn.ops.recurrent_network import StepWorkspaces
+
+FETCHER = "RecurrentNetworkBlobFetcher"
 
 
 @dataclass(frozen=True)
 class RecurrentState:
     """The outputs of one state: `all` [T, N, ...] after every step, `last` [1, N, ...] after the last one.
 
-    Of a blob that is collected over time and is no state, `last` is empty.
+    For a collected output, which is not a state, `last` is empty.
     """
 
     all: str
@@ -48,31 +56,32 @@ def recurrent_net(
     """Appends to `b` an operator that runs `step_net` over time.
 
     Args:
-        b: the builder of the net around it.
-        step_net: one step. Its external inputs that are not the step's input, a state or the timestep are *references*
-            to blobs of `b`, such as weights, the same at every step.
-        inputs: pairs (blob of the step net [1, N, ...], sequence in `b` [T, N, ...]). Caffe2 runs nets with one pair.
-        initial_states: pairs (blob of the step net that holds the previous state, first value in `b`). A first value is
-            [D], [N, D] or [1, N, D]; beyond Caffe2 also [1, N, ...], or a number for a state [1], of any data type.
-        links: from the blob of the previous state to the blob of the new state.
-        outputs: blobs of the step net [1, ...] that are no states, to be collected over time. Caffe2 has no such outputs.
+        b: the builder of the net that the operator joins.
+        step_net: one step. Its external inputs, except for the step's inputs, the states and the timestep, are
+            *references* to blobs of `b`, such as weights: they are the same at every step.
+        inputs: pairs (blob of the step net [1, N, ...], sequence in `b` [T, N, ...]). Caffe2 runs only nets with one pair.
+        initial_states: pairs (blob of the step net that holds the previous state, initial value in `b`). An initial value
+            is [D], [N, D] or [1, N, D]. Beyond Caffe2 it may be [1, N, ...], or a scalar for a state [1]; any dtype.
+        links: maps the blob of each previous state to the blob of the new state.
+        outputs: blobs of the step net [1, ...] to collect over time in addition to the states. Caffe2 has no such outputs.
         timestep: the step net's blob of the time index, int32 [1].
         scope: prefix of the operator's own blobs; a fresh one by default.
-        outputs_with_grads: which of the states' outputs (all_0, last_0, all_1, ...) pass gradients on, by position; all
-            by default. A gradient that arrives at any other stops there. Collected outputs always pass theirs on. Caffe2's
-            builder lists output 0 alone by default, and its gradient maker needs a gradient of each that is listed.
-        without_gradient: blobs of the step net, among the inputs, previous states and outputs, at which the backward pass
-            stops; those that hold integers must be named here.
-        recompute_blobs_on_backward: blobs of the step net that are computed again in the backward pass, not stored; this
-            holds for JAX's gradient too.
-        forward_only: leave the backward step net out.
+        outputs_with_grads: positions of the states' outputs (all_0, last_0, all_1, ...) through which gradients flow; all
+            by default. A gradient that arrives at another one stops there. Gradients always flow through collected
+            outputs. Caffe2's builder lists only output 0 by default, and its gradient maker needs a gradient of every
+            listed output.
+        without_gradient: inputs, previous states and outputs of the step net at which the backward pass stops. Blobs of
+            integers must be listed here.
+        recompute_blobs_on_backward: blobs of the step net that the backward pass recomputes instead of storing; this
+            applies to JAX's gradient too.
+        forward_only: omit the backward step net.
 
     Returns:
-        The outputs of each state, in the order of `initial_states`, and then those collected.
+        The outputs of each state, in the order of `initial_states`, and then the collected outputs.
 
     Raises:
-        NetError: for names that are not where they should be.
-        GradientError: where an operator of the step net has no gradient.
+        NetError: if blobs are missing, misplaced or not linked.
+        GradientError: if an operator of the step net has no gradient.
     """
     prefix = scope or b.fresh("recurrent")
     wires = _Wires.of(step_net, inputs, initial_states, links, prefix, outputs, without_gradient)
@@ -125,17 +134,17 @@ def unrolled_net(
     timestep: str | None = None,
     outputs_with_grads: Sequence[int] | None = None,
 ) -> list[RecurrentState]:
-    """Appends to `b` the operators of every step of a sequence of `steps` steps, instead of a recurrent network.
+    """Appends to `b` a copy of the step net's operators for each of `steps` steps, instead of a recurrent network.
 
-    Blobs that the step net writes stand under `timestep_0/`, `timestep_1/`, ... A first value must be [1, N, ...]: nothing
-    spreads a smaller one over the batch. Where `outputs_with_grads` is given, the other outputs get a gradient of
-    zeros, for operators that need one of each output. The rest is as with `recurrent_net`.
+    Blobs that step t writes are named `timestep_<t>/...`. An initial value must be [1, N, ...]; it is not broadcast over the
+    batch. If `outputs_with_grads` is given, the other outputs get a gradient of zeros, because some gradient operators
+    need a gradient of every output. The other arguments and the result are those of `recurrent_net`.
 
     Raises:
-        NetError: for names that are not where they should be, or less than one step.
+        NetError: if blobs are missing, misplaced or not linked, or `steps` is below 1.
     """
     if steps < 1:
-        raise NetError(f"unrolled steps of {step_net.name!r}: there must be at least one, not {steps}")
+        raise NetError(f"unrolled net of {step_net.name!r}: steps is {steps}; it must be at least 1")
     wires = _Wires.of(step_net, inputs, initial_states, links, step_net.name)
     slices = {
         inner: b.add(Op.of("Split", [sequence], [f"{sequence}_timestep_{t}" for t in range(steps)], axis=0))
@@ -164,17 +173,50 @@ def unrolled_net(
     return states
 
 
+def retrieve_step_blobs(
+    net: Net, blobs: Mapping[str, Any], *, prefix: str = "rnn", key: Any = None
+) -> dict[str, np.ndarray]:
+    """Runs a net, and returns the blobs that its recurrent networks' step nets wrote, for debugging.
+
+    Args:
+        net, blobs, key: as for `run_net`.
+        prefix: prefix of the names.
+
+    Returns:
+        `<prefix>_<b><t>`, as Caffe2 names it, for each blob b of a step net and each step t. If a step overwrites a blob,
+        its last value is returned. If two recurrent networks share a name, the later network's blob is returned.
+
+    Raises:
+        NetError, OpError: as `run_net` does.
+    """
+    networks = [op for op in net.ops if op.type == "RecurrentNetwork"]
+    fetchers = tuple(
+        Op.of(FETCHER, [op.outputs[-1]], [f"{prefix}_{k}"], prefix=prefix) for k, op in enumerate(networks, 1)
+    )
+    got = run_net(replace(net, ops=net.ops + fetchers), blobs, key=key)
+    found: dict[str, np.ndarray] = {}
+    for op in networks:
+        workspaces = got[op.outputs[-1]]
+        if isinstance(workspaces, StepWorkspaces):  # networks of old wire versions have none
+            found |= {f"{prefix}_{name}": np.asarray(value) for name, value in workspaces.steps()}
+    return found
+
+
 @dataclass(frozen=True)
 class _Wires:
-    """Which blob of the step net is which state: previous value, new value, and the name of the blob of all its slots."""
+    """The blobs of a recurrent network.
+
+    Of each state: the step net's blobs of the previous and the new value, the blob of the initial value, and the blob that
+    holds the state after every step.
+    """
 
     step_net: Net
-    inputs: tuple[tuple[str, str], ...]
-    previous: tuple[str, ...]
-    initial: tuple[str, ...]
-    new: tuple[str, ...]
-    states: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Sequence[tuple[str, str]]
+    previous: list[str]
+    initial: list[str]
+    new: list[str]
+    states: list[str]
+    outputs: Sequence[str]
     stopped: frozenset[str]
 
     @classmethod
@@ -185,46 +227,46 @@ class _Wires:
         initial_states: Sequence[tuple[str, str]],
         links: Mapping[str, str],
         prefix: str,
-        outputs: Iterable[str] = (),
+        outputs: Sequence[str] = (),
         without_gradient: Iterable[str] = (),
     ) -> _Wires:
+        where = f"recurrent network {prefix!r}"
         if not inputs:
-            raise NetError(f"recurrent network {prefix!r} has no sequence to run over; give at least one input")
+            raise NetError(f"{where} has no sequence to run over; give at least one input")
         if not initial_states:
-            raise NetError(f"recurrent network {prefix!r} has no state; what depends on one step alone needs no loop")
+            raise NetError(f"{where} has no state; a net without states needs no loop")
         written = {o for op in step_net.ops for o in op.outputs}
-        for previous, _ in initial_states:
-            if previous not in links:
-                raise NetError(f"recurrent network {prefix!r}: state {previous!r} has no link{near(previous, links)}")
-        for previous, new in links.items():
-            if previous not in dict(initial_states):
-                raise NetError(f"recurrent network {prefix!r}: linked state {previous!r} has no initial value")
+        previous = [p for p, _ in initial_states]
+        for name in previous:
+            if name not in links:
+                raise NetError(f"{where}: state {name!r} has no link{near(name, links)}")
+        for name, new in links.items():
+            if name not in previous:
+                raise NetError(f"{where}: linked state {name!r} has no initial value")
             if new not in written:
                 raise NetError(
-                    f"recurrent network {prefix!r}: state {previous!r} is linked to {new!r}, which the step net does not "
-                    f"write{near(new, written)}"
+                    f"{where}: state {name!r} is linked to {new!r}, which the step net does not write{near(new, written)}"
                 )
         for name in outputs:
             if name not in written or name in links.values():
                 why = "is the new value of a state" if name in written else f"is not written{near(name, written)}"
-                raise NetError(f"recurrent network {prefix!r}: output {name!r} of the step net {why}")
-        states = tuple(p for p, _ in initial_states)
-        choices = [*(inner for inner, _ in inputs), *states, *outputs]
-        for name in without_gradient:
-            if name not in choices:
-                raise NetError(
-                    f"recurrent network {prefix!r}: {name!r}, to be without gradient, is no input, previous state or "
-                    f"output{near(name, choices)}"
-                )
+                raise NetError(f"{where}: output {name!r} of the step net {why}")
+        stopped = frozenset(without_gradient)
+        choices = [*(inner for inner, _ in inputs), *previous, *outputs]
+        for name in sorted(stopped.difference(choices)):
+            raise NetError(
+                f"{where}: without_gradient lists {name!r}, which is not an input, previous state or output"
+                f"{near(name, choices)}"
+            )
         return cls(
             step_net,
-            tuple((inner, sequence) for inner, sequence in inputs),
-            states,
-            tuple(v for _, v in initial_states),
-            tuple(links[p] for p in states),
-            tuple(f"{prefix}/{p}_states" for p in states),
-            tuple(outputs),
-            frozenset(without_gradient),
+            inputs,
+            previous,
+            [initial for _, initial in initial_states],
+            [links[p] for p in previous],
+            [f"{prefix}/{p}_states" for p in previous],
+            outputs,
+            stopped,
         )
 
     @property
@@ -233,18 +275,18 @@ class _Wires:
 
     @property
     def seeds(self) -> list[str]:
-        """Blobs of the step net at which gradients arrive from outside of the step."""
+        """Blobs of the step net at which gradients arrive from outside the step."""
         new = [new for previous, new, _ in self.rows if previous not in self.stopped]
         return [*new, *(name for name in self.outputs if name not in self.stopped)]
 
     def references(self, timestep: str | None) -> tuple[str, ...]:
-        """External inputs of the step net that are blobs of the net around it."""
+        """External inputs of the step net that are blobs of the outer net."""
         own = {*(inner for inner, _ in self.inputs), *self.previous, timestep}
         found = [n for n in self.step_net.external_inputs if n not in own]
         clash = [n for n in found if n in self.initial or n in dict(self.inputs).values()]
         if clash:
             raise NetError(
-                f"the step net {self.step_net.name!r} reads {clash[0]!r} from outside, which is also a sequence or an "
+                f"the step net {self.step_net.name!r} reads the outer blob {clash[0]!r}, which is also a sequence or an "
                 "initial state of the recurrent network; give the step net a copy of it under another name"
             )
         return tuple(found)
@@ -258,23 +300,25 @@ def _backward_args(
     op_inputs: Sequence[str],
     recompute: set[str],
 ) -> dict[str, Any]:
-    """The arguments that describe the backward step."""
+    """The RecurrentNetwork arguments that describe the backward step."""
     gradients: dict[str, str] = {}
     for name, gradient in result.gradients.items():
         if not isinstance(gradient, GradientSlice):
             gradients[name] = gradient
         elif name in {*references, *wires.previous, *dict(wires.inputs)}:
             raise NetError(
-                f"the gradient of {name!r} in step net {step.name!r} is sparse, which does not add up over time; give the "
-                "operator that reads it dense_gradient=1, or read it outside of the recurrent network"
+                f"the gradient of {name!r} in step net {step.name!r} is sparse and cannot be accumulated over time; give "
+                "the operator that reads it dense_gradient=1, or read it outside the recurrent network"
             )
     again = [op for op in step.ops if recompute.intersection(op.outputs)]
     for op in again:
         rest = [o for o in op.outputs if o not in recompute]
         if rest:
-            raise NetError(f"{op.type} writes {list(op.outputs)}; to recompute one, recompute all of them, also {rest}")
+            raise NetError(
+                f"{op.type} writes {list(op.outputs)} at once; recompute_blobs_on_backward must also list {rest}"
+            )
     ops = (*_needed(again, result.ops), *result.ops)
-    undefined = _undefined(ops)
+    undefined = set(reads(Net(ops=ops)))
     own = {*wires.previous, *wires.new, *dict(wires.inputs), *step.external_inputs}
     written = dict.fromkeys(o for op in step.ops for o in op.outputs)
     scratch = [n for n in written if n in undefined and n not in own and n not in step.external_outputs]
@@ -284,7 +328,7 @@ def _backward_args(
     for previous, new, states in wires.rows:
         if previous in wires.stopped:
             continue
-        # the gradient of a state that nothing reads is zero: its blob is never written, and a link to it has no effect
+        # Nothing writes the gradient of a state that nothing reads. A link to that blob has no effect: the gradient is zero.
         links.append((new + "_grad", states + "_grad", 1))
         usual = previous + "_grad"
         links.append((usual if usual in made else gradients.get(previous, usual), states + "_grad", 0))
@@ -303,20 +347,11 @@ def _backward_args(
     }
 
 
-def _needed(again: Sequence[Op], ops: Iterable[Op]) -> list[Op]:
-    """Of the operators to be run again, those that the backward pass reads, directly or through others of them."""
-    wanted, kept = _undefined(ops), []
+def _needed(again: Sequence[Op], ops: tuple[Op, ...]) -> list[Op]:
+    """The operators of `again` whose outputs `ops` read, directly or through others of `again`."""
+    wanted, kept = set(reads(Net(ops=ops))), []
     for op in reversed(again):
         if wanted.intersection(op.outputs):
             kept.append(op)
             wanted.update(op.inputs)
     return kept[::-1]
-
-
-def _undefined(ops: Iterable[Op]) -> set[str]:
-    written: set[str] = set()
-    found: set[str] = set()
-    for op in ops:
-        found.update(n for n in op.inputs if n not in written)
-        written.update(op.outputs)
-    return found

@@ -163,7 +163,7 @@ def test_mistakes_are_explained():
         build(outputs=["h"])
     with pytest.raises(NetError, match="output 'totel' of the step net is not written.*'total'"):
         build(outputs=["totel"])
-    with pytest.raises(NetError, match="'hprev', to be without gradient.*'h_prev'"):
+    with pytest.raises(NetError, match="without_gradient lists 'hprev'.*'h_prev'"):
         build(without_gradient=["hprev"])
     build(outputs=["total"])
     op = b.ops[-1]

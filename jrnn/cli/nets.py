@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from jrnn.cli.console import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.errors import FormatError, JrnnError, NetError, UsageError, near
 from jrnn.execution_step import Plan
-from jrnn.feeds import parse_feeds
 from jrnn.gradcheck import (
     INEXACT,
     TOLERANCE,
@@ -252,3 +252,37 @@ def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:
     if args.init:
         blobs.update(run_net(read_net(Path(args.init)), {}, key=jax.random.key(args.seed)))
     return blobs | parse_feeds(args.feed, args.seed)
+
+
+def parse_feeds(feeds: Iterable[str], seed: int) -> dict[str, np.ndarray]:
+    """The arrays that feeds of the forms BLOB=FILE.npy, BLOB=[1, 2.5] and BLOB=normal[2,3] name; `seed` is for normal.
+
+    >>> parse_feeds(["x=[[1, 2]]", "w=normal[3]"], seed=0)["w"].shape
+    (3,)
+    """
+    rng = np.random.default_rng(seed)
+    blobs = {}
+    for feed in feeds:
+        name, equals, text = feed.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--feed {feed}: must be written BLOB=VALUE, as in --feed x=x.npy")
+        blobs[name] = _feed_value(feed, text, rng)
+    return blobs
+
+
+def _feed_value(feed: str, text: str, rng: np.random.Generator) -> np.ndarray:
+    if drawn := re.fullmatch(r"normal(\[[\d, ]*\])", text):
+        return np.asarray(rng.standard_normal(json.loads(drawn[1])), np.float32)
+    if text.endswith(".npy"):
+        try:
+            return np.load(text, allow_pickle=False)
+        except FileNotFoundError:
+            raise UsageError(f"--feed {feed}: no such file") from None
+        except (OSError, ValueError, EOFError) as e:
+            raise UsageError(f"--feed {feed}: is not a .npy file of numbers: {e}") from None
+    dtypes = {"i": np.int32, "u": np.int32, "f": np.float32, "b": np.bool_}
+    try:
+        value = np.asarray(json.loads(text))
+        return value.astype(dtypes[value.dtype.kind])
+    except (ValueError, KeyError):
+        raise UsageError(f"--feed {feed}: must be FILE.npy, a JSON number or list of numbers, or normal[2,3]") from None

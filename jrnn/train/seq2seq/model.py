@@ -20,7 +20,7 @@ from jrnn.cells import LSTM, AttentionOptions, Encoder, LSTMOptions, LSTMWithAtt
 from jrnn.cells.base import fully_connected
 from jrnn.graph import extract_sub_net
 from jrnn.lowering import to_jax
-from jrnn.step_blobs import retrieve_step_blobs
+from jrnn.recurrent import retrieve_step_blobs
 from jrnn.train.models.model import DEFAULT, Compute, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.seq2seq.beam import Beams, beam_search
