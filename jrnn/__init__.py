@@ -1,7 +1,7 @@
 """jrnn: recurrent networks on JAX, and nets in Caffe2's wire format.
 
-`import jrnn` is enough to use every public name and sub-module. Each loads when it is first used: `import jrnn` itself
-loads nothing, not even JAX.
+`import jrnn` is enough to use every public name and sub-module. Each loads when it is first used: `import jrnn` alone
+does not even load JAX.
 
 >>> import jrnn
 >>> jrnn.scan.__module__, jrnn.nn.LSTM.__name__
@@ -13,58 +13,73 @@ from typing import TYPE_CHECKING, Any
 
 from jrnn.version import __version__
 
-if TYPE_CHECKING:  # what _HOMES says, for type checkers
-    from jrnn import cells, errors, executor, graph, interop, nn, onnx, ops, plans, testing, train
-    from jrnn.autodiff import add_gradients
-    from jrnn.builder import NetBuilder
-    from jrnn.convert import Package, Predictor, export_package, load_package, write_predictor, write_python
-    from jrnn.convert.from_jax import from_jax
-    from jrnn.errors import GradientWarning, JrnnError
-    from jrnn.executor import Trips, explain_scan, optimize_scans, scan
-    from jrnn.gradcheck import GradientReport, check_gradients
-    from jrnn.gradient_maker import GradientSlice
-    from jrnn.ir import Net, Op
-    from jrnn.lowering import infer_shapes, run_net, to_jax
-    from jrnn.onnx import OnnxModel, from_onnx, to_onnx
-    from jrnn.proto import format_net, read_net, serialize_net, write_net
-    from jrnn.recurrent import recurrent_net, retrieve_step_blobs, unrolled_net
+if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x` re-exports x
+    from jrnn import cells as cells
+    from jrnn import errors as errors
+    from jrnn import executor as executor
+    from jrnn import graph as graph
+    from jrnn import interop as interop
+    from jrnn import nn as nn
+    from jrnn import onnx as onnx
+    from jrnn import ops as ops
+    from jrnn import plans as plans
+    from jrnn import testing as testing
+    from jrnn import train as train
+    from jrnn.autodiff import add_gradients as add_gradients
+    from jrnn.builder import NetBuilder as NetBuilder
+    from jrnn.convert import Package as Package
+    from jrnn.convert import Predictor as Predictor
+    from jrnn.convert import export_package as export_package
+    from jrnn.convert import load_package as load_package
+    from jrnn.convert import write_predictor as write_predictor
+    from jrnn.convert import write_python as write_python
+    from jrnn.convert.from_jax import from_jax as from_jax
+    from jrnn.errors import GradientWarning as GradientWarning
+    from jrnn.errors import JrnnError as JrnnError
+    from jrnn.executor import Trips as Trips
+    from jrnn.executor import explain_scan as explain_scan
+    from jrnn.executor import optimize_scans as optimize_scans
+    from jrnn.executor import scan as scan
+    from jrnn.gradcheck import GradientReport as GradientReport
+    from jrnn.gradcheck import check_gradients as check_gradients
+    from jrnn.gradient_maker import GradientSlice as GradientSlice
+    from jrnn.ir import Net as Net
+    from jrnn.ir import Op as Op
+    from jrnn.lowering import infer_shapes as infer_shapes
+    from jrnn.lowering import run_net as run_net
+    from jrnn.lowering import to_jax as to_jax
+    from jrnn.onnx import OnnxModel as OnnxModel
+    from jrnn.onnx import from_onnx as from_onnx
+    from jrnn.onnx import to_onnx as to_onnx
+    from jrnn.proto import format_net as format_net
+    from jrnn.proto import read_net as read_net
+    from jrnn.proto import serialize_net as serialize_net
+    from jrnn.proto import write_net as write_net
+    from jrnn.recurrent import recurrent_net as recurrent_net
+    from jrnn.recurrent import retrieve_step_blobs as retrieve_step_blobs
+    from jrnn.recurrent import unrolled_net as unrolled_net
 
-_HOMES = {
-    "GradientReport": "jrnn.gradcheck",
-    "GradientSlice": "jrnn.gradient_maker",
-    "GradientWarning": "jrnn.errors",
-    "JrnnError": "jrnn.errors",
-    "Net": "jrnn.ir",
-    "NetBuilder": "jrnn.builder",
-    "OnnxModel": "jrnn.onnx",
-    "Op": "jrnn.ir",
-    "Package": "jrnn.convert",
-    "Predictor": "jrnn.convert",
-    "Trips": "jrnn.executor",
-    "add_gradients": "jrnn.autodiff",
-    "check_gradients": "jrnn.gradcheck",
-    "explain_scan": "jrnn.executor",
-    "export_package": "jrnn.convert",
-    "format_net": "jrnn.proto",
-    "from_jax": "jrnn.convert.from_jax",
-    "from_onnx": "jrnn.onnx",
-    "infer_shapes": "jrnn.lowering",
-    "load_package": "jrnn.convert",
-    "optimize_scans": "jrnn.executor",
-    "read_net": "jrnn.proto",
-    "recurrent_net": "jrnn.recurrent",
-    "retrieve_step_blobs": "jrnn.recurrent",
-    "run_net": "jrnn.lowering",
-    "scan": "jrnn.executor",
-    "serialize_net": "jrnn.proto",
-    "to_jax": "jrnn.lowering",
-    "to_onnx": "jrnn.onnx",
-    "unrolled_net": "jrnn.recurrent",
-    "write_net": "jrnn.proto",
-    "write_predictor": "jrnn.convert",
-    "write_python": "jrnn.convert",
+_HOMES = {  # name -> module, for the names that load lazily
+    name: f"jrnn.{module}"
+    for module, names in {
+        "autodiff": ["add_gradients"],
+        "builder": ["NetBuilder"],
+        "convert": ["Package", "Predictor", "export_package", "load_package", "write_predictor", "write_python"],
+        "convert.from_jax": ["from_jax"],
+        "errors": ["GradientWarning", "JrnnError"],
+        "executor": ["Trips", "explain_scan", "optimize_scans", "scan"],
+        "gradcheck": ["GradientReport", "check_gradients"],
+        "gradient_maker": ["GradientSlice"],
+        "ir": ["Net", "Op"],
+        "lowering": ["infer_shapes", "run_net", "to_jax"],
+        "onnx": ["OnnxModel", "from_onnx", "to_onnx"],
+        "proto": ["format_net", "read_net", "serialize_net", "write_net"],
+        "recurrent": ["recurrent_net", "retrieve_step_blobs", "unrolled_net"],
+    }.items()
+    for name in names
 }
 _MODULES = ("cells", "errors", "executor", "graph", "interop", "nn", "onnx", "ops", "plans", "testing", "train")
+__all__ = sorted((*_HOMES, *_MODULES, "__version__"))
 
 
 def __getattr__(name: str) -> Any:
@@ -85,52 +100,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-__all__ = [
-    "GradientReport",
-    "GradientSlice",
-    "GradientWarning",
-    "JrnnError",
-    "Net",
-    "NetBuilder",
-    "OnnxModel",
-    "Op",
-    "Package",
-    "Predictor",
-    "Trips",
-    "__version__",
-    "add_gradients",
-    "cells",
-    "check_gradients",
-    "errors",
-    "executor",
-    "explain_scan",
-    "export_package",
-    "format_net",
-    "from_jax",
-    "from_onnx",
-    "graph",
-    "infer_shapes",
-    "interop",
-    "load_package",
-    "nn",
-    "onnx",
-    "ops",
-    "optimize_scans",
-    "plans",
-    "read_net",
-    "recurrent_net",
-    "retrieve_step_blobs",
-    "run_net",
-    "scan",
-    "serialize_net",
-    "testing",
-    "to_jax",
-    "to_onnx",
-    "train",
-    "unrolled_net",
-    "write_net",
-    "write_predictor",
-    "write_python",
-]
