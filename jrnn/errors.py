@@ -29,7 +29,7 @@ class JrnnError(Exception):
     """Base of every error that jrnn raises for a user's mistake."""
 
     def at(self, where: str) -> JrnnError:
-        """The same error with a place put before its text; used from the inside out as it leaves nested nets."""
+        """The same error with `where` before its text. Each enclosing net adds its place as the error leaves it."""
         return type(self)(f"{where}: {self}")
 
 
@@ -38,7 +38,7 @@ class FormatError(JrnnError, ValueError):
 
 
 class NetError(JrnnError, ValueError):
-    """A net breaks a rule: an undefined blob, operators out of order, a repeated output."""
+    """A net is invalid: an undefined blob, operators out of order, a repeated output."""
 
 
 class UnknownOperatorError(NetError):
@@ -50,19 +50,19 @@ class OpError(JrnnError, ValueError):
 
 
 class PlanError(JrnnError, ValueError):
-    """A plan cannot be run, or does not end."""
+    """A plan cannot run, or does not end."""
 
 
 class GradientError(JrnnError, ValueError):
-    """A gradient does not exist or cannot be formed."""
+    """A gradient does not exist or cannot be computed."""
 
 
 class ScanError(JrnnError, ValueError):
-    """A scan was given arguments that do not fit."""
+    """The arguments of a scan do not fit together."""
 
 
 class LayerError(JrnnError, ValueError):
-    """A recurrent layer was given arrays or settings that do not fit it."""
+    """Arrays or settings do not fit a recurrent layer."""
 
 
 class ConversionError(JrnnError, ValueError):
@@ -100,9 +100,7 @@ def near(name: str, known: Iterable[str]) -> str:
     "; did you mean 'Sigmoid'?"
     """
     found = difflib.get_close_matches(name, list(known), n=3)
-    if not found:
-        return ""
-    return "; did you mean " + " or ".join(repr(f) for f in found) + "?"
+    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 
 
 def describe_op(index: int, type: str, outputs: Iterable[str], net_name: str) -> str:

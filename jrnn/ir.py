@@ -1,8 +1,8 @@
-"""The values that nets are made of: frozen records, equal by content, free of protobuf and of JAX.
+"""Nets as frozen records, which compare by content. This file knows neither protobuf nor JAX.
 
-A `Net` is a list of `Op`s over named blobs; an `Op` carries `Arg`s; a sub-net (a recurrent network's step net, the
-branches of an If) is a `Net` that is the value of an argument. Each record keeps in `extra` the serialized fields of its
-message that jrnn does not interpret, so that a net survives reading and writing.
+A `Net` is a list of `Op`s over named blobs. An `Op` has `Arg`s. A sub-net (a recurrent network's step net, a branch of
+an If) is a `Net` that is the value of an `Arg`. `extra` holds the serialized protobuf fields that jrnn does not interpret,
+so that reading and writing a net loses nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jrnn.errors import NetError
 
 
 class Numbers(Sequence[Any]):
-    """An immutable list of int64 or float32 numbers, compact enough for the weights of a model.
+    """An immutable list of int64 or float32 numbers, stored as a numpy array because it may hold a model's weights.
 
     >>> Numbers([1, 2], np.int64) == (1, 2)
     True
@@ -49,7 +49,7 @@ class Numbers(Sequence[Any]):
         return isinstance(other, tuple) and tuple(self) == other
 
     def __hash__(self) -> int:
-        return hash(tuple(self))  # equal to the tuple's, because a Numbers may equal a tuple
+        return hash(tuple(self))  # the tuple's hash, because a Numbers may equal a tuple
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self[:8])) + (f", ... {len(self)} in all" if len(self) > 8 else "")
@@ -58,7 +58,7 @@ class Numbers(Sequence[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A serialized protobuf message that is carried along, such as the TensorProto of an argument."""
+    """A serialized protobuf message that jrnn does not interpret, such as the TensorProto of an argument."""
 
     type: str
     data: bytes
@@ -66,7 +66,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOption:
-    """Where an operator runs; None marks a field that is absent on the wire."""
+    """Where an operator runs. None: the field is absent on the wire."""
 
     device_type: int | None = None
     device_id: int | None = None
@@ -79,7 +79,7 @@ class DeviceOption:
 
 ArgValue = Union[float, int, bytes, "Net", Message, Numbers, tuple[Any, ...]]
 
-# The fields of an Argument message, in the order in which their presence is asked.
+# The fields of an Argument message, in the order in which reading looks for them.
 ARG_KINDS = ("f", "i", "s", "n", "t", "floats", "ints", "strings", "nets", "tensors", "qtensors")
 
 
@@ -87,7 +87,7 @@ ARG_KINDS = ("f", "i", "s", "n", "t", "floats", "ints", "strings", "nets", "tens
 class Arg:
     """A named argument. `kind` is the field that holds the value on the wire, or "" for an empty list.
 
-    A Net under kind "s" travels as text, as the step nets of old recurrent networks do.
+    A Net of kind "s" is written as text, like the step nets of old recurrent networks.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Arg:
 
     @classmethod
     def of(cls, name: str, value: Any) -> Arg:
-        """The argument that holds a Python value, under Caffe2's rules for choosing the field.
+        """The argument that holds a Python value. Its type selects the field, as in Caffe2.
 
         >>> Arg.of("axis", 2).kind, Arg.of("dims", [0, 1]).kind, Arg.of("order", "NCHW").value
         ('i', 'ints', b'NCHW')
@@ -106,20 +106,20 @@ class Arg:
         return cls(name, encoded, kind)
 
     def names(self) -> tuple[str, ...]:
-        """The strings that it holds, as names of blobs; none where it holds something else, as Caffe2 reads it.
+        """The names of blobs that it holds: its strings. Like Caffe2, returns none if the value has another type.
 
         Raises:
-            NetError: for one that is not UTF-8, as every blob's name is.
+            NetError: if a name is not UTF-8.
         """
         values = self.value if isinstance(self.value, tuple) else (self.value,)
         try:
             return tuple(v.decode() for v in values if isinstance(v, bytes))
         except UnicodeDecodeError as e:
-            raise NetError(f"argument {self.name!r} names a blob that is not UTF-8: {e.object[:40]!r}") from None
+            raise NetError(f"argument {self.name!r} holds a blob name that is not UTF-8: {e.object[:40]!r}") from None
 
 
 def plain(value: Any) -> Any:
-    """A number or truth value of numpy or JAX as Python's own; anything else as it is.
+    """A scalar of numpy or JAX as a Python number or bool; anything else unchanged.
 
     >>> plain(np.int32(3)), plain(np.asarray(True)), plain("x")
     (3, True, 'x')
@@ -146,8 +146,7 @@ def _encode(name: str, value: Any) -> tuple[str, ArgValue]:
             return "floats", Numbers(value, np.float32)
         case np.ndarray() if value.size and value.dtype.kind in "iub":
             return "ints", Numbers(value, np.int64)
-    items = list(value) if isinstance(value, Iterable) else [value]
-    items = [plain(v) for v in items]
+    items = [plain(v) for v in (value if isinstance(value, Iterable) else [value])]
     if not items:
         return "", ()
     if all(isinstance(v, int) for v in items):
@@ -184,7 +183,7 @@ class Op:
 
     @classmethod
     def of(cls, type: str, inputs: Iterable[str] = (), outputs: Iterable[str] = (), /, **args: Any) -> Op:
-        """An operator from Python values; arguments that are None are left out.
+        """An operator from Python values. Arguments that are None are omitted.
 
         >>> Op.of("FC", ["x", "w", "b"], ["y"], axis=2).arg("axis")
         2
@@ -193,61 +192,51 @@ class Op:
         return cls(type, tuple(inputs), tuple(outputs), made)
 
     def arg(self, name: str, default: Any = None) -> Any:
-        """The value of an argument, or `default` where there is none. Strings are bytes, as on the wire."""
+        """The value of an argument, or `default` if it is absent. Strings are bytes, as on the wire."""
         found = _find(self.args, name)
         return default if found is None else found.value
 
     def names(self, name: str) -> tuple[str, ...]:
-        """The blobs that an argument names: see `Arg.names`."""
+        """The names of blobs in an argument, or none if it is absent; see `Arg.names`."""
         found = _find(self.args, name)
         return () if found is None else found.names()
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """The integers that an argument lists; none where it holds something else, as Caffe2 reads it."""
+        """The integers in an argument. Like Caffe2, returns none if it is absent or not a list of integers."""
         found = _find(self.args, name)
         if found is None or found.kind != "ints" or not isinstance(found.value, (Numbers, tuple)):
             return ()
         return tuple(found.value)
 
     def with_args(self, changes: Mapping[str, Any]) -> Op:
-        """The same operator with arguments replaced in place, appended, or (where the new value is None) removed."""
-        changes = dict(changes)
-        kept = []
-        for a in self.args:
-            if a.name not in changes:
-                kept.append(a)
-            elif (value := changes.pop(a.name)) is not None:
-                kept.append(value if isinstance(value, Arg) else Arg.of(a.name, value))
-        for name, value in changes.items():
-            if value is not None:
-                kept.append(value if isinstance(value, Arg) else Arg.of(name, value))
-        return replace(self, args=tuple(kept))
+        """The same operator with arguments replaced in place or appended. Those whose new value is None are removed."""
+        new = {n: v if isinstance(v, Arg) else Arg.of(n, v) for n, v in changes.items() if v is not None}
+        kept = [new.pop(a.name, a) for a in self.args if a.name in new or a.name not in changes]
+        return replace(self, args=(*kept, *new.values()))
 
     def sub_nets(self) -> Iterator[tuple[str, Net]]:
-        """Every net held by an argument, with the argument's name."""
+        """Every net in an argument, with the argument's name."""
         for a in self.args:
             for value in a.value if isinstance(a.value, tuple) else (a.value,):
                 if isinstance(value, Net):
                     yield a.name, value
 
     def map_sub_nets(self, change: Callable[[Net], Net]) -> Op:
-        """The same operator with every sub-net replaced by `change(net)`; itself where it has none."""
+        """The same operator with every sub-net replaced by `change(net)`."""
 
-        def mapped(a: Arg) -> Arg:
-            if isinstance(a.value, Net):
-                return replace(a, value=change(a.value))
-            if isinstance(a.value, tuple) and any(isinstance(v, Net) for v in a.value):
-                return replace(a, value=tuple(change(v) for v in a.value))
-            return a
+        def mapped(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(mapped, value))
+            return change(value) if isinstance(value, Net) else value
 
-        if not any(True for _ in self.sub_nets()):
+        if next(self.sub_nets(), None) is None:
             return self
-        return replace(self, args=tuple(mapped(a) for a in self.args))
+        return replace(self, args=tuple(replace(a, value=mapped(a.value)) for a in self.args))
 
 
 @dataclass(frozen=True)
 class Net:
-    """A list of operators, run in order, with the blobs that it declares to read and to give."""
+    """A list of operators, which run in order, and the declared external inputs and outputs."""
 
     name: str = ""
     ops: tuple[Op, ...] = ()
@@ -259,6 +248,6 @@ class Net:
     extra: bytes = field(default=b"", repr=False)
 
     def arg(self, name: str, default: Any = None) -> Any:
-        """The value of a net-level argument, or `default`."""
+        """The value of an argument of the net, or `default` if it is absent."""
         found = _find(self.args, name)
         return default if found is None else found.value
