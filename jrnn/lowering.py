@@ -145,7 +145,8 @@ def _with_updates(net: Net) -> Net:
     """The net as liveness should see it: operators that change an input in place have it among their outputs."""
 
     def seen(op: Op) -> Op:
-        updates = registry.lookup(op.type).updates if op.type in registry.names() else ()
+        definition = registry.find(op.type)
+        updates = () if definition is None else definition.updates
         return replace(op, outputs=(*op.outputs, *(op.inputs[k] for k in updates))) if updates else op
 
     return replace(net, ops=tuple(seen(op) for op in net.ops))
@@ -384,7 +385,8 @@ def without_sources(net: Net, fed: Iterable[str]) -> Net:
     given = set(fed)
 
     def is_needed(op: Op) -> bool:
-        optional = op.type not in registry.names() or registry.lookup(op.type).source
+        definition = registry.find(op.type)
+        optional = definition is None or definition.source
         return not (optional and op.outputs and given.issuperset(op.outputs))
 
     return replace(net, ops=tuple(filter(is_needed, net.ops)))

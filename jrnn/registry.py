@@ -1,13 +1,16 @@
 """The table of operators: `@op` and `@gradient` fill it, lowering and autodiff read it.
 
-An operator is a function. Its positional parameters are the input blobs (default None: optional; `*xs`: any number), its
-keyword-only parameters are the Arguments, decoded by annotation. Four keyword-only names are filled by lowering
-instead: `key` (a PRNG key of the operator's own, or None where the run has none), `op` (the `Op` record), `context` (for
-operators that run nets) and `wide` (whether floating-point numbers are all float64 in this run, for operators that only
-change the data type).
+An operator is a function. Its positional parameters are the input blobs (default None: optional; `*xs`: any number). Its
+keyword-only parameters are the Arguments, which are decoded according to their annotations. Four keyword-only names are
+reserved; lowering passes their values:
+
+    key      a PRNG key for this operator, or None if the run has no key
+    op       the `Op` record
+    context  the `Context` of the run, for operators that run nets
+    wide     whether every floating-point result of the run is float64, for operators that name a dtype
 
 A gradient maker is a function of one `GradientMaker` (`gradient_maker.py`), which knows the forward operator's blobs and
-collects the operators that compute its gradient. The modules of `jrnn.ops` register operators when the table is first read.
+collects the operators that compute its gradient. Reading the table imports `jrnn.ops`, whose modules register operators.
 """
 
 import importlib
@@ -26,19 +29,19 @@ from jrnn.ir import Message, Net, Numbers, Op
 
 RESERVED = ("key", "op", "context", "wide")
 
-# Operators that autodiff itself emits.
+# Operators that autodiff emits.
 ACCUMULATE = "Sum"
 SEED = "ConstantFill"
 CONCATENATE = "Concat"
 SAVE = "Copy"
 
-# Operators that NetBuilder's blocks become.
+# Operators that NetBuilder's control blocks emit.
 DO, IF, WHILE, SCOPE = "Do", "If", "While", "CreateScope"
 
 
 @dataclass(frozen=True)
 class ArgSpec:
-    """An Argument that an operator takes: `annotation` decides how it is decoded, `default` is used where it is absent."""
+    """An Argument of an operator. `annotation` says how to decode it; `default` is its value if it is absent."""
 
     name: str
     annotation: Any
@@ -51,14 +54,25 @@ class ArgSpec:
 
 @dataclass(frozen=True)
 class OpDef:
-    """What is known of an operator type.
+    """A registered operator type.
 
-    `gradient` is "stops" where the gradient silently ends here, "forbidden" where asking for one is an error, None where a
-    gradient maker answers. `outputs` is the least and the greatest number of outputs (None: any number).
-    `inplace` maps an output to the input that it may overwrite. `copies` marks outputs equal to the input, `random` a use
-    of `key`, `source` outputs that come from outside the net and that a caller may give instead, `dynamic` outputs whose
-    shapes depend on the values of inputs. `updates` are inputs that the operator changes in place. `cuts` says in words
-    which gradients an `Op` stops because its arguments ask for that, or None.
+    Attributes:
+        type: its name.
+        forward: the function.
+        inputs: the names of the positional parameters; `*xs` for any number.
+        min_inputs, max_inputs: how many inputs it takes; None: any number.
+        outputs: the least and the greatest number of outputs; None: any number.
+        args: its Arguments.
+        reserved: the reserved parameters that `forward` takes.
+        gradient: "stops" if gradients silently end here, "forbidden" if asking for one is an error, else None.
+        inplace: maps an output to the input that it may overwrite.
+        copies: the outputs equal the input.
+        random: it draws random numbers from `key`.
+        source: its outputs come from outside the net; the caller may give them instead.
+        dynamic: the shapes of its outputs depend on the values of its inputs.
+        updates: the inputs that it changes in place.
+        cuts: describes which gradients an `Op` stops because its arguments say so; returns None if it stops none.
+        where: the file and line of `forward`.
     """
 
     type: str
@@ -80,7 +94,7 @@ class OpDef:
     where: str
 
     def check_arity(self, op: Op) -> None:
-        """Raises OpError where `op` has a number of inputs or outputs that the operator does not take."""
+        """Raises OpError if `op` has too few or too many inputs or outputs."""
         for what, given, (least, most) in (
             ("input", op.inputs, (self.min_inputs, self.max_inputs)),
             ("output", op.outputs, self.outputs),
@@ -95,7 +109,11 @@ class OpDef:
                 raise OpError(f"takes {rule} {what}{plural}{named}, was given {len(given)}: {list(given)}")
 
     def decode(self, op: Op) -> dict[str, Any]:
-        """The keyword arguments for `forward` that stand on the wire; the rest have defaults."""
+        """The keyword arguments for `forward` that `op` gives.
+
+        Raises:
+            OpError: if an argument has the wrong type, or a required one is absent.
+        """
         found = {}
         for spec in self.args:
             value = op.arg(spec.name)
@@ -111,21 +129,17 @@ def _type_name(annotation: Any) -> str:
 
 
 def _decode(spec: ArgSpec, value: Any) -> Any:
-    """A wire value as what the operator's annotation asks for."""
-    kinds = typing.get_args(spec.annotation) if _is_union(spec.annotation) else (spec.annotation,)
-    for kind in kinds:
+    """A value on the wire as the type that the annotation names."""
+    is_union = typing.get_origin(spec.annotation) in (typing.Union, types.UnionType)
+    for kind in typing.get_args(spec.annotation) if is_union else (spec.annotation,):
         found = _decode_as(kind, value)
         if found is not None:
             return found
-    shown = f"{value!r:.80}"
-    raise OpError(f"argument {spec.name!r} must be {_type_name(spec.annotation)}, is {shown}")
-
-
-def _is_union(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    raise OpError(f"argument {spec.name!r} must be {_type_name(spec.annotation)}, is {value!r:.80}")
 
 
 def _decode_as(kind: Any, value: Any) -> Any:
+    """`value` as a `kind`, or None if it is something else."""
     number = isinstance(value, (int, float))
     if kind is bool:
         return bool(value) if number else None
@@ -148,14 +162,14 @@ def _decode_as(kind: Any, value: Any) -> Any:
     return None
 
 
-F = TypeVar("F", bound=Callable[..., Any])  # a function, which registering returns as it is
+F = TypeVar("F", bound=Callable[..., Any])  # a decorated function, which registering returns unchanged
 _OPS: dict[str, OpDef] = {}
 _GRADIENTS: dict[str, tuple[Callable[..., Any], str]] = {}
 _OPERATORS = "jrnn.ops"  # the package whose modules register the operators
 
 
 def _fill() -> None:
-    """Loads the operators, so that a program that uses none does not pay for them; every reader of the table calls it."""
+    """Imports the operators. Every function that reads the table calls it, so that other programs do not load them."""
     importlib.import_module(_OPERATORS)
 
 
@@ -177,12 +191,14 @@ def op(
     updates: tuple[int, ...] = (),
     cuts: Callable[[Op], str | None] | None = None,
 ) -> Callable[[F], F]:
-    """Registers a function as the operator `type`; see the module's docstring for what its signature means.
+    """Registers a function as the operator `type`. The module's docstring says what its signature means.
 
-    `gradient` may also declare the gradient maker, as in "FooGradient(x, w, y, dy) -> x, w": the gradient operator, the
-    blobs that it reads (inputs by the names of the parameters, else outputs y, y1, ... and their gradients dy, dy1, ...),
-    and the inputs whose gradients it writes, the first one by default; * is every input. Optional blobs that the operator
-    does not have are left out. The gradient operator gets the same arguments.
+    `OpDef` describes the options. `gradient` may also declare a gradient maker, as in "FooGradient(x, w, y, dy) -> x, w":
+
+    - FooGradient is the gradient operator. It gets the arguments of the forward operator.
+    - In parentheses are the blobs that it reads: inputs by parameter name, outputs y, y1, ..., their gradients dy, dy1, ...
+      Optional blobs that the forward operator lacks are omitted.
+    - After the arrow are the inputs whose gradients it writes; by default the first input. `*` means every input.
     """
     declared = _DECLARED.fullmatch(gradient or "")
     assert declared or gradient in (None, "stops", "forbidden")
@@ -191,32 +207,22 @@ def op(
         where = _place(fn)
         if type in _OPS:
             raise ValueError(f"operator {type!r} is registered twice: at {_OPS[type].where} and at {where}")
-        positional: list[str] = []
-        args: list[ArgSpec] = []
-        least, most = 0, 0
-        repeats = False
-        for p in inspect.signature(fn, eval_str=True).parameters.values():
-            if p.kind is p.VAR_POSITIONAL:
-                repeats = True
-                positional.append("*" + p.name)
-            elif p.kind is not p.KEYWORD_ONLY:
-                positional.append(p.name)
-                least += p.default is p.empty
-                most += 1
-            elif p.name not in RESERVED:
-                args.append(ArgSpec(p.name, p.annotation, p.default))
+        parameters = inspect.signature(fn, eval_str=True).parameters
+        options = [p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in RESERVED]
+        blobs = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+        single = [p for p in blobs if p.kind is not p.VAR_POSITIONAL]
+        inputs = [p.name if p in single else "*" + p.name for p in blobs]
         if declared:
-            _GRADIENTS[type] = (_maker(declared, positional), where)
-        names = inspect.signature(fn).parameters
+            _GRADIENTS[type] = (_maker(declared, inputs), where)
         _OPS[type] = OpDef(
             type=type,
             forward=fn,
-            inputs=tuple(positional),
-            min_inputs=least,
-            max_inputs=None if repeats else most,
+            inputs=tuple(inputs),
+            min_inputs=sum(p.default is p.empty for p in single),
+            max_inputs=len(single) if single == blobs else None,
             outputs=outputs if isinstance(outputs, tuple) else (outputs, outputs),
-            args=tuple(args),
-            reserved=frozenset(r for r in RESERVED if r in names),
+            args=tuple(ArgSpec(p.name, p.annotation, p.default) for p in options),
+            reserved=frozenset(parameters).intersection(RESERVED),
             gradient=None if declared else gradient,
             inplace=types.MappingProxyType(dict(inplace or {})),
             copies=copies,
@@ -236,7 +242,7 @@ _DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w
 
 
 def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
-    """The gradient maker that an operator with these inputs declares."""
+    """The gradient maker that `@op` declares for an operator with these inputs."""
     type, reads = declared["type"], declared["reads"].split(", ")
     writes = (declared["writes"] or inputs[0]).split(", ")
     assert all(n in (*inputs, "*") or re.fullmatch(r"d?y\d*", n) for n in reads), declared[0]
@@ -244,8 +250,7 @@ def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
 
     def blobs(g: Any, name: str) -> list[str]:
         if name in inputs or name == "*":
-            every = range(len(g.op.inputs))
-            return [g.input(k) for k in every if name == "*" or k == inputs.index(name)]
+            return [g.input(k) for k in range(len(g.op.inputs)) if name == "*" or k == inputs.index(name)]
         place = int(name.lstrip("dy") or 0)
         if name.startswith("d"):
             return [g.grad_output(place)]
@@ -272,12 +277,17 @@ def gradient(*op_types: str) -> Callable[[F], F]:
 
 
 def lookup(type: str) -> OpDef:
-    """The definition of an operator type, or UnknownOperatorError with near names."""
+    """The definition of an operator type. Raises UnknownOperatorError, with near names, if there is none."""
+    found = find(type)
+    if found is None:
+        raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}")
+    return found
+
+
+def find(type: str) -> OpDef | None:
+    """The definition of an operator type, or None."""
     _fill()
-    try:
-        return _OPS[type]
-    except KeyError:
-        raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}") from None
+    return _OPS.get(type)
 
 
 def gradient_maker(type: str) -> Callable[..., Any] | None:
@@ -287,13 +297,7 @@ def gradient_maker(type: str) -> Callable[..., Any] | None:
     return found and found[0]
 
 
-def names() -> Mapping[str, OpDef]:
-    """The operator types that are registered."""
-    _fill()
-    return types.MappingProxyType(_OPS)
-
-
 def registered() -> Iterator[OpDef]:
-    """Every operator, by name."""
+    """Every operator, sorted by name."""
     _fill()
     return iter(sorted(_OPS.values(), key=lambda d: d.type))
