@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "CheckpointError",
@@ -111,3 +112,10 @@ def describe_op(index: int, type: str, outputs: Iterable[str], net_name: str) ->
     """
     names = ", ".join(repr(o) for o in outputs) or "(no output)"
     return f"op #{index} {type} -> {names} in net {net_name!r}"
+
+
+def describe_value(x: Any) -> str:
+    """`float32[2,3]` for an array, else the name of the type."""
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    return type(x).__name__

@@ -1,19 +1,16 @@
-"""Nets become functions: `run_net` runs one operator by operator, `to_jax` makes a pure function of its blobs.
+"""Nets as functions: `run_net` runs a net operator by operator, `to_jax` makes it a pure function of its blobs.
 
-Both walk the same schedule. Integer blobs held as numpy arrays are static: an operator that reads only such blobs is
-evaluated at once and its result stays numpy, so that `Shape -> Slice -> Concat -> Reshape` works inside jit.
+Both call `schedule`, which looks up the operators in the registry and checks them, and `execute`, which calls them in order
+on a dict of blobs. Operators that run nets themselves (RecurrentNetwork, If, While) get the `Context` and do the same.
 
-`schedule` looks operators up in the registry and checks them; `execute` calls them in order on a dict of blobs. From
-`graph/`: `live_ops` are the operators that outputs need, `free_names` the blobs that sub-nets of an operator read from
-around it. `Trips` says how a While loop is differentiated (`executor/while_loop.py`). Operators that run nets themselves
-(RecurrentNetwork, If, While) get the `Context`.
+Integer blobs that are numpy arrays are static: an operator that reads only static blobs is evaluated immediately, and its
+result is static too. So `Shape -> Slice -> Concat -> Reshape` works inside jit.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,28 +22,33 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jrnn import registry
-from jrnn.errors import JrnnError, NetError, OpError, describe_op, near
+from jrnn.errors import JrnnError, NetError, OpError, describe_op, describe_value, near
 from jrnn.executor.while_loop import CHECKPOINTED, Trips
 from jrnn.graph.scope import free_names
 from jrnn.graph.ssa import live_ops
 from jrnn.ir import Net, Op
 
 Blobs = dict[str, Any]
-RECOMPUTED = "computed again"
+RECOMPUTED = "computed again"  # the checkpoint_name of the blobs in Context.recompute
 
 
 @dataclass(frozen=True)
 class Context:
-    """How a net is being run: what its operators may need beyond their inputs.
+    """How a net runs: what its operators may need beyond their inputs.
 
-    key: the run's PRNG key, or None. eager: values are concrete, and Python may look at them.
-    outer: blobs of the enclosing nets, which a step net may read undeclared. timestep: the step of the recurrent network
-    that is running, which random operators fold into their keys. unread: outputs of the operator at hand that nobody asks
-    for. trips: how loops whose number of trips depends on the data are differentiated. max_iterations: after how many trips
-    a loop that is run eagerly counts as endless. in_branch: whether a branch or a loop is being traced. recompute: blobs
-    that a gradient is to compute again instead of keeping them; their values are marked with the name RECOMPUTED.
-    files: the folder in which operators may read and write files, or None.
-    wide: every floating-point result becomes float64, also of operators that name a narrower type: gradients are checked so.
+    Attributes:
+        key: the PRNG key of the run, or None.
+        eager: values are concrete, so Python may read them.
+        outer: blobs of the enclosing nets, which a step net may read without declaring them.
+        timestep: the current step of the recurrent network that is running; random operators fold it into their keys.
+        unread: the outputs of the current operator that nobody reads.
+        trips: how to differentiate loops whose number of trips depends on the data.
+        max_iterations: a loop that runs eagerly is an error after this many trips.
+        in_branch: whether a branch or a loop is being traced.
+        recompute: blobs that the gradient recomputes instead of storing them.
+        wide: every floating-point result becomes float64, even if the operator names a narrower type, as when gradients are
+            checked.
+        files: the folder in which operators may read and write files, or None.
     """
 
     key: Any = None
@@ -62,33 +64,32 @@ class Context:
     files: str | Path | None = None
 
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
-        """The context of one step of a recurrent network that runs in this one; `salt` tells two such networks apart."""
-        key = self.key
-        if key is not None:
-            key = jax.random.fold_in(key, zlib.crc32(salt.encode()))
-            key = key if self.timestep is None else jax.random.fold_in(key, self.timestep)
+        """The context of one step of a recurrent network in this run. `salt` gives each network its own random numbers."""
+        key = None if self.key is None else self._fold(self.key, salt)
         return replace(
             self, key=key, eager=False, timestep=timestep, unread=frozenset(), recompute=frozenset(recompute)
         )
 
     def op_key(self, op: Op) -> Any:
-        """A key of the operator's own: a function of the run's key, the operator's outputs and the timestep.
+        """The operator's own key, a function of the run's key, the operator's outputs and the timestep.
 
-        The same operator copied into a backward net draws the same numbers, so recomputation is exact.
+        A copy of the operator in a backward net draws the same numbers, so recomputation is exact.
         """
         seed = None if op.device_option is None else op.device_option.random_seed
         key = self.key
         if seed is not None:
             key = jax.random.key(seed) if key is None else jax.random.fold_in(key, seed)
-        if key is None:
-            return None
-        key = jax.random.fold_in(key, zlib.crc32("|".join((op.type, *op.outputs)).encode()))
+        return None if key is None else self._fold(key, "|".join((op.type, *op.outputs)))
+
+    def _fold(self, key: Any, salt: str) -> Any:
+        """Folds `salt` into a key, and the timestep if there is one."""
+        key = jax.random.fold_in(key, zlib.crc32(salt.encode()))
         return key if self.timestep is None else jax.random.fold_in(key, self.timestep)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operator of a schedule, looked up, checked and decoded."""
+    """One operator of a schedule: its definition and its decoded arguments. Nobody reads the outputs `unread`."""
 
     index: int
     op: Op
@@ -97,35 +98,34 @@ class Step:
     where: str
     unread: frozenset[str] = frozenset()
 
-    @property
-    def may_be_static(self) -> bool:
-        return bool(self.op.inputs) and not self.definition.random and "context" not in self.definition.reserved
-
 
 @dataclass(frozen=True)
 class Schedule:
-    """A checked net: its operators in order, and the blobs that must be given."""
+    """A checked net: the operators to run, in order, and the inputs that none of them writes before they are read."""
 
-    net: Net
     steps: tuple[Step, ...]
     required: tuple[str, ...]
 
 
 def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Schedule:
-    """Checks a net and keeps the operators that `outputs` need (all, where None).
+    """Checks a net and selects the operators that `outputs` depend on; None selects all.
 
-    `read_outside` are blobs that somebody reads after the net; it decides which outputs count as unread.
-    Raises NetError for an unknown operator, a wrong arity, a repeated output, a wrong argument, or an unknown output.
+    `outputs` and `read_outside` are the blobs that are read after the net has run; other outputs may be unread.
+
+    Raises:
+        NetError: for an unknown operator, an output that is written twice, or an unknown blob in `outputs`.
+        OpError: for a wrong number of inputs or outputs, or a wrong argument.
     """
-    written = {o for op in net.ops for o in op.outputs}
     keep: Iterable[int] = range(len(net.ops))
     if outputs is not None:
-        known = written | set(net.external_inputs) | {i for op in net.ops for i in op.inputs}
+        known = {*net.external_inputs, *(name for op in net.ops for name in (*op.inputs, *op.outputs))}
         for name in outputs:
             if name not in known:
                 raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
         keep = live_ops(_with_updates(net), outputs)
-    steps = []
+    steps: list[Step] = []
+    written: set[str] = set()
+    required: dict[str, None] = {}
     for index in keep:
         op = net.ops[index]
         where = describe_op(index, op.type, op.outputs, net.name)
@@ -134,26 +134,27 @@ def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: It
             definition.check_arity(op)
             for k, name in enumerate(op.outputs):
                 if name in op.outputs[:k]:
-                    raise NetError(f"writes blob {name!r} twice; give each output a name of its own")
+                    raise NetError(f"writes blob {name!r} twice; give each output its own name")
             steps.append(Step(index, op, definition, definition.decode(op), where))
         except JrnnError as e:
             raise e.at(where) from None
-    return Schedule(net, _with_unread(steps, (*(outputs or ()), *read_outside)), _required(steps))
+        required.update((name, None) for name in op.inputs if name not in written)
+        written.update(op.outputs)
+    return Schedule(_with_unread(steps, (*(outputs or ()), *read_outside)), tuple(required))
 
 
 def _with_updates(net: Net) -> Net:
-    """The net as liveness should see it: operators that change an input in place have it among their outputs."""
+    """The net in which operators that change an input in place list it as an output, for `live_ops`."""
 
-    def seen(op: Op) -> Op:
+    def updated(op: Op) -> tuple[str, ...]:
         definition = registry.find(op.type)
-        updates = () if definition is None else definition.updates
-        return replace(op, outputs=(*op.outputs, *(op.inputs[k] for k in updates))) if updates else op
+        return () if definition is None else tuple(op.inputs[k] for k in definition.updates)
 
-    return replace(net, ops=tuple(seen(op) for op in net.ops))
+    return replace(net, ops=tuple(replace(op, outputs=op.outputs + updated(op)) for op in net.ops))
 
 
 def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, ...]:
-    """The steps, each with the outputs that no later step reads and nobody asks for by name."""
+    """The steps, each with the outputs that neither a later step nor `read_outside` reads."""
     needed = set(read_outside)
     found = []
     for step in reversed(steps):
@@ -163,27 +164,13 @@ def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, 
     return tuple(reversed(found))
 
 
-def _required(steps: Iterable[Step]) -> tuple[str, ...]:
-    """Blobs that are read before any operator writes them, in the order of reading."""
-    found: dict[str, None] = {}
-    written: set[str] = set()
-    for step in steps:
-        for name in step.op.inputs:
-            if name not in written:
-                found[name] = None
-        written.update(step.op.outputs)
-    return tuple(found)
-
-
 def _check_given(p: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
-    for name in p.required:
-        if name in env or name in outer:
-            continue
+    for name in (n for n in p.required if n not in env and n not in outer):
         reader = next(s for s in p.steps if name in s.op.inputs)
         writer = next((s for s in p.steps if name in s.op.outputs and s.index >= reader.index), None)
         if writer is not None:
             raise NetError(
-                f"{reader.where}: reads blob {name!r}, which is first written by op #{writer.index} {writer.op.type}: the "
+                f"{reader.where}: reads blob {name!r}, which is first written by op #{writer.index} {writer.op.type}; the "
                 f"operators form a cycle or are out of order, or {name!r} must be given"
             )
         known = [*env, *(o for s in p.steps[: p.steps.index(reader)] for o in s.op.outputs)]
@@ -193,7 +180,7 @@ def _check_given(p: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) 
 
 
 def execute(p: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
-    """Runs a schedule on given blobs and returns every blob, given or written."""
+    """Runs a schedule on the given blobs. Returns all blobs, given and written."""
     _check_given(p, blobs, context.outer)
     env: Blobs = dict(blobs)
     for step in p.steps:
@@ -204,39 +191,38 @@ def execute(p: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
             raise e.at(step.where) from e.__cause__
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as e:
             raise OpError(
-                f"{step.where}: needs the values of its inputs to know the shape of its output, and they are traced; run "
-                "the net with run_net, or give those blobs as numpy integer arrays from outside the jitted function"
+                f"{step.where}: needs the values of its inputs to know the shape of its output, but they are traced; run "
+                "the net with run_net, or pass those blobs as numpy integer arrays from outside the jitted function"
             ) from e
         except (TypeError, ValueError, IndexError, ZeroDivisionError) as e:
-            raise OpError(f"{step.where}: {_first_line(e)}; inputs: {_describe(step.op.inputs, inputs)}") from e
+            given = ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(step.op.inputs, inputs)) or "none"
+            reason = str(e).strip().partition("\n")[0].rstrip(".") or type(e).__name__
+            raise OpError(f"{step.where}: {reason}; inputs: {given}") from e
         assert len(results) >= len(step.op.outputs), f"{step.where}: {len(results)} results"
-        env.update((n, _marked(r) if n in context.recompute else r) for n, r in zip(step.op.outputs, results))
+        for name, result in zip(step.op.outputs, results):
+            recompute = name in context.recompute and isinstance(result, jax.Array)
+            env[name] = checkpoint_name(result, RECOMPUTED) if recompute else result
     return env
 
 
-def _marked(value: Any) -> Any:
-    return checkpoint_name(value, RECOMPUTED) if isinstance(value, jax.Array) else value
-
-
 def _call(step: Step, inputs: list[Any], env: Blobs, context: Context) -> tuple[Any, ...]:
-    kwargs = dict(step.kwargs)
+    offered: dict[str, Callable[[], Any]] = {
+        "key": lambda: context.op_key(step.op),
+        "op": lambda: step.op,
+        "context": lambda: replace(context, outer={**context.outer, **env}, unread=step.unread),
+        "wide": lambda: context.wide,
+    }
     reserved = step.definition.reserved
-    if "op" in reserved:
-        kwargs["op"] = step.op
-    if "key" in reserved:
-        kwargs["key"] = context.op_key(step.op)
-    if "wide" in reserved:
-        kwargs["wide"] = context.wide
-    if "context" in reserved:
-        kwargs["context"] = replace(context, outer={**context.outer, **env}, unread=step.unread)
-    if step.may_be_static and all(_is_static(x) for x in inputs):
+    kwargs = {**step.kwargs, **{name: offered[name]() for name in reserved}}
+    may_be_static = inputs and not step.definition.random and "context" not in reserved
+    if may_be_static and all(map(_is_static, inputs)):
         with jax.ensure_compile_time_eval(), jax.enable_x64(True):
             results = step.definition.forward(*inputs, **kwargs)
             return tuple(_as_static(r) for r in (results if isinstance(results, tuple) else (results,)))
     with jax.named_scope(step.op.type):
         results = step.definition.forward(*inputs, **kwargs)
     results = results if isinstance(results, tuple) else (results,)
-    if step.definition.gradient == "stops":  # JAX's gradient ends where the generated net's does
+    if step.definition.gradient == "stops":  # as in the generated backward net
         results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
     return tuple(map(_widened, results)) if context.wide else results
 
@@ -254,45 +240,28 @@ def _as_static(x: Any) -> Any:
     return np.asarray(x) if isinstance(x, jax.Array) and x.dtype.kind in "iub" else x
 
 
-def _first_line(e: Exception) -> str:
-    lines = [line for line in str(e).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(e).__name__
-
-
-def describe_value(x: Any) -> str:
-    """`float32[2,3]` for an array, else the name of its type."""
-    if hasattr(x, "dtype") and hasattr(x, "shape"):
-        return f"{x.dtype}[{','.join(map(str, x.shape))}]"
-    return type(x).__name__
-
-
-def _describe(names: Iterable[str], values: Iterable[Any]) -> str:
-    return ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(names, values)) or "none"
-
-
 def _as_blob(name: str, value: Any) -> Any:
-    """A given value as a blob: integers and strings stay numpy (static), floats become JAX arrays of the same width."""
+    """A given value as a blob. Integers and strings are numpy arrays (static), floats are JAX arrays of the same width."""
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, (bool, int, float, list)):
         value = np.asarray(value)
         if value.dtype == np.float64:
-            value = value.astype(np.float32)  # a Python float has no width; Caffe2's is 32 bits
+            value = value.astype(np.float32)  # as Caffe2 treats a Python float
     if isinstance(value, (str, bytes)):
         value = np.asarray(value, dtype=object)
     if not isinstance(value, np.ndarray) or value.dtype.kind in "iubOSU":
         return value
     if value.dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]
         raise NetError(
-            f"blob {name!r} is float64, but JAX's 64-bit types are off: give it as float32, or set jax_enable_x64"
+            f"blob {name!r} is float64, but JAX's 64-bit types are disabled; pass float32, or set jax_enable_x64"
         )
     return jnp.asarray(value)
 
 
 def _as_numpy(value: Any) -> Any:
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return value
-    return np.asarray(value) if isinstance(value, jax.Array) else value
+    is_numbers = isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return np.asarray(value) if is_numbers else value
 
 
 def run_net(
@@ -305,24 +274,25 @@ def run_net(
     files: str | Path | None = None,
     fed: Iterable[str] | None = None,
 ) -> Blobs:
-    """Runs a net operator by operator, like a Caffe2 workspace, with 64-bit integers and floats kept.
+    """Runs a net operator by operator, like a Caffe2 workspace. Keeps 64-bit integers and floats.
 
     Args:
         net: the net.
-        blobs: the blobs it reads, by name: numpy or JAX arrays.
-        key: a `jax.random.key` for operators that draw random numbers; those with a `random_seed` in their device option
-            work without.
-        max_iterations: a While loop that goes on after so many trips is an error.
-        wide: whether every floating-point result becomes float64, also where an operator names a narrower type.
+        blobs: the blobs that it reads, by name: numpy or JAX arrays.
+        key: a `jax.random.key` for operators that draw random numbers. Operators with a `random_seed` in their device
+            option work without it.
+        max_iterations: a While loop that needs more trips is an error.
+        wide: whether every floating-point result becomes float64, even if an operator names a narrower type.
         files: the folder in which operators may read and write files; by default they may not.
-        fed: the blobs that stand for what operators bring from outside (see `without_sources`), by default all of `blobs`.
+        fed: the blobs that may replace operators whose outputs come from outside the net, such as readers of data: if all
+            of an operator's outputs are fed, it does not run. By default all of `blobs`.
 
     Returns:
         Every blob that the net wrote, by name, as numpy arrays.
 
     Raises:
-        NetError: for a blob that is neither given nor written, an unknown operator, operators out of order.
-        OpError: for an operator that cannot take its inputs or arguments.
+        NetError: for a blob that is neither given nor written, an unknown operator, or operators out of order.
+        OpError: for inputs or arguments that do not fit an operator.
 
     >>> from jrnn.ir import Net, Op
     >>> net = Net("double", (Op.of("Sum", ["x", "x"], ["y"]),))
@@ -330,10 +300,10 @@ def run_net(
     {'y': array([2., 4.], dtype=float32)}
     """
     net = without_sources(net, blobs if fed is None else fed)
-    p = schedule(net)
+    context = Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files)
     with jax.enable_x64(True):
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
-        env = execute(p, given, Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files))
+        env = execute(schedule(net), given, context)
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
         return {name: jax.tree.map(_as_numpy, env[name]) for name in written}
 
@@ -345,18 +315,18 @@ def to_jax(
 
     Args:
         net: the net.
-        outputs: the blobs to return; None means the net's external outputs, or every blob written where it declares
-            none. Operators that no output needs are left out.
-        trips: how While loops are differentiated in reverse, see `Trips`. Where the condition depends on integer numpy
-            blobs alone, the trips are counted at once and the loop is a scan, whatever this says.
-        wide: whether every floating-point result becomes float64, also where an operator names a narrower type; to be
-            traced with JAX's 64-bit types enabled.
+        outputs: the blobs to return. None: the net's external outputs, or every written blob if it declares none.
+            Operators on which no output depends do not run.
+        trips: how to differentiate While loops in reverse, see `Trips`. If the condition depends only on integer numpy
+            blobs, the number of trips is known and the loop becomes a scan instead.
+        wide: whether every floating-point result becomes float64, even if an operator names a narrower type. The function
+            must then be traced with JAX's 64-bit types enabled.
 
     Returns:
-        A function of a dict of blobs. Integer blobs given as numpy arrays are static: operators may turn them into shapes.
+        A function of a dict of blobs. Integer blobs that are numpy arrays are static: operators may use them as shapes.
 
     Raises:
-        NetError, OpError: as `run_net` does; the net is checked here, the shapes when the function is called or traced.
+        NetError, OpError: as `run_net` does. The net is checked here, the shapes when the function is called or traced.
 
     >>> from jrnn.ir import Net, Op
     >>> fn = to_jax(Net("square", (Op.of("Mul", ["x", "x"], ["y"]),)), ["y"])
@@ -381,7 +351,7 @@ def to_jax(
 
 
 def without_sources(net: Net, fed: Iterable[str]) -> Net:
-    """The net without operators whose outputs are all given: those that bring data from outside, and unknown ones."""
+    """The net without the operators of outside data, and of unknown types, whose outputs are all in `fed`."""
     given = set(fed)
 
     def is_needed(op: Op) -> bool:
@@ -393,7 +363,7 @@ def without_sources(net: Net, fed: Iterable[str]) -> Net:
 
 
 def unwritten_output(net: Net, name: str) -> str:
-    """What is wrong with an output that has no value."""
+    """The error message for a declared output that has no value."""
     written = dict.fromkeys(o for op in net.ops for o in op.outputs)
     return (
         f"net {net.name!r} declares the output {name!r}, which no operator writes and which was not given"
@@ -406,18 +376,24 @@ def infer_shapes(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Derives the shape and dtype of every blob of a net by tracing. Nothing is computed.
 
-    `key` and `wide` are those of `run_net`. `blobs` holds arrays or `jax.ShapeDtypeStruct`s. Blobs of strings are left out.
-    Raises as `run_net` does.
+    Args:
+        net, key, wide: as for `run_net`.
+        blobs: arrays or `jax.ShapeDtypeStruct`s.
+
+    Returns:
+        The shape and dtype of every blob, by name, except for blobs of strings.
+
+    Raises:
+        NetError, OpError: as `run_net` does.
     """
     p = schedule(without_sources(net, blobs))
     concrete = {n: v for n, v in blobs.items() if _is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
-    scope = jax.enable_x64(True) if not jax.config.jax_enable_x64 else nullcontext()  # type: ignore[attr-defined, unused-ignore]
 
     def run(given: Blobs) -> Blobs:
         env = execute(p, {**concrete, **given}, Context(key=key, wide=wide))
         return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
 
-    with scope:
+    with jax.enable_x64(True):
         shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(run, abstract)
         return shapes

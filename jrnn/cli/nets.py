@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.cli.console import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
-from jrnn.errors import FormatError, JrnnError, NetError, UsageError, near
+from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
 from jrnn.execution_step import Plan
 from jrnn.gradcheck import (
     INEXACT,
@@ -32,7 +32,7 @@ from jrnn.gradcheck import (
 from jrnn.graph import show, to_dot, to_svg, upgrade
 from jrnn.graph.scope import reads
 from jrnn.ir import Net
-from jrnn.lowering import describe_value, infer_shapes, run_net, unwritten_output, without_sources
+from jrnn.lowering import infer_shapes, run_net, unwritten_output, without_sources
 from jrnn.plans import net_of_plan, run_plan, show_steps, upgraded
 from jrnn.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.train import export_run, load_config

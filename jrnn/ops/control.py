@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.errors import OpError
+from jrnn.errors import OpError, describe_value
 from jrnn.executor import scan, while_loop
 from jrnn.graph.scope import reads
 from jrnn.ir import Net, Op
-from jrnn.lowering import Context, describe_value, execute, schedule
+from jrnn.lowering import Context, execute, schedule
 from jrnn.ops.workspace import WorkspaceStack, as_stack
 from jrnn.registry import op
 

@@ -298,7 +298,7 @@ def _run_on_buffers(shape: StateLinks, p: Schedule, first, blobs, steps: int, ga
         env = step_env(w, views(now, t), t)
         env.update((link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s))
         for one in p.steps:
-            env = execute(Schedule(p.net, (one,), ()), env, _step_context(w, t, context))
+            env = execute(Schedule((one,), ()), env, _step_context(w, t, context))
             for link in w.links:
                 if link.external in carry and link.internal in one.op.outputs:
                     new = _new_slot(link, env, carry[link.external]) if link.window == 1 else env[link.internal]
