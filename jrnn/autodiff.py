@@ -1,21 +1,20 @@
-"""Gradients as nets: from forward operators and seeds to backward operators, named and ordered as Caffe2 does.
+"""Gradients as nets: from forward operators to backward operators, with Caffe2's names and in Caffe2's order.
 
-The algorithm is Caffe2's: walk the operators backwards, ask each one's gradient maker for gradient operators, and where a
-blob was read more than once, add the gradients up with a `Sum` once all of them are there. Blobs are told apart by
-(name, version), so that overwritten blobs, given gradients of intermediate blobs and gradients that share a blob are right
-too: an overwritten value that the backward pass needs is saved by a `Copy`, and a gradient whose usual name is still in use
-gets a fresh one. In those cases Caffe2 raises, or is silently wrong.
+The algorithm is Caffe2's. It walks the operators backward and asks each one's gradient maker for gradient operators. If a
+blob is read more than once, a `Sum` adds its gradients once all of them exist.
 
-From `gradient_maker.py`: a `Version` is a blob's name and number of overwrites; a `Token` stands for a gradient's name
-until a free one is known; `names_of` and `renamed` treat dense gradients (one blob) and sparse ones (`GradientSlice`)
-alike. From `graph/scope.py`: `workspace_of` says whether an operator's sub-nets share the blobs around it,
-`keeps_outputs` whether an operator may leave an output as it was (a branch not taken). `backward_pass` is the entry;
-`_Pass` holds its state.
+Unlike Caffe2, it distinguishes the values that a blob holds one after the other, by (name, version). If the backward pass
+needs an overwritten value, a `Copy` saves it. If the usual name of a gradient is still in use, the gradient gets a fresh
+name. In these cases Caffe2 raises or computes wrong gradients.
+
+`backward_pass` is the entry; `_Pass` holds its state. `gradient_maker.py` defines what gradient makers see. From
+`graph/scope.py`: `workspace_of` says whether an operator's sub-nets share the blobs of the net around it; `keeps_outputs`
+says whether an operator may leave an output unchanged, like a branch that is not taken.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from jrnn import registry
 from jrnn.errors import GradientError, JrnnError, describe_op, near
@@ -25,46 +24,58 @@ from jrnn.ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
 
-
-@dataclass
-class _Generator:
-    """Where one part of a gradient comes from: outputs of gradient operators, or (None) a gradient passed through."""
-
-    gradient: Gradient
-    places: tuple[tuple[int, int] | None, ...]  # (operator, output) that writes the name, or the indices and the values
+Place = tuple[int, int]  # the position of a gradient operator, and of one of its outputs
 
 
 @dataclass(frozen=True)
 class BackwardPass:
-    """`forward` operators (with copies of overwritten blobs that are needed), gradient `ops`, and blob -> gradient."""
+    """The result of `backward_pass`.
+
+    Attributes:
+        forward: the forward operators, with copies of the overwritten values that `ops` read.
+        ops: the gradient operators.
+        gradients: blob -> gradient.
+    """
 
     forward: tuple[Op, ...]
     ops: tuple[Op, ...]
     gradients: Mapping[str, Gradient]
 
 
-@dataclass
-class _Pass:
-    forward: list[Op]
-    net_name: str
-    external: tuple[str, ...] = ()
-    inputs: list[list[Version]] = field(default_factory=list)
-    outputs: list[list[Version]] = field(default_factory=list)
-    last: dict[str, int] = field(default_factory=dict)
-    readers: dict[Version, list[int]] = field(default_factory=lambda: defaultdict(list))
-    writer: dict[Version, int] = field(default_factory=dict)
-    generators: dict[Version, list[_Generator]] = field(default_factory=lambda: defaultdict(list))
-    gradients: dict[Version, Gradient] = field(default_factory=dict)
-    holders: dict[str, list[Version]] = field(default_factory=lambda: defaultdict(list))
-    given: dict[Version, Gradient] = field(default_factory=dict)
-    saved: dict[Version, str] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
-    ops: list[Op] = field(default_factory=list)
+@dataclass(frozen=True)
+class _Term:
+    """One term of the sum that is a blob's gradient.
 
-    def __post_init__(self) -> None:
-        self.last.update(dict.fromkeys(self.external, 0))
+    For each blob of the term (one, or the indices and the values), `places` has its writer, or None if a gradient maker
+    passed the gradient of another blob through.
+    """
+
+    gradient: Gradient
+    places: tuple[Place | None, ...]
+
+
+class _Pass:
+    def __init__(self, forward: Iterable[Op], net_name: str, external: Iterable[str]) -> None:
+        self.forward = list(forward)
+        self.net_name = net_name
+        self.ops: list[Op] = []  # the gradient operators so far
+
+        # The versions of blobs in the forward pass.
+        self.inputs: list[list[Version]] = []  # of each operator
+        self.outputs: list[list[Version]] = []
+        self.last: dict[str, int] = dict.fromkeys(external, 0)  # blob -> number of its last version
+        self.readers: dict[Version, list[int]] = defaultdict(list)
+        self.writer: dict[Version, int] = {}
+        self.saved: dict[Version, str] = {}  # overwritten versions -> their copies
+
+        # Their gradients, and the blobs that hold these.
+        self.terms: dict[Version, list[_Term]] = defaultdict(list)
+        self.gradients: dict[Version, Gradient] = {}
+        self.given: dict[Version, Gradient] = {}  # by the caller
+        self.holders: dict[str, list[Version]] = defaultdict(list)  # blob -> the versions whose gradients it holds
+
         for k, op in enumerate(self.forward):
-            # an output that a branch or loop may leave as it was is read too, after the inputs that the operator lists
+            # Outputs that a branch or loop may leave unchanged count as inputs too, after those that the operator lists.
             kept = [n for n in op.outputs if n in self.last and n not in op.inputs] if keeps_outputs(op) else []
             self.inputs.append([Version(n, self.last.setdefault(n, 0)) for n in (*op.inputs, *kept)])
             for v in self.inputs[-1]:
@@ -75,10 +86,10 @@ class _Pass:
                 versions.append(Version(n, self.last[n]))
                 self.writer[versions[-1]] = k
             self.outputs.append(versions)
-        self.taken.update(self.last)
+        self.taken = set(self.last)  # names that no gradient may have
 
     def fresh(self, name: str) -> str:
-        """`name`, or `name_k` where a forward blob or another gradient has that name."""
+        """`name`, or `name_k` if a forward blob or another gradient has that name."""
         k, found = 0, name
         while found in self.taken or self.holders.get(found):
             found, k = f"{name}_{k}", k + 1
@@ -86,7 +97,7 @@ class _Pass:
         return found
 
     def value(self, v: Version) -> str:
-        """The blob in which version `v` can be read after the forward pass."""
+        """The blob that holds version `v` after the forward pass: itself, or a copy if it is overwritten."""
         if v.number == self.last[v.name]:
             return v.name
         if v not in self.saved:
@@ -98,8 +109,8 @@ class _Pass:
             self.holders[name].append(v)
 
     def release(self, v: Version) -> None:
-        """Version `v`'s gradient has been used by the operator that wrote `v`, so its name is free."""
-        for g in (self.gradients.get(v), *(g.gradient for g in self.generators.get(v, ()))):
+        """Frees the names of version `v`'s gradient, which nothing reads any more."""
+        for g in (self.gradients.get(v), *(term.gradient for term in self.terms.get(v, ()))):
             for name in names_of(g):
                 self.holders[name] = [h for h in self.holders[name] if h != v]
 
@@ -112,14 +123,11 @@ class _Pass:
             if g is None:
                 name = self.fresh(y + "_autogen_grad")
                 self.ops.append(Op.of(registry.SEED, [y], [name], value=1.0))
-                places: tuple[tuple[int, int] | None, ...] = ((len(self.ops) - 1, 0),)
-                g = name
+                term = _Term(name, ((len(self.ops) - 1, 0),))
             else:
                 self.given[v] = g
-                places = (None,) * len(names_of(g))
-            self.generators[v].append(_Generator(g, places))
-            self.gradients[v] = g
-            self.hold(g, v)
+                term = _Term(g, (None,) * len(names_of(g)))
+            self._add(v, term)
 
     def differentiate(self, index: int) -> None:
         """Emits the gradient operators of one forward operator."""
@@ -128,30 +136,29 @@ class _Pass:
         maker = registry.gradient_maker(op.type)
         if all(g is None for g in arriving) and not (maker and not op.outputs):
             return
-        if maker is None:
-            if registry.lookup(op.type).gradient != "stops":
-                raise GradientError(self._refusal(op))
-            answers: dict[int, Gradient] = {}
-            emitted: list[Op] = []
-        else:
+        answers: dict[int, Gradient] = {}
+        emitted: list[Op] = []
+        if maker is not None:
             g = GradientMaker(op, self.inputs[index], self.outputs[index], arriving, self.value, self.fresh)
             maker(g)
             g.check_all_used()
             answers, emitted = g.answers, g.emitted
             self.forward[index] = g.op
+        elif registry.lookup(op.type).gradient == "forbidden":
+            raise GradientError(f"{op.type} has no gradient, and one arrives here; put a StopGradient before it")
+        elif registry.lookup(op.type).gradient != "stops":
+            raise GradientError(
+                f"no gradient of {op.type} is registered, and one arrives here; register one with @gradient, or put a "
+                "StopGradient before it"
+            )
         for v in self.outputs[index]:
             self.release(v)
         self._register(index, *self._name(index, emitted, answers))
 
-    def _refusal(self, op: Op) -> str:
-        if registry.lookup(op.type).gradient == "forbidden":
-            return f"{op.type} has no gradient, and one arrives here; put a StopGradient before it"
-        return f"no gradient of {op.type} is registered, and one arrives here; register one with @gradient, or stop it"
-
     def _name(
         self, index: int, emitted: list[Op], answers: dict[int, Gradient]
     ) -> tuple[list[Op], dict[int, Gradient]]:
-        """Replaces tokens by names: the usual one, or a fresh one where that still holds another gradient."""
+        """Replaces tokens by names: the usual one, or a fresh one if that still holds another gradient."""
         names: dict[str, str] = {}
         for k, answer in answers.items():
             v = self.inputs[index][k]
@@ -165,7 +172,7 @@ class _Pass:
         usual = token.split("\0")[0]
         if self.given.get(v) == usual:
             return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
-        passed = any(usual in names_of(g.gradient) and None in g.places for g in self.generators.get(v, ()))
+        passed = any(usual in names_of(t.gradient) and None in t.places for t in self.terms.get(v, ()))
         passed = passed or any(usual in names_of(a) for a in answers.values())
         writes = next(k for k, op in enumerate(emitted) if token in op.outputs)
         read_later = any(usual in op.inputs for op in emitted[writes + 1 :])
@@ -175,55 +182,59 @@ class _Pass:
         return usual
 
     def _register(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> None:
-        start = len(self.ops)
-        self.ops += emitted
-        written: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for k, op in enumerate(emitted):
+        """Appends the gradient operators of one forward operator, and a term for each input that gets a gradient."""
+        written: dict[str, list[Place]] = defaultdict(list)
+        for op in emitted:
             for j, name in enumerate(op.outputs):
-                written[name].append((start + k, j))
+                written[name].append((len(self.ops), j))
+            self.ops.append(op)
         for k in sorted(answers):
-            g, v = answers[k], self.inputs[index][k]
-            # Mul(x, x) writes both parts under one name: the k-th input takes the k-th of them, and a Sum tells them apart
-            places = tuple(_next_place(written[n]) for n in names_of(g))
-            self.generators[v].append(_Generator(g, places))
-            self.gradients[v] = g
-            self.hold(g, v)
+            # The gradient of Mul(x, x) writes two terms under one name. Each input takes one, and `_split` renames it.
+            places = tuple(_next_place(written[n]) for n in names_of(answers[k]))
+            self._add(self.inputs[index][k], _Term(answers[k], places))
+
+    def _add(self, v: Version, term: _Term) -> None:
+        self.terms[v].append(term)
+        self.gradients[v] = term.gradient
+        self.hold(term.gradient, v)
 
     def accumulate(self, index: int) -> None:
-        """Adds up the gradients of the blobs that operator `index` is the first to read."""
+        """Adds the gradients of the blobs of which operator `index` is the first reader, so that no more can arrive."""
         for v in dict.fromkeys(self.inputs[index]):
-            parts = self.generators.get(v, [])
-            if self.readers[v][0] != index or len(parts) < 2:
+            terms = self.terms.get(v, [])
+            if self.readers[v][0] != index or len(terms) < 2:
                 continue
-            sparse = [isinstance(g.gradient, GradientSlice) for g in parts]
+            sparse = [isinstance(t.gradient, GradientSlice) for t in terms]
             if any(sparse) and not all(sparse):
                 raise GradientError(
-                    f"gradients of {v.name!r} are partly sparse and partly dense, which cannot be added up; give every "
-                    f"Gather of {v.name!r} dense_gradient=1"
+                    f"gradients of {v.name!r} are partly sparse and partly dense, and cannot be added; give every Gather of "
+                    f"{v.name!r} dense_gradient=1"
                 )
             self.release(v)
-            g = self._concatenate(v, parts) if all(sparse) else self._sum(v, parts)
-            self.gradients[v] = g
-            self.generators[v] = [_Generator(g, (None,) * len(names_of(g)))]
-            self.hold(g, v)
+            g = self._concatenate(v, terms) if all(sparse) else self._sum(v, terms)
+            self.terms[v] = []
+            self._add(v, _Term(g, (None,) * len(names_of(g))))
 
-    def _base_name(self, v: Version, parts: list[_Generator]) -> str:
+    def _base_name(self, v: Version, terms: list[_Term]) -> str:
+        """The name of a total, as Caffe2 chooses it: that of the first term that a gradient operator writes."""
         given = self.given.get(v)
         if given == v.name + "_grad":
             return given
-        for g in parts:
-            for name, place in zip(names_of(g.gradient), g.places):
+        for t in terms:
+            for name, place in zip(names_of(t.gradient), t.places):
                 if place is not None:
-                    return name.removesuffix("_indices").removesuffix("_values") if len(g.places) == 2 else name
+                    return name.removesuffix("_indices").removesuffix("_values") if len(t.places) == 2 else name
         return self.fresh(v.name + "_grad")
 
-    def _split(self, place: tuple[int, int], count: int) -> str:
-        """Renames an output of a gradient operator, so that it is one term of a sum."""
+    def _split(self, place: Place, count: int) -> str:
+        """Renames an output of a gradient operator, so that each term of a sum has its own name."""
         k, j = place
         op = self.ops[k]
         old = op.outputs[j]
         name = self.fresh(f"_{old}_autosplit_{count}")
-        self.taken.discard(name)  # compat: the same name serves every version of the blob; the sum reads it at once
+        self.taken.discard(
+            name
+        )  # compat: every version of the blob uses this name, because its sum reads it immediately
         self.ops[k] = _with_names(
             replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])), {old: name}, top=False
         )
@@ -234,47 +245,41 @@ class _Pass:
                 break
         return name
 
-    def _sum(self, v: Version, parts: list[_Generator]) -> str:
-        base = self._base_name(v, parts)
-        terms, count, first = [], 0, True
-        for g in parts:
-            (place,) = g.places
-            name = str(g.gradient)
-            if place is not None:
-                if not first:
-                    name, count = self._split(place, count), count + 1
-                first = False
-            terms.append(name)
-        if base in terms:
-            k = terms.index(base)
-            terms[0], terms[k] = terms[k], terms[0]
-        total = Op.of(registry.ACCUMULATE, terms, [base])
-        self.ops.append(total if self.given.get(v) == base else self._tagged(total, parts))
+    def _sum(self, v: Version, terms: list[_Term]) -> str:
+        base = self._base_name(v, terms)
+        names = [str(t.gradient) for t in terms]
+        written = [(k, place) for k, t in enumerate(terms) for place in t.places if place is not None]
+        for count, (k, place) in enumerate(written[1:]):  # the first one keeps its name
+            names[k] = self._split(place, count)
+        if base in names:
+            k = names.index(base)
+            names[0], names[k] = names[k], names[0]
+        total = Op.of(registry.ACCUMULATE, names, [base])
+        self.ops.append(total if self.given.get(v) == base else self._tagged(total, terms))
         return base
 
-    def _tagged(self, op: Op, parts: list[_Generator]) -> Op:
-        """An accumulating operator on the device of the first part, marked as Caffe2 marks it."""
-        makers = (place for g in parts for place in g.places if place)
+    def _concatenate(self, v: Version, terms: list[_Term]) -> GradientSlice:
+        base = self._base_name(v, terms)
+        joined = []
+        for which, kind in enumerate(("indices", "values")):
+            names, count = [], 0
+            for t in terms:
+                name, place = names_of(t.gradient)[which], t.places[which]
+                if place is not None:
+                    name, count = self._split(place, count), count + 1
+                names.append(name)
+            name = f"{base}_{kind}_concat"
+            joining = Op.of(registry.CONCATENATE, names, [name, name + "_split"], axis=0)
+            self.ops.append(self._tagged(joining, terms))
+            joined.append(name)
+        return GradientSlice(*joined)
+
+    def _tagged(self, op: Op, terms: list[_Term]) -> Op:
+        """An accumulating operator on the device of the first term, marked as Caffe2 marks it."""
+        makers = (place for t in terms for place in t.places if place)
         device = next((self.ops[k].device_option for k, _ in makers), None) or DeviceOption()
         extra = (*(i for i in device.extra_info if i != SUM_TAG), SUM_TAG)
         return replace(op, device_option=replace(device, extra_info=extra))
-
-    def _concatenate(self, v: Version, parts: list[_Generator]) -> GradientSlice:
-        base = self._base_name(v, parts)
-        joined = []
-        for which, kind in enumerate(("indices", "values")):
-            terms, count = [], 0
-            for g in parts:
-                name = names_of(g.gradient)[which]
-                place = g.places[which]
-                if place is not None:
-                    name, count = self._split(place, count), count + 1
-                terms.append(name)
-            name = f"{base}_{kind}_concat"
-            joining = Op.of(registry.CONCATENATE, terms, [name, name + "_split"], axis=0)
-            self.ops.append(self._tagged(joining, parts))
-            joined.append(name)
-        return GradientSlice(*joined)
 
     def forward_with_saves(self) -> tuple[Op, ...]:
         """The forward operators, with a copy of each overwritten value that the backward pass reads."""
@@ -286,7 +291,7 @@ class _Pass:
 
 
 def _binds(op: Op, read: str, written: str) -> bool:
-    """Whether a net bound by name (that of a Do) reads one of the blobs and writes the other: their names must differ."""
+    """Whether a net with bound names (a Do's) reads one blob and writes the other, so that their names must differ."""
     kind = workspace_of(op)
     if kind is Workspace.SHARED:
         return any(_binds(o, read, written) for _, net in op.sub_nets() for o in net.ops)
@@ -294,11 +299,10 @@ def _binds(op: Op, read: str, written: str) -> bool:
 
 
 def _with_names(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
-    """The operator with blobs renamed, its own (`top`) and those of sub-nets that run in the same workspace."""
+    """The operator with blobs renamed: its own (`top`), and those of sub-nets that run in the same workspace."""
     if top:
-        op = replace(
-            op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs)
-        )
+        inputs, outputs = (tuple(names.get(n, n) for n in blobs) for blobs in (op.inputs, op.outputs))
+        op = replace(op, inputs=inputs, outputs=outputs)
     if workspace_of(op) is not Workspace.SHARED:
         return op
     return op.map_sub_nets(lambda net: replace(net, ops=tuple(_with_names(o, names) for o in net.ops)))
@@ -307,22 +311,22 @@ def _with_names(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
 def backward_pass(
     ops: Iterable[Op], ys: Mapping[str, Gradient | None], net_name: str = "", *, external: Iterable[str] = ()
 ) -> BackwardPass:
-    """The gradient operators of `ops` for the gradients `ys` of their blobs.
+    """Generates the gradient operators of `ops`.
 
     Args:
         ops: forward operators, in order.
-        ys: blob -> the blob that holds its gradient, or None for a gradient of ones made by a ConstantFill.
+        ys: blob -> the blob that holds its gradient, or None for a gradient of ones, which a ConstantFill makes.
         net_name: for error messages.
-        external: blobs that have a value before the first operator, although none may read it.
+        external: blobs that have a value before the first operator, even if no operator reads that value.
 
     Returns:
-        A BackwardPass. Its `gradients` hold every blob that a gradient reached, also intermediate ones; of a blob that was
-        overwritten, the gradient is that of its first value.
+        A BackwardPass. Its `gradients` contain every blob that a gradient reached, including intermediate ones. The
+        gradient of an overwritten blob is that of its first value.
 
     Raises:
-        GradientError: where an operator on the path has no gradient.
+        GradientError: if an operator on the path has no gradient.
     """
-    p = _Pass(list(ops), net_name, tuple(external))
+    p = _Pass(ops, net_name, external)
     p.seed(ys)
     for index in reversed(range(len(p.forward))):
         op = p.forward[index]
@@ -333,7 +337,9 @@ def backward_pass(
             raise e.at(describe_op(index, op.type, op.outputs, net_name)) from e.__cause__
     found: dict[str, Gradient] = {}
     for v in sorted(p.gradients, key=lambda v: -v.number):
-        if v.number == 0 or Version(v.name, 0) in p.writer:  # else it is not the gradient of the value that was given
+        if (
+            v.number == 0 or Version(v.name, 0) in p.writer
+        ):  # else it is the gradient of a value that replaced the given one
             found[v.name] = p.gradients[v]
     return BackwardPass(p.forward_with_saves(), tuple(p.ops), found)
 
@@ -343,14 +349,14 @@ def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -
 
     Args:
         net: the forward net.
-        ys: names of blobs, each given a gradient of ones; or a mapping from blob to the name of its gradient.
+        ys: names of blobs, whose gradients are then ones; or a mapping from each blob to the blob of its gradient.
 
     Returns:
-        The net with its backward pass, and the gradient of every blob that one reached: a blob's name, or a
-        `GradientSlice` of indices and values (Gather's table).
+        The net with its backward pass, and the gradient of every blob that a gradient reached: a blob's name, or a
+        `GradientSlice` of indices and values, as of Gather's table.
 
     Raises:
-        GradientError: for an unknown blob, or an operator without gradient on the path.
+        GradientError: for an unknown blob, or an operator without a gradient on the path.
 
     >>> net = Net("square", (Op.of("Mul", ["x", "x"], ["y"]), Op.of("Sum", ["y", "x"], ["z"])))
     >>> with_gradients, gradients = add_gradients(net, ["z"])
@@ -362,8 +368,8 @@ def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -
     return replace(net, ops=result.forward + result.ops), dict(result.gradients)
 
 
-def _next_place(places: list[tuple[int, int]]) -> tuple[int, int] | None:
-    """Of several places the first, which is taken off; the only one; or None."""
+def _next_place(places: list[Place]) -> Place | None:
+    """Removes and returns the first of several places. Returns a single one without removing it, or None."""
     if len(places) > 1:
         return places.pop(0)
     return places[0] if places else None

@@ -1,4 +1,4 @@
-"""The input and output of gradient makers: forward operators, the gradients that arrive, and the operators to emit."""
+"""The interface of gradient makers: they read the forward operator and the arriving gradients, and emit operators."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Union
@@ -9,7 +9,7 @@ from jrnn.ir import Op
 
 
 class GradientSlice(NamedTuple):
-    """A sparse gradient: blobs of row indices and of those rows' values. Repeated indices add up."""
+    """A sparse gradient: a blob of row indices and a blob of the rows' values. Values of repeated indices are added."""
 
     indices: str
     values: str
@@ -19,20 +19,21 @@ Gradient = Union[str, GradientSlice]
 
 
 class Version(NamedTuple):
-    """One value of a blob: its name, and how often it had been overwritten."""
+    """One value of a blob: the blob's name, and how often it was overwritten before."""
 
     name: str
     number: int
 
 
 class Token(str):
-    """Stands for a gradient's name until the maker is done and a free name is known."""
+    """A placeholder for a gradient's name, which is chosen when the maker has returned: "usual name\\0input"."""
 
 
 def names_of(g: Gradient | None) -> tuple[str, ...]:
+    """The blobs of a gradient: one, the indices and the values, or none."""
     if g is None:
         return ()
-    return (g.indices, g.values) if isinstance(g, GradientSlice) else (g,)
+    return tuple(g) if isinstance(g, GradientSlice) else (g,)
 
 
 def renamed(g: Gradient, names: Mapping[str, str]) -> Gradient:
@@ -42,7 +43,7 @@ def renamed(g: Gradient, names: Mapping[str, str]) -> Gradient:
 
 
 class GradientMaker:
-    """What a `@gradient` function is given: the forward operator, its blobs, and the ways to answer."""
+    """The argument of a `@gradient` function: the forward operator, its blobs, and methods to emit gradients."""
 
     def __init__(
         self,
@@ -67,15 +68,15 @@ class GradientMaker:
 
     @property
     def input_names(self) -> list[str]:
-        """The blobs read: the operator's inputs, then the outputs that it may leave as they were."""
+        """The blobs that the operator reads: its inputs, and then the outputs that it may leave unchanged."""
         return [v.name for v in self._inputs]
 
     def input(self, k: int) -> str:
-        """The blob that holds the value which the forward operator read as input `k`."""
+        """The blob that holds the value that the forward operator read as input `k`."""
         return self._value(self._inputs[k])
 
     def output(self, k: int) -> str:
-        """The blob that holds the value which the forward operator wrote as output `k`."""
+        """The blob that holds the value that the forward operator wrote as output `k`."""
         return self._value(self._outputs[k])
 
     def has_grad_output(self, k: int) -> bool:
@@ -84,16 +85,16 @@ class GradientMaker:
         return k < len(self._grad_outputs) and self._grad_outputs[k] is not None
 
     def grad_output(self, k: int) -> str:
-        """The gradient that arrives at output `k`, or zeros where none does; GradientError where it is sparse."""
+        """The gradient that arrives at output `k`, or zeros if there is none. Raises GradientError if it is sparse."""
         name = self.op.outputs[k]
-        if not self.has_grad_output(k):  # the loss does not depend on this output, where Caffe2 raises
+        if not self.has_grad_output(k):  # the loss does not depend on this output; Caffe2 raises here
             zero = self.temporary(name + "_grad_zero")
             self.emit(registry.SEED, [self.output(k)], [zero], copy_args=False, value=0.0)
             self._grad_outputs[k] = zero
         found = self._grad_outputs[k]
         assert found is not None
         if isinstance(found, GradientSlice):
-            raise GradientError(f"gradient of output {name!r} is sparse, and the gradient operator needs a dense one")
+            raise GradientError(f"the gradient of output {name!r} is sparse; the gradient operator needs a dense one")
         return found
 
     def grad_output_slice(self, k: int) -> Gradient | None:
@@ -102,7 +103,7 @@ class GradientMaker:
         return self._grad_outputs[k]
 
     def check_all_used(self) -> None:
-        """GradientError where a gradient arrives at an output that the maker never asked about: it would be lost."""
+        """Raises GradientError if the maker ignored an arriving gradient, which would be lost."""
         for k, g in enumerate(self._grad_outputs):
             if g is not None and k not in self._asked:
                 raise GradientError(
@@ -111,20 +112,20 @@ class GradientMaker:
                 )
 
     def grad_input(self, k: int) -> str:
-        """Declares that input `k` has a dense gradient, and gives the name to write it to."""
+        """Declares that input `k` has a dense gradient. Returns the blob to write it to."""
         token = Token(f"{self._inputs[k].name}_grad\0{k}")
         self.answers[k] = token
         return token
 
     def grad_input_slice(self, k: int) -> GradientSlice:
-        """Declares that input `k` has a sparse gradient, and gives the names for its indices and values."""
+        """Declares that input `k` has a sparse gradient. Returns the blobs to write its indices and values to."""
         name = self.op.inputs[k]
         found = GradientSlice(Token(f"{name}_grad_indices\0{k}"), Token(f"{name}_grad_values\0{k}"))
         self.answers[k] = found
         return found
 
     def set_grad(self, k: int, gradient: Gradient) -> None:
-        """Passes a gradient that exists already through to input `k`."""
+        """Declares that an existing gradient is that of input `k`."""
         self.answers[k] = gradient
 
     def temporary(self, name: str) -> str:
@@ -132,14 +133,14 @@ class GradientMaker:
         return self._fresh(name)
 
     def replace_op(self, op: Op) -> None:
-        """Puts another operator with the same inputs and outputs in the forward operator's place."""
+        """Replaces the forward operator by one with the same inputs and outputs."""
         assert (op.inputs, op.outputs) == (self.op.inputs, self.op.outputs)
         self.op = op
 
     def emit(
         self, type: str, inputs: Iterable[str], outputs: Iterable[str], /, *, copy_args: bool = True, **args: Any
     ) -> None:
-        """Adds a gradient operator. The forward operator's arguments, device and engine are copied to it."""
+        """Adds a gradient operator, with the forward operator's device, engine and (if `copy_args`) arguments."""
         own = Op.of(type, inputs, outputs, **args).args
         copied = tuple(a for a in self.op.args if copy_args and a.name not in args)
         self.emitted.append(
