@@ -1,4 +1,4 @@
-"""`jrnn doctor`: what is installed, which devices JAX sees, what is missing, and how to install it."""
+"""`jrnn doctor`: which packages are installed or missing, how to install them, and which devices JAX uses."""
 
 import importlib.metadata
 import os
@@ -18,14 +18,17 @@ import jax
 from jrnn.version import __version__
 
 HERE = Path(__file__).parent
-BESIDE = {"torch": "reads .pt files: pip install torch"}  # what is used where it is there, and is no extra
+OPTIONAL = {"torch": "reads .pt files: pip install torch"}  # packages that jrnn uses if present, but no extra installs
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package that jrnn uses: the version that is wanted at least, and the one that is there, or None.
+    """A package that jrnn uses.
 
-    extra: the extra of jrnn that brings it; "" where jrnn needs it.
+    Attributes:
+        wanted: the lowest version that jrnn supports.
+        installed: the installed version, or None.
+        extra: the extra of jrnn that installs it; "" if jrnn always needs it.
     """
 
     name: str
@@ -39,7 +42,7 @@ class Package:
 
     @property
     def remedy(self) -> str:
-        """How to get it; "" where it is well."""
+        """How to install it; "" if `is_well`."""
         if self.is_well:
             return ""
         if self.extra:
@@ -53,11 +56,11 @@ def _release(version: str) -> tuple[int, ...]:
     >>> _release("0.11.2rc1"), _release("3")
     ((0, 11, 2), (3,))
     """
-    return tuple(int(n) for n in re.match(r"(\d+)(?:\.(\d+))?(?:\.(\d+))?", version or "0").groups() if n)  # type: ignore[union-attr]
+    return tuple(int(n) for n in re.sub(r"[^\d.].*", "", version).split(".") if n)
 
 
-def _requirements() -> list[tuple[str, str, str]]:
-    """(package, least version, extra or "") that jrnn asks for, by pyproject.toml in a source tree, else by its metadata."""
+def packages() -> list[Package]:
+    """The packages that jrnn uses: from pyproject.toml in a source tree, else from the metadata of the installation."""
     source = HERE.parent / "pyproject.toml"
     if source.exists():
         project = tomllib.loads(source.read_text(encoding="utf-8"))["project"]
@@ -65,19 +68,14 @@ def _requirements() -> list[tuple[str, str, str]]:
         lines = [*project["dependencies"], *(f'{line}; extra == "{e}"' for e, more in extras for line in more)]
     else:
         lines = importlib.metadata.requires("jrnn") or []
-    found: list[tuple[str, str, str]] = []
-    for line in lines:  # extras of the repository gather others, and some ask for an extra of what jrnn needs anyway
-        name, wanted, extra = re.match(
-            r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line
-        ).groups()  # type: ignore[union-attr]
-        if name != "jrnn" and extra not in ("test", "dev") and name not in [known for known, *_ in found]:
-            found.append((name, wanted or "0", extra or ""))
-    return found
-
-
-def packages() -> list[Package]:
-    """What jrnn uses, what it needs first."""
-    return [Package(name, wanted, _installed(name), extra) for name, wanted, extra in _requirements()]
+    found: dict[str, Package] = {}
+    for line in lines:
+        match = re.match(r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
+        assert match is not None, line
+        name, wanted, extra = match.groups(default="")
+        if name != "jrnn" and extra not in ("test", "dev"):  # an extra may list jrnn itself, with other extras
+            found.setdefault(name, Package(name, wanted or "0", _installed(name), extra))
+    return list(found.values())
 
 
 def _installed(name: str) -> str | None:
@@ -88,7 +86,7 @@ def _installed(name: str) -> str | None:
 
 
 def _devices() -> list[str]:
-    """A line for each device, for a computation on it, and for what JAX does not use."""
+    """Lines that describe the devices, a test computation, and a GPU that JAX does not use."""
     lines = []
     for device in jax.devices():
         held = (device.memory_stats() or {}).get("bytes_limit")
@@ -99,16 +97,12 @@ def _devices() -> list[str]:
     seconds = time.perf_counter() - begun
     lines.append(f"a loop compiles and runs in {seconds:.2f} s" if total == 8 else f"a sum of 8 ones is {total}: WRONG")
     if jax.default_backend() == "cpu" and shutil.which("nvidia-smi"):
-        lines.append("an NVIDIA GPU seems to be there, which JAX does not use: pip install 'jax[cuda13]'")
+        lines.append("JAX does not use the NVIDIA GPU of this machine: pip install 'jax[cuda13]'")
     return lines
 
 
 def examine(out: Any = None) -> bool:
-    """Prints what was found; returns whether jrnn can work.
-
-    Args:
-        out: the file to print to; the standard output by default.
-    """
+    """Prints a report to the file `out`, or to the standard output. Returns whether jrnn can work."""
     found = packages()
     needed, optional = ([p for p in found if bool(p.extra) == is_extra] for is_extra in (False, True))
 
@@ -119,9 +113,7 @@ def examine(out: Any = None) -> bool:
     section(f"jrnn {__version__}", [str(HERE), python, f"{platform.platform()}, {os.cpu_count()} processors"])
     section("packages that jrnn needs", _rows(needed))
     section("packages of extras", _rows(optional))
-    section(
-        "packages used where they are there", (f"{n}  {_installed(n) or 'absent'}  {use}" for n, use in BESIDE.items())
-    )
+    section("optional packages", (f"{n}  {_installed(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
     section("devices", _devices())
     missing = [p for p in found if p.remedy]
     section("missing" if missing else "nothing is missing", (f"{p.name}: {p.remedy}" for p in missing))

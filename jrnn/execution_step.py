@@ -1,4 +1,4 @@
-"""Plans: nets, and the steps that say in which order and how often to run them. Frozen, equal by content."""
+"""Plans as frozen records: nets, and the steps that say in which order and how often to run them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from jrnn.ir import Net
 
 @dataclass(frozen=True)
 class ExecutionStep:
-    """Runs `networks` (by name, in order) or `substeps`: `num_iter` times, or until `should_stop_blob` holds True.
+    """Runs `networks` (by name, in order) or `substeps`: `num_iter` times, or until `should_stop_blob` is True.
 
-    None marks a field that is absent on the wire. The fields keep their names there, but for `substeps` and `networks`.
+    None: the field is absent on the wire. On the wire, `substeps` and `networks` are `substep` and `network`; the other
+    fields have the same names.
 
-    should_stop_blob: looked at after each net and substep; True ends the step at once. only_once: the step ends after one
-    round even so. concurrent_substeps: the substeps may run side by side, and the stop blob is looked at when all have
-    ended. num_concurrent_instances: as if the substeps were given so many times, side by side. create_workspace: what the
-    step writes under names that the workspace lacks is dropped when the step ends. report_net, with report_interval in
-    milliseconds: a net that Caffe2 runs now and then while the step lasts, and once at its end. run_every_ms: the same
-    for a substep. criteria_network: Caffe2 reads it no more.
+    Attributes:
+        should_stop_blob: is read after each net and substep; True ends the step immediately.
+        only_once: the step ends after one iteration even if `should_stop_blob` is False.
+        concurrent_substeps: the substeps may run concurrently; `should_stop_blob` is read when all have ended.
+        num_concurrent_instances: how many copies of the substeps run concurrently.
+        create_workspace: when the step ends, blobs that it created are dropped.
+        report_net: a net that Caffe2 runs every `report_interval` milliseconds during the step, and once at its end.
+        run_every_ms: Caffe2 runs this substep at such intervals during the others.
+        criteria_network: Caffe2 ignores it.
     """
 
     name: str = ""
@@ -38,11 +42,11 @@ class ExecutionStep:
 
     @property
     def side_by_side(self) -> bool:
-        """Whether the substeps may run at the same time."""
+        """Whether the substeps may run concurrently."""
         return (self.num_concurrent_instances or 1) > 1 or (bool(self.concurrent_substeps) and len(self.substeps) > 1)
 
     def network_names(self) -> Iterator[str]:
-        """The names of the nets that the step and its substeps run, in order, with repetitions."""
+        """The names of the nets that the step and its substeps run, in order, with duplicates."""
         yield from self.networks
         if self.report_net:
             yield self.report_net
@@ -52,7 +56,7 @@ class ExecutionStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """Nets under their names, and the steps that run them, one after the other."""
+    """Nets, and the steps that run them, one after the other."""
 
     name: str = ""
     networks: tuple[Net, ...] = ()

@@ -1,7 +1,7 @@
-"""The names of JAX outside its stable interface that jrnn uses, all but those of the executor.
+"""The names outside JAX's stable interface that jrnn uses, except for those in the executor.
 
-`jax.extend` and `jax.experimental` may change with every release, and so may the names of primitives. When one of them
-moves, this is the file to edit; tests/test_jax_names.py says what each must do.
+`jax.core`, `jax.extend`, `jax.experimental` and the names of primitives may change with every release of JAX. Then this is
+the file to edit; tests/test_jax_names.py checks what jrnn expects of each name.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is being traced, so that its elements cannot be read.
+    """Whether a value is a tracer, whose elements cannot be read.
 
     >>> is_traced(1.0)
     False
@@ -41,9 +41,9 @@ def is_traced(value: Any) -> bool:
 
 
 def expanded(eqn: Any) -> Any | None:
-    """The jaxpr of an equation that JAX expands when it lowers it, or None for an ordinary one.
+    """The jaxpr to which JAX expands an equation when it lowers it, or None if it lowers the equation itself.
 
-    From jax 0.12 on `jnp.searchsorted` makes such equations.
+    In jax 0.12, `jnp.searchsorted` is such an equation.
     """
     if eqn.primitive.name != "call_hi_primitive" or eqn.effects:
         return None
@@ -52,5 +52,5 @@ def expanded(eqn: Any) -> Any | None:
 
 
 def source_line(eqn: Any) -> str:
-    """The user's line that an equation of a jaxpr comes from, as "/path/file.py:3:4 (function)"."""
+    """The line of the user's code that an equation of a jaxpr comes from, as "/path/file.py:3:4 (function)"."""
     return summarize(eqn.source_info)

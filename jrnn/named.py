@@ -1,4 +1,4 @@
-"""Objects named as MODULE:NAME, in an importable module or a Python file, whose code is run."""
+"""Loads objects named as MODULE:NAME, where MODULE is a module's dotted name or the path of a Python file."""
 
 import importlib
 import importlib.util
@@ -9,21 +9,17 @@ from typing import Any
 
 from jrnn.errors import JrnnError, near
 
-_FILES: dict[
-    tuple[Path, int], ModuleType
-] = {}  # by path and time of change: a class must be one class wherever it is named
+# By path and time of modification, so that a class that two names refer to is loaded once.
+_FILES: dict[tuple[Path, int], ModuleType] = {}
 
 
 def load_named(target: str, error: type[JrnnError], what: str = "NAME") -> Any:
-    """What `MODULE:NAME` names, where MODULE is a module's dotted name or the path of a Python file.
+    """The object that `target`, MODULE:NAME, names. Runs the module's code.
 
     Args:
         target: as the user wrote it.
-        error: the type of error to raise.
+        error: the type of error to raise if the module does not exist or lacks the name.
         what: the word for NAME in messages.
-
-    Raises:
-        JrnnError: of type `error`, for a module that is not there or lacks the name.
 
     >>> load_named("math:floor", JrnnError)(2.5)
     2
@@ -54,7 +50,7 @@ def _of_file(path: Path, error: type[JrnnError]) -> ModuleType:
 
 def _imported(name: str, target: str, error: type[JrnnError]) -> ModuleType:
     if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # as with `python -m`: an installed command does not look there
+        sys.path.append(here)  # as `python -m` does; an installed command does not search this folder
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
@@ -62,7 +58,7 @@ def _imported(name: str, target: str, error: type[JrnnError]) -> ModuleType:
 
 
 def from_the_root(target: str) -> str:
-    """The same name with the path of a Python file from the root, so that it holds in any working directory.
+    """The same target with an absolute path if MODULE is a Python file, so that it is valid in any working directory.
 
     >>> from_the_root("my_package.tasks:TASK")
     'my_package.tasks:TASK'
