@@ -1,6 +1,6 @@
-"""Checks of what users pass to recurrent layers: each says what was given and what fits.
+"""Checks of the arguments of recurrent layers. `where` is the caller's name in the error messages.
 
-Shapes: T time, N batch, D input, H hidden, P output of a step.
+Shapes: T time, N batch.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.errors import LayerError
+from jrnn.errors import LayerError, near
 from jrnn.jax_names import is_traced
-from jrnn.nn.units import State, Unit
 
 
 def concrete(array: Any) -> np.ndarray | None:
-    """The values of an array, or None while it is being traced and has none."""
+    """The values of an array, or None if it is a tracer."""
     return None if is_traced(array) else np.asarray(array)
 
 
-def check_array(where: str, name: str, value: Any) -> jax.Array:
-    """`value` as an array.
+def check_array(where: str, name: str, value: Any, shape: str = "") -> jax.Array:
+    """`value` as an array; `shape` is for the message.
 
     >>> check_array("lstm", "x", None)
     Traceback (most recent call last):
@@ -31,11 +30,11 @@ def check_array(where: str, name: str, value: Any) -> jax.Array:
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise LayerError(f"{where}: {name} is {_described(value)}; it must be an array") from error
+        raise LayerError(f"{where}: {name} is {_described(value)}; it must be an array{shape}") from error
 
 
 def check_key(where: str, key: Any) -> None:
-    """`key` must be one of `jax.random`, new or old style, or None.
+    """`key` must be a key of `jax.random`, new or old style, or None.
 
     >>> check_key("lstm", 0)
     Traceback (most recent call last):
@@ -47,14 +46,14 @@ def check_key(where: str, key: Any) -> None:
 
 
 def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array:
-    """Lengths as [N] int32, each from 0 to T. Inside jit, where they have no values, only type and shape are checked.
+    """Lengths as [N] int32, each from 0 to T. Inside jit, only type and shape are checked.
 
     >>> check_lengths("lstm", [5, 2], steps=4, batch=2)
     Traceback (most recent call last):
     jrnn.errors.LayerError: lstm: lengths[0] is 5, but the sequences have 4 steps; lengths must lie between 0 and 4
     """
     if not isinstance(lengths, jax.Array):
-        lengths = np.asarray(lengths)  # not jnp's, which would wrap integers of 64 bits before they are checked
+        lengths = np.asarray(lengths)  # not jnp.asarray, which wraps 64-bit integers before they are checked
     if lengths.size and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise LayerError(f"{where}: lengths are {lengths.dtype}; they must be integers")
     if lengths.shape != (batch,):
@@ -86,7 +85,7 @@ def check_resets(where: str, resets: Any, shape: tuple[int, ...]) -> jax.Array:
 
 
 def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -> None:
-    """`x` must have one of these ranks, `size` features, and real numbers.
+    """`x` must be real and have `size` features and one of these ranks; `ranks` maps each to its shape for messages.
 
     >>> check_features("lstm", jnp.zeros((5, 2, 3)), 4, {2: "[T, 4]", 3: "[T, N, 4]"})
     Traceback (most recent call last):
@@ -94,50 +93,69 @@ def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -
     """
     if x.ndim not in ranks or x.shape[-1] != size:
         raise LayerError(f"{where}: x is {list(x.shape)} but must be {' or '.join(ranks.values())}")
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        raise LayerError(f"{where}: x is {x.dtype}; it must be real")
+    _check_real(f"{where}: x", x)
 
 
 def check_state(
-    where: str, unit: Unit, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any, name: str = "hx"
-) -> State:
-    """The state that is called `name`, as a tuple of arrays of these shapes and this type; None is zeros.
+    where: str, hx: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any, name: str = "hx"
+) -> tuple[jax.Array, ...]:
+    """The state h, or the pair (h, c), as a tuple of arrays of these shapes and this type; zeros for None.
 
-    >>> from jrnn.nn.units import LSTM
-    >>> check_state("lstm", LSTM, jnp.zeros((1, 2, 4)), ((1, 2, 4), (1, 2, 4)), jnp.float32)
+    >>> check_state("lstm", jnp.zeros((1, 2, 4)), ((1, 2, 4), (1, 2, 4)), jnp.float32)
     Traceback (most recent call last):
     jrnn.errors.LayerError: lstm: hx must be a pair (h, c) of arrays [1, 2, 4] and [1, 2, 4], but is an array [1, 2, 4]
     """
     if hx is None:
         return tuple(jnp.zeros(shape, dtype) for shape in shapes)
+    is_sequence = isinstance(hx, (tuple, list))
+    given = f"{len(hx)} values" if is_sequence else _described(hx)
     wanted = " and ".join(str(list(shape)) for shape in shapes)
-    if unit.states == 2:
-        if not isinstance(hx, (tuple, list)) or len(hx) != 2:
-            given = f"{len(hx)} values" if isinstance(hx, (tuple, list)) else _described(hx)
-            raise LayerError(f"{where}: {name} must be a pair (h, c) of arrays {wanted}, but is {given}")
-        states = tuple(hx)
-    elif isinstance(hx, (tuple, list)):
-        raise LayerError(f"{where}: {name} must be one array {wanted}, but is {len(hx)} values")
-    else:
-        states = (hx,)
-    return tuple(
-        _check_one_state(where, f"{letter} of {name}", state, shape).astype(dtype)
-        for letter, state, shape in zip("hc", states, shapes, strict=False)
-    )
+    if len(shapes) == 2 and not (is_sequence and len(hx) == 2):
+        raise LayerError(f"{where}: {name} must be a pair (h, c) of arrays {wanted}, but is {given}")
+    if len(shapes) == 1 and is_sequence:
+        raise LayerError(f"{where}: {name} must be one array {wanted}, but is {given}")
+    states = []
+    for letter, state, shape in zip("hc", hx if is_sequence else (hx,), shapes):
+        what = f"the state {letter} of {name}"
+        array = check_array(where, what, state, f" {list(shape)}")
+        if array.shape != shape:
+            raise LayerError(f"{where}: {what} is {list(array.shape)} but must be {list(shape)}")
+        _check_real(f"{where}: {what}", array)
+        states.append(array.astype(dtype))
+    return tuple(states)
 
 
-def _check_one_state(where: str, name: str, state: Any, shape: tuple[int, ...]) -> jax.Array:
-    try:
-        array = jnp.asarray(state)
-    except (TypeError, ValueError) as error:
+def check_choice(where: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises a LayerError unless `value` is one of `choices`.
+
+    >>> check_choice("lstm: ", "return_states", "al", ("last", "all"))
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: lstm: return_states is 'al'; it must be 'last' or 'all'; did you mean 'all'?
+    """
+    if value not in choices:
         raise LayerError(
-            f"{where}: the state {name} is {_described(state)}; it must be an array {list(shape)}"
-        ) from error
-    if array.shape != shape:
-        raise LayerError(f"{where}: the state {name} is {list(array.shape)} but must be {list(shape)}")
+            f"{where}{name} is {value!r}; it must be {' or '.join(map(repr, choices))}{near(str(value), choices)}"
+        )
+
+
+def check_floating(name: str, dtype: Any) -> None:
+    """Raises a LayerError unless `dtype` names a floating type of 16 bits or more.
+
+    >>> check_floating("param_dtype", "bf16")
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: param_dtype is 'bf16'; it must be a floating type such as 'float32' or 'bfloat16'
+    """
+    try:
+        known = jnp.dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or not jnp.issubdtype(known, jnp.floating) or known.itemsize < 2:
+        raise LayerError(f"{name} is {dtype!r}; it must be a floating type such as 'float32' or 'bfloat16'")
+
+
+def _check_real(what: str, array: jax.Array) -> None:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise LayerError(f"{where}: the state {name} is {array.dtype}; it must be real")
-    return array
+        raise LayerError(f"{what} is {array.dtype}; it must be real")
 
 
 def _described(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""One direction of one layer over time: a scan of the unit's step, which takes the input's product out of the loop.
+"""One recurrent layer over time: a scan of the unit's step for each direction.
 
-Shapes: T time, N batch, D input, H hidden, P output of a step (H without a projection), G gates.
+Shapes: T time, N batch, D input, H hidden, P output of a step (H without a projection), G gates, K directions.
 """
 
 from __future__ import annotations
@@ -16,20 +16,28 @@ from jax import lax
 from jrnn.errors import LayerError
 from jrnn.executor import LstmStep, scan
 from jrnn.executor.masking import with_resets
+from jrnn.jax_names import Primitive
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import LSTM, State, Unit
 
 EPSILON = 1e-5  # of layer normalization, as in PyTorch's LayerNorm
 
+# Within `with whole_layers(True):` each plain layer is one equation `recurrent_layer` of a jaxpr, which can be converted
+# to one operator of another system. The equation cannot run, be differentiated or be batched.
+whole_layers = jax.make_user_context(False)
+
+recurrent_layer = Primitive("recurrent_layer")
+recurrent_layer.multiple_results = True
+
 
 class Noise(NamedTuple):
-    """The random masks of one direction of one layer; None where there is no such noise.
+    """The random masks of one direction of one layer.
 
     Attributes:
-        recurrent: what h is multiplied by before it enters weight_hh, 0 or 1 / (1 - rate): [N, P] for a whole sequence, or
-            [T, N, P] for every step.
-        keep: a [T, N, width] of booleans for each state: True where it keeps its old value.
+        recurrent: the factor of h before the product with weight_hh, 0 or 1 / (1 - rate): [N, P] for the whole sequence,
+            or [T, N, P]; None without recurrent dropout.
+        keep: booleans [T, N, P or H] for each state, True where it keeps its old value; None without zoneout.
     """
 
     recurrent: jax.Array | None = None
@@ -37,11 +45,11 @@ class Noise(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Where one direction of one layer begins anew.
+    """The resets of one direction of one layer.
 
     Attributes:
-        resets: [T, N] booleans: True where the state goes back before that step, in the order of the direction.
-        state: what it goes back to, as `run_layer` takes the initial state.
+        resets: [T, N] booleans: where True, the state is replaced by `state` before that step of the direction.
+        state: arrays like the initial state of `run_layer`.
     """
 
     resets: jax.Array
@@ -49,7 +57,10 @@ class Restart(NamedTuple):
 
 
 def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) -> Noise:
-    """The masks of a training run; without a key, none. Drawn before the scan, so recomputing repeats them."""
+    """Draws the masks of a training run; without a key there are none.
+
+    They are drawn before the scan, so that a step that is recomputed gets the same ones.
+    """
     if key is None:
         return Noise()
     recurrent_key, *keep_keys = jax.random.split(key, 1 + len(state))
@@ -57,10 +68,10 @@ def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) ->
     if settings.recurrent_dropout:
         lead = (steps,) if settings.recurrent_dropout_mask == "step" else ()
         recurrent = mask(recurrent_key, settings.recurrent_dropout, (*lead, *state[0].shape), state[0].dtype)
-    if any(zoneout_rates(settings, state)):
+    rates = zoneout_rates(settings, len(state))
+    if any(rates):
         keep = tuple(
-            jax.random.bernoulli(k, rate, (steps, *old.shape))
-            for k, rate, old in zip(keep_keys, zoneout_rates(settings, state), state, strict=True)
+            jax.random.bernoulli(k, rate, (steps, *old.shape)) for k, rate, old in zip(keep_keys, rates, state)
         )
     return Noise(recurrent, keep)
 
@@ -71,22 +82,18 @@ def mask(key: jax.Array, rate: float, shape: tuple[int, ...], dtype) -> jax.Arra
     return jnp.where(jax.random.bernoulli(key, 1.0 - rate, shape), jnp.asarray(scale, dtype), jnp.zeros((), dtype))
 
 
-def zoneout_rates(settings: Settings, state: State) -> tuple[float, ...]:
-    """The rate of zoneout for each state."""
+def zoneout_rates(settings: Settings, states: int) -> tuple[float, ...]:
+    """The rate of zoneout of each state."""
     if not isinstance(settings.zoneout, tuple):
-        return (settings.zoneout,) * len(state)
-    if len(settings.zoneout) != len(state):
-        has = (
-            "2 states; give one probability, or a pair (h, c) of them"
-            if len(state) == 2
-            else "1 state; give one probability"
-        )
+        return (settings.zoneout,) * states
+    if len(settings.zoneout) != states:
+        has = "1 state; give one probability" if states == 1 else "2 states; give one probability, or a pair (h, c)"
         raise LayerError(f"zoneout is {settings.zoneout!r}, but this unit has {has}")
     return settings.zoneout
 
 
 def accumulator(dtype) -> jnp.dtype:
-    """The type that products accumulate in and states are kept in: float32 for 16-bit types, else the type itself.
+    """The type of accumulated products and of states: float32 for 16-bit types, else the type itself.
 
     >>> accumulator(jnp.bfloat16), accumulator(jnp.float32)
     (dtype('float32'), dtype('float32'))
@@ -95,40 +102,28 @@ def accumulator(dtype) -> jnp.dtype:
 
 
 def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
-    """x weight^T, over the last axis of both, [..., D], [R, D] -> [..., R], accumulated in `accumulator(dtype)`."""
+    """x weight^T, [..., D], [R, D] -> [..., R], in `accumulator(dtype)`."""
     axes = (((x.ndim - 1,), (1,)), ((), ()))
     return lax.dot_general(x.astype(dtype), weight.astype(dtype), axes, preferred_element_type=accumulator(dtype))
 
 
-def normalize(z: jax.Array, gain: jax.Array) -> jax.Array:
-    """Layer normalization over the last axis, (z - mean) / sqrt(variance + 1e-5) gain."""
+def _normalize(z: jax.Array, gain: jax.Array) -> jax.Array:
+    """Layer normalization, (z - mean) / sqrt(variance + 1e-5) gain, [N, G H]."""
     centered = z - jnp.mean(z, axis=-1, keepdims=True)
     variance = jnp.mean(centered * centered, axis=-1, keepdims=True)
-    return centered * lax.rsqrt(variance + EPSILON) * _row(gain, z)
+    return centered * lax.rsqrt(variance + EPSILON) * gain[None].astype(z.dtype)
 
 
-def _row(vector: jax.Array, like: jax.Array) -> jax.Array:
-    """`vector` with the rank and type of `like`: ranks are promoted openly here."""
-    return vector.astype(like.dtype).reshape((1,) * (like.ndim - 1) + vector.shape)
-
-
-def early_bias(unit: Unit, weights: Weights, dtype) -> jax.Array | None:
-    """Every bias that may be added to the input's share of the gates, [G H] in `accumulator(dtype)`, or None."""
+def _biases(unit: Unit, weights: Weights, dtype) -> tuple[jax.Array | None, jax.Array | None]:
+    """The biases of the input's contribution [1, G H], and the hidden bias of the late gates [1, H], each or None."""
     if weights.bias_ih is None:
-        return None
-    hidden = weights.bias_hh
+        return None, None
+    early, late = weights.bias_hh, None
     if unit.late_gates:
-        first = hidden.shape[0] // unit.gates * (unit.gates - unit.late_gates)
-        hidden = jnp.concatenate([hidden[:first], jnp.zeros_like(hidden[first:])])
-    return weights.bias_ih.astype(accumulator(dtype)) + hidden.astype(accumulator(dtype))
-
-
-def project(weights: Weights, x: jax.Array, bias: jax.Array | None, dtype) -> jax.Array:
-    """The input's share of the gates, with `early_bias`. # [..., G H]"""
-    zx = contract(x, weights.weight_ih, dtype)
-    if weights.norm_ih is not None:
-        zx = normalize(zx, weights.norm_ih)
-    return zx if bias is None else zx + _row(bias, zx)
+        first = early.shape[0] // unit.gates * (unit.gates - unit.late_gates)
+        late = early[None, first:].astype(accumulator(dtype))
+        early = jnp.concatenate([early[:first], jnp.zeros_like(early[first:])])
+    return (weights.bias_ih.astype(accumulator(dtype)) + early.astype(accumulator(dtype)))[None], late
 
 
 def make_step(
@@ -137,26 +132,24 @@ def make_step(
     """The step `(state, (x, noise)) -> (state, y)` of one direction of one layer.
 
     Args:
-        variational: `Noise.recurrent` of the whole sequence, or None; `noise` holds what differs from step to step.
+        variational: the mask `Noise.recurrent` of the whole sequence, or None. `noise` holds the masks of one step.
     """
-    bias = early_bias(unit, weights, dtype)  # outside of the step, whose gradient would do it again at each step
-    late = None
-    if unit.late_gates and weights.bias_hh is not None:
-        first = weights.bias_hh.shape[0] // unit.gates * (unit.gates - unit.late_gates)
-        late = weights.bias_hh[None, first:].astype(accumulator(dtype))
+    # Computed outside the step, so that its gradient does not repeat them at each step.
+    bias, late = _biases(unit, weights, dtype)
+    rates = zoneout_rates(settings, unit.states)
 
     def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
         x, (recurrent, keep) = inputs
-        zx = project(weights, x, bias, dtype)
         recurrent = variational if recurrent is None else recurrent
         h = state[0] if recurrent is None else state[0] * recurrent
-        zh = contract(h, weights.weight_hh, dtype)
-        if weights.norm_hh is not None:
-            zh = normalize(zh, weights.norm_hh)
+        zx, zh = contract(x, weights.weight_ih, dtype), contract(h, weights.weight_hh, dtype)
+        if weights.norm_ih is not None:
+            zx, zh = _normalize(zx, weights.norm_ih), _normalize(zh, weights.norm_hh)
+        if bias is not None:
+            zx = bias + zx
         new = unit.advance(zx, zh, late, state)
         if weights.weight_hr is not None:
             new = (contract(new[0], weights.weight_hr, dtype), *new[1:])
-        rates = zoneout_rates(settings, state)
         if keep is not None:
             new = tuple(jnp.where(k, old, fresh) for k, old, fresh in zip(keep, state, new, strict=True))
         elif any(rates):
@@ -166,11 +159,15 @@ def make_step(
     return step
 
 
+def _is_plain(unit: Unit, weights: Weights, settings: Settings) -> bool:
+    """Whether a layer has neither layer normalization nor a projection nor zoneout."""
+    more = (weights.norm_ih, weights.weight_hr)
+    return all(part is None for part in more) and not any(zoneout_rates(settings, unit.states))
+
+
 def plain_lstm(unit: Unit, weights: Weights, settings: Settings, dtype) -> LstmStep | None:
-    """The layer as a step that kernels of others know, or None where it is more than an LSTM."""
-    more = (weights.norm_ih, weights.norm_hh, weights.weight_hr)
-    zoned = any(zoneout_rates(settings, (None,) * unit.states))
-    if unit is not LSTM or zoned or any(part is not None for part in more):
+    """The step of a plain LSTM layer for cuDNN, or None for other layers."""
+    if unit is not LSTM or not _is_plain(unit, weights, settings):
         return None
     biases = [b for b in (weights.bias_ih, weights.bias_hh) if b is not None]
     bias = sum(biases) if biases else jnp.zeros(weights.weight_ih.shape[:1], dtype)
@@ -194,11 +191,11 @@ def run_layer(
     """One direction of one layer over a whole sequence, [T, N, D] -> state and [T, N, P].
 
     Args:
-        x: past the lengths it must be finite; the values there do not matter.
+        x: must be finite past the lengths; the values there do not matter.
         state: (h [N, P],) or (h [N, P], c [N, H]), in `accumulator(dtype)`.
-        lengths: [N], or None when every sequence has T steps. A reverse run of a sequence starts at its last step.
-        restart: where sequences begin anew, or None.
-        key: for the masks of a training run; None when nothing is random.
+        lengths: [N], or None if every sequence has T steps. In reverse a sequence starts at its last step.
+        restart: the resets, or None.
+        key: for the masks of a training run; None if nothing is random.
         return_states: "last", "all" or "all+initial", as in `jrnn.nn.functional.rnn`.
     """
     noise = draw(settings, key, x.shape[0], state)
@@ -236,15 +233,12 @@ def run_both(
 ) -> tuple[list[State], list[jax.Array]]:
     """Both directions of a layer without noise, in one loop with batched products.
 
-    The arguments are those of `run_layer`, for each direction. The second direction reads its sequences backward.
-
-    Returns:
-        The last state and y [T, N, P] of each direction.
+    The arguments are those of `run_layer`, for each direction. Returns the last state and y [T, N, P] of each direction.
     """
     steps = x.shape[0]
 
     def backward(value: jax.Array) -> jax.Array:
-        """Each sequence of [T, N, ...] from its last step to its first; its padding stays behind it."""
+        """Reverses each sequence of [T, N, ...]; its padding stays at the end."""
         if lengths is None:
             return lax.rev(value, (0,))
         source = (lengths[None] - 1 - jnp.arange(steps)[:, None]) % steps
@@ -265,7 +259,7 @@ def run_both(
 def _all_states(
     run: Callable, step: Callable, state: State, xs: Any, lengths: Any, reverse: bool, return_states: str
 ) -> tuple[State, jax.Array]:
-    """The states after every step, [T, ...], instead of the last ones; past a sequence's length the one held there."""
+    """Runs a scan that returns the states after every step, [T, ...]. Past the end of a sequence they do not change."""
 
     def with_state(state: State, inputs: Any) -> tuple[State, tuple[jax.Array, State]]:
         new, y = step(state, inputs)
@@ -275,7 +269,34 @@ def _all_states(
     if lengths is not None:
         live = (jnp.arange(y.shape[0])[:, None] < lengths[None])[..., None]
         states = tuple(jnp.where(live, s, h[None]) for s, h in zip(states, state if reverse else last, strict=True))
-    if return_states == "all+initial":  # where the direction begins
+    if return_states == "all+initial":  # the initial state comes first, or last in reverse
         rows = [(s, h[None]) if reverse else (h[None], s) for s, h in zip(states, state, strict=True)]
         states = tuple(jnp.concatenate(row) for row in rows)
     return states, y
+
+
+@recurrent_layer.def_abstract_eval
+def _(x, *rest, unit, directions, **_):
+    """x [T, N, D], the states [N, H] of each direction, weights and lengths -> y [T, N, K H] and the last states."""
+    states = rest[: directions * unit.states]
+    return [x.update(shape=(*x.shape[:2], directions * states[0].shape[-1])), *states]
+
+
+def is_whole(unit: Unit, weights: Weights, settings: Settings, key: Any, dtype: Any) -> bool:
+    """Whether a layer is to be one equation: within `whole_layers(True)`, a plain float32 layer without noise."""
+    return whole_layers.value and dtype == "float32" and key is None and _is_plain(unit, weights, settings)
+
+
+def run_whole(
+    unit: Unit, weights: Sequence[Weights], x: jax.Array, states: Sequence[State], lengths: jax.Array | None
+) -> tuple[list[State], jax.Array]:
+    """All directions of a layer as one equation. Returns the last state of each direction and y [T, N, K H]."""
+    bias = weights[0].bias_ih is not None
+    arrays = [getattr(w, name).astype(x.dtype) for w in weights for name in Weights._fields[: 4 if bias else 2]]
+    flat = [leaf for state in states for leaf in state]
+    more = [] if lengths is None else [lengths]
+    y, *last = recurrent_layer.bind(
+        x, *flat, *arrays, *more, unit=unit, directions=len(weights), bias=bias, lengths=bool(more)
+    )
+    size = unit.states
+    return [tuple(last[k * size : (k + 1) * size]) for k in range(len(weights))], y

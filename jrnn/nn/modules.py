@@ -18,10 +18,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jrnn.errors import LayerError
-from jrnn.nn.layers import accumulator, zoneout_rates
+from jrnn.nn.checks import check_floating
+from jrnn.nn.layers import zoneout_rates
 from jrnn.nn.params import Layout, check_params, init
-from jrnn.nn.settings import check_floating, read, spelled_out, warn_of_dropout
-from jrnn.nn.stack import run_stack, state_shapes, step_cell, step_stack
+from jrnn.nn.settings import read, spelled_out, warn_of_dropout
+from jrnn.nn.stack import run_stack, stack_state, step_cell, step_stack
 from jrnn.nn.units import GRU as GRU_UNIT
 from jrnn.nn.units import LSTM as LSTM_UNIT
 from jrnn.nn.units import Unit, rnn_unit
@@ -89,7 +90,7 @@ class _Stack(_Parameters):
     ) -> None:
         self.layout = Layout(unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm)
         self.settings = read(unit.name, settings, _Stack.__init__.__kwdefaults__)
-        zoneout_rates(self.settings, (None,) * unit.states)  # an error here, not at the first call
+        zoneout_rates(self.settings, unit.states)  # an error here, not at the first call
         warn_of_dropout(unit.name, self.settings.dropout, num_layers)
         self.deterministic = deterministic
         self._create(rngs, param_dtype)
@@ -139,7 +140,7 @@ class _Stack(_Parameters):
     def initial_state(self, batch: int) -> Any:
         """The states of zeros that a call starts from without `hx`, for `batch` sequences: [L K, N, P], or a pair (h, c)."""
         dtype = jnp.result_type(*self.params().values()) if self.settings.dtype is None else self.settings.dtype
-        return as_given(tuple(jnp.zeros(shape, accumulator(dtype)) for shape in state_shapes(self.layout, batch)))
+        return as_given(stack_state(self.layout.unit.name, self.layout, None, batch, dtype))
 
     def step(self, x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
         """One step, [N, D] -> y [N, P] and the states, to be handed to the next; see `jrnn.nn.functional.lstm_step`."""

@@ -1,15 +1,15 @@
-"""The names, shapes and first values of a recurrent stack's parameters, as PyTorch has them.
+"""The parameters of a recurrent stack: PyTorch's names, shapes and initial values.
 
 Shapes: D input, H hidden, P output of a step (the projection's size, or H without one), G gates.
 
-A stack is a flat dict of arrays. Layer k, direction d ("" or "_reverse") owns
+The parameters are a flat dict of arrays. Layer k, direction d ("" or "_reverse") has
 
     weight_ih_l{k}{d} [G H, D or P * directions]    weight_hh_l{k}{d} [G H, P]
     bias_ih_l{k}{d}   [G H]                         bias_hh_l{k}{d}   [G H]      (bias=True)
     weight_hr_l{k}{d} [P, H]                                                     (proj_size > 0)
     norm_ih_l{k}{d}   [G H]                         norm_hh_l{k}{d}   [G H]      (layer_norm=True)
 
-All but the `norm_*` are PyTorch's own. A cell's parameters are those of one layer, without the suffix.
+PyTorch has all of them except `norm_*`. A cell has the parameters of one layer, without the suffix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jrnn.nn.units import Unit
 
 
 class Weights(NamedTuple):
-    """The parameters of one direction of one layer; None where the layer has none."""
+    """The parameters of one direction of one layer; None for those that it does not have."""
 
     weight_ih: Any
     weight_hh: Any
@@ -67,7 +67,7 @@ class Layout:
             value = getattr(self, name)
             if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise LayerError(f"{self.unit.name}: {name} is {value!r}; it must be an integer of at least {least}")
-            object.__setattr__(self, name, int(value))  # numpy's integers are welcome, but shapes are Python's
+            object.__setattr__(self, name, int(value))  # numpy integers become Python's
         if self.proj_size and not self.unit.projects:
             raise LayerError(f"{self.unit.name}: proj_size is {self.proj_size}, but only an LSTM has a projection")
         if self.proj_size >= self.hidden_size:
@@ -82,11 +82,11 @@ class Layout:
 
     @property
     def output_size(self) -> int:
-        """The size of one direction's output and of its hidden state: P."""
+        """P, the size of one direction's output and hidden state."""
         return self.proj_size or self.hidden_size
 
     def suffixes(self) -> list[str]:
-        """The suffix of each direction of each layer, in the order of the states: `_l0`, `_l0_reverse`, `_l1`, ..."""
+        """The suffix of each direction of each layer: `_l0`, `_l0_reverse`, `_l1`, ... The states have this order too."""
         ways = ("", "_reverse")[: self.directions]
         return [f"_l{layer}{way}" for layer in range(self.num_layers) for way in ways]
 
@@ -99,7 +99,7 @@ class Layout:
         return shapes
 
     def cell_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
-        """The shapes of one direction of one layer whose input has `width` features, without a suffix."""
+        """The shape of every parameter, without suffixes, of one direction of a layer whose input has `width` features."""
         rows = self.unit.gates * self.hidden_size
         shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, width), "weight_hh": (rows, self.output_size)}
         if self.bias:
@@ -111,7 +111,7 @@ class Layout:
         return shapes
 
     def init(self, key: jax.Array, dtype: Any = jnp.float32) -> dict[str, jax.Array]:
-        """First values: uniform in +-1/sqrt(H), as PyTorch draws them; the gains of `norm_*` are 1.
+        """Initial values, uniform in [-1/sqrt(H), 1/sqrt(H)] as in PyTorch; `norm_*` are 1.
 
         >>> from jrnn.nn.units import GRU
         >>> params = Layout(GRU, input_size=2, hidden_size=4).init(jax.random.key(0))
@@ -131,7 +131,7 @@ class Layout:
 def init(
     shapes: Mapping[str, tuple[int, ...]], hidden_size: int, key: jax.Array, dtype: Any = jnp.float32
 ) -> dict[str, jax.Array]:
-    """First values for parameters of these shapes: uniform in +-1/sqrt(hidden_size), the gains of `norm_*` 1."""
+    """As `Layout.init`, for parameters of these shapes."""
     bound = 1.0 / math.sqrt(hidden_size)
     keys = jax.random.split(key, len(shapes))
     return {
@@ -143,30 +143,24 @@ def init(
 
 
 def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
-    """Reads the layout off a stack's parameters, and checks every name and shape against it.
+    """The layout of a stack, from the names and shapes of its parameters.
 
     Raises:
-        LayerError: a parameter is missing, unknown, or of a shape that the others do not allow.
+        LayerError: if a parameter is missing, unknown, or of the wrong shape.
 
     >>> from jrnn.nn.units import GRU
-    >>> layout_of(GRU, {"weight_ih_l0": jnp.zeros((12, 3)), "weight_hh_l0": jnp.zeros((12, 4))}).hidden_size
-    4
     >>> layout_of(GRU, {"weight_ih_l0": jnp.zeros((12, 3)), "weight_hh_l0": jnp.zeros((9, 4))})
     Traceback (most recent call last):
     jrnn.errors.LayerError: GRU: weight_hh_l0 is [9, 4] but must be [12, 4]
     """
-    first = _matrix(unit, params, "weight_ih_l0")
     layers = [name for name in params if name.startswith("weight_ih_l") and not name.endswith("_reverse")]
-    projection = params.get("weight_hr_l0")
-    layout = Layout(
+    layout = _layout(
         unit,
-        input_size=first[1],
-        hidden_size=_hidden(unit, "weight_ih_l0", first),
+        params,
+        "_l0",
         num_layers=len(layers),
-        bias="bias_ih_l0" in params,
         bidirectional="weight_ih_l0_reverse" in params,
-        proj_size=0 if projection is None else jnp.shape(projection)[0],
-        layer_norm="norm_ih_l0" in params,
+        proj_size=jnp.shape(params["weight_hr_l0"])[0] if "weight_hr_l0" in params else 0,
     )
     check_params(unit, params, layout.shapes())
     return layout
@@ -174,39 +168,31 @@ def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
 
 def cell_layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
     """As `layout_of`, for the parameters of a cell (`weight_ih`, `weight_hh`, ...)."""
-    first = _matrix(unit, params, "weight_ih")
-    layout = Layout(
-        unit,
-        input_size=first[1],
-        hidden_size=_hidden(unit, "weight_ih", first),
-        bias="bias_ih" in params,
-        layer_norm="norm_ih" in params,
-    )
+    layout = _layout(unit, params, "")
     check_params(unit, params, layout.cell_shapes(layout.input_size))
     return layout
 
 
-def _matrix(unit: Unit, params: Mapping[str, Any], name: str) -> tuple[int, int]:
+def _layout(unit: Unit, params: Mapping[str, Any], suffix: str, **more: Any) -> Layout:
+    """The layout whose first layer has the parameters with this suffix."""
+    name = f"weight_ih{suffix}"
     if name not in params:
         raise LayerError(f"{unit.name}: the parameters lack {name!r}{near(name, params)}; they are {sorted(params)}")
     shape = jnp.shape(params[name])
     if len(shape) != 2:
         raise LayerError(f"{unit.name}: {name} is {list(shape)} but must be a matrix")
-    return shape
-
-
-def _hidden(unit: Unit, name: str, shape: tuple[int, int]) -> int:
     hidden, rest = divmod(shape[0], unit.gates)
     if rest or not hidden:
         raise LayerError(
             f"{unit.name}: {name} is {list(shape)}; its rows must be {unit.gates} times the hidden size, "
             f"one block for each of the gates {', '.join(unit.gate_names)}"
         )
-    return hidden
+    bias, layer_norm = (f"{kind}_ih{suffix}" in params for kind in ("bias", "norm"))
+    return Layout(unit, shape[1], hidden, bias=bias, layer_norm=layer_norm, **more)
 
 
 def check_params(unit: Unit, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises a LayerError unless `params` are exactly those named in `shapes`, each of its shape."""
+    """Raises a LayerError unless `params` have exactly the names and shapes in `shapes`."""
     for name, shape in shapes.items():
         if name not in params:
             raise LayerError(f"{unit.name}: the parameters lack {name!r} {list(shape)}{near(name, params)}")

@@ -1,4 +1,4 @@
-"""How a recurrent stack is run: the settings that every function and module of jrnn.nn shares."""
+"""The settings that every function and module of jrnn.nn shares: how a recurrent stack runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from jrnn.errors import LayerError, near
 from jrnn.executor.recompute import Recompute
+from jrnn.nn.checks import check_choice, check_floating
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,21 @@ class Settings:
 
     Attributes:
         batch_first: batched sequences are [N, T, D] instead of [T, N, D].
-        dropout: the probability of dropping an output of each layer but the last.
-        dropout_mask: "step", a mask for every step, or "sequence", one for a whole sequence ("variational": Gal and
-            Ghahramani, 2016).
-        recurrent_dropout: the probability of dropping a unit of h where it enters `weight_hh`.
-        recurrent_dropout_mask: "sequence" or "step", as `dropout_mask`.
-        zoneout: the probability that a unit keeps its old value at a step (Krueger et al., 2017); for an LSTM a pair
-            (h, c) may be given. Without randomness the expectation is taken, p old + (1 - p) new.
-        dtype: the type that products with weights are taken in; None for that of the inputs and parameters. With a
-            16-bit type products accumulate, gates work and states stay in float32, and only outputs are 16-bit.
+        dropout: the probability of dropping an output of a layer; it applies to all layers but the last.
+        dropout_mask: "step" for a new mask at every step, or "sequence" for one mask for the whole sequence
+            ("variational" dropout: Gal and Ghahramani, 2016).
+        recurrent_dropout: the probability of dropping a unit of h before the product with `weight_hh`.
+        recurrent_dropout_mask: "sequence" or "step", like `dropout_mask`.
+        zoneout: the probability p that a unit keeps its old value at a step (Krueger et al., 2017); for an LSTM
+            optionally a pair (h, c). Without randomness the result is the expectation, p old + (1 - p) new.
+        dtype: the type of the products with weights; None: the type of the inputs and parameters. With a 16-bit type,
+            products accumulate in float32, gates and states are float32, and only outputs are 16-bit.
         recompute: what the backward pass recomputes instead of storing, as in `jrnn.scan`.
-        unroll: how many steps one iteration of the loop holds.
+        unroll: how many steps one iteration of the loop computes.
         executor: as in `jrnn.scan`.
         merge_directions: whether both directions of a bidirectional layer run in one loop with batched products, which
-            takes half as many kernels; None for where JAX computes on a GPU. Layers with recurrent dropout or zoneout, and
-            those that return all states, run one direction after the other.
+            needs half as many kernels. None: only on a GPU. Layers with recurrent dropout or zoneout, and layers that
+            return all states, always run one direction after the other.
 
     >>> Settings(dropout=1.5)
     Traceback (most recent call last):
@@ -57,13 +57,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         zoneouts = self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)
-        for name, rates in (
-            ("dropout", (self.dropout,)),
-            ("recurrent_dropout", (self.recurrent_dropout,)),
-            ("zoneout", zoneouts),
-        ):
+        given = {"dropout": (self.dropout,), "recurrent_dropout": (self.recurrent_dropout,), "zoneout": zoneouts}
+        for name, rates in given.items():
             if not all(isinstance(rate, Real) and 0.0 <= rate <= 1.0 for rate in rates):
-                pair = ", and zoneout may be a pair (h, c) of them" if name == "zoneout" else ""
+                pair = "; zoneout may be a pair (h, c) of them" if name == "zoneout" else ""
                 raise LayerError(f"{name} is {getattr(self, name)!r}; a probability lies between 0 and 1{pair}")
         for name in ("dropout_mask", "recurrent_dropout_mask"):
             check_choice("", name, getattr(self, name), ("step", "sequence"))
@@ -83,7 +80,7 @@ class Settings:
         return bool(self.recurrent_dropout) or self.zoneout not in (0, (0, 0))
 
     def merges(self, key: jax.Array | None) -> bool:
-        """Whether the directions of a bidirectional layer run in one loop; `key` is that of a training run, or None."""
+        """Whether the directions of a bidirectional layer run in one loop. `key` is None if nothing is random."""
         if key is not None and self.noisy:
             return False
         if self.merge_directions is None:
@@ -95,9 +92,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def spelled_out(*others: Callable[..., Any], without: Iterable[str] = ()) -> Callable[[Function], Function]:
-    """A decorator: `help()` and editors show one by one what the function takes as `**settings`.
+    """A decorator that lists in a function's signature the keywords that it takes as `**settings`.
 
-    That is every keyword of `others`, functions that the settings go to, and every field of `Settings` where there are none.
+    They are the fields of `Settings`, or the keyword-only parameters of `others`, the functions that get them, except for
+    `without`. `help()` and editors read this signature.
 
     >>> @spelled_out()
     ... def run(x, **settings): ...
@@ -122,46 +120,18 @@ def spelled_out(*others: Callable[..., Any], without: Iterable[str] = ()) -> Cal
 
 
 def warn_of_dropout(where: str, dropout: float, num_layers: int) -> None:
-    """Warns of a dropout that has no place: it is between layers, and there is one."""
+    """Warns if there is dropout, which is applied between layers, but only one layer."""
     if dropout and num_layers == 1:
         warnings.warn(
             f"{where}: dropout = {dropout} drops outputs of every layer but the last, and there is one layer: nothing is "
-            "dropped; give num_layers=2 or more, or recurrent_dropout or zoneout, or drop the output yourself",
+            "dropped; use num_layers=2 or more, recurrent_dropout or zoneout, or apply dropout to the output",
             UserWarning,
             stacklevel=3,
         )
 
 
-def check_choice(where: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raises a LayerError unless `value` is one of `choices`.
-
-    >>> check_choice("lstm: ", "return_states", "al", ("last", "all"))
-    Traceback (most recent call last):
-    jrnn.errors.LayerError: lstm: return_states is 'al'; it must be 'last' or 'all'; did you mean 'all'?
-    """
-    if value not in choices:
-        raise LayerError(
-            f"{where}{name} is {value!r}; it must be {' or '.join(map(repr, choices))}{near(str(value), choices)}"
-        )
-
-
-def check_floating(name: str, dtype: Any) -> None:
-    """Raises a LayerError unless `dtype` names a floating type of 16 bits or more.
-
-    >>> check_floating("param_dtype", "bf16")
-    Traceback (most recent call last):
-    jrnn.errors.LayerError: param_dtype is 'bf16'; it must be a floating type such as 'float32' or 'bfloat16'
-    """
-    try:
-        known = jnp.dtype(dtype)
-    except TypeError:
-        known = None
-    if known is None or not jnp.issubdtype(known, jnp.floating) or known.itemsize < 2:
-        raise LayerError(f"{name} is {dtype!r}; it must be a floating type such as 'float32' or 'bfloat16'")
-
-
 def read(where: str, options: dict[str, Any], others: Iterable[str] = ()) -> Settings:
-    """Settings from keyword arguments, with an error that suggests the near name; `others` are taken beside them.
+    """Settings from keyword arguments. The error for an unknown name suggests near names, including `others`.
 
     >>> read("lstm", {"unrol": 2})
     Traceback (most recent call last):

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
-from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets, check_state
-from jrnn.nn.layers import accumulator
+from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
-from jrnn.nn.stack import compute_type, state_shapes, step_stack
+from jrnn.nn.stack import compute_type, stack_state, step_stack
 
 
 def chunked(
@@ -83,8 +82,8 @@ def chunked(
         lengths = jnp.clip(lengths[None] - size * jnp.arange(count)[:, None], 0, size)
     key = module._key(rngs)
     keys = None if key is None else jax.random.split(key, count)
-    layout, dtype = module.layout, compute_type(module.params(), x, module.settings.dtype)
-    state = as_given(check_state(where, layout.unit, hx, state_shapes(layout, batch), accumulator(dtype)))
+    dtype = compute_type(module.params(), x, module.settings.dtype)
+    state = as_given(stack_state(where, module.layout, hx, batch, dtype))
 
     def run(state: Any, inputs: tuple[Any, ...]) -> tuple[Any, jax.Array]:
         k, (piece, resets), lengths, key = inputs

@@ -2,9 +2,9 @@
 
 Shapes: N batch, H hidden, G gates. States are [N, H], contributions [N, G H].
 
-The contraction with the weights happens outside: `zx` is the input's share of the gates with every bias that may be
-added early, `zh` the old hidden state's share. A unit whose hidden share is scaled before it is added (the GRU's
-candidate) takes the bias of that share late.
+`layers.py` multiplies with the weights: `zx` is the contribution of the input, `zh` that of the old hidden state. `zx`
+contains both biases. The exception are late gates, whose hidden contribution is scaled before it is added (the candidate
+n of the GRU): `advance` gets their hidden bias as `late` and adds it to `zh`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jrnn.errors import LayerError, near
+from jrnn.nn.checks import check_choice
 
 State = tuple[jax.Array, ...]
 
@@ -25,11 +25,11 @@ class Unit:
     """A recurrent unit.
 
     Attributes:
-        name: what messages call it.
-        gate_names: the blocks of G H rows, in the order of PyTorch.
+        name: its name in messages.
+        gate_names: the gates, in PyTorch's order; each is a block of H rows of the weights.
         states: 1 for (h,), 2 for (h, c).
-        advance: `(zx, zh, late, state) -> state`; `late` is the bias [1, H] of the last gate's hidden share, or None.
-        late_gates: how many of the last gates take their hidden bias late.
+        advance: `(zx, zh, late, state) -> state`; `late` is the hidden bias [1, H] of the late gates, or None.
+        late_gates: how many gates are late: the last ones.
         projects: whether the new hidden state may be projected.
     """
 
@@ -61,7 +61,7 @@ def _lstm(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) ->
 
 
 def _gru(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> State:
-    """n = tanh(xn + sigmoid(r) (hn + late)); h' = (1 - z) n + z h: the reset gate acts after the product with W."""
+    """n = tanh(xn + sigmoid(r) (hn + late)); h' = (1 - z) n + z h. The reset gate acts after the product with W_hn."""
     xr, xz, xn = jnp.split(zx, 3, axis=-1)
     hr, hz, hn = jnp.split(zh, 3, axis=-1)
     if late is not None:
@@ -77,15 +77,11 @@ GRU = Unit("GRU", ("r", "z", "n"), 1, _gru, late_gates=1)
 
 
 def rnn_unit(nonlinearity: str) -> Unit:
-    """The plain unit with this nonlinearity, "tanh" or "relu".
+    """The plain unit with the nonlinearity "tanh" or "relu".
 
     >>> rnn_unit("relo")
     Traceback (most recent call last):
     jrnn.errors.LayerError: RNN: nonlinearity is 'relo'; it must be 'tanh' or 'relu'; did you mean 'relu'?
     """
-    units = {"tanh": RNN_TANH, "relu": RNN_RELU}
-    if nonlinearity not in units:
-        raise LayerError(
-            f"RNN: nonlinearity is {nonlinearity!r}; it must be 'tanh' or 'relu'{near(str(nonlinearity), units)}"
-        )
-    return units[nonlinearity]
+    check_choice("RNN: ", "nonlinearity", nonlinearity, ("tanh", "relu"))
+    return RNN_TANH if nonlinearity == "tanh" else RNN_RELU

@@ -15,7 +15,7 @@ from onnx import checker, helper
 from jrnn.convert.arguments import Leaf, arguments_of, callable_of, closed_over, path_of
 from jrnn.convert.flat import Graph, flatten
 from jrnn.errors import ConversionError
-from jrnn.nn.whole import whole_layers
+from jrnn.nn.layers import whole_layers
 from jrnn.onnx.emit import Emitter, Ref, info, tensor
 
 OPSETS = range(17, 23)

@@ -141,7 +141,7 @@ def test_a_state_goes_back_to_zeros_where_none_is_given():
         ({"resets": RESETS[:-1]}, r"GRU: resets are \[6, 3\]; they must be \[7, 3\], one for each step"),
         ({"resets": RESETS, "reset_state": np.zeros((2, 3, H))}, r"the state h of reset_state is \[2, 3, 3\] but must"),
         ({"resets": RESETS, "reset_state": (0, 0)}, r"reset_state must be one array \[1, 3, 3\], but is 2 values"),
-        ({"reset_state": np.zeros((1, 3, H))}, "GRU: reset_state is what resets go back to; give resets too"),
+        ({"reset_state": np.zeros((1, 3, H))}, "GRU: reset_state is given without resets; give resets too"),
     ],
 )
 def test_what_does_not_fit_is_named(given, message):
@@ -150,5 +150,5 @@ def test_what_does_not_fit_is_named(given, message):
 
 
 def test_cudnn_knows_no_resets():
-    with pytest.raises(LayerError, match="LSTM: executor 'cudnn' knows no resets; use 'auto' or 'scan'"):
+    with pytest.raises(LayerError, match="LSTM: executor 'cudnn' does not support resets; use 'auto' or 'scan'"):
         nn.LSTM(D, H, executor="cudnn", rngs=nnx.Rngs(0))(normal(0, T, 3, D), resets=RESETS)

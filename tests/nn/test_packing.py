@@ -73,7 +73,7 @@ def test_modules_take_and_give_packed_sequences():
     np.testing.assert_array_equal(padded, expected)
     np.testing.assert_array_equal(h, h_expected)
     np.testing.assert_array_equal(c, c_expected)
-    with pytest.raises(LayerError, match="a PackedSequence knows its lengths"):
+    with pytest.raises(LayerError, match="a PackedSequence has its own lengths"):
         module(packed, lengths=lengths)
     with pytest.raises(LayerError, match=r"x is \[8, 2\] but must be PackedSequence.data \[C, 4\]"):
         nn.LSTM(4, 3, rngs=nnx.Rngs(0))(packed)
