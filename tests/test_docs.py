@@ -29,6 +29,7 @@ PAGES = sorted(DOCS.glob("*.md"))
         ("conversion.md", 5),
         ("from_flax.md", 10),
         ("from_pytorch.md", 10),
+        ("nn.md", 20),
         ("plans.md", 13),
         ("recurrent_network.md", 15),
         ("scan.md", 25),

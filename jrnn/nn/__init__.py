@@ -1,4 +1,4 @@
-"""The PyTorch face: RNN, LSTM and GRU as flax.nnx modules and as pure functions, packed sequences; see docs/nn.md."""
+"""PyTorch's RNN, LSTM and GRU as flax.nnx modules and as pure functions, and packed sequences; see docs/nn.md."""
 
 from jrnn.nn import functional
 from jrnn.nn.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell

@@ -4,18 +4,18 @@ Shapes: T time, N batch, D input, H hidden, P output of a step (the projection's
 L layers, K directions.
 
     rnn, lstm, gru                   whole sequences through a stack
-    rnn_step, lstm_step, gru_step    one step through a stack: streaming
+    rnn_step, lstm_step, gru_step    one step through a stack, for streaming
     rnn_cell, lstm_cell, gru_cell    one step of one cell
 
-The parameters carry PyTorch's names and shapes (`jrnn.nn.params`), and decide the structure: the sizes, the number of
-layers, whether there are biases, a reverse direction, a projection, layer normalization.
+The parameters have PyTorch's names and shapes (`jrnn.nn.params`). They determine the structure: the sizes, the number of
+layers, and whether there are biases, a reverse direction, a projection or layer normalization.
 
     RNN    h' = tanh(W_ih x + b_ih + W_hh h + b_hh), or relu
     LSTM   i, f, o = sigmoid(...), g = tanh(...);  c' = f c + i g;  h' = o tanh(c'), then projected by W_hr
     GRU    r, z = sigmoid(...);  n = tanh(W_in x + b_in + r (W_hn h + b_hn));  h' = (1 - z) n + z h
 
-With `norm_ih` and `norm_hh` each product is normalized over its G H rows before the biases are added (Ba et al., 2016,
-without the normalization of the cell).
+With `norm_ih` and `norm_hh`, each product is normalized over its G H rows before the biases are added (Ba et al., 2016,
+but the cell c is not normalized).
 """
 
 from __future__ import annotations
@@ -56,26 +56,24 @@ def rnn(
         x: [T, N, D], [N, T, D] with batch_first, [T, D] for one sequence, or a `PackedSequence`.
         hx: the initial states [L K, N, P] ([L K, P] for one sequence); None is zeros.
         nonlinearity: "tanh" or "relu".
-        lengths: [N] integers from 0 to T, in any order: a sequence stops there. Its outputs past the end are 0, its
-            last state is the one at its end (hx for length 0), and what x holds there shows nowhere, not even NaN.
-        resets: booleans of the layout of x, [T, N], [N, T] with batch_first, or [T] for one sequence; of a
-            `PackedSequence`, of the padded one. Where True, a sequence begins anew: its state goes back to `reset_state`
-            before that step. A reverse direction passes step t before step t - 1, and a reset at t cuts between them: it
-            goes back before step t - 1. So outputs are those of the pieces, each on its own. Resets past a sequence's
-            length do nothing.
-        reset_state: the states that resets go back to, of hx's shapes. None is zeros, not hx, which may have been carried
-            from an earlier piece of the sequence.
+        lengths: [N] integers from 0 to T, in any order, where the sequences end. Past the end, outputs are 0 and the values
+            of x are ignored, even NaN. The last state is the one at the end (hx for length 0).
+        resets: booleans, [T, N], [N, T] with batch_first, or [T] for one sequence; those of a `PackedSequence` have the
+            layout of the padded sequence. Where True, the state is replaced by `reset_state` before that step. The outputs
+            are those of the pieces between resets, each on its own: as a reverse direction runs step t before step t - 1,
+            its reset at t acts before step t - 1. Resets past the end of a sequence have no effect.
+        reset_state: the states after resets, of the shapes of hx. None is zeros, not hx, which may come from an earlier
+            piece of the sequence.
         key: a PRNG key for dropout and zoneout; without it nothing is random.
-        return_states: "last"; "all", the states after every step, [T, L K, N, P], past a sequence's length the one that
-            is held there; or "all+initial", [T + 1, L K, N, P], with the initial state where a direction begins: first,
-            or last for a reverse one.
+        return_states: "last"; "all", the states after every step, [T, L K, N, P], which do not change past the end of a
+            sequence; or "all+initial", [T + 1, L K, N, P], with the initial state first, or last for a reverse direction.
         settings: see `jrnn.nn.Settings`.
 
     Returns:
-        `(output, h_n)`; output is packed when x is.
+        `(output, h_n)`; output is packed if x is.
 
     Raises:
-        LayerError: parameters, x, hx, lengths, resets or reset_state that do not fit together.
+        LayerError: if parameters, x, hx, lengths, resets or reset_state do not fit together.
 
     >>> import jax.numpy as jnp
     >>> from jrnn.nn import Layout
@@ -164,21 +162,21 @@ def rnn_step(
 
 @spelled_out()
 def lstm_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """One step through a stack of LSTM layers: streaming, with the state in and out.
+    """One step through a stack of LSTM layers, for streaming. Takes and returns the state.
 
-    Feeding a sequence step by step gives what `lstm` gives for the whole, without its dropout.
+    Step by step, the outputs of a sequence are those of `lstm` without dropout.
 
     Args:
         params: parameters of a stack without a reverse direction.
         x: [N, D], or [D] for one sequence.
         hx: the states as `lstm` takes and returns them; None is zeros.
-        settings: see `jrnn.nn.Settings`; zoneout acts by its expectation.
+        settings: see `jrnn.nn.Settings`; zoneout computes its expectation.
 
     Returns:
         `(y, (h, c))`, y [N, P].
 
     Raises:
-        LayerError: x or hx that do not fit, or a bidirectional stack, which needs the whole sequence.
+        LayerError: if x or hx do not fit, or the stack is bidirectional and thus needs the whole sequence.
 
     >>> import jax.numpy as jnp
     >>> from jrnn.nn import Layout

@@ -3,7 +3,7 @@
 Shapes: T time, N batch, D input, H hidden, P output of a step (the projection's size, or H without one),
 L layers, K directions.
 
-The parameters are attributes with PyTorch's names and shapes (`weight_ih_l0_reverse`); what they compute is
+The parameters are attributes with PyTorch's names and shapes (`weight_ih_l0_reverse`). The modules compute the same as
 `jrnn.nn.functional`.
 """
 
@@ -31,13 +31,13 @@ Rngs = nnx.Rngs | nnx.RngStream | jax.Array
 
 
 class _Parameters(nnx.Module):
-    """A module whose parameters are attributes of the names that `_shapes` lists."""
+    """A module whose parameters are attributes with the names and shapes in `_shapes`."""
 
     layout: Layout
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = inspect.signature(cls.__init__)  # which flax's metaclass would hide from help() and editors
+        own = inspect.signature(cls.__init__)  # flax's metaclass hides it from help() and editors
         cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:], return_annotation=cls)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -53,14 +53,14 @@ class _Parameters(nnx.Module):
             setattr(self, name, nnx.Param(value))
 
     def params(self) -> dict[str, jax.Array]:
-        """The parameters as `jrnn.nn.functional` takes them: PyTorch's names to arrays."""
+        """The parameters by PyTorch's names, as `jrnn.nn.functional` takes them."""
         return {name: getattr(self, name)[...] for name in self._shapes()}
 
     def load(self, params: Mapping[str, Any]) -> None:
-        """Takes over parameters by PyTorch's names, cast to the types of this module's.
+        """Sets the parameters, given by PyTorch's names, and casts them to the types of this module's.
 
         Raises:
-            LayerError: a parameter is missing, unknown, or of another shape; then nothing has changed.
+            LayerError: if a parameter is missing, unknown, or of another shape. Then no parameter changes.
         """
         check_params(self.layout.unit, params, self._shapes())
         for name in self._shapes():
@@ -69,7 +69,7 @@ class _Parameters(nnx.Module):
 
 
 class _Stack(_Parameters):
-    """What RNN, LSTM and GRU share: a layout, settings, parameters, and a source of random keys."""
+    """The base of RNN, LSTM and GRU: a layout, settings, parameters, and a source of random keys."""
 
     @spelled_out()
     def __init__(
@@ -90,7 +90,7 @@ class _Stack(_Parameters):
     ) -> None:
         self.layout = Layout(unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm)
         self.settings = read(unit.name, settings, _Stack.__init__.__kwdefaults__)
-        zoneout_rates(self.settings, unit.states)  # an error here, not at the first call
+        zoneout_rates(self.settings, unit.states)  # raises here instead of at the first call
         warn_of_dropout(unit.name, self.settings.dropout, num_layers)
         self.deterministic = deterministic
         self._create(rngs, param_dtype)
@@ -112,7 +112,7 @@ class _Stack(_Parameters):
         return source
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """What `nnx.view(model, deterministic=...)` changes: whether nothing is random."""
+        """Implements `nnx.view(model, deterministic=...)`; True: nothing is random."""
         if deterministic is not None:
             self.deterministic = deterministic
 
@@ -127,9 +127,9 @@ class _Stack(_Parameters):
         rngs: Rngs | None = None,
         return_states: str = "last",
     ) -> tuple[Any, Any]:
-        """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], of an LSTM a pair with c_n [L K, N, H].
+        """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], or for an LSTM (h_n, c_n [L K, N, H]).
 
-        The arguments are those of `jrnn.nn.functional.rnn`; `rngs` feeds the noise instead of the module's own.
+        The arguments are those of `jrnn.nn.functional.rnn`. `rngs` replaces the module's own source of random keys.
         """
         unit, key, params = self.layout.unit, self._key(rngs), self.params()
         output, states = run_stack(
@@ -138,19 +138,19 @@ class _Stack(_Parameters):
         return output, as_given(states)
 
     def initial_state(self, batch: int) -> Any:
-        """The states of zeros that a call starts from without `hx`, for `batch` sequences: [L K, N, P], or a pair (h, c)."""
+        """The initial states of a call without `hx`, for `batch` sequences: zeros [L K, N, P], or for an LSTM (h, c)."""
         dtype = jnp.result_type(*self.params().values()) if self.settings.dtype is None else self.settings.dtype
         return as_given(stack_state(self.layout.unit.name, self.layout, None, batch, dtype))
 
     def step(self, x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
-        """One step, [N, D] -> y [N, P] and the states, to be handed to the next; see `jrnn.nn.functional.lstm_step`."""
+        """One step, [N, D] -> y [N, P] and the states, which the next step takes; see `jrnn.nn.functional.lstm_step`."""
         unit = self.layout.unit
         y, states = step_stack(unit, f"{unit.name}.step", self.params(), x, hx, self.settings)
         return y, as_given(states)
 
 
 def as_given(states: tuple[jax.Array, ...]) -> Any:
-    """The states as users give and get them: h, or the pair (h, c)."""
+    """The states in the form that users see: h, or the pair (h, c)."""
     return states if len(states) == 2 else states[0]
 
 
@@ -162,14 +162,13 @@ class RNN(_Stack):
         hidden_size: units of the state, H.
         num_layers: layers, L.
         nonlinearity: "tanh" or "relu".
-        rngs: draws the parameters (stream `params`) and, later, dropout (stream `dropout`).
+        rngs: the source of random keys for the parameters (stream `params`) and for dropout and zoneout (stream `dropout`).
         bias: whether there are biases; True by default.
-        bidirectional: whether a second direction runs from the end to the start; its outputs follow the first's.
-        layer_norm: normalize each product inside the gates (Ba et al., 2016).
-        deterministic: nothing is random; `train()` and `eval()` set it.
+        bidirectional: whether a second direction runs from the end to the start; its outputs follow those of the first.
+        layer_norm: whether to normalize each product in the gates (Ba et al., 2016).
+        deterministic: whether dropout and zoneout are disabled; `train()` and `eval()` set it.
         param_dtype: the type of the parameters; float32 by default.
-        options: settings: batch_first, dropout, recurrent_dropout, zoneout, dtype, recompute, unroll, executor, see
-            `jrnn.nn.Settings`.
+        options: the fields of `jrnn.nn.Settings`, such as batch_first, dropout, zoneout, dtype, recompute, executor.
 
     >>> rnn = RNN(3, 4, num_layers=2, nonlinearity="relu", batch_first=True, rngs=nnx.Rngs(0))
     >>> output, h_n = rnn(jnp.ones((2, 5, 3)), lengths=[5, 3])
@@ -194,7 +193,7 @@ class RNN(_Stack):
 class LSTM(_Stack):
     """LSTM layers: c' = sigmoid(f) c + sigmoid(i) tanh(g), h' = sigmoid(o) tanh(c').
 
-    Args are those of `RNN`, without `nonlinearity`; `proj_size`, P, projects h' to fewer features where it is above 0.
+    Args are those of `RNN`, without `nonlinearity`. If `proj_size`, P, is above 0, h' is projected to P features.
 
     >>> lstm = LSTM(3, 4, rngs=nnx.Rngs(0))
     >>> xs = jnp.ones((5, 2, 3))
@@ -228,7 +227,7 @@ class GRU(_Stack):
 
 
 class _Cell(_Parameters):
-    """What the cells share: one step, [N, D] and the states -> the new states, or without N."""
+    """The base of the cells."""
 
     def __init__(
         self,
@@ -251,7 +250,7 @@ class _Cell(_Parameters):
         return self.layout.cell_shapes(self.layout.input_size)
 
     def __call__(self, x: Any, hx: Any = None) -> Any:
-        """[N, D], h [N, H] -> h, and for an LSTM (h, c) -> (h, c); or without N. Without `hx`, from zeros."""
+        """[N, D], h [N, H] -> h, or for an LSTM (h, c) -> (h, c); also without N. `hx` None is zeros."""
         unit = self.layout.unit
         return as_given(step_cell(unit, f"{unit.name}Cell", self.params(), x, hx, self.dtype))
 

@@ -1,10 +1,10 @@
-"""Packed sequences: sequences of different lengths as one array without the padding, as PyTorch packs them.
+"""Packed sequences: sequences of different lengths in one array without padding, in PyTorch's order.
 
-Shapes: T time, N batch, C capacity; `*` is any shape of features.
+Shapes: T time, N batch, C capacity.
 
-The rows of a packed array run through time first and, within a step, through the sequences from the longest to the
-shortest. How many rows there are depends on the lengths; the array's shape must not, or every new set of lengths would
-be compiled anew. So the array has a fixed capacity, and rows past the last one hold zeros.
+The rows of a packed array are ordered by time and, within a step, from the longest sequence to the shortest. Their number
+depends on the lengths, but the array's shape must not: else jit would compile again for every new set of lengths. So the
+array has a fixed capacity, and the rows after the last one are zeros.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class PackedSequence(NamedTuple):
     """Sequences of different lengths without padding; make one with `pack_padded_sequence` or `pack_sequence`.
 
     Attributes:
-        data: [C, ...]; the first `sum(batch_sizes)` rows are the packed ones, the others zeros.
-        batch_sizes: [T] int32: how many sequences reach step t; zeros after the longest one ends.
-        sorted_indices: [N] int32: the batch from the longest sequence to the shortest.
-        unsorted_indices: [N] int32: the inverse of `sorted_indices`.
+        data: [C, ...]; the first `sum(batch_sizes)` rows are the packed steps, the others are zeros.
+        batch_sizes: [T] int32, how many sequences have a step t.
+        sorted_indices: [N] int32, the indices of the sequences from the longest to the shortest.
+        unsorted_indices: [N] int32, the inverse of `sorted_indices`.
     """
 
     data: jax.Array
@@ -39,18 +39,18 @@ class PackedSequence(NamedTuple):
 
     @property
     def lengths(self) -> jax.Array:
-        """The length of each sequence, in the batch's own order. # [N]"""
+        """[N] int32, the length of each sequence, in the order of the batch before packing."""
         ranks = self.unsorted_indices[:, None]
         return jnp.sum(self.batch_sizes[None, :] > ranks, axis=1, dtype=jnp.int32)
 
 
 def bucket(length: int, *, least: int = 8, per_octave: int = 4) -> int:
-    """Returns the smallest bucket that holds `length`. Sizes grow by about 2 ** (1 / per_octave), so there are few.
+    """Returns the smallest bucket that holds `length`. Padding to buckets limits how many shapes are compiled.
 
     Args:
         length: a length, or a number of rows, of at least 0.
         least: the smallest bucket.
-        per_octave: buckets between a power of two and the next; padding wastes at most about 1 / per_octave.
+        per_octave: the number of buckets between consecutive powers of two. Padding adds at most about 1 / per_octave.
 
     >>> [bucket(n) for n in (0, 3, 8, 9, 11, 100, 1000)]
     [8, 8, 8, 10, 12, 112, 1024]
@@ -64,13 +64,13 @@ def bucket(length: int, *, least: int = 8, per_octave: int = 4) -> int:
 
 
 def _integer(what: str, value: Any, least: int) -> int:
-    """An integer of any kind, also numpy's or JAX's outside of jit, as Python's."""
+    """An integer of Python, numpy or (outside jit) JAX as Python's, at least `least`."""
     try:
         found = operator.index(value)
     except TypeError:
         found = None
     if found is None or found < least:
-        raise LayerError(f"{what} is {value}; it must be an integer of at least {least}, known outside of jit")
+        raise LayerError(f"{what} is {value}; it must be an integer of at least {least}, and not traced")
     return found
 
 
@@ -82,18 +82,18 @@ def pack_padded_sequence(
     *,
     capacity: int | None = None,
 ) -> PackedSequence:
-    """Packs padded sequences. What the padding holds does not matter.
+    """Packs padded sequences. The values in the padding do not matter.
 
     Args:
         x: [T, N, ...], or [N, T, ...] with batch_first.
         lengths: [N] integers from 0 to T.
-        enforce_sorted: the lengths must fall (checked outside of jit); False takes any order.
-        capacity: the rows of `data`; by default N T, which any lengths fit. `bucket(sum(lengths))` is smaller, and
-            compiles once for every bucket.
+        enforce_sorted: the lengths must be in descending order, which is checked outside jit; False allows any order.
+        capacity: the number of rows of `data`; by default N T, which is enough for any lengths. `bucket(sum(lengths))` is
+            smaller, and jit compiles once per bucket.
 
     Raises:
-        LayerError: lengths that are not integers from 0 to T or, with enforce_sorted, not falling; or more rows than
-            `capacity`. Inside jit, where lengths have no values, too small a capacity makes all of `data` NaN.
+        LayerError: if lengths are not integers from 0 to T, not in descending order with enforce_sorted, or need more rows
+            than `capacity`. If the capacity is too small inside jit, all of `data` is NaN instead.
 
     >>> packed = pack_padded_sequence(jnp.array([[1.0, 4.0], [2.0, 9.0], [3.0, 9.0]]), [3, 1])
     >>> print(packed.data, packed.batch_sizes)
@@ -109,7 +109,8 @@ def pack_padded_sequence(
     known = concrete(lengths)
     if known is not None and enforce_sorted and (np.diff(known) > 0).any():
         raise LayerError(
-            f"pack_padded_sequence: lengths are {known.tolist()}; they must fall, or give enforce_sorted=False"
+            f"pack_padded_sequence: lengths are {known.tolist()}; sort them in descending order, or give "
+            "enforce_sorted=False"
         )
     capacity = steps * batch if capacity is None else _integer("pack_padded_sequence: capacity", capacity, 0)
     if known is not None and known.sum() > capacity:
@@ -137,12 +138,12 @@ def pack_padded_sequence(
 def pad_packed_sequence(
     packed: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns padded sequences from packed ones, in the order of the batch, and their lengths.
+    """Returns padded sequences from packed ones, in the order of the batch before packing, and their lengths.
 
     Args:
-        packed: what to pad.
-        batch_first: put out [N, T, ...] instead of [T, N, ...].
-        padding_value: what stands past the end of a sequence.
+        packed: the packed sequences.
+        batch_first: return [N, T, ...] instead of [T, N, ...].
+        padding_value: the value after the end of a sequence.
         total_length: pad to this many steps; by default the T of `packed.batch_sizes`.
 
     Returns:
@@ -162,28 +163,24 @@ def pad_packed_sequence(
         raise LayerError(
             f"pad_packed_sequence: total_length is {total}, but the packed sequences may have {longest} steps"
         )
-    shape = (total, batch, *packed.data.shape[1:])
-    if not packed.data.size or not total:
-        return _turned(jnp.full(shape, padding_value, packed.data.dtype), batch_first), lengths
-    sizes = jnp.zeros(total, jnp.int32).at[:steps].set(packed.batch_sizes[:total])
-    starts = jnp.cumsum(sizes) - sizes
-    ranks = packed.unsorted_indices[None, :]
-    rows = jnp.clip(starts[:, None] + ranks, 0, packed.data.shape[0] - 1)
-    live = (ranks < sizes[:, None]).reshape((total, batch) + (1,) * (packed.data.ndim - 1))
-    return _turned(
-        jnp.where(live, packed.data[rows], jnp.asarray(padding_value, packed.data.dtype)), batch_first
-    ), lengths
-
-
-def _turned(x: jax.Array, batch_first: bool) -> jax.Array:
-    return jnp.swapaxes(x, 0, 1) if batch_first else x
+    data, padding = packed.data, jnp.asarray(padding_value, packed.data.dtype)
+    if not data.size or not total:
+        x = jnp.full((total, batch, *data.shape[1:]), padding)
+    else:
+        sizes = jnp.zeros(total, jnp.int32).at[:steps].set(packed.batch_sizes[:total])
+        starts = jnp.cumsum(sizes) - sizes
+        ranks = packed.unsorted_indices[None, :]
+        rows = jnp.clip(starts[:, None] + ranks, 0, data.shape[0] - 1)
+        live = (ranks < sizes[:, None]).reshape((total, batch) + (1,) * (data.ndim - 1))
+        x = jnp.where(live, data[rows], padding)
+    return (jnp.swapaxes(x, 0, 1) if batch_first else x), lengths
 
 
 def pad_sequence(
     sequences: Sequence[Any], batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
 ) -> jax.Array:
-    """Stacks sequences [T_n, ...] to one padded array [T, N, ...], T the longest or `total_length`."""
-    # On the host, where a new set of lengths compiles nothing, but for sequences that are being traced.
+    """Stacks sequences [T_n, ...] to one padded array [T, N, ...], where T is the longest T_n or `total_length`."""
+    # numpy does not compile for every new set of lengths; only tracers need jax.numpy.
     xp = jnp if any(is_traced(sequence) for sequence in sequences) else np
     arrays = [xp.asarray(sequence) for sequence in sequences]
     if not arrays:
@@ -197,7 +194,7 @@ def pad_sequence(
         if array.shape[1:] != features:
             raise LayerError(
                 f"pad_sequence: sequence {n} is {list(array.shape)}, but the first is {list(arrays[0].shape)}; "
-                "all but the first axis must agree"
+                "all axes but the first must agree"
             )
     dtype = xp.result_type(*arrays)
     padded = [xp.concatenate([a, xp.full((total - len(a), *features), padding_value, dtype)]) for a in arrays]
@@ -215,7 +212,7 @@ def pack_sequence(
 
     Args:
         enforce_sorted: as in `pack_padded_sequence`.
-        total_length: T, at least the longest; `bucket(longest)` lets one program serve many lists.
+        total_length: T, at least the longest. With `bucket(longest)`, jit compiles once per bucket.
         capacity: as in `pack_padded_sequence`.
 
     >>> pack_sequence([jnp.array([1.0, 2.0]), jnp.array([3.0])]).data.tolist()
@@ -232,12 +229,12 @@ def bucketed(
     """Groups sequences of similar length into batches whose padded lengths are buckets.
 
     Args:
-        sequences: anything with a length.
-        batch_size: the most sequences of a batch.
+        sequences: objects with a length.
+        batch_size: the largest number of sequences in a batch.
         least, per_octave: as in `bucket`.
 
     Returns:
-        `(padded length, indices of the sequences)` for each batch, short ones first.
+        `(padded length, indices of the sequences)` for each batch, in the order of the padded lengths.
 
     >>> bucketed(["a" * n for n in (3, 30, 5, 31, 32)], batch_size=2)
     [(8, [0, 2]), (32, [1, 3]), (32, [4])]

@@ -1,4 +1,4 @@
-"""The stacked GRU of Arraymancer's `nnp_gru`, with its weight layout and its gradient written by hand.
+"""The stacked GRU of Arraymancer's `nnp_gru`, with its layout of weights and a gradient written by hand.
 
 Shapes: T time, N batch, D input, H hidden, L layers. Gates are in the order r, z, n.
 
@@ -7,8 +7,8 @@ Shapes: T time, N batch, D input, H hidden, L layers. Gates are in the order r, 
     n    = tanh(W_n x + bW_n + r Uh)
     h'   = (1 - z) n + z h
 
-`Weights` holds a stack; a cell takes one layer of it: W3 [3H, D or H], U3 [3H, H], bW3 [1, 3H], bU3 [1, 3H]. The layers of
-`jrnn.nn.GRU` compute the same; `jrnn.interop.arraymancer` turns the one's weights into the other's.
+`Weights` are the weights of a stack. A cell takes one layer of them: W3 [3H, D or H], U3 [3H, H], bW3 [1, 3H], bU3 [1, 3H].
+The layers of `jrnn.nn.GRU` compute the same; `jrnn.interop.arraymancer` converts the weights.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from jrnn.executor import scan
 
 
 class Weights(NamedTuple):
-    """A stack's weights; also the form of their gradients.
+    """A stack's weights, or their gradients.
 
     Attributes:
-        W3s0: [3H, D], the first layer's input weights.
-        W3sN: [L - 1, 3H, H], the other layers'.
+        W3s0: [3H, D], the input weights of the first layer.
+        W3sN: [L - 1, 3H, H], the input weights of the other layers.
         U3s: [L, 3H, H].
         bW3s: [L, 1, 3H].
         bU3s: [L, 1, 3H].
@@ -46,7 +46,7 @@ class Weights(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """What a forward step keeps for the backward one; each [N, H]."""
+    """What a forward step saves for the backward step; each [N, H]."""
 
     r: jax.Array
     z: jax.Array
@@ -55,7 +55,7 @@ class Gates(NamedTuple):
 
 
 class CellGradients(NamedTuple):
-    """The gradients of one step with respect to everything that entered it."""
+    """The gradients of one step with respect to its inputs."""
 
     dx: jax.Array
     dh: jax.Array
@@ -66,12 +66,12 @@ class CellGradients(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What `gru_forward` keeps for `gru_backward`, one item for each layer.
+    """What `gru_forward` saves for `gru_backward`, as tuples with one item for each layer.
 
     Attributes:
-        inputs: [T, N, D] for the first layer, [T, N, H] for the others.
-        hiddens: [T, N, H], the state that each step started from.
-        gates: of arrays [T, N, H].
+        inputs: [T, N, D], or [T, N, H] after the first layer.
+        hiddens: [T, N, H], the hidden state before each step.
+        gates: Gates of arrays [T, N, H].
     """
 
     inputs: tuple[jax.Array, ...]
@@ -89,7 +89,7 @@ def gru_cell_inference(
 def gru_cell_forward(
     x: jax.Array, W3: jax.Array, U3: jax.Array, bW3: jax.Array, bU3: jax.Array, hidden: jax.Array
 ) -> tuple[jax.Array, Gates]:
-    """One step that keeps what its gradient needs, x [N, D], hidden [N, H] -> the new hidden [N, H] and r, z, n, Uh.
+    """One step, x [N, D], hidden [N, H] -> the new hidden [N, H], and r, z, n, Uh for the gradient.
 
     >>> W3, U3, bias = jnp.zeros((12, 3)), jnp.zeros((12, 4)), jnp.zeros((1, 12))
     >>> new, gates = gru_cell_forward(jnp.ones((2, 3)), W3, U3, bias, bias, jnp.ones((2, 4)))
@@ -111,14 +111,14 @@ def _advance(wx: jax.Array, U3: jax.Array, bU3: jax.Array, hidden: jax.Array) ->
 def gru_cell_backward(
     dnext: jax.Array, x: jax.Array, h: jax.Array, W3: jax.Array, U3: jax.Array, gates: Gates
 ) -> CellGradients:
-    """The gradient of one step, from that of its new hidden state.
+    """The gradient of one step.
 
     Args:
         dnext: [N, H], the gradient of the new hidden state.
-        x: [N, D], the step's input.
-        h: [N, H], the hidden state it started from.
+        x: [N, D], the input.
+        h: [N, H], the old hidden state.
         W3, U3: the weights.
-        gates: what `gru_cell_forward` kept.
+        gates: from `gru_cell_forward`.
     """
     _check_cell(x, h, dnext=dnext, W3=W3, U3=U3)
     dh, dwx, duh = _retreat(dnext, h, U3, gates)
@@ -133,7 +133,7 @@ def gru_cell_backward(
 
 
 def _retreat(dnext: jax.Array, h: jax.Array, U3: jax.Array, gates: Gates) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of the old hidden state [N, H], and of both products before the gates [N, 3H]."""
+    """The gradients of the old hidden state [N, H], and of W x + bW and U h + bU [N, 3H]."""
     r, z, n, Uh = gates
     dn = dnext * (1 - z) * (1 - n * n)
     dz = dnext * (h - n) * z * (1 - z)
@@ -144,16 +144,16 @@ def _retreat(dnext: jax.Array, h: jax.Array, U3: jax.Array, gates: Gates) -> tup
 
 
 def gru_inference(x: jax.Array, weights: Weights, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A stack over a sequence, x [T, N, D], hidden [L, N, H] -> output [T, N, H] and the last hidden [L, N, H]."""
+    """Runs a stack over a sequence, x [T, N, D], hidden [L, N, H] -> output [T, N, H] and the last hidden [L, N, H]."""
     output, last, _ = gru_forward(x, weights, hidden)
     return output, last
 
 
 def gru_forward(x: jax.Array, weights: Weights, hidden: jax.Array) -> tuple[jax.Array, jax.Array, Cache]:
-    """As `gru_inference`, and what `gru_backward` needs.
+    """As `gru_inference`, but also returns what `gru_backward` needs.
 
     Raises:
-        LayerError: weights, x or hidden of sizes that do not fit together.
+        LayerError: if the shapes of weights, x and hidden do not fit together.
     """
     _check(x, weights, hidden)
     inputs, hiddens, kept, last = [], [], [], []
@@ -180,14 +180,14 @@ def gru_backward(
     Args:
         d_output: [T, N, H], the gradient of the output.
         d_hidden: [L, N, H], the gradient of the last hidden states.
-        weights: the stack's.
-        cache: what `gru_forward` kept.
+        weights: the stack's weights.
+        cache: from `gru_forward`.
 
     Returns:
-        `(d_x [T, N, D], d_start [L, N, H], d_weights)`, d_start that of the initial hidden states.
+        `(d_x [T, N, D], d_hidden [L, N, H], d_weights)`; d_hidden is the gradient of the initial hidden states.
 
     Raises:
-        LayerError: gradients or weights of other sizes than the cache's.
+        LayerError: if the shapes of gradients and weights do not fit the cache.
     """
     steps, batch, size = cache.hiddens[-1].shape
     layers = len(cache.hiddens)
@@ -207,7 +207,7 @@ def gru_backward(
             return dh, (dwx, duh)
 
         start, (dwx, duh) = scan(step, d_hidden[k], (d_output, cache.hiddens[k], cache.gates[k]), reverse=True)
-        # The gradients of the weights need no order of steps: one product over T N rows each.
+        # The weights' gradients do not depend on the order of steps: each is one product over T N rows.
         dW3 = jnp.tensordot(dwx, cache.inputs[k], axes=((0, 1), (0, 1)))
         dU3 = jnp.tensordot(duh, cache.hiddens[k], axes=((0, 1), (0, 1)))
         grads.append((dW3, dU3, jnp.sum(dwx, axis=(0, 1))[None], jnp.sum(duh, axis=(0, 1))[None]))
@@ -230,8 +230,7 @@ def _check(x: jax.Array, weights: Weights, hidden: jax.Array) -> None:
             f"stacked_gru: x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}; they must be [T, N, D] and "
             "[L, N, H]"
         )
-    batch, features = x.shape[1:]
-    layers, _, size = hidden.shape
+    (_, batch, features), (layers, _, size) = x.shape, hidden.shape
     wanted = Weights(
         W3s0=(3 * size, features),
         W3sN=(layers - 1, 3 * size, size),
@@ -239,9 +238,8 @@ def _check(x: jax.Array, weights: Weights, hidden: jax.Array) -> None:
         bW3s=(layers, 1, 3 * size),
         bU3s=(layers, 1, 3 * size),
     )
-    _check_shapes(weights._asdict(), wanted._asdict(), f"x is {list(x.shape)} and hidden {list(hidden.shape)}")
-    if hidden.shape[1] != batch:
-        raise LayerError(f"stacked_gru: hidden is {list(hidden.shape)}, but x has a batch of {batch}")
+    arrays, shapes = weights._asdict() | {"hidden": hidden}, wanted._asdict() | {"hidden": (layers, batch, size)}
+    _check_shapes(arrays, shapes, f"x is {list(x.shape)} and hidden {list(hidden.shape)}")
 
 
 def _check_cell(x: jax.Array, hidden: jax.Array, **others: jax.Array) -> None:

@@ -1,4 +1,4 @@
-"""Long sequences in pieces, with the state carried: truncated backpropagation through time, and serving step by step.
+"""Long sequences in pieces that carry the state: truncated backpropagation through time, and serving step by step.
 
 Shapes: T time, N batch, D input, P output of a step, S steps of a chunk, C chunks.
 """
@@ -30,26 +30,23 @@ def chunked(
     reset_state: Any = None,
     rngs: Any = None,
 ) -> tuple[jax.Array, Any]:
-    """Calls a module on a sequence in chunks of `size` steps; gradients stop where one chunk ends and the next begins.
+    """Calls a module on a sequence in chunks of `size` steps, between which gradients stop.
 
-    Outputs and last states are those of `module(x, hx, ...)`. A gradient with respect to the state or to the
-    parameters goes back at most `size` steps from each output (truncated backpropagation through time); its memory for the
-    loop is that of one chunk after the other.
+    Outputs and last states are those of `module(x, hx, ...)`. A gradient goes back from each output to the beginning of its
+    chunk only: truncated backpropagation through time.
 
     Args:
         module: a module without a reverse direction.
         x: [T, N, D], or [N, T, D] with batch_first.
-        hx: the initial states, as the module takes them; gradients reach them from the first chunk.
-        size: S, of the chunks; the last may be shorter.
-        lengths: [N] integers, as the module takes them.
-        resets, reset_state: as the module takes them.
-        rngs: feeds the noise, as in a call of the module.
+        hx: the initial states; they get gradients from the first chunk.
+        size: S, the number of steps of a chunk; the last chunk may be shorter.
+        lengths, resets, reset_state, rngs: as in a call of the module.
 
     Returns:
         `(output, states)`, as the module returns them.
 
     Raises:
-        LayerError: a bidirectional module, a size below 1, or arrays that do not fit.
+        LayerError: if the module is bidirectional, the size is below 1, or arrays do not fit.
 
     >>> from flax import nnx
     >>> lstm = LSTM(3, 4, rngs=nnx.Rngs(0))
@@ -106,13 +103,14 @@ def chunked(
 def compiled_step(module: RNN | LSTM | GRU) -> Callable[..., tuple[jax.Array, Any]]:
     """Compiles a module's `step` for serving, with the module's current parameters.
 
-    A call of it costs the dispatch of one program, where `nnx.jit` also goes through the module.
+    A call only dispatches one program, while `nnx.jit` also flattens the module.
 
     Args:
         module: a module without a reverse direction.
 
     Returns:
-        The function `(x, hx) -> (y, hx)`, [N, D] -> [N, P], or [D] -> [P] for one sequence; see `initial_state`.
+        The function `(x, hx) -> (y, hx)`, [N, D] -> [N, P], or [D] -> [P] for one sequence. `module.initial_state` returns
+        the first hx.
 
     >>> from flax import nnx
     >>> gru = GRU(3, 4, rngs=nnx.Rngs(0))

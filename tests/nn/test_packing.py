@@ -90,7 +90,7 @@ def test_too_small_a_capacity_is_never_silent():
 
 def test_what_does_not_fit_is_an_error():
     x = jnp.ones((3, 2))
-    with pytest.raises(LayerError, match=r"lengths are \[1, 3\]; they must fall, or give enforce_sorted=False"):
+    with pytest.raises(LayerError, match=r"lengths are \[1, 3\]; sort them in descending order, or give enforce"):
         nn.pack_padded_sequence(x, [1, 3])
     with pytest.raises(LayerError, match=r"lengths\[1\] is -1"):
         nn.pack_padded_sequence(x, [1, -1])

@@ -95,7 +95,7 @@ def test_sizes_that_do_not_fit_are_named():
         gru.gru_inference(jnp.zeros((T, N, 3)), weights, hidden)
     with pytest.raises(LayerError, match=r"W3sN is \[1, 15, 5\] but must be \[0, 15, 5\]"):
         gru.gru_inference(x, weights, hidden[:1])
-    with pytest.raises(LayerError, match="x has a batch of 4"):
+    with pytest.raises(LayerError, match=r"hidden is \[2, 3, 5\] but must be \[2, 4, 5\], as x is \[4, 4, 2\]"):
         gru.gru_inference(jnp.zeros((T, 4, D)), weights, hidden)
     with pytest.raises(LayerError, match=r"they must be \[T, N, D\] and"):
         gru.gru_inference(x[0], weights, hidden)
