@@ -176,28 +176,63 @@ def plain_lstm(unit: Unit, weights: Weights, settings: Settings, dtype) -> LstmS
 
 def run_layer(
     unit: Unit,
+    weights: Sequence[Weights],
+    settings: Settings,
+    x: jax.Array,
+    states: Sequence[State],
+    *,
+    dtype: Any,
+    lengths: jax.Array | None,
+    restarts: Sequence[Restart] | None,
+    keys: Sequence[jax.Array | None],
+    return_states: str,
+) -> tuple[list[State], jax.Array]:
+    """All directions of a layer over a whole sequence, [T, N, D] -> the states of each direction and y [T, N, K P].
+
+    Weights, states, restarts and keys have one item for each direction.
+
+    Args:
+        x: must be finite past the lengths; the values there do not matter.
+        states: (h [N, P],) or (h [N, P], c [N, H]), in `accumulator(dtype)`.
+        lengths: [N], or None if every sequence has T steps.
+        restarts: the resets, or None.
+        keys: for the masks of a training run; None if nothing is random.
+        return_states: "last", "all" or "all+initial", as in `jrnn.nn.functional.rnn`.
+    """
+    plain = return_states == "last" and restarts is None and keys[0] is None and _is_plain(unit, weights[0], settings)
+    if whole_layers.value and plain and dtype == "float32":
+        return _run_whole(unit, weights, x, states, lengths)
+
+    def run(
+        part: Weights, x: jax.Array, state: State, restart: Restart | None, key: Any = None, reverse: bool = False
+    ) -> tuple[State, jax.Array]:
+        return _run_direction(unit, part, settings, x, state, dtype, lengths, restart, key, reverse, return_states)
+
+    if len(weights) == 2 and return_states == "last" and settings.merges(keys[0]):
+        return _run_both(run, weights, x, states, lengths, restarts)
+    starts = [None] * len(weights) if restarts is None else restarts
+    runs = [
+        run(part, x, state, restart, key, reverse)
+        for part, state, restart, key, reverse in zip(weights, states, starts, keys, (False, True))
+    ]
+    outputs = [y for _, y in runs]
+    return [state for state, _ in runs], outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
+
+
+def _run_direction(
+    unit: Unit,
     weights: Weights,
     settings: Settings,
     x: jax.Array,
     state: State,
-    *,
-    dtype,
+    dtype: Any,
     lengths: jax.Array | None,
     restart: Restart | None,
-    reverse: bool,
     key: jax.Array | None,
-    return_states: str = "last",
+    reverse: bool,
+    return_states: str,
 ) -> tuple[State, jax.Array]:
-    """One direction of one layer over a whole sequence, [T, N, D] -> state and [T, N, P].
-
-    Args:
-        x: must be finite past the lengths; the values there do not matter.
-        state: (h [N, P],) or (h [N, P], c [N, H]), in `accumulator(dtype)`.
-        lengths: [N], or None if every sequence has T steps. In reverse a sequence starts at its last step.
-        restart: the resets, or None.
-        key: for the masks of a training run; None if nothing is random.
-        return_states: "last", "all" or "all+initial", as in `jrnn.nn.functional.rnn`.
-    """
+    """One direction of a layer, [T, N, D] -> states and y [T, N, P]. In reverse a sequence starts at its last step."""
     noise = draw(settings, key, x.shape[0], state)
     variational = noise.recurrent if settings.recurrent_dropout_mask == "sequence" else None
     step = make_step(unit, weights, settings, dtype, variational)
@@ -220,21 +255,15 @@ def run_layer(
     return run(step, state, xs)
 
 
-def run_both(
-    unit: Unit,
+def _run_both(
+    run: Callable,
     weights: Sequence[Weights],
-    settings: Settings,
     x: jax.Array,
     states: Sequence[State],
-    *,
-    dtype: Any,
     lengths: jax.Array | None,
     restarts: Sequence[Restart] | None,
-) -> tuple[list[State], list[jax.Array]]:
-    """Both directions of a layer without noise, in one loop with batched products.
-
-    The arguments are those of `run_layer`, for each direction. Returns the last state and y [T, N, P] of each direction.
-    """
+) -> tuple[list[State], jax.Array]:
+    """Both directions of a layer without noise, in one loop with batched products."""
     steps = x.shape[0]
 
     def backward(value: jax.Array) -> jax.Array:
@@ -244,16 +273,11 @@ def run_both(
         source = (lengths[None] - 1 - jnp.arange(steps)[:, None]) % steps
         return jnp.take_along_axis(value, source.reshape(*source.shape, *(1,) * (value.ndim - 2)), 0)
 
-    def run(part: Weights, x: jax.Array, state: State, restart: Restart | None) -> tuple[State, jax.Array]:
-        return run_layer(
-            unit, part, settings, x, state, dtype=dtype, lengths=lengths, restart=restart, reverse=False, key=None
-        )
-
     if restarts is not None:
         restarts = [restarts[0], Restart(backward(restarts[1].resets), restarts[1].state)]
     pairs = zip(weights, (x, backward(x)), states, restarts or (None, None))
     state, (first, second) = jax.vmap(run)(*jax.tree.map(lambda *parts: jnp.stack(parts), *pairs))
-    return [tuple(leaf[k] for leaf in state) for k in range(2)], [first, backward(second)]
+    return [tuple(leaf[k] for leaf in state) for k in range(2)], jnp.concatenate([first, backward(second)], axis=-1)
 
 
 def _all_states(
@@ -282,15 +306,10 @@ def _(x, *rest, unit, directions, **_):
     return [x.update(shape=(*x.shape[:2], directions * states[0].shape[-1])), *states]
 
 
-def is_whole(unit: Unit, weights: Weights, settings: Settings, key: Any, dtype: Any) -> bool:
-    """Whether a layer is to be one equation: within `whole_layers(True)`, a plain float32 layer without noise."""
-    return whole_layers.value and dtype == "float32" and key is None and _is_plain(unit, weights, settings)
-
-
-def run_whole(
+def _run_whole(
     unit: Unit, weights: Sequence[Weights], x: jax.Array, states: Sequence[State], lengths: jax.Array | None
 ) -> tuple[list[State], jax.Array]:
-    """All directions of a layer as one equation. Returns the last state of each direction and y [T, N, K H]."""
+    """All directions of a layer as one equation."""
     bias = weights[0].bias_ih is not None
     arrays = [getattr(w, name).astype(x.dtype) for w in weights for name in Weights._fields[: 4 if bias else 2]]
     flat = [leaf for state in states for leaf in state]

@@ -23,18 +23,7 @@ from jrnn.nn.checks import (
     check_resets,
     check_state,
 )
-from jrnn.nn.layers import (
-    Noise,
-    Restart,
-    accumulator,
-    is_whole,
-    make_step,
-    mask,
-    plain_lstm,
-    run_both,
-    run_layer,
-    run_whole,
-)
+from jrnn.nn.layers import Noise, Restart, accumulator, make_step, mask, plain_lstm, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.settings import Settings
@@ -156,8 +145,7 @@ def _run_layers(
         # Padding may hold NaN. It is replaced before any product, so that it reaches neither values nor gradients.
         live = jnp.arange(x.shape[0])[:, None, None] < lengths[None, :, None]
         x = jnp.where(live, x, jnp.zeros((), dtype))
-    plain = return_states == "last" and restarts is None
-    if settings.executor == "cudnn" and plain and key is None:
+    if settings.executor == "cudnn" and return_states == "last" and restarts is None and key is None:
         known = [plain_lstm(unit, part, settings, dtype) for part in weights]
         if None not in known:
             cudnn.check(known[0], states, x)
@@ -168,40 +156,24 @@ def _run_layers(
             key, dropout_key = jax.random.split(key)
             shape = x.shape if settings.dropout_mask == "step" else (1, *x.shape[1:])
             x = x * mask(dropout_key, settings.dropout, shape, dtype)
-        rows = range(len(last), len(last) + layout.directions)
-        group = [weights[k] for k in rows]
-        initial = [tuple(s[k] for s in states) for k in rows]
-        again = None if restarts is None else [restarts[k] for k in rows]
-        if plain and is_whole(unit, group[0], settings, key, dtype):
-            found, x = run_whole(unit, group, x, initial, lengths)
-            last += found
-            continue
         keys: list[jax.Array | None] = []
-        for _ in rows:
+        for _ in range(layout.directions):
             key, layer_key = (None, None) if key is None else jax.random.split(key)
             keys.append(layer_key)
-        if layout.bidirectional and return_states == "last" and settings.merges(key):
-            found, outputs = run_both(unit, group, settings, x, initial, dtype=dtype, lengths=lengths, restarts=again)
-        else:
-            runs = [
-                run_layer(
-                    unit,
-                    part,
-                    settings,
-                    x,
-                    initial[direction],
-                    dtype=dtype,
-                    lengths=lengths,
-                    restart=again and again[direction],
-                    reverse=direction == 1,
-                    key=keys[direction],
-                    return_states=return_states,
-                )
-                for direction, part in enumerate(group)
-            ]
-            found, outputs = [state for state, _ in runs], [y for _, y in runs]
+        rows = range(len(last), len(last) + layout.directions)
+        found, x = run_layer(
+            unit,
+            [weights[k] for k in rows],
+            settings,
+            x,
+            [tuple(s[k] for s in states) for k in rows],
+            dtype=dtype,
+            lengths=lengths,
+            restarts=None if restarts is None else [restarts[k] for k in rows],
+            keys=keys,
+            return_states=return_states,
+        )
         last += found
-        x = outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
     return x, tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
 
 
