@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,14 +86,14 @@ def recurrent_net(
     prefix = scope or b.fresh("recurrent")
     wires = _Wires.of(step_net, inputs, initial_states, links, prefix, outputs, without_gradient)
     references = wires.references(timestep)
-    op_inputs = (*dict.fromkeys(blob for _, blob in wires.inputs), *wires.initial, *references)
-    states = [RecurrentState(new + "_all", new + "_last") for new in wires.new]
+    op_inputs = (*dict.fromkeys(blob for _, blob in inputs), *(s.initial for s in wires.states), *references)
+    states = [RecurrentState(s.new + "_all", s.new + "_last") for s in wires.states]
     collected = [RecurrentState(name + "_all") for name in outputs]
     of_states = [name for s in states for name in (s.all, s.last)]
     op_outputs = (*of_states, *(c.all for c in collected), prefix + "/step_workspaces")
-    forward = [(n, s, k) for prev, new, s in wires.rows for n, k in ((prev, 0), (new, 1))]
-    forward += [(inner, sequence, 0) for inner, sequence in wires.inputs]
-    forward += [(name, c.all, 0) for name, c in zip(outputs, collected)]
+    links_forward = [link for s in wires.states for link in ((s.previous, s.slots, 0), (s.new, s.slots, 1))]
+    links_forward += [(inner, sequence, 0) for inner, sequence in inputs]
+    links_forward += [(name, c.all, 0) for name, c in zip(outputs, collected)]
     backward: dict[str, Any] = {}
     step = replace(step_net, type="simple")
     if not forward_only:
@@ -101,20 +101,19 @@ def recurrent_net(
         step = replace(step, ops=result.forward)
         recompute = tuple(recompute_blobs_on_backward)
         backward = _backward_args(step, result, wires, references, op_inputs, set(recompute))
-        given = [len(of_states) + k for k, name in enumerate(outputs) if name not in wires.stopped]
         passing = outputs_with_grads
         if passing is None:
-            passing = [2 * k + end for k, p in enumerate(wires.previous) if p not in wires.stopped for end in range(2)]
-        backward |= {"outputs_with_grads": (*passing, *given), "recompute_blobs_on_backward": recompute}
+            stops = [s.previous in wires.stopped for s in wires.states for _ in range(2)]
+            passing = [k for k, stop in enumerate(stops) if not stop]
+        passing = (*passing, *(len(of_states) + k for k, name in enumerate(outputs) if name not in wires.stopped))
+        backward |= {"outputs_with_grads": passing, "recompute_blobs_on_backward": recompute}
     args = {
-        "alias_src": [s for s in wires.states for _ in range(2)],
+        "alias_src": [s.slots for s in wires.states for _ in range(2)],
         "alias_dst": of_states,
         "alias_offset": [1, -1] * len(states),
-        "recurrent_states": wires.states,
-        "initial_recurrent_state_ids": [op_inputs.index(blob) for blob in wires.initial],
-        "link_internal": [internal for internal, _, _ in forward],
-        "link_external": [external for _, external, _ in forward],
-        "link_offset": [offset for _, _, offset in forward],
+        "recurrent_states": [s.slots for s in wires.states],
+        "initial_recurrent_state_ids": [op_inputs.index(s.initial) for s in wires.states],
+        **_link_args("link", links_forward),
         "enable_rnn_executor": 1,
         "step_net": step,
         "timestep": timestep or "timestep",
@@ -148,11 +147,11 @@ def unrolled_net(
     wires = _Wires.of(step_net, inputs, initial_states, links, step_net.name)
     slices = {
         inner: b.add(Op.of("Split", [sequence], [f"{sequence}_timestep_{t}" for t in range(steps)], axis=0))
-        for inner, sequence in wires.inputs
+        for inner, sequence in inputs
     }
     written = dict.fromkeys(o for op in step_net.ops for o in op.outputs)
-    now = dict(zip(wires.previous, wires.initial))
-    made: list[list[str]] = []
+    now = {s.previous: s.initial for s in wires.states}
+    made: dict[str, list[str]] = {s.new: [] for s in wires.states}
     for t in range(steps):
         names = {name: f"timestep_{t}/{name}" for name in written} | now
         names |= {inner: blobs[t] for inner, blobs in slices.items()}
@@ -161,11 +160,12 @@ def unrolled_net(
             names[timestep] = b.add(index)[0]
         for op in step_net.ops:
             b.add(rename_in_op(op, names, names))
-        made.append([names[new] for new in wires.new])
-        now = dict(zip(wires.previous, made[-1]))
+        now = {s.previous: names[s.new] for s in wires.states}
+        for s in wires.states:
+            made[s.new].append(names[s.new])
     states = [
         RecurrentState(b.add(Op.of("Concat", blobs, [f"{new}_concat", f"{new}_concat_info"], axis=0))[0], blobs[-1])
-        for new, blobs in zip(wires.new, zip(*made))
+        for new, blobs in made.items()
     ]
     for k, name in enumerate(name for s in states for name in (s.all, s.last)):
         if outputs_with_grads is not None and k not in outputs_with_grads:
@@ -202,22 +202,22 @@ def retrieve_step_blobs(
     return found
 
 
+class _State(NamedTuple):
+    previous: str  # blob of the step net
+    new: str  # blob of the step net
+    initial: str  # blob of the outer net
+    slots: str  # blob of the operator that holds the state before and after every step
+
+
 @dataclass(frozen=True)
 class _Wires:
-    """The blobs of a recurrent network.
-
-    Of each state: the step net's blobs of the previous and the new value, the blob of the initial value, and the blob that
-    holds the state after every step.
-    """
+    """Which blobs of the step net and the outer net belong together."""
 
     step_net: Net
     inputs: Sequence[tuple[str, str]]
-    previous: list[str]
-    initial: list[str]
-    new: list[str]
-    states: list[str]
+    states: list[_State]
     outputs: Sequence[str]
-    stopped: frozenset[str]
+    stopped: frozenset[str]  # the blobs of the step net at which the backward pass stops
 
     @classmethod
     def of(
@@ -258,32 +258,21 @@ class _Wires:
                 f"{where}: without_gradient lists {name!r}, which is not an input, previous state or output"
                 f"{near(name, choices)}"
             )
-        return cls(
-            step_net,
-            inputs,
-            previous,
-            [initial for _, initial in initial_states],
-            [links[p] for p in previous],
-            [f"{prefix}/{p}_states" for p in previous],
-            outputs,
-            stopped,
-        )
-
-    @property
-    def rows(self) -> list[tuple[str, str, str]]:
-        return list(zip(self.previous, self.new, self.states))
+        states = [_State(p, links[p], initial, f"{prefix}/{p}_states") for p, initial in initial_states]
+        return cls(step_net, inputs, states, outputs, stopped)
 
     @property
     def seeds(self) -> list[str]:
         """Blobs of the step net at which gradients arrive from outside the step."""
-        new = [new for previous, new, _ in self.rows if previous not in self.stopped]
+        new = [s.new for s in self.states if s.previous not in self.stopped]
         return [*new, *(name for name in self.outputs if name not in self.stopped)]
 
     def references(self, timestep: str | None) -> tuple[str, ...]:
         """External inputs of the step net that are blobs of the outer net."""
-        own = {*(inner for inner, _ in self.inputs), *self.previous, timestep}
+        own = {*dict(self.inputs), *(s.previous for s in self.states), timestep}
         found = [n for n in self.step_net.external_inputs if n not in own]
-        clash = [n for n in found if n in self.initial or n in dict(self.inputs).values()]
+        others = {*dict(self.inputs).values(), *(s.initial for s in self.states)}
+        clash = [n for n in found if n in others]
         if clash:
             raise NetError(
                 f"the step net {self.step_net.name!r} reads the outer blob {clash[0]!r}, which is also a sequence or an "
@@ -305,7 +294,7 @@ def _backward_args(
     for name, gradient in result.gradients.items():
         if not isinstance(gradient, GradientSlice):
             gradients[name] = gradient
-        elif name in {*references, *wires.previous, *dict(wires.inputs)}:
+        elif name in {*references, *(s.previous for s in wires.states), *dict(wires.inputs)}:
             raise NetError(
                 f"the gradient of {name!r} in step net {step.name!r} is sparse and cannot be accumulated over time; give "
                 "the operator that reads it dense_gradient=1, or read it outside the recurrent network"
@@ -319,19 +308,19 @@ def _backward_args(
             )
     ops = (*_needed(again, result.ops), *result.ops)
     undefined = set(reads(Net(ops=ops)))
-    own = {*wires.previous, *wires.new, *dict(wires.inputs), *step.external_inputs}
+    of_states = (name for s in wires.states for name in (s.previous, s.new))
+    own = {*of_states, *dict(wires.inputs), *step.external_inputs}
     written = dict.fromkeys(o for op in step.ops for o in op.outputs)
     scratch = [n for n in written if n in undefined and n not in own and n not in step.external_outputs]
     external = (*scratch, *(n + "_grad" for n in wires.seeds), *step.external_inputs, *step.external_outputs)
     made = {o for op in ops for o in op.outputs}
     links = []
-    for previous, new, states in wires.rows:
-        if previous in wires.stopped:
-            continue
-        # Nothing writes the gradient of a state that nothing reads. A link to that blob has no effect: the gradient is zero.
-        links.append((new + "_grad", states + "_grad", 1))
-        usual = previous + "_grad"
-        links.append((usual if usual in made else gradients.get(previous, usual), states + "_grad", 0))
+    for s in wires.states:
+        if s.previous not in wires.stopped:
+            # Nothing writes the gradient of a state that nothing reads. A link to that blob has no effect: it is zero.
+            usual = s.previous + "_grad"
+            gradient = usual if usual in made else gradients.get(s.previous, usual)
+            links += [(s.new + "_grad", s.slots + "_grad", 1), (gradient, s.slots + "_grad", 0)]
     for inner, sequence in wires.inputs:
         if inner not in wires.stopped:
             links.append((gradients.get(inner, inner + "_grad"), sequence + "_grad", 0))
@@ -339,12 +328,15 @@ def _backward_args(
     with_gradient = [n for n in references if n in gradients]
     return {
         "param": [op_inputs.index(n) for n in with_gradient],
-        "backward_link_internal": [internal for internal, _, _ in links],
-        "backward_link_external": [external for _, external, _ in links],
-        "backward_link_offset": [offset for _, _, offset in links],
+        **_link_args("backward_link", links),
         "param_grads": [gradients[n] for n in with_gradient],
         "backward_step_net": Net("RecurrentBackwardStep", ops, tuple(dict.fromkeys(external)), (), "simple"),
     }
+
+
+def _link_args(name: str, links: Sequence[tuple[str, str, int]]) -> dict[str, list[Any]]:
+    """The arguments for links (blob of the step net, outer blob, offset)."""
+    return {f"{name}_{part}": [link[k] for link in links] for k, part in enumerate(("internal", "external", "offset"))}
 
 
 def _needed(again: Sequence[Op], ops: tuple[Op, ...]) -> list[Op]:

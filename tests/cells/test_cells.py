@@ -255,5 +255,5 @@ def test_mistakes_are_explained():
         cells.layered_LSTM(b, x, None, ["a", "b", "c"], D, [H, H, H], "layered")
     with pytest.raises(NetError, match="dim_out is empty"):
         cells.GRU(b, x, None, None, D, [], "empty")
-    with pytest.raises(NetError, match="there must be at least one, not 0"):
+    with pytest.raises(NetError, match="steps is 0; it must be at least 1"):
         cells.GRU(b, x, None, [b.input("h0")], D, H, "none", cells.GRUOptions(unroll_steps=0))
