@@ -5,6 +5,7 @@ Shapes: T time, N batch.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import jax
@@ -43,6 +44,22 @@ def check_key(where: str, key: Any) -> None:
     dtype = getattr(key, "dtype", None)
     if key is not None and (dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32)):
         raise LayerError(f"{where}: key is {_described(key)}; it must be one that jax.random.key makes")
+
+
+def check_integer(what: str, value: Any, least: int) -> int:
+    """An integer of Python, numpy or (outside jit) JAX as Python's, at least `least`.
+
+    >>> check_integer("bucket: length", -1, 0)
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: bucket: length is -1; it must be an integer of at least 0
+    """
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or found < least:
+        raise LayerError(f"{what} is {value!r}; it must be an integer of at least {least}")
+    return found
 
 
 def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array:

@@ -9,7 +9,6 @@ array has a fixed capacity, and the rows after the last one are zeros.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from jrnn.errors import LayerError
 from jrnn.jax_names import is_traced
-from jrnn.nn.checks import check_lengths, concrete
+from jrnn.nn.checks import check_integer, check_lengths, concrete
 
 
 class PackedSequence(NamedTuple):
@@ -55,23 +54,12 @@ def bucket(length: int, *, least: int = 8, per_octave: int = 4) -> int:
     >>> [bucket(n) for n in (0, 3, 8, 9, 11, 100, 1000)]
     [8, 8, 8, 10, 12, 112, 1024]
     """
-    length = _integer("bucket: length", length, 0)
-    least, per_octave = _integer("bucket: least", least, 1), _integer("bucket: per_octave", per_octave, 1)
+    length = check_integer("bucket: length", length, 0)
+    least, per_octave = check_integer("bucket: least", least, 1), check_integer("bucket: per_octave", per_octave, 1)
     if length <= least:
         return least
     step = max(1, (1 << (length - 1).bit_length() - 1) // per_octave)
     return -(-length // step) * step
-
-
-def _integer(what: str, value: Any, least: int) -> int:
-    """An integer of Python, numpy or (outside jit) JAX as Python's, at least `least`."""
-    try:
-        found = operator.index(value)
-    except TypeError:
-        found = None
-    if found is None or found < least:
-        raise LayerError(f"{what} is {value}; it must be an integer of at least {least}, and not traced")
-    return found
 
 
 def pack_padded_sequence(
@@ -112,7 +100,7 @@ def pack_padded_sequence(
             f"pack_padded_sequence: lengths are {known.tolist()}; sort them in descending order, or give "
             "enforce_sorted=False"
         )
-    capacity = steps * batch if capacity is None else _integer("pack_padded_sequence: capacity", capacity, 0)
+    capacity = steps * batch if capacity is None else check_integer("pack_padded_sequence: capacity", capacity, 0)
     if known is not None and known.sum() > capacity:
         raise LayerError(
             f"pack_padded_sequence: the lengths add up to {known.sum()} rows, but capacity is {capacity}; "
@@ -122,16 +110,15 @@ def pack_padded_sequence(
     batch_sizes = jnp.sum(jnp.arange(steps)[:, None] < lengths[None, :], axis=1, dtype=jnp.int32)
     ends = jnp.cumsum(batch_sizes)
     rows = jnp.arange(capacity)
-    t = jnp.minimum(jnp.searchsorted(ends, rows, side="right"), max(steps - 1, 0))
-    total = ends[-1] if steps else 0
-    column = jnp.clip(rows - (ends - batch_sizes)[t], 0, max(batch - 1, 0)) if steps else rows
     if not steps or not batch:
         data = jnp.zeros((capacity, *x.shape[2:]), x.dtype)
     else:
-        live = (rows < total).reshape((capacity,) + (1,) * (x.ndim - 2))
+        t = jnp.minimum(jnp.searchsorted(ends, rows, side="right"), steps - 1)
+        column = jnp.clip(rows - (ends - batch_sizes)[t], 0, batch - 1)
+        live = (rows < ends[-1]).reshape((capacity,) + (1,) * (x.ndim - 2))
         data = jnp.where(live, x[t, order[column]], jnp.zeros((), x.dtype))
-    if known is None and jnp.issubdtype(x.dtype, jnp.inexact):
-        data = jnp.where(total > capacity, jnp.full((), jnp.nan, x.dtype), data)
+        if known is None and jnp.issubdtype(x.dtype, jnp.inexact):
+            data = jnp.where(ends[-1] > capacity, jnp.full((), jnp.nan, x.dtype), data)
     return PackedSequence(data, batch_sizes, order, jnp.argsort(order).astype(jnp.int32))
 
 
@@ -239,7 +226,7 @@ def bucketed(
     >>> bucketed(["a" * n for n in (3, 30, 5, 31, 32)], batch_size=2)
     [(8, [0, 2]), (32, [1, 3]), (32, [4])]
     """
-    batch_size = _integer("bucketed: batch_size", batch_size, 1)
+    batch_size = check_integer("bucketed: batch_size", batch_size, 1)
     groups: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
         groups.setdefault(bucket(len(sequence), least=least, per_octave=per_octave), []).append(index)

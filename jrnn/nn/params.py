@@ -17,13 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError, near
+from jrnn.nn.checks import check_integer
 from jrnn.nn.units import Unit
 
 
@@ -64,10 +64,8 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name, least in (("input_size", 1), ("hidden_size", 1), ("num_layers", 1), ("proj_size", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                raise LayerError(f"{self.unit.name}: {name} is {value!r}; it must be an integer of at least {least}")
-            object.__setattr__(self, name, int(value))  # numpy integers become Python's
+            value = check_integer(f"{self.unit.name}: {name}", getattr(self, name), least)
+            object.__setattr__(self, name, value)
         if self.proj_size and not self.unit.projects:
             raise LayerError(f"{self.unit.name}: proj_size is {self.proj_size}, but only an LSTM has a projection")
         if self.proj_size >= self.hidden_size:

@@ -6,7 +6,7 @@ Shapes: T time, N batch, D input, P output of a step, S steps of a chunk, C chun
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Integral
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
-from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets
+from jrnn.nn.checks import check_array, check_features, check_integer, check_lengths, check_resets
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
-from jrnn.nn.stack import compute_type, stack_state, step_stack
+from jrnn.nn.stack import compute_type, run_stack, stack_state, step_stack
+from jrnn.nn.units import State
 
 
 def chunked(
@@ -61,8 +62,7 @@ def chunked(
     where = f"{module.layout.unit.name}: chunked"
     if module.layout.bidirectional:
         raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go chunk by chunk")
-    if not isinstance(size, Integral) or size < 1:
-        raise LayerError(f"{where}: size is {size!r}; it must be an integer of at least 1")
+    size = check_integer(f"{where}: size", size, 1)
     x, features, batch_first = check_array(where, "x", x), module.layout.input_size, module.settings.batch_first
     check_features(where, x, features, {3: f"[N, T, {features}]" if batch_first else f"[T, N, {features}]"})
     if resets is not None:
@@ -79,16 +79,15 @@ def chunked(
         lengths = jnp.clip(lengths[None] - size * jnp.arange(count)[:, None], 0, size)
     key = module._key(rngs)
     keys = None if key is None else jax.random.split(key, count)
-    dtype = compute_type(module.params(), x, module.settings.dtype)
-    state = as_given(stack_state(where, module.layout, hx, batch, dtype))
+    layout, params, settings = module.layout, module.params(), replace(module.settings, batch_first=False)
+    state = stack_state(where, layout, hx, batch, compute_type(params, x, settings.dtype))
 
-    def run(state: Any, inputs: tuple[Any, ...]) -> tuple[Any, jax.Array]:
+    def run(state: State, inputs: tuple[Any, ...]) -> tuple[State, jax.Array]:
         k, (piece, resets), lengths, key = inputs
-        state = jax.tree.map(lambda s: jnp.where(k == 0, s, lax.stop_gradient(s)), state)
-        if batch_first:
-            piece, resets = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (piece, resets))
-        output, state = module(piece, state, lengths=lengths, resets=resets, reset_state=reset_state, rngs=key)
-        return state, jnp.swapaxes(output, 0, 1) if batch_first else output
+        hx = as_given(tuple(jnp.where(k == 0, s, lax.stop_gradient(s)) for s in state))
+        options = {"resets": resets, "reset_state": reset_state}
+        output, state = run_stack(layout.unit, where, params, piece, hx, lengths, key, settings, **options)
+        return state, output
 
     def in_pieces(leaf: jax.Array) -> jax.Array:
         padded = jnp.pad(leaf, ((0, count * size - steps), *((0, 0),) * (leaf.ndim - 1)))
@@ -97,7 +96,7 @@ def chunked(
     pieces = jax.tree.map(in_pieces, (x, resets))
     state, outputs = lax.scan(run, state, (jnp.arange(count), pieces, lengths, keys))
     output = outputs.reshape(count * size, batch, -1)[:steps]
-    return jnp.swapaxes(output, 0, 1) if batch_first else output, state
+    return jnp.swapaxes(output, 0, 1) if batch_first else output, as_given(state)
 
 
 def compiled_step(module: RNN | LSTM | GRU) -> Callable[..., tuple[jax.Array, Any]]:

@@ -125,7 +125,7 @@ def test_there_are_few_buckets():
     assert len({nn.bucket(n) for n in range(1, 1025)}) == 1 + 4 * 7
     assert nn.bucket(np.int64(9)) == nn.bucket(jnp.array(9)) == 10
     for length in (-1, 2.5, "a"):
-        with pytest.raises(LayerError, match=f"length is {length}; it must be an integer of at least 0"):
+        with pytest.raises(LayerError, match=f"length is {length!r}; it must be an integer of at least 0"):
             nn.bucket(length)
     with pytest.raises(LayerError, match="batch_size is 0"):
         nn.bucketed([[1]], 0)
