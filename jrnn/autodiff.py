@@ -46,8 +46,8 @@ class BackwardPass:
 class _Term:
     """One term of the sum that is a blob's gradient.
 
-    For each blob of the term (one, or the indices and the values), `places` has its writer, or None if a gradient maker
-    passed the gradient of another blob through.
+    For each blob of the term (one, or the indices and the values), `places` has the output that writes it, or None if the
+    caller gave it or a gradient maker passed it through.
     """
 
     gradient: Gradient
@@ -55,6 +55,8 @@ class _Term:
 
 
 class _Pass:
+    """The state of a backward pass. `backward_pass` calls `seed`, and then `differentiate` and `accumulate` backward."""
+
     def __init__(self, forward: Iterable[Op], net_name: str, external: Iterable[str]) -> None:
         self.forward = list(forward)
         self.net_name = net_name
@@ -169,17 +171,22 @@ class _Pass:
         return emitted, {k: renamed(a, names) for k, a in answers.items()}
 
     def _free_name(self, token: str, v: Version, emitted: list[Op], answers: dict[int, Gradient]) -> str:
+        """The name of a gradient of `v` that `emitted` writes as `token`."""
         usual = token.split("\0")[0]
         if self.given.get(v) == usual:
             return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
-        passed = any(usual in names_of(t.gradient) and None in t.places for t in self.terms.get(v, ()))
-        passed = passed or any(usual in names_of(a) for a in answers.values())
-        writes = next(k for k, op in enumerate(emitted) if token in op.outputs)
-        read_later = any(usual in op.inputs for op in emitted[writes + 1 :])
-        held = any(h != v for h in self.holders.get(usual, ()))
-        if usual in self.taken or passed or read_later or held or any(_binds(op, usual, token) for op in emitted):
-            return self.fresh(usual + "_auto")
-        return usual
+        writer = next(k for k, op in enumerate(emitted) if token in op.outputs)
+        in_use = (
+            usual in self.taken
+            or any(h != v for h in self.holders.get(usual, ()))
+            # It is a term of the same sum, or the gradient of another input, because a maker passed it through.
+            or any(usual in names_of(t.gradient) and None in t.places for t in self.terms.get(v, ()))
+            or any(usual in names_of(a) for a in answers.values())
+            # An operator of this maker still reads it.
+            or any(usual in op.inputs for op in emitted[writer + 1 :])
+            or any(_binds(op, usual, token) for op in emitted)
+        )
+        return self.fresh(usual + "_auto") if in_use else usual
 
     def _register(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> None:
         """Appends the gradient operators of one forward operator, and a term for each input that gets a gradient."""
@@ -232,9 +239,7 @@ class _Pass:
         op = self.ops[k]
         old = op.outputs[j]
         name = self.fresh(f"_{old}_autosplit_{count}")
-        self.taken.discard(
-            name
-        )  # compat: every version of the blob uses this name, because its sum reads it immediately
+        self.taken.discard(name)  # compat: each version of the blob uses this name; its sum reads it immediately
         self.ops[k] = _with_names(
             replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])), {old: name}, top=False
         )
@@ -337,9 +342,8 @@ def backward_pass(
             raise e.at(describe_op(index, op.type, op.outputs, net_name)) from e.__cause__
     found: dict[str, Gradient] = {}
     for v in sorted(p.gradients, key=lambda v: -v.number):
-        if (
-            v.number == 0 or Version(v.name, 0) in p.writer
-        ):  # else it is the gradient of a value that replaced the given one
+        replaces_given = v.number > 0 and Version(v.name, 0) not in p.writer
+        if not replaces_given:
             found[v.name] = p.gradients[v]
     return BackwardPass(p.forward_with_saves(), tuple(p.ops), found)
 
