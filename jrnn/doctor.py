@@ -37,13 +37,13 @@ class Package:
     extra: str
 
     @property
-    def is_well(self) -> bool:
+    def is_satisfied(self) -> bool:
         return self.installed is not None and _release(self.installed) >= _release(self.wanted)
 
     @property
     def remedy(self) -> str:
-        """How to install it; "" if `is_well`."""
-        if self.is_well:
+        """How to install it; "" if `is_satisfied`."""
+        if self.is_satisfied:
             return ""
         if self.extra:
             return f"for the extra {self.extra!r}: pip install 'jrnn[{self.extra}]'"
@@ -97,7 +97,7 @@ def _devices() -> list[str]:
     seconds = time.perf_counter() - begun
     lines.append(f"a loop compiles and runs in {seconds:.2f} s" if total == 8 else f"a sum of 8 ones is {total}: WRONG")
     if jax.default_backend() == "cpu" and shutil.which("nvidia-smi"):
-        lines.append("JAX does not use the NVIDIA GPU of this machine: pip install 'jax[cuda13]'")
+        lines.append("nvidia-smi is installed, but JAX does not use a GPU: pip install 'jax[cuda13]'")
     return lines
 
 
@@ -117,7 +117,7 @@ def examine(out: Any = None) -> bool:
     section("devices", _devices())
     missing = [p for p in found if p.remedy]
     section("missing" if missing else "nothing is missing", (f"{p.name}: {p.remedy}" for p in missing))
-    return all(p.is_well for p in needed)
+    return all(p.is_satisfied for p in needed)
 
 
 def _rows(found: list[Package]) -> list[str]:
