@@ -115,14 +115,14 @@ def _normalize(z: jax.Array, gain: jax.Array) -> jax.Array:
 
 
 def _biases(unit: Unit, weights: Weights, dtype) -> tuple[jax.Array | None, jax.Array | None]:
-    """The biases of the input's contribution [1, G H], and the hidden bias of the late gates [1, H], each or None."""
+    """The biases in the input's contribution [1, G H], and the hidden bias of a late gate [1, H], each or None."""
     if weights.bias_ih is None:
         return None, None
     early, late = weights.bias_hh, None
-    if unit.late_gates:
-        first = early.shape[0] // unit.gates * (unit.gates - unit.late_gates)
-        late = early[None, first:].astype(accumulator(dtype))
-        early = jnp.concatenate([early[:first], jnp.zeros_like(early[first:])])
+    if unit.has_late_gate:
+        start = early.shape[0] // unit.gates * (unit.gates - 1)
+        late = early[None, start:].astype(accumulator(dtype))
+        early = jnp.concatenate([early[:start], jnp.zeros_like(early[start:])])
     return (weights.bias_ih.astype(accumulator(dtype)) + early.astype(accumulator(dtype)))[None], late
 
 

@@ -2,9 +2,9 @@
 
 Shapes: N batch, H hidden, G gates. States are [N, H], contributions [N, G H].
 
-`layers.py` multiplies with the weights: `zx` is the contribution of the input, `zh` that of the old hidden state. `zx`
-contains both biases. The exception are late gates, whose hidden contribution is scaled before it is added (the candidate
-n of the GRU): `advance` gets their hidden bias as `late` and adds it to `zh`.
+`layers.py` multiplies with the weights: `zx` is the contribution of the input, with both biases added, and `zh` that of the
+old hidden state. The GRU scales the hidden contribution to its last gate, the candidate n, before it is added. So that gate
+is *late*: its hidden bias is not in `zx`, but is given to `advance` as `late`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Unit:
         name: its name in messages.
         gate_names: the gates, in PyTorch's order; each is a block of H rows of the weights.
         states: 1 for (h,), 2 for (h, c).
-        advance: `(zx, zh, late, state) -> state`; `late` is the hidden bias [1, H] of the late gates, or None.
-        late_gates: how many gates are late: the last ones.
+        advance: `(zx, zh, late, state) -> state`; `late` is the hidden bias [1, H] of the late gate, or None.
+        has_late_gate: whether the last gate is late.
         projects: whether the new hidden state may be projected.
     """
 
@@ -37,7 +37,7 @@ class Unit:
     gate_names: tuple[str, ...]
     states: int
     advance: Callable[[jax.Array, jax.Array, jax.Array | None, State], State]
-    late_gates: int = 0
+    has_late_gate: bool = False
     projects: bool = False
 
     @property
@@ -73,7 +73,7 @@ def _gru(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> 
 RNN_TANH = Unit("RNN", ("h",), 1, _tanh)
 RNN_RELU = Unit("RNN", ("h",), 1, _relu)
 LSTM = Unit("LSTM", ("i", "f", "g", "o"), 2, _lstm, projects=True)
-GRU = Unit("GRU", ("r", "z", "n"), 1, _gru, late_gates=1)
+GRU = Unit("GRU", ("r", "z", "n"), 1, _gru, has_late_gate=True)
 
 
 def rnn_unit(nonlinearity: str) -> Unit:
