@@ -1,6 +1,7 @@
 """The interface of gradient makers: they read the forward operator and the arriving gradients, and emit operators."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Union
 
 from jrnn import registry
@@ -26,7 +27,7 @@ class Version(NamedTuple):
 
 
 class Token(str):
-    """A placeholder for a gradient's name, which is chosen when the maker has returned: "usual name\\0input"."""
+    """A placeholder for a gradient's name until the maker has returned: the usual name, a zero byte, the input's index."""
 
 
 def names_of(g: Gradient | None) -> tuple[str, ...]:
@@ -141,16 +142,7 @@ class GradientMaker:
         self, type: str, inputs: Iterable[str], outputs: Iterable[str], /, *, copy_args: bool = True, **args: Any
     ) -> None:
         """Adds a gradient operator, with the forward operator's device, engine and (if `copy_args`) arguments."""
-        own = Op.of(type, inputs, outputs, **args).args
+        made = Op.of(type, inputs, outputs, **args)
         copied = tuple(a for a in self.op.args if copy_args and a.name not in args)
-        self.emitted.append(
-            Op(
-                type,
-                tuple(inputs),
-                tuple(outputs),
-                own + copied,
-                engine=self.op.engine,
-                device_option=self.op.device_option,
-                is_gradient=True,
-            )
-        )
+        made = replace(made, args=made.args + copied, is_gradient=True)
+        self.emitted.append(replace(made, engine=self.op.engine, device_option=self.op.device_option))
