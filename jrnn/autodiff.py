@@ -106,10 +106,6 @@ class _Pass:
             self.saved[v] = self.fresh(f"{v.name}_saved")
         return self.saved[v]
 
-    def hold(self, gradient: Gradient, v: Version) -> None:
-        for name in names_of(gradient):
-            self.holders[name].append(v)
-
     def release(self, v: Version) -> None:
         """Frees the names of version `v`'s gradient, which nothing reads any more."""
         for g in (self.gradients.get(v), *(term.gradient for term in self.terms.get(v, ()))):
@@ -196,14 +192,15 @@ class _Pass:
                 written[name].append((len(self.ops), j))
             self.ops.append(op)
         for k in sorted(answers):
-            # The gradient of Mul(x, x) writes two terms under one name. Each input takes one, and `_split` renames it.
+            # The gradient of Mul(x, x) writes two terms under one name. Each input takes one, and `_rename` renames it.
             places = tuple(_next_place(written[n]) for n in names_of(answers[k]))
             self._add(self.inputs[index][k], _Term(answers[k], places))
 
     def _add(self, v: Version, term: _Term) -> None:
         self.terms[v].append(term)
         self.gradients[v] = term.gradient
-        self.hold(term.gradient, v)
+        for name in names_of(term.gradient):
+            self.holders[name].append(v)
 
     def accumulate(self, index: int) -> None:
         """Adds the gradients of the blobs of which operator `index` is the first reader, so that no more can arrive."""
@@ -233,8 +230,16 @@ class _Pass:
                     return name.removesuffix("_indices").removesuffix("_values") if len(t.places) == 2 else name
         return self.fresh(v.name + "_grad")
 
-    def _split(self, place: Place, count: int) -> str:
-        """Renames an output of a gradient operator, so that each term of a sum has its own name."""
+    def _split(self, terms: list[_Term], which: int, kept: int) -> list[str]:
+        """Renames the blobs of the terms that gradient operators write, except for the first `kept`. Returns all names."""
+        names = [names_of(t.gradient)[which] for t in terms]
+        written = [(k, place) for k, t in enumerate(terms) if (place := t.places[which]) is not None]
+        for count, (k, place) in enumerate(written[kept:]):
+            names[k] = self._rename(place, count)
+        return names
+
+    def _rename(self, place: Place, count: int) -> str:
+        """Gives an output of a gradient operator a name of its own."""
         k, j = place
         op = self.ops[k]
         old = op.outputs[j]
@@ -252,10 +257,7 @@ class _Pass:
 
     def _sum(self, v: Version, terms: list[_Term]) -> str:
         base = self._base_name(v, terms)
-        names = [str(t.gradient) for t in terms]
-        written = [(k, place) for k, t in enumerate(terms) for place in t.places if place is not None]
-        for count, (k, place) in enumerate(written[1:]):  # the first one keeps its name
-            names[k] = self._split(place, count)
+        names = self._split(terms, 0, kept=1)
         if base in names:
             k = names.index(base)
             names[0], names[k] = names[k], names[0]
@@ -267,14 +269,8 @@ class _Pass:
         base = self._base_name(v, terms)
         joined = []
         for which, kind in enumerate(("indices", "values")):
-            names, count = [], 0
-            for t in terms:
-                name, place = names_of(t.gradient)[which], t.places[which]
-                if place is not None:
-                    name, count = self._split(place, count), count + 1
-                names.append(name)
             name = f"{base}_{kind}_concat"
-            joining = Op.of(registry.CONCATENATE, names, [name, name + "_split"], axis=0)
+            joining = Op.of(registry.CONCATENATE, self._split(terms, which, kept=0), [name, name + "_split"], axis=0)
             self.ops.append(self._tagged(joining, terms))
             joined.append(name)
         return GradientSlice(*joined)
