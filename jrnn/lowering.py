@@ -192,7 +192,7 @@ def execute(p: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as e:
             raise OpError(
                 f"{step.where}: needs the values of its inputs to know the shape of its output, but they are traced; run "
-                "the net with run_net, or pass those blobs as numpy integer arrays from outside the jitted function"
+                "the net with run_net, or give those blobs as numpy integer arrays from outside the jitted function"
             ) from e
         except (TypeError, ValueError, IndexError, ZeroDivisionError) as e:
             given = ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(step.op.inputs, inputs)) or "none"
