@@ -1,10 +1,9 @@
 """Caffe2's recurrent cells as step nets."""
 
+from jrnn.cells.affine import LRUCell, MinGRUCell, MinLSTMCell
 from jrnn.cells.attention import AttentionCell, Encoder
 from jrnn.cells.base import Cell, CellRun, RunOptions, StateSpec, StepInputs, run_cell
-from jrnn.cells.basic import BasicRNNCell
-from jrnn.cells.dropout import DropoutCell, RecurrentDropoutCell, ZoneoutCell
-from jrnn.cells.gru import GRUCell
+from jrnn.cells.gru import BasicRNNCell, GRUCell
 from jrnn.cells.layers import (
     GRU,
     LRU,
@@ -28,11 +27,9 @@ from jrnn.cells.layers import (
     MinLSTM,
     layered_LSTM,
 )
-from jrnn.cells.lru import LRUCell
 from jrnn.cells.lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, MILSTMCell
-from jrnn.cells.minimal import MinGRUCell, MinLSTMCell
 from jrnn.cells.options import BasicRNNOptions, CommonOptions, GRUOptions, LayerOptions, LRUOptions, LSTMOptions
-from jrnn.cells.stack import StackedCell
+from jrnn.cells.wrappers import DropoutCell, RecurrentDropoutCell, StackedCell, ZoneoutCell
 
 __all__ = [
     "GRU",

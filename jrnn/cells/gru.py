@@ -1,15 +1,17 @@
-"""GRU as a step net, with Caffe2's names, gate order and parameters.
+"""GRU, with Caffe2's names, gate order and parameters, and the basic recurrent network, as step nets.
 
-Shapes: N batch, D input, H hidden. Gates are reset, update, output along the last axis; the parameters are `i2h_w` [3H, D],
-`i2h_b` [3H], and `reset_gate_t_*`, `update_gate_t_*`, `output_gate_t_*`, each [H, H] and [H].
+Shapes: N batch, D input, H hidden. GRU's gates are reset, update, output along the last axis; its parameters are `i2h_w`
+[3H, D], `i2h_b` [3H], and `reset_gate_t_*`, `update_gate_t_*`, `output_gate_t_*`, each [H, H] and [H]. The basic network is
+h = activation(W x + R h_prev + b) with parameters `i2h_w` [H, D], `i2h_b` [H], `gates_t_w` [H, H], `gates_t_b` [H].
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jrnn.builder import NetBuilder
-from jrnn.cells.base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
-from jrnn.cells.options import GRUOptions
+from jrnn.cells.base import Cell, StateSpec, StepInputs, before_end, dropped, ended, fully_connected, joined
+from jrnn.cells.options import BasicRNNOptions, GRUOptions
+from jrnn.errors import NetError, near
 
 GATES = ("reset", "update", "output")
 
@@ -78,3 +80,43 @@ _ON_THE_WAY = (
     "gates_t",
     "_gates_t_concat_dims",
 )
+
+
+ACTIVATIONS = {"tanh": "Tanh", "relu": "Relu"}
+
+
+@dataclass(frozen=True)
+class BasicRNNCell(Cell):
+    """One step. With lengths, the state of a finished sequence is held or dropped by masks."""
+
+    input_size: int
+    hidden_size: int
+    options: BasicRNNOptions = BasicRNNOptions()
+
+    def __post_init__(self):
+        if self.options.activation not in ACTIVATIONS:
+            known = ", ".join(map(repr, ACTIVATIONS))
+            raise NetError(
+                f"activation must be one of {known}, is {self.options.activation!r}"
+                f"{near(self.options.activation, ACTIVATIONS)}"
+            )
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return ("gates_t", "hidden_t_candidate") if self.options.memory_optimization else ()
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        return fully_connected(b, x, "i2h", self.input_size, self.hidden_size)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        (before,) = previous
+        product, size = joined(b, at, dropped(b, at, before), self.hidden_size)
+        gates = fully_connected(b, product, "gates_t", size, self.hidden_size)
+        gates = b.op("Sum", [gates, at.input], "gates_t")
+        activation = ACTIVATIONS[self.options.activation]
+        new = b.op(activation, [gates], before_end(at, "hidden_t"))  # not overwritten: its gradient reads it
+        return ended(b, at, previous, [new], ["hidden_t"], self.options.drop_states)

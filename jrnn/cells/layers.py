@@ -8,15 +8,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from jrnn.builder import NetBuilder
+from jrnn.cells.affine import LRUCell, MinGRUCell, MinLSTMCell
 from jrnn.cells.attention import AttentionCell, Encoder
 from jrnn.cells.base import run_cell
-from jrnn.cells.basic import BasicRNNCell
-from jrnn.cells.gru import GRUCell
-from jrnn.cells.lru import LRUCell
+from jrnn.cells.gru import BasicRNNCell, GRUCell
 from jrnn.cells.lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, LSTMFamily, MILSTMCell
-from jrnn.cells.minimal import MinGRUCell, MinLSTMCell
 from jrnn.cells.options import CommonOptions, LayerOptions, LSTMOptions
-from jrnn.cells.stack import StackedCell
+from jrnn.cells.wrappers import StackedCell
 from jrnn.errors import NetError
 from jrnn.ir import plain
 from jrnn.recurrent import RecurrentState

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_float, describe
-from jrnn.ops.values import as_float
+from jrnn.ops.values import as_float, check_float, describe
 from jrnn.registry import op
 
 _LARGEST = 3.4028234663852886e38  # of float32: what stands for no limit

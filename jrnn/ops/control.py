@@ -1,12 +1,14 @@
-"""Do, If and While: operators that run their sub-nets.
+"""Do, If and While: operators that run their sub-nets; and the workspaces that keep a Do's local blobs for its gradient.
 
 Run eagerly, they read the condition, and each execution of a Do body pushes its local blobs onto a workspace stack,
 where the gradient finds them. Traced, Do is inlined, If becomes `lax.cond` over both branches, and While becomes a
 loop.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,8 +21,43 @@ from jrnn.executor import scan, while_loop
 from jrnn.graph.scope import reads
 from jrnn.ir import Net, Op
 from jrnn.lowering import Context, execute, schedule
-from jrnn.ops.workspace import WorkspaceStack, as_stack
 from jrnn.registry import op
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class WorkspaceStack:
+    """A stack of workspaces, each the local blobs of one execution of a Do body; the last one is on top."""
+
+    frames: tuple[Mapping[str, Any], ...] = ()
+
+    def push(self, frame: Mapping[str, Any]) -> WorkspaceStack:
+        return WorkspaceStack((*self.frames, dict(frame)))
+
+    def pop(self) -> tuple[Mapping[str, Any], WorkspaceStack]:
+        if not self.frames:
+            raise OpError(
+                "its workspace is empty: the forward Do did not run, or it ran in a traced loop, which keeps no workspaces; "
+                "take that gradient with jax.grad, or run the net with run_net"
+            )
+        return self.frames[-1], WorkspaceStack(self.frames[:-1])
+
+
+def as_stack(value: Any) -> WorkspaceStack:
+    if not isinstance(value, WorkspaceStack):
+        raise OpError(f"its last input must be a workspace, made by CreateScope; it is {type(value).__name__}")
+    return value
+
+
+@op("CreateScope", gradient="forbidden")
+def create_scope():
+    return WorkspaceStack()
+
+
+@op("HasScope", gradient="forbidden")
+def has_scope(workspace):
+    return np.asarray([bool(as_stack(workspace).frames)])
+
 
 MOST_COUNTED_TRIPS = 10_000  # a loop that is known to be longer is not counted while tracing
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import GradientError, OpError, near
-from jrnn.ops.checks import check_float
-from jrnn.ops.values import dtype_of
+from jrnn.ops.values import check_float, dtype_of
 from jrnn.registry import gradient, op
 
 

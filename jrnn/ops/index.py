@@ -11,8 +11,7 @@ import numpy as np
 
 from jrnn.autodiff import GradientSlice
 from jrnn.errors import OpError
-from jrnn.ops.checks import describe
-from jrnn.ops.values import STRINGS, canonical_axis, check_indices, check_integers
+from jrnn.ops.values import STRINGS, canonical_axis, check_indices, check_integers, describe
 from jrnn.registry import gradient, op
 
 

@@ -1,6 +1,7 @@
-"""Losses over rows: cross entropies against labels or distributions, and their means.
+"""Losses over rows, cross entropies of independent binary labels, and metrics of classifiers.
 
-Shapes: N rows, D classes. A loss operator returns one number per row; AveragedLoss returns their mean.
+Shapes: N rows, D classes. A loss operator returns one number per row; AveragedLoss returns their mean. Of binary labels,
+logits and targets are [..., D], and the loss is their mean over the last dimension, [...].
 """
 
 from typing import Any
@@ -10,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import describe
-from jrnn.ops.values import as_float, check_indices
+from jrnn.ops.values import as_float, check_indices, check_integers, check_rank, check_same_shape, describe
 from jrnn.registry import op
 
 LOG_THRESHOLD = 1e-20  # the least probability whose logarithm is taken
@@ -95,3 +95,98 @@ def cross_entropy(x, label):
 def cross_entropy_gradient(x, label, dy):
     rows, target = _distributions(x, label)
     return jnp.reshape(-jnp.reshape(dy, (-1, 1)) * target / jnp.maximum(rows, LOG_THRESHOLD), x.shape)
+
+
+def _mean(losses: Any) -> Any:
+    return jnp.sum(losses, -1) / max(losses.shape[-1], 1) if losses.ndim else losses
+
+
+def _each(dy: Any, x: Any) -> Any:
+    """The gradient of a mean over the last dimension of x, at each of its elements."""
+    return jnp.reshape(dy, (*x.shape[:-1], 1)) / max(x.shape[-1], 1) if x.ndim else jnp.reshape(dy, ())
+
+
+def _check(logits: Any, targets: Any, log_d_trick: bool, unjoined: bool) -> None:
+    check_same_shape("logits and targets", as_float(logits), targets)
+    if log_d_trick and unjoined:
+        raise OpError("arguments 'log_D_trick' and 'unjoined_lr_loss' are both set; choose one")
+
+
+@op("SigmoidCrossEntropyWithLogits", gradient="SigmoidCrossEntropyWithLogitsGradient(dy, x, y)")
+def sigmoid_cross_entropy(x, y, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False):
+    _check(x, y, log_D_trick, unjoined_lr_loss)
+    if log_D_trick:  # for a generator: it maximizes log D where targets are 0 instead of minimizing log(1 - D)
+        return _mean((2 * y - 1) * jax.nn.softplus(-x))
+    if unjoined_lr_loss:  # positives were counted among the negatives before
+        return _mean((1 - y) * jax.nn.softplus(x) - y * x)
+    return _mean(jax.nn.softplus(x) - y * x)
+
+
+@op("SigmoidCrossEntropyWithLogitsGradient")
+def sigmoid_cross_entropy_gradient(dy, x, y, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False):
+    _check(x, y, log_D_trick, unjoined_lr_loss)
+    if log_D_trick:
+        return _each(dy, x) * (1 - 2 * y) * jax.nn.sigmoid(-x)
+    if unjoined_lr_loss:
+        return _each(dy, x) * ((1 - y) * jax.nn.sigmoid(x) - y)
+    return _each(dy, x) * (jax.nn.sigmoid(x) - y)
+
+
+@op("WeightedSigmoidCrossEntropyWithLogits", gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(dy, x, y, w)")
+def weighted_sigmoid_cross_entropy(x, y, w):
+    check_same_shape("logits, targets and weights", as_float(x), y, w)
+    return _mean(w * (jax.nn.softplus(x) - y * x))
+
+
+@op("WeightedSigmoidCrossEntropyWithLogitsGradient")
+def weighted_sigmoid_cross_entropy_gradient(dy, x, y, w):
+    return _each(dy, x) * w * (jax.nn.sigmoid(x) - y)
+
+
+@op("MakeTwoClass", gradient="MakeTwoClassGradient(dy)")
+def make_two_class(x):
+    """Probabilities of yes -> those of no and yes: [...] -> [..., 2]."""
+    return jnp.stack([1 - as_float(x), x], axis=-1)
+
+
+@op("MakeTwoClassGradient")
+def make_two_class_gradient(dy):
+    if dy.shape[-1:] != (2,):
+        raise OpError(f"the gradient is {describe(dy)}; its last dimension must be 2")
+    return dy[..., 1] - dy[..., 0]
+
+
+def _check_predictions(x: Any, label: Any) -> None:
+    check_rank(as_float(x), 2, "x")
+    check_integers(label, "label")
+    if label.shape != x.shape[:1]:
+        raise OpError(f"label is {describe(label)}; its shape must be [{x.shape[0]}], one for each row of x")
+
+
+@op("Accuracy", gradient="forbidden")
+def accuracy(x, label, *, top_k: int = 1):
+    _check_predictions(x, label)
+    inside = (label >= 0) & (label < x.shape[1])
+    own = picked(x, jnp.where(inside, label, 0))[:, None]
+    before = jnp.arange(x.shape[1])[None, :] < label[:, None]
+    rank = jnp.sum((x > own) | ((x == own) & before), axis=1)  # of equal predictions the first is the better one
+    return jnp.mean((inside & (rank < top_k)).astype(x.dtype))
+
+
+@op("MultiClassAccuracy", outputs=2, gradient="forbidden")
+def multi_class_accuracy(x, label):
+    """For each class, the share of its rows that are predicted as it (0 where it has none), and how many it has."""
+    _check_predictions(x, label)
+    check_indices(label, x.shape[1], "label")
+    right = (jnp.argmax(x, axis=1) == label).astype(x.dtype)
+    own = one_hot(jnp.asarray(label), x.shape[1], x.dtype)  # [N, D]
+    amounts = jnp.sum(own, axis=0)
+    return jnp.sum(own * right[:, None], axis=0) / jnp.maximum(amounts, 1), amounts.astype(jnp.int32)
+
+
+@op("Perplexity", gradient="forbidden")
+def perplexity(x):
+    """The inverse of the geometric mean of probabilities: [N] or [N, 1] -> []."""
+    if as_float(x).ndim == 0 or x.size != x.shape[0]:
+        raise OpError(f"x is {describe(x)}; it must hold one probability a row")
+    return jnp.exp(-jnp.sum(jnp.log(x)) / max(x.size, 1))

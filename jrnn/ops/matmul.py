@@ -9,8 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from jrnn.errors import GradientError, OpError
-from jrnn.ops.checks import check_float, check_shape, describe, flat_at
-from jrnn.ops.values import canonical_axis
+from jrnn.ops.values import canonical_axis, check_float, check_shape, describe, flat_at
 from jrnn.registry import gradient, op
 
 

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_float, describe, flat_at
-from jrnn.ops.values import canonical_axis, need_key
+from jrnn.ops.values import canonical_axis, check_float, describe, flat_at, need_key
 from jrnn.registry import gradient, op
 
 

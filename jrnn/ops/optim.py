@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import describe
+from jrnn.ops.values import describe
 from jrnn.registry import op
 
 

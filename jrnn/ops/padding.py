@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import describe
-from jrnn.ops.segments import known_lengths
+from jrnn.ops.lengths import known_lengths
+from jrnn.ops.values import describe
 from jrnn.registry import gradient, op
 
 

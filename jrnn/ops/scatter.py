@@ -7,9 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_rank, check_shape, describe
-from jrnn.ops.segments import check_lengths, per_row, segment_ids
-from jrnn.ops.values import as_float, canonical_axis, check_indices, check_integers, check_size
+from jrnn.ops.lengths import check_lengths, per_row, segment_ids
+from jrnn.ops.values import (
+    as_float,
+    canonical_axis,
+    check_indices,
+    check_integers,
+    check_rank,
+    check_shape,
+    check_size,
+    describe,
+)
 from jrnn.registry import gradient, op
 
 

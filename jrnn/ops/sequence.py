@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_float, check_rank, describe
-from jrnn.ops.segments import check_lengths, known_lengths, per_row
-from jrnn.ops.values import canonical_axis, is_concrete
+from jrnn.ops.lengths import check_lengths, known_lengths, per_row
+from jrnn.ops.values import canonical_axis, check_float, check_rank, describe, is_concrete
 from jrnn.registry import gradient, op
 
 _TRIANGLES = {

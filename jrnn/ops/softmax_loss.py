@@ -10,9 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import GradientError, OpError
-from jrnn.ops.checks import check_rank, check_shape, describe, flat_at
 from jrnn.ops.loss import LOG_THRESHOLD, one_hot, picked
-from jrnn.ops.values import as_float, canonical_axis, check_indices, is_concrete
+from jrnn.ops.values import (
+    as_float,
+    canonical_axis,
+    check_indices,
+    check_rank,
+    check_shape,
+    describe,
+    flat_at,
+    is_concrete,
+)
 from jrnn.registry import gradient, op
 
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_rank, describe, flat_at
-from jrnn.ops.values import STRINGS, canonical_axis, check_integers, check_size
+from jrnn.ops.values import STRINGS, canonical_axis, check_integers, check_rank, check_size, describe, flat_at
 from jrnn.registry import gradient, op
 
 

@@ -1,4 +1,4 @@
-"""Helpers for operators of every family: data types on the wire, axes, indices in range, sizes, keys."""
+"""What operators of every family share: checks of inputs, how errors print arrays, data types, axes, sizes and keys."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,35 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.jax_names import is_traced
-from jrnn.ops.checks import describe
+
+
+def describe(x: Any) -> str:
+    """`float32[2,3]`, for error messages."""
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+
+
+def check_rank(x: Any, rank: int, name: str) -> None:
+    """Raises OpError where the array has not this number of dimensions."""
+    if len(x.shape) != rank:
+        raise OpError(f"{name} is {describe(x)}; it must have {rank} dimension{'s' * (rank != 1)}")
+
+
+def check_shape(x: Any, shape: tuple[int, ...], name: str) -> None:
+    """Raises OpError where the array has not this shape."""
+    if x.shape != tuple(shape):
+        raise OpError(f"{name} is {describe(x)}; its shape must be {list(shape)}")
+
+
+def check_float(x: Any, name: str) -> None:
+    """Raises OpError where the array does not hold floating-point numbers."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise OpError(f"{name} is {describe(x)}; it must hold floating-point numbers")
+
+
+def flat_at(x: Any, axis: int) -> Any:
+    """`x` as a matrix: the dimensions before `axis`, and those from it."""
+    return jnp.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+
 
 # TensorProto.DataType, the numbers that arguments such as `dtype` hold, but for STRING.
 STRING = 4

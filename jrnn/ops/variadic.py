@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import describe
-from jrnn.ops.values import as_float, check_same_shape
+from jrnn.ops.values import as_float, check_same_shape, describe
 from jrnn.registry import gradient, op
 
 

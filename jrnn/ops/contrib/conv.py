@@ -1,19 +1,121 @@
-"""Convolutions over one, two, three or more dimensions, with their gradients.
+"""Convolutions and transposed convolutions over one, two, three or more dimensions, with their gradients.
 
 Shapes: N batch, C channels, G groups, M output channels. Order NCHW: x [N, C, *spatial], filter [M, C/G, *kernel]; order
-NHWC: x [N, *spatial, C], filter [M, *kernel, C/G].
+NHWC: x [N, *spatial, C], filter [M, *kernel, C/G]. The filter of a transposed convolution is [C, M/G, *kernel] or
+[C, *kernel, M/G].
+
+XLA on a CPU runs a grouped convolution much slower than its parts. There, depthwise convolutions become sums of shifted
+images, and others become one convolution per group. On other devices they stay one operation of XLA.
 """
 
+import functools
+import itertools
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_float, check_shape, describe
-from jrnn.ops.contrib.grouped import Convolution, convolve
-from jrnn.ops.contrib.window import Window, spatial_axes, takes_window
+from jrnn.ops.contrib.window import CAFFE, NOTSET, Window, spatial_axes, takes_window
+from jrnn.ops.values import check_float, check_shape, describe
 from jrnn.registry import gradient, op
+
+LETTERS = "DHWUVXYZ"  # one for each spatial dimension
+MOST_SHIFTS = 128  # places of a kernel, each of which is one term of the sum
+MOST_PARTS = 32  # groups that become convolutions of their own
+
+
+def dimension_numbers(rank: int, channels_last: bool) -> tuple[str, str, str]:
+    """XLA's description of how image, filter and result are laid out, for `rank` spatial dimensions.
+
+    >>> dimension_numbers(2, False)
+    ('NCDH', 'OIDH', 'NCDH')
+    """
+    letters = LETTERS[:rank]
+    image = f"N{letters}C" if channels_last else f"NC{letters}"
+    return image, f"O{letters}I" if channels_last else f"OI{letters}", image
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """What slides how: `dilation` is the kernel's, `spread` the distance between the image's elements."""
+
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    spread: tuple[int, ...]
+    channels_last: bool
+    group: int
+
+    @property
+    def channel(self) -> int:
+        """The axis of channels in an image."""
+        return len(self.stride) + 1 if self.channels_last else 1
+
+
+@functools.partial(jax.jit, static_argnums=2)  # one program, where operators run one by one
+def convolve(x: Any, filter: Any, c: Convolution) -> Any:
+    """The convolution of an image and a filter that fit together."""
+    if c.group == 1:
+        return _whole(x, filter, c)
+    kernel = filter.shape[1:-1] if c.channels_last else filter.shape[2:]
+    if x.shape[c.channel] == c.group and math.prod(kernel) <= MOST_SHIFTS:
+        on_cpu = functools.partial(_shifted, c=c)
+    elif c.group <= MOST_PARTS:
+        on_cpu = functools.partial(_in_parts, c=c)
+    else:
+        return _whole(x, filter, c)
+    return lax.platform_dependent(x, filter, cpu=on_cpu, default=functools.partial(_whole, c=c))
+
+
+def _whole(x: Any, filter: Any, c: Convolution) -> Any:
+    return lax.conv_general_dilated(
+        x,
+        filter,
+        c.stride,
+        c.padding,
+        lhs_dilation=c.spread,
+        rhs_dilation=c.dilation,
+        dimension_numbers=dimension_numbers(len(c.stride), c.channels_last),
+        feature_group_count=c.group,
+    )
+
+
+def _in_parts(x: Any, filter: Any, c: Convolution) -> Any:
+    one = Convolution(c.stride, c.padding, c.dilation, c.spread, c.channels_last, 1)
+    parts = zip(jnp.split(x, c.group, c.channel), jnp.split(filter, c.group, 0))
+    return jnp.concatenate([_whole(image, f, one) for image, f in parts], c.channel)
+
+
+def _shifted(x: Any, filter: Any, c: Convolution) -> Any:
+    """A depthwise convolution: for each place of the kernel the image moved there, times one number a channel."""
+    rank, axis = len(c.stride), c.channel
+    kernel = filter.shape[1:-1] if c.channels_last else filter.shape[2:]
+    spatial = range(1, rank + 1) if c.channels_last else range(2, rank + 2)
+    wide = jnp.promote_types(x.dtype, jnp.float32)  # sums of narrower types are as wide as XLA's own
+    config = [(0, 0, 0)] * x.ndim
+    for k, a in enumerate(spatial):
+        config[a] = (*c.padding[k], c.spread[k] - 1)
+    padded = lax.pad(x, jnp.zeros((), x.dtype), config).astype(wide)
+    # [N, G, M/G, *spatial]: every channel makes M/G others
+    padded = jnp.expand_dims(padded, axis + 1)
+    spatial = [a + (a > axis) for a in spatial]
+    per_place = filter.reshape(c.group, -1, math.prod(kernel)).astype(wide)  # [G, M/G, K]: C/G is 1
+    sizes = [(padded.shape[a] - c.dilation[k] * (kernel[k] - 1) - 1) // c.stride[k] + 1 for k, a in enumerate(spatial)]
+    total: Any = 0
+    for number, place in enumerate(itertools.product(*map(range, kernel))):
+        starts, limits, strides = [0] * padded.ndim, list(padded.shape), [1] * padded.ndim
+        for k, a in enumerate(spatial):
+            starts[a], strides[a] = place[k] * c.dilation[k], c.stride[k]
+            limits[a] = starts[a] + (sizes[k] - 1) * c.stride[k] + 1
+        weights = jnp.expand_dims(per_place[..., number], [a for a in range(padded.ndim) if a not in (axis, axis + 1)])
+        total = total + weights * lax.slice(padded, starts, limits, strides)
+    shape = [*total.shape[:axis], filter.shape[0], *total.shape[axis + 2 :]]
+    return total.reshape(shape).astype(x.dtype)
+
 
 TYPES = ("Conv", "Conv1D", "Conv2D", "Conv3D")
 
@@ -93,3 +195,98 @@ for _type in TYPES:
     op(_type)(conv)
     op(_type + "Gradient", outputs=(1, 3))(conv_gradient)
     gradient(_type)(make_conv_gradient)
+
+
+def _extra(adj: int | None, adj_h: int | None, adj_w: int | None, adjs: tuple[int, ...], w: Window) -> tuple[int, ...]:
+    """How many elements each dimension of the result gets beyond what the windows reach."""
+    rank = len(w.kernel)
+    if adj is not None:
+        found = (adj,) * rank
+    elif adj_h is not None and adj_w is not None:
+        found = (adj_h, adj_w)
+    else:
+        found = adjs or (0,) * rank
+    if len(found) != rank or any(not 0 <= e <= s for e, s in zip(found, w.stride)):
+        raise OpError(f"adjs {list(found)} must be {rank} numbers from 0 to strides {list(w.stride)}, one a dimension")
+    return found
+
+
+def _checked_transpose(x: Any, filter: Any, window: Window, group: int) -> Window:
+    check_float(x, "x")
+    w = window.for_image(x)
+    if window.whole or w.legacy_pad == CAFFE or any(d != 1 for d in w.dilation):
+        raise OpError("takes no global_pooling, dilation or legacy_pad 3; leave them out")
+    channels = x.shape[-1 if w.channels_last else 1]
+    spatial = filter.shape[1:-1] if w.channels_last else filter.shape[2:]
+    if filter.ndim != x.ndim or filter.shape[0] != channels or spatial != w.kernel:
+        wanted = [channels, *w.kernel, "M/G"] if w.channels_last else [channels, "M/G", *w.kernel]
+        raise OpError(f"filter is {describe(filter)} and x is {describe(x)}; filter must be {wanted}")
+    if group < 1 or channels % group:
+        raise OpError(f"group {group} must be at least 1 and divide the {channels} channels of x {describe(x)}")
+    return w
+
+
+def _grouped_filter(filter: Any, group: int, channels_last: bool) -> Any:
+    """filter as the forward convolution's, [M, *kernel, C/G] or [M, C/G, *kernel], with the kernel turned round."""
+    channels = filter.shape[0]
+    f = filter if channels_last else jnp.moveaxis(filter, 1, -1)  # [C, *kernel, M/G]
+    kernel = f.shape[1:-1]
+    f = jnp.flip(f, tuple(range(1, f.ndim - 1))).reshape(group, channels // group, *kernel, f.shape[-1])
+    f = jnp.moveaxis(jnp.swapaxes(f, 1, -1), -1, 2)  # [G, M/G, C/G, *kernel]
+    f = f.reshape(-1, channels // group, *kernel)
+    return jnp.moveaxis(f, 1, -1) if channels_last else f
+
+
+def _transpose(x: Any, filter: Any, w: Window, group: int, extra: tuple[int, ...]) -> Any:
+    rank = len(w.kernel)
+    # compat: legacy padding means none here
+    pads = w.pads if w.legacy_pad == NOTSET else (0,) * (2 * rank)
+    padding = tuple((w.kernel[k] - 1 - pads[k], w.kernel[k] - 1 - pads[k + rank] + extra[k]) for k in range(rank))
+    ones = (1,) * rank
+    how = Convolution(ones, padding, ones, w.stride, w.channels_last, group)
+    return convolve(x, _grouped_filter(filter, group, w.channels_last), how)
+
+
+@op("ConvTranspose")
+@takes_window
+def conv_transpose(
+    x,
+    filter,
+    bias=None,
+    *,
+    window,
+    group: int = 1,
+    adj: int | None = None,
+    adj_h: int | None = None,
+    adj_w: int | None = None,
+    adjs: tuple[int, ...] = (),
+):
+    w = _checked_transpose(x, filter, window, group)
+    y = _transpose(x, filter, w, group, _extra(adj, adj_h, adj_w, adjs, w))
+    return y if bias is None else add_bias(y, bias, w.channels_last)
+
+
+@op("ConvTransposeGradient", outputs=(1, 3))
+@takes_window
+def conv_transpose_gradient(
+    x,
+    filter,
+    dy,
+    *,
+    window,
+    group: int = 1,
+    adj: int | None = None,
+    adj_h: int | None = None,
+    adj_w: int | None = None,
+    adjs: tuple[int, ...] = (),
+    no_bias: bool = False,
+):
+    """The gradients of filter, bias (but for no_bias) and x."""
+    w = _checked_transpose(x, filter, window, group)
+    extra = _extra(adj, adj_h, adj_w, adjs, w)
+    (dfilter,) = jax.linear_transpose(lambda f: _transpose(x, f, w, group, extra), filter)(dy)
+    (dx,) = jax.linear_transpose(lambda v: _transpose(v, filter, w, group, extra), x)(dy)
+    return (dfilter, dx) if no_bias else (dfilter, bias_gradient(dy, w.channels_last), dx)
+
+
+gradient("ConvTranspose")(make_conv_gradient)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_rank, check_shape, describe
 from jrnn.ops.contrib.unstable_sort import descending
+from jrnn.ops.values import check_rank, check_shape, describe
 from jrnn.registry import op
 
 _LARGEST_GROWTH = np.float32(math.log(1000.0 / 16.0))  # of a box's logarithmic width

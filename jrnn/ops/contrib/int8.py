@@ -1,12 +1,15 @@
-"""Tensors of 8-bit numbers with one scale and one zero point, as Caffe2's Int8 operators have them, and their elements.
+"""Tensors of 8-bit numbers with one scale and one zero point, as in Caffe2's Int8 operators: elements, shapes, layers.
 
-A stored number q stands for `scale * (q - zero_point)`. Where an Int8 operator is given plain floats, it takes them as they
-are: quantization is what makes `Int8Quantize` and what every operator does to its result.
+A stored number q stands for `scale * (q - zero_point)`. Plain floats are accepted as inputs; only Int8Quantize and the
+outputs of operators are quantized.
+
+Shapes: N batch, C channels, M outputs. Images are [N, H, W, C] (order NHWC), filters [M, kernel, C / group], biases [M].
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_float, describe
-from jrnn.ops.values import canonical_axis, check_size
+from jrnn.ops.contrib.conv import convolution
+from jrnn.ops.contrib.image import scale_factors, stretched
+from jrnn.ops.contrib.pool import averaged, greatest
+from jrnn.ops.contrib.window import Window, takes_window
+from jrnn.ops.values import canonical_axis, check_float, check_size, describe, flat_at
 from jrnn.registry import op
 
 
@@ -227,3 +233,100 @@ def concat(*xs, axis: int = 1, order: str | None = None, Y_scale: float = 1.0, Y
     along = tensors[0].ndim - 1 if order is not None else canonical_axis(axis, tensors[0].ndim)
     joined = jnp.concatenate([x.stored for x in tensors], along)
     return tensors[0].like(joined), np.array([x.shape[along] for x in tensors], np.int32)
+
+
+def _requantized(total: Any, x: Any, w: Any, bias: Any, scale: float, zero_point: int, relu: bool, floats: bool) -> Any:
+    """The sum of products plus the bias, in float64 (which holds it exactly), as a result of the scale that is asked for."""
+    unit = np.float32(getattr(x, "scale", 1.0)) * np.float32(getattr(w, "scale", 1.0))  # of whole numbers
+    if bias is not None:
+        own = _whole(bias) if isinstance(bias, Int8Tensor) else _whole(bias) / np.float64(unit)
+        total = total + jnp.expand_dims(own, tuple(range(total.ndim - 1)))
+    if floats:
+        y = (total * np.float64(unit)).astype(jnp.float32)
+        return jnp.maximum(y, 0) if relu else y
+    check_scale(scale, zero_point)
+    factor = float(unit / np.float32(scale))
+    if factor < 1 and isinstance(x, Int8Tensor) and isinstance(w, Int8Tensor):
+        fraction, exponent = math.frexp(factor)
+        # compat: QNNPACK rounds the product with the fraction first, then the shift by the exponent
+        return quantized(away_from_zero(jnp.floor(total * fraction + 0.5) * 2.0**exponent), scale, zero_point, relu)
+    return quantized(away_from_zero(total * factor), scale, zero_point, relu)
+
+
+def _whole(x: Any) -> Any:
+    """Stored numbers without the zero point, or floats, in float64: whole numbers stay exact."""
+    return centered(x).astype(jnp.float64) if isinstance(x, Int8Tensor) else jnp.asarray(x).astype(jnp.float64)
+
+
+@op("Int8FC", gradient="forbidden")
+def fc(x, w, b, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0, dequantize_output: bool = False):
+    """y = x w^T + b, with x flattened from `axis` on; with `dequantize_output` in floats."""
+    axis = canonical_axis(axis, x.ndim)
+    with jax.enable_x64(True):
+        x2 = flat_at(_whole(x), axis)
+        if w.ndim != 2 or w.shape[1] != x2.shape[1] or b.shape != w.shape[:1]:
+            raise OpError(
+                f"x {describe(x)} has {x2.shape[1]} features from axis {axis} on, w is {describe(w)} and b {describe(b)}; "
+                f"they must be [M, {x2.shape[1]}] and [M]"
+            )
+        total = (x2 @ _whole(w).T).reshape(*x.shape[:axis], w.shape[0])
+        return _requantized(total, x, w, b, Y_scale, Y_zero_point, False, dequantize_output)
+
+
+def _convolution(x: Any, filter: Any, bias: Any, window: Window, group: int, *result: Any) -> Any:
+    if not window.channels_last:
+        raise OpError("order is NCHW; an Int8 convolution has order NHWC")
+    with jax.enable_x64(True):
+        total = convolution(_whole(x), _whole(filter), window, group)
+        if bias is not None and bias.shape != total.shape[-1:]:
+            raise OpError(f"bias is {describe(bias)}; its shape must be [{total.shape[-1]}]")
+        return _requantized(total, x, filter, bias, *result, False)
+
+
+def _register_convolution(type: str, relu: bool) -> None:
+    @op(type, gradient="forbidden")
+    @takes_window
+    def conv(x, filter, bias=None, *, window, group: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
+        return _convolution(x, filter, bias, window, group, Y_scale, Y_zero_point, relu)
+
+
+_register_convolution("Int8Conv", False)
+_register_convolution("Int8ConvRelu", True)
+
+
+def _register_pools(suffix: str, relu: bool) -> None:
+    @op("Int8AveragePool" + suffix, gradient="forbidden")
+    @takes_window
+    def average(x, *, window, Y_scale: float = 1.0, Y_zero_point: int = 0):
+        x = need_int8(x, "x")
+        check_scale(Y_scale, Y_zero_point)
+        _check_order(window)
+        mean = averaged(centered(x, jnp.float32), window, count_include_pad=True)  # compat: padding stands for 0
+        steps = away_from_zero(mean * (np.float32(x.scale) / np.float32(Y_scale)))
+        return quantized(steps, Y_scale, Y_zero_point, relu)
+
+    @op("Int8MaxPool" + suffix, gradient="forbidden")
+    @takes_window
+    def maximum(x, *, window, Y_scale: float = 1.0, Y_zero_point: int = 0):
+        x = need_int8(x, "x")
+        check_same_scale(x, Y_scale, Y_zero_point)
+        _check_order(window)
+        return quantized(greatest(centered(x, jnp.float32), window), x.scale, x.zero_point, relu)
+
+
+_register_pools("", False)
+_register_pools("Relu", True)
+
+
+def _check_order(window: Window) -> None:
+    if not window.channels_last:
+        raise OpError("order is NCHW; Int8 pooling has order NHWC")
+
+
+@op("Int8ResizeNearest", gradient="forbidden")
+def resize_nearest(
+    x, *, width_scale: float = 1.0, height_scale: float = 1.0, Y_scale: float = 1.0, Y_zero_point: int = 0
+):
+    x = need_int8(x, "x")
+    check_same_scale(x, Y_scale, Y_zero_point)
+    return x.like(stretched(jnp.asarray(x.stored), scale_factors(None, (height_scale, width_scale)), (1, 2)))

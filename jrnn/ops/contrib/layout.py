@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from jrnn.errors import OpError
 from jrnn.ir import Op
-from jrnn.ops.checks import describe
-from jrnn.ops.concat import concat, split
 from jrnn.ops.contrib.window import Window, check_image, is_channels_last, spatial_axes, takes_window
+from jrnn.ops.shape import concat, split
+from jrnn.ops.values import describe
 from jrnn.registry import gradient, op
 
 

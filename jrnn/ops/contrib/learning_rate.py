@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError, near
-from jrnn.ops.checks import describe
+from jrnn.ops.values import describe
 from jrnn.registry import op
 
 POLICIES: dict[str, Callable] = {}

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import describe
 from jrnn.ops.optim import filled, momentum_step, same_size, scalar
+from jrnn.ops.values import describe
 from jrnn.registry import op
 
 

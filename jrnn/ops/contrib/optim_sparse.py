@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import describe
 from jrnn.ops.contrib.optim_rare import adadelta_step, ftrl_alpha, ftrl_step, storm_step
 from jrnn.ops.optim import adam_step, filled, momentum_step, next_step, scalar
-from jrnn.ops.values import check_indices
+from jrnn.ops.values import check_indices, describe
 from jrnn.registry import op
 
 

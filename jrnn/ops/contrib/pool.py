@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_float, check_shape
 from jrnn.ops.contrib.window import CAFFE, Window, spatial_axes, takes_window
+from jrnn.ops.values import check_float, check_shape
 from jrnn.registry import op
 
 

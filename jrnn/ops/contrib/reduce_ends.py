@@ -11,9 +11,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_rank, describe, flat_at
 from jrnn.ops.reduce import max_of
-from jrnn.ops.values import as_float, check_integers, is_concrete
+from jrnn.ops.values import as_float, check_integers, check_rank, describe, flat_at, is_concrete
 from jrnn.registry import op
 
 

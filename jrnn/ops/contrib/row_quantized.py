@@ -13,9 +13,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_float, check_rank, check_shape, describe
-from jrnn.ops.segments import check_lengths, per_row, segment_ids
-from jrnn.ops.values import check_indices
+from jrnn.ops.lengths import check_lengths, per_row, segment_ids
+from jrnn.ops.values import check_float, check_indices, check_rank, check_shape, describe
 from jrnn.registry import op
 
 _TINY = 1e-8  # added to the range of a row, which may be 0

@@ -13,9 +13,8 @@ import numpy as np
 
 from jrnn.autodiff import GradientSlice
 from jrnn.errors import OpError
-from jrnn.ops.checks import check_rank, check_shape, describe
-from jrnn.ops.segments import per_row
-from jrnn.ops.values import as_float, check_indices, check_integers, is_concrete
+from jrnn.ops.lengths import per_row
+from jrnn.ops.values import as_float, check_indices, check_integers, check_rank, check_shape, describe, is_concrete
 from jrnn.registry import gradient, op
 
 

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 
 from jrnn.autodiff import GradientSlice
 from jrnn.ir import Op
-from jrnn.ops.checks import check_rank, check_shape
-from jrnn.ops.segments import check_lengths, known_lengths, per_row, segment_ids
-from jrnn.ops.values import as_float, check_indices
+from jrnn.ops.lengths import check_lengths, known_lengths, per_row, segment_ids
+from jrnn.ops.values import as_float, check_indices, check_rank, check_shape
 from jrnn.registry import gradient, op
 
 

@@ -26,7 +26,7 @@ from jrnn.cells import (
     StackedCell,
     run_cell,
 )
-from jrnn.cells.dropout import WrappedCell
+from jrnn.cells.wrappers import WrappedCell
 from jrnn.train.models.model import DEFAULT, Compute, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.toml_codec import require

@@ -1,7 +1,7 @@
-"""Operators on files and the terminal: databases, Load, Save and Print.
+"""Operators with effects outside the net's values: counters, databases, Load, Save and Print.
 
-A net may read and write only in the folder that the caller allows (`files`). A database is opened when its first record is
-read.
+A net reads and writes files only in the folder that the caller allows (`files`). A database is opened when its first record
+is read. Effects cannot happen in a traced loop or branch.
 """
 
 from pathlib import Path
@@ -180,3 +180,53 @@ def print_(x, *, to_file: bool = False, limit: int = 0, every_n: int = 1, op, co
         flat = value.reshape(-1)[: limit or 1000].tolist()
         print(f"{op.inputs[0]} {value.dtype}{list(value.shape)}: {', '.join(map(str, flat))}")
     return ()
+
+
+class Counter:
+    """An integer that operators change in place; Caffe2's is 64 bits wide."""
+
+    def __init__(self, count: int):
+        self.count = count
+
+
+def _checked(counter, context) -> Counter:
+    if not isinstance(counter, Counter):
+        raise OpError(f"its input must be a counter, made by CreateCounter; it is {type(counter).__name__}")
+    if context.in_branch:
+        raise OpError(
+            "a counter changes in place, which a traced loop or branch cannot do; run the net with run_net, or count in an "
+            "integer blob"
+        )
+    return counter
+
+
+@op("CreateCounter", gradient="forbidden")
+def create_counter(*, init_count: int = 0):
+    if init_count < 0:
+        raise OpError(f"argument 'init_count' is {init_count}; a counter starts at 0 or above")
+    return Counter(init_count)
+
+
+@op("ResetCounter", outputs=(0, 1), gradient="forbidden", updates=(0,))
+def reset_counter(counter, *, init_count: int = 0, context):
+    before, _checked(counter, context).count = _checked(counter, context).count, init_count
+    return np.asarray(before, np.int64)
+
+
+@op("CountDown", gradient="forbidden", updates=(0,))
+def count_down(counter, *, context):
+    """False while there was something to count, then True; goes on below zero."""
+    _checked(counter, context).count -= 1
+    return np.asarray(counter.count < 0)
+
+
+@op("CountUp", gradient="forbidden", updates=(0,))
+def count_up(counter, *, context):
+    """The count before it went up."""
+    _checked(counter, context).count += 1
+    return np.asarray(counter.count - 1, np.int64)
+
+
+@op("RetrieveCount", gradient="forbidden")
+def retrieve_count(counter, *, context):
+    return np.asarray(_checked(counter, context).count, np.int64)
