@@ -37,13 +37,13 @@ _OPTIONS = LayerOptions()
 
 @dataclass(frozen=True)
 class MinimalFamily(Cell):
-    """h = h_prev + u (candidate - h_prev). What share u of the candidate is taken is left open."""
+    """h = h_prev + u (candidate - h_prev). Subclasses compute the share u of the candidate."""
 
     input_size: int
     hidden_size: int
     options: LayerOptions = _OPTIONS
 
-    gates: ClassVar[tuple[str, ...]]  # what the rows of i2h are for; "candidate" is among them
+    gates: ClassVar[tuple[str, ...]]  # the gates in the rows of i2h, "candidate" among them
 
     @abstractmethod
     def share(self, b: NetBuilder, of_input: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """Attention over the outputs of an encoder, around a decoder cell.
 
-Shapes: T decoder steps, S encoder steps, N batch, E encoder features, H decoder's hidden size. The decoder's gates see the
-hidden state and the context of the step before, side by side; its new hidden state h asks for the next context:
+Shapes: T decoder steps, S encoder steps, N batch, E encoder features, H decoder's hidden size. The decoder's gates read the
+concatenated hidden state and context of the previous step. Its new hidden state h determines the next context:
 
     scores[s, n] = v . tanh(W_e enc[s, n] + W_h h[n])                       regular (additive)
                  = v . tanh(W_e enc[s, n] + W_c context_prev[n] + W_h h[n]) recurrent
@@ -9,8 +9,8 @@ hidden state and the context of the step before, side by side; its new hidden st
                  = v . tanh(W_e enc[s, n] + W_h h[n] + coverage_prev[n, s] W_v enc[s, n])   coverage
     weights = softmax of scores over s;  context[n] = sum_s weights[s, n] enc[s, n];  coverage = all weights so far
 
-Where an encoder has lengths, s runs over the valid steps of each sequence. Of a sequence of length 0 all weights are 0, and
-so is its context: a sum over nothing. (Caffe2 has NaN there; `Encoder.mask_padding` tells the nets apart.)
+If the encoder has lengths, s runs over the valid steps of each sequence. A sequence of length 0 has weights 0 and context 0.
+(Caffe2 has NaN there; see `Encoder.mask_padding`.)
 
 Sources: Bahdanau et al. 2015 (additive), Luong et al. 2015 (dot), Tu et al. 2016 (coverage).
 """
@@ -24,9 +24,7 @@ from jrnn.errors import NetError, near
 from jrnn.recurrent import RecurrentState
 
 KINDS = ("regular", "recurrent", "dot", "coverage")
-MASKED = (
-    -3e38
-)  # the score of a step that is no step: exp makes 0 of it, but unlike -inf it is a number where all are so
+MASKED = -3e38  # the score of padding: its exp is 0; unlike with -inf, a softmax of such scores alone is not NaN
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,9 @@ class Encoder:
         outputs: the encoder's outputs [S, N, E].
         size: E.
         lengths: int32 [N], or None.
-        weighted: W_e outputs [S, N, E], if they are computed already.
-        mask_padding: see `RunOptions`. Without it the attention has Caffe2's operators, and gives NaN for a sequence of
-            length 0.
+        weighted: W_e outputs [S, N, E], if they are already computed.
+        mask_padding: see `RunOptions`. Without it the attention consists of Caffe2's operators, and is NaN for a sequence
+            of length 0.
     """
 
     outputs: str
@@ -51,10 +49,10 @@ class Encoder:
 
 @dataclass(frozen=True)
 class AttentionCell(Cell):
-    """A decoder cell that attends to an encoder. The decoder stands under the scope `decoder`.
+    """A decoder cell that attends to an encoder. The decoder is under the scope `decoder`.
 
-    Its states are the decoder's (the output one is called `hidden_t_external`), then the context, then, for coverage
-    attention, the coverage [1, N, S]. Its output is the hidden state joined with the context [T, N, H + E].
+    Its states are the decoder's (the output state is named `hidden_t_external`), the context, and for coverage attention the
+    coverage [1, N, S]. Its output is the hidden state concatenated with the context [T, N, H + E].
 
     Attributes:
         decoder: the cell.
@@ -148,13 +146,13 @@ class AttentionCell(Cell):
         return b.op("Concat", [hidden, context], names, axis=2)[0]
 
     def _attend(self, b: NetBuilder, scores: str, previous: Sequence[str]) -> list[str]:
-        """From scores [N, S, 1] to the context [1, N, E], and the coverage [1, N, S]."""
+        """Scores [N, S, 1] -> the context [1, N, E], and for coverage attention the coverage [1, N, S]."""
         lengths, masks = self.encoder.lengths, self._masks
         if lengths is not None:
             fill = {"fill_val": MASKED} if masks else {}
             scores = b.op("SequenceMask", [scores, lengths], "masked_attention_logits", mode="sequence", **fill)
         weights = b.op("Softmax", [scores], "attention_shares_3d" if masks else "attention_weights_3d", axis=1)
-        if masks:  # a sequence of length 0 has equal shares of nothing
+        if masks:  # a sequence of length 0 has equal weights on padding
             weights = b.op("SequenceMask", [weights, lengths], "attention_weights_3d", mode="sequence", fill_val=0.0)
         names = ["attention_weighted_encoder_context", "attention_weighted_encoder_context_old_shape"]
         context = b.op("BatchMatMul", [b.scoped("encoder_outputs_transposed"), weights], names[0])  # [N, E, 1]

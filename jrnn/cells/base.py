@@ -1,4 +1,4 @@
-"""What a cell is, and how it is run over a sequence.
+"""The interface of cells, and how a cell is run over a sequence.
 
 Shapes: T time, N batch, D input, H hidden. A cell describes one step as operators of a step net; `run_cell` puts the input
 projection before the loop, builds the step net, and appends the recurrent network.
@@ -33,7 +33,7 @@ class StateSpec:
     size: int
 
     def within(self, scope: str) -> StateSpec:
-        """The same state of a cell that stands under a scope."""
+        """The same state, of a cell under a scope."""
         return StateSpec(f"{scope}/{self.previous}", f"{scope}/{self.new}", f"{scope}/{self.initial}", self.size)
 
 
@@ -56,7 +56,7 @@ class StepInputs:
     recurrent_mask: str | None = None
 
     def with_input(self, input: str) -> StepInputs:
-        """The same for another input, as of the next layer."""
+        """The same blobs with another input, such as that of the next layer."""
         return replace(self, input=input)
 
 
@@ -80,7 +80,7 @@ class Cell(ABC):
 
     @abstractmethod
     def prepare_input(self, b: NetBuilder, x: str) -> str:
-        """Appends the operators that depend only on the input, for all steps or for one: [T, N, D] -> [T, N, ...]."""
+        """Appends the operators that depend only on the input, of all steps or of one: [T, N, D] -> [T, N, ...]."""
 
     def before_loop(self, b: NetBuilder, x: str) -> None:
         """Appends to the outer net the blobs that steps read and that do not depend on the input x [T, N, D]."""
@@ -106,9 +106,8 @@ class RunOptions:
     Attributes:
         outputs_with_grads: the positions of the outputs that pass gradients on; None: all of them.
         forward_only: build no backward step net.
-        mask_padding: set the input to zero after the end of each sequence. What the padding holds never shows in the
-            outputs. Without the mask, a NaN in the padding makes the gradients of the input projection NaN (0 x NaN), as in
-            Caffe2.
+        mask_padding: set the input to zero after the end of each sequence. Outputs never depend on the padding, but
+            without the mask, a NaN in the padding makes the gradients of the input projection NaN (0 x NaN), as in Caffe2.
         unroll_steps: the number of steps T. The operators of every step are appended, instead of a recurrent network. Caffe2
             then takes only initial states [1, N, H].
     """
@@ -220,14 +219,14 @@ def fully_connected(b: NetBuilder, x: str, name: str, size_in: int, size_out: in
 
 
 def dropped(b: NetBuilder, at: StepInputs, hidden: str) -> str:
-    """The hidden state as it enters the recurrent products: with its units dropped that the mask drops."""
+    """The hidden state for the recurrent products: times the recurrent mask, if there is one."""
     if at.recurrent_mask is None:
         return hidden
     return b.op("Mul", [hidden, at.recurrent_mask], "hidden_t_prev_dropped")
 
 
 def joined(b: NetBuilder, at: StepInputs, hidden: str, size: int, name: str = "gates") -> tuple[str, int]:
-    """The hidden state with the extra blobs beside it, and the size of both together."""
+    """The hidden state concatenated with the extra blobs, and their total size."""
     if not at.extra:
         return hidden, size
     name += "_concatenated_input_t"
@@ -237,16 +236,16 @@ def joined(b: NetBuilder, at: StepInputs, hidden: str, size: int, name: str = "g
 
 
 def before_end(at: StepInputs, name: str) -> str:
-    """The name of a state that takes no account of lengths yet: its own where there are none."""
+    """The name of a new state before lengths are applied: its own name if there are none."""
     return name if at.lengths is None else name + "_candidate"
 
 
 def ended(
     b: NetBuilder, at: StepInputs, previous: Sequence[str], new: Sequence[str], names: Sequence[str], drop_states: bool
 ) -> list[str]:
-    """The states `names`: the new ones, and past the end of a sequence the previous ones, or zeros with drop_states.
+    """Writes the states `names`: the new ones, or after the end of a sequence the previous ones (zeros with drop_states).
 
-    For cells without an operator that knows about lengths; `new` are blobs called as `before_end` says.
+    For cells whose operators ignore lengths; `new` are blobs named by `before_end`.
     """
     if at.lengths is None:
         return list(new)
@@ -263,15 +262,15 @@ def ended(
 
 
 def _mask(b: NetBuilder, comparison: str, at: StepInputs, name: str) -> str:
-    """1.0 where the lengths compare so with the timestep, else 0.0: float [N]."""
+    """1.0 where the comparison of the lengths with the timestep holds, else 0.0: float [N]."""
     found = b.op(comparison, [at.lengths, at.timestep], name + "_b", broadcast=1)
     return b.op("StopGradient", [b.op("Cast", [found], name, to="float")], name)
 
 
 def refuse_products(at: StepInputs, cell: str) -> None:
-    """Raises NetError where something is to enter the recurrent products of a cell that has none."""
+    """Raises NetError for inputs to recurrent products, in a cell that has none."""
     if at.extra or at.recurrent_mask is not None:
         raise NetError(
-            f"{cell} has no product of its state with weights, which attention's context or recurrent dropout could enter; "
-            "use another cell within them, or DropoutCell or ZoneoutCell around this one"
+            f"{cell} has no product of its state with weights, which attention and recurrent dropout change; use another "
+            "cell within them, or DropoutCell or ZoneoutCell around this one"
         )

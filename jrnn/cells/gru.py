@@ -95,11 +95,8 @@ class BasicRNNCell(Cell):
 
     def __post_init__(self):
         if self.options.activation not in ACTIVATIONS:
-            known = ", ".join(map(repr, ACTIVATIONS))
-            raise NetError(
-                f"activation must be one of {known}, is {self.options.activation!r}"
-                f"{near(self.options.activation, ACTIVATIONS)}"
-            )
+            known, given = ", ".join(map(repr, ACTIVATIONS)), self.options.activation
+            raise NetError(f"activation must be one of {known}, is {given!r}{near(given, ACTIVATIONS)}")
 
     @property
     def states(self) -> tuple[StateSpec, ...]:

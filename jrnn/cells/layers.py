@@ -231,7 +231,7 @@ def layered_LSTM(
     chained = initial_states is not None and len(initial_states) == 2
     if initial_states is not None and len(initial_states) not in (2, 2 * len(dim_out)):
         raise NetError(
-            f"layered LSTM {scope!r} takes 2 initial states or {2 * len(dim_out)}, was given {len(initial_states)}"
+            f"layered LSTM {scope!r} takes 2 or {2 * len(dim_out)} initial states, was given {len(initial_states)}"
         )
     layers: list[LSTMLayer] = []
     asked = options.run_options(len(dim_out), 4).outputs_with_grads

@@ -1,4 +1,4 @@
-"""LSTM as a step net, with Caffe2's names, gate order and parameters; and its variants, which compute the gates differently.
+"""LSTM as a step net, with Caffe2's names, gate order and parameters; and variants that compute the gates differently.
 
 Shapes: T time, N batch, D input, H hidden. Gates are i, f, o, g along the last axis; the parameters are `i2h_w` [4H, D],
 `i2h_b` [4H], `gates_t_w` [4H, H], `gates_t_b` [4H].
@@ -21,7 +21,7 @@ EPSILON = 1e-4  # of layer normalization
 
 @dataclass(frozen=True)
 class LSTMFamily(Cell):
-    """One step from gates [1, N, 4H]: c = f c_prev + i g; h = o tanh(c). What makes the gates is left open."""
+    """One step from gates [1, N, 4H]: c = f c_prev + i g; h = o tanh(c). Subclasses compute the gates."""
 
     input_size: int
     hidden_size: int

@@ -33,7 +33,7 @@ class CommonOptions:
             object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     def run_options(self, layers: int, outputs: int) -> RunOptions:
-        """How the cells of so many layers, of so many outputs each, are run together."""
+        """The options of `run_cell` for this number of layers with this number of outputs each."""
         if self.outputs_with_grads is None:
             return RunOptions(None, self.forward_only, self.mask_padding, self.unroll_steps)
         given = []

@@ -3,8 +3,9 @@
 Shapes: T time, N batch, H hidden. With is_test there is no noise; states then have their expected values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jrnn.builder import NetBuilder
 from jrnn.cells.base import Cell, StateSpec, StepInputs
@@ -43,14 +44,6 @@ class StackedCell(Cell):
         return sum(len(c.states) for c in self.cells[:layer])
 
     @property
-    def _connected(self) -> tuple[int, ...]:
-        """The layers whose outputs add up to the output of the top one."""
-        lowest = len(self.cells) - 1
-        while lowest in self.residual:
-            lowest -= 1
-        return tuple(range(lowest, len(self.cells)))
-
-    @property
     def output_index(self) -> int:
         return self._first_state(len(self.cells) - 1) + self.cells[-1].output_index
 
@@ -68,7 +61,7 @@ class StackedCell(Cell):
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         new: list[str] = []
-        below = ""  # the output of the layer below, which the first one lacks
+        below = ""  # the output of the layer below, if there is one
         for i, cell in enumerate(self.cells):
             with b.scope(f"layer_{i}"):
                 if below:
@@ -83,25 +76,27 @@ class StackedCell(Cell):
         return new
 
     def output(self, b: NetBuilder, new: Sequence[str]) -> str:
-        outputs = []
-        for i in self._connected:
-            with b.scope(f"layer_{i}"):
-                start = self._first_state(i)
-                outputs.append(self.cells[i].output(b, new[start : start + len(self.cells[i].states)]))
-        return outputs[0] if len(outputs) == 1 else b.op("Sum", outputs, "residual_output")
+        return self._output(b, new, lambda cell, own: cell.output(b, own), "residual_output")
 
     def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
+        return self._output(b, states, lambda cell, own: cell.output_sequence(b, own), "residual_output_sequence")
+
+    def _output(self, b: NetBuilder, states: Sequence[Any], output_of: Callable[[Cell, Any], str], name: str) -> str:
+        """The output of the top layer, plus those of the layers below it that residual connections add."""
+        lowest = len(self.cells) - 1
+        while lowest in self.residual:
+            lowest -= 1
         outputs = []
-        for i in self._connected:
+        for i in range(lowest, len(self.cells)):
             with b.scope(f"layer_{i}"):
                 start = self._first_state(i)
-                outputs.append(self.cells[i].output_sequence(b, states[start : start + len(self.cells[i].states)]))
-        return outputs[0] if len(outputs) == 1 else b.op("Sum", outputs, "residual_output_sequence")
+                outputs.append(output_of(self.cells[i], states[start : start + len(self.cells[i].states)]))
+        return outputs[0] if len(outputs) == 1 else b.op("Sum", outputs, name)
 
 
 @dataclass(frozen=True)
 class WrappedCell(Cell):
-    """A cell that leaves everything to another one, `cell`, but for what it changes."""
+    """A cell that delegates to another one, `cell`; subclasses override what they change."""
 
     cell: Cell
 
@@ -139,9 +134,10 @@ class WrappedCell(Cell):
 
 @dataclass(frozen=True)
 class DropoutCell(WrappedCell):
-    """Drops elements of the output, each with probability `ratio`, anew at every step. The states are not changed.
+    """Drops each element of the output with probability `ratio`, independently at every step. States do not change.
 
-    A layer above sees the dropout of the step. The output over time has its own dropout outside of the loop, as in Caffe2.
+    A layer above reads the step's output after dropout. As in Caffe2, the output over time has another dropout outside of
+    the loop.
     """
 
     ratio: float
@@ -191,7 +187,7 @@ class RecurrentDropoutCell(WrappedCell):
 
 @dataclass(frozen=True)
 class ZoneoutCell(WrappedCell):
-    """Keeps the old value of a unit, with the probability in `ratios` for its state, anew at every step.
+    """Keeps the old value of a unit with the probability in `ratios` for its state, independently at every step.
 
     Source: Krueger et al., Zoneout: Regularizing RNNs by Randomly Preserving Hidden Activations, 2017.
     """
@@ -204,7 +200,7 @@ class ZoneoutCell(WrappedCell):
             names = ", ".join(s.new for s in self.cell.states)
             raise NetError(f"zoneout needs one ratio for each state ({names}), was given {list(self.ratios)}")
         if getattr(getattr(self.cell, "options", None), "drop_states", False):
-            raise NetError("zoneout keeps what drop_states drops; build the cell within it with drop_states=False")
+            raise NetError("zoneout keeps what drop_states drops; build its inner cell with drop_states=False")
 
     @property
     def states(self) -> tuple[StateSpec, ...]:

@@ -1,7 +1,7 @@
 """Activations beyond Tanh, Sigmoid and Relu, element by element on any shape (PRelu has a dimension of channels).
 
-The derivative at a kink is a convention, and the forward functions are written so that JAX's derivative follows it: 0 at
-the ends of Clip and HardSigmoid, 1 at the zero of LeakyRelu and Elu, that of the left side for PRelu and Selu.
+The derivative at a kink is a convention. The forward functions are written so that JAX's derivative follows it: 0 at the
+ends of Clip, HardSigmoid and ReluN, 1 at the zero of LeakyRelu and Elu, the left derivative for PRelu and Selu.
 """
 
 import math
@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.values import as_float, check_float, describe
+from jrnn.ops.math import register
+from jrnn.ops.values import as_float, describe
 from jrnn.registry import op
 
-_LARGEST = 3.4028234663852886e38  # of float32: what stands for no limit
+_LARGEST = 3.4028234663852886e38  # of float32; as a limit it means none
 
 
 def _strictly_inside(x: Any, low: float, high: float) -> Any:
-    """`x` clipped to [low, high], of derivative 0 at the ends and beyond."""
+    """`x` clipped to [low, high], with derivative 0 at the ends and outside."""
     clipped = jnp.minimum(jnp.maximum(x, low), high)
     return jnp.where((x > low) & (x < high), x, jax.lax.stop_gradient(clipped))
 
@@ -54,11 +55,11 @@ def leaky_relu_gradient(y, dy, *, alpha: float = 0.01):
 
 
 def _slopes(w: Any, x: Any, order: str) -> Any:
-    """The slopes of PRelu in a shape that lies beside x: one, or one a channel."""
+    """The slopes of PRelu, one or one per channel, in a shape that broadcasts with x."""
     channel = 1 if order == "NCHW" else x.ndim - 1
     if w.size != 1 and (x.ndim <= channel or w.size != x.shape[channel]):
         raise OpError(
-            f"w is {describe(w)}, x is {describe(x)}; it must have 1 element, or one a channel (axis {channel})"
+            f"w is {describe(w)}, x is {describe(x)}; w must have 1 element or 1 per channel of axis {channel}"
         )
     return jnp.reshape(w, tuple(w.size if k == channel else 1 for k in range(x.ndim)) if w.size != 1 else (1,) * x.ndim)
 
@@ -100,45 +101,15 @@ def selu_gradient(y, dy, *, alpha: float = _SELU_ALPHA, scale: float = _SELU_SCA
     return jnp.where(y > 0, dy * scale, dy * (y + alpha * scale))
 
 
-@op("Softplus", inplace={0: 0}, gradient="SoftplusGradient(y, dy)")
-def softplus(x):
-    return jax.nn.softplus(as_float(x))
-
-
-@op("SoftplusGradient", inplace={0: 1})
-def softplus_gradient(y, dy):
-    return dy * -jnp.expm1(-y)
-
-
-@op("Softsign", inplace={0: 0}, gradient="SoftsignGradient(x, dy)")
-def softsign(x):
-    return x / (1 + jnp.abs(as_float(x)))
-
-
-@op("SoftsignGradient", inplace={0: 1})
-def softsign_gradient(x, dy):
-    return dy / jnp.square(1 + jnp.abs(x))
-
-
-@op("Swish", gradient="SwishGradient(x, y, dy)")
-def swish(x):
-    return x * jax.nn.sigmoid(as_float(x))
-
-
-@op("SwishGradient", inplace={0: 2})
-def swish_gradient(x, y, dy):
-    return dy * (y + jax.nn.sigmoid(x) * (1 - y))
-
-
-@op("Mish", gradient="MishGradient(x, y, dy)")
-def mish(x):
-    return x * jnp.tanh(jax.nn.softplus(as_float(x)))
-
-
-@op("MishGradient", inplace={0: 2})
-def mish_gradient(x, y, dy):
+def _mish_slope(x, y, dy):
     t = jnp.tanh(jax.nn.softplus(x))
     return dy * (t + x * (1 - t * t) * jax.nn.sigmoid(x))
+
+
+register("Softplus", jax.nn.softplus, lambda y, dy: dy * -jnp.expm1(-y), inplace=True)
+register("Softsign", lambda x: x / (1 + jnp.abs(x)), lambda x, dy: dy / jnp.square(1 + jnp.abs(x)), inplace=True)
+register("Swish", lambda x: x * jax.nn.sigmoid(x), lambda x, y, dy: dy * (y + jax.nn.sigmoid(x) * (1 - y)))
+register("Mish", lambda x: x * jnp.tanh(jax.nn.softplus(x)), _mish_slope)
 
 
 _FAST_GELU = 0.044715
@@ -165,31 +136,28 @@ def glu(x, *, dim: int = -1):
     return jax.nn.glu(as_float(x), dim)
 
 
-def _check_limit(n: float) -> None:
+def _positive(n: float) -> float:
     if n <= 0:
         raise OpError(f"n must be positive, is {n}")
+    return n
 
 
 @op("ReluN", inplace={0: 0}, gradient="ReluNGradient(y, dy)")
 def relu_n(x, *, n: float = 6.0):
     """x, but at least 0 and at most n."""
-    check_float(x, "x")
-    _check_limit(n)
-    # where-forms: at 0 and at n the derivative is 0, as ReluNGradient has it; that of clip would be 1/2
-    return jnp.where(x > 0, jnp.where(x < n, x, n), 0)
+    # where: at 0 and at n the derivative is 0, as in ReluNGradient; that of clip would be 1/2
+    return jnp.where(as_float(x) > 0, jnp.where(x < _positive(n), x, n), 0)
 
 
 @op("ReluNGradient", inplace={0: 1})
 def relu_n_gradient(y, dy, *, n: float = 6.0):
-    _check_limit(n)
-    return jnp.where((y > 0) & (y < n), dy, 0)
+    return jnp.where((y > 0) & (y < _positive(n)), dy, 0)
 
 
 @op("ThresholdedRelu", inplace={0: 0}, gradient="ThresholdedReluGradient(y, dy)")
 def thresholded_relu(x, *, alpha: float = 1.0):
     """x where it is above alpha, else 0."""
-    check_float(x, "x")
-    return jnp.where(x > alpha, x, 0)
+    return jnp.where(as_float(x) > alpha, x, 0)
 
 
 @op("ThresholdedReluGradient", inplace={0: 1})

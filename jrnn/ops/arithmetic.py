@@ -12,12 +12,12 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.values import as_float, describe, flat_at
+from jrnn.ops.values import as_float, describe, flat_at, takes
 from jrnn.registry import SEED, gradient, op
 
 
 class Matched(NamedTuple):
-    """Shapes of the same rank to which `a` and `b` are reshaped, and the shape `out` to which both then spread."""
+    """Shapes of the same rank to which `a` and `b` are reshaped, and the shape `out` to which both then broadcast."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
@@ -27,9 +27,9 @@ class Matched(NamedTuple):
 def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str) -> Matched:
     """Matches the shapes of a binary operator's inputs.
 
-    With `broadcast`, the dimensions of b stand beside those of a from `axis` on (-1: at the end), dimensions of size 1 at
-    the edges of b spread, and the result has the shape of a. Without, numpy's rules hold. `axis_str` names the axis by
-    its letter in `order`.
+    With `broadcast`, the dimensions of b match those of a from `axis` on (-1: the last ones), leading and trailing
+    dimensions of size 1 of b are broadcast, and the result has the shape of a. Without, numpy's rules hold. `axis_str` names
+    the axis by its letter in `order`.
 
     >>> a, b = np.zeros((2, 3, 4)), np.zeros(3)
     >>> match(a, b, True, 1, "", "NCHW")
@@ -53,7 +53,7 @@ def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str)
         axis = order.index(axis_str)
     elif axis == -1:
         axis = np.ndim(a) - np.ndim(b)
-    spread = (1,) * axis + b.shape + (1,) * (np.ndim(a) - axis - np.ndim(b))
+    b_shape = (1,) * axis + b.shape + (1,) * (np.ndim(a) - axis - np.ndim(b))
     ones = [k for k, size in enumerate(b.shape) if size != 1]
     fits = 0 <= axis <= np.ndim(a) - np.ndim(b) and all(
         b.shape[k] == a.shape[axis + k] for k in range(ones[0] if ones else 0, (ones[-1] + 1) if ones else 0)
@@ -63,7 +63,7 @@ def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str)
             f"a is {describe(a)} and b is {describe(b)}; with broadcast=1 the shape of b must be that of dimensions of a "
             f"from axis {axis} on"
         )
-    return Matched(a.shape, spread, a.shape)
+    return Matched(a.shape, b_shape, a.shape)
 
 
 def spread(x: Any, shape: tuple[int, ...], out: tuple[int, ...]) -> Any:
@@ -71,28 +71,14 @@ def spread(x: Any, shape: tuple[int, ...], out: tuple[int, ...]) -> Any:
     return jnp.broadcast_to(jnp.reshape(x, shape), out)
 
 
-def binary(fn: Callable, a: Any, b: Any, kinds: str, wanted: str, *how: Any) -> Any:
-    """`fn` of two inputs that hold these kinds of numbers, matched as the arguments `how` of `match` say."""
-    check_kinds(a, b, kinds, wanted)
-    m = match(a, b, *how)
-    return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
-
-
 def collect(grad: Any, shape: tuple[int, ...], original: tuple[int, ...]) -> Any:
-    """The reverse of `spread` for gradients: sums over the dimensions that were spread.
+    """The transpose of `spread`: sums a gradient over the dimensions that were broadcast.
 
     >>> collect(jnp.ones((2, 3)), (1, 3), (3,)).tolist()
     [2.0, 2.0, 2.0]
     """
     axes = tuple(k for k, (small, big) in enumerate(zip(shape, grad.shape)) if small == 1 and big != 1)
     return jnp.sum(grad, axes, dtype=grad.dtype).reshape(original) if axes else grad.reshape(original)
-
-
-def check_kinds(a: Any, b: Any, kinds: str, wanted: str) -> None:
-    """Raises OpError unless both inputs hold the same kind of number, one of `kinds`."""
-    pair = {"f" if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype.kind for x in (a, b)}
-    if len(pair) != 1 or not pair <= set(kinds):
-        raise OpError(f"a is {describe(a)} and b is {describe(b)}; both must hold {wanted}, and the same type")
 
 
 @op("Sum", inplace={0: 0})
@@ -110,47 +96,38 @@ def _(g):
         g.set_grad(k, g.grad_output_slice(0))
 
 
-def _binary(fn, a, b, *how):
-    return binary(fn, a, b, "iuf", "numbers", *how)
+def _match(*, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW") -> Callable:
+    return lambda a, b: match(a, b, broadcast, axis, axis_str, order)
 
 
-@op("Add", inplace={0: 0}, gradient="AddGradient(dy, a, b) -> a, b")
-def add(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-    return _binary(jnp.add, a, b, broadcast, axis, axis_str, order)
+def _register(type: str, fn: Callable, kinds: str, wanted: str, gradient: str = "forbidden", **traits: Any) -> None:
+    """Registers `fn` of two broadcast inputs that hold the same kind of number, one of `kinds`."""
+
+    @op(type, gradient=gradient, **traits)
+    @takes(match=_match)
+    def binary(a, b, *, match):
+        pair = {"f" if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype.kind for x in (a, b)}
+        if len(pair) != 1 or not pair <= set(kinds):
+            raise OpError(f"a is {describe(a)} and b is {describe(b)}; both must hold {wanted}, and the same type")
+        m = match(a, b)
+        return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
 
 
-@op("AddGradient", outputs=2, inplace={0: 0})
-def add_gradient(dc, a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-    m = match(a, b, broadcast, axis, axis_str, order)
-    return collect(dc, m.a, a.shape), collect(dc, m.b, b.shape)
+def _register_with_gradient(type: str, fn: Callable, gradients: Callable) -> None:
+    """Also registers the gradient operator; `gradients(dc, a, b)` are those of the broadcast inputs."""
+    _register(type, fn, "iuf", "numbers", f"{type}Gradient(dy, a, b) -> a, b", inplace={0: 0})
+
+    @op(type + "Gradient", outputs=2, inplace={0: 0})
+    @takes(match=_match)
+    def backward(dc, a, b, *, match):
+        m = match(a, b)
+        da, db = gradients(dc, spread(a, m.a, m.out), spread(b, m.b, m.out))
+        return collect(da, m.a, a.shape), collect(db, m.b, b.shape)
 
 
-@op("Sub", inplace={0: 0}, gradient="SubGradient(dy, a, b) -> a, b")
-def sub(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-    return _binary(jnp.subtract, a, b, broadcast, axis, axis_str, order)
-
-
-@op("SubGradient", outputs=2, inplace={0: 0})
-def sub_gradient(dc, a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-    m = match(a, b, broadcast, axis, axis_str, order)
-    return collect(dc, m.a, a.shape), collect(-dc, m.b, b.shape)
-
-
-@op("Mul", inplace={0: 0}, gradient="MulGradient(dy, a, b) -> a, b")
-def mul(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-    return _binary(jnp.multiply, a, b, broadcast, axis, axis_str, order)
-
-
-@op("MulGradient", outputs=2, inplace={0: 0})
-def mul_gradient(dc, a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-    m = match(a, b, broadcast, axis, axis_str, order)
-    da, db = dc * spread(b, m.b, m.out), dc * spread(a, m.a, m.out)
-    return collect(da, m.a, a.shape), collect(db, m.b, b.shape)
-
-
-@op("Div", inplace={0: 0}, gradient="DivGradient(dy, a, b, y) -> a, b")
-def div(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-    return _binary(_divide, a, b, broadcast, axis, axis_str, order)
+_register_with_gradient("Add", jnp.add, lambda dc, a, b: (dc, dc))
+_register_with_gradient("Sub", jnp.subtract, lambda dc, a, b: (dc, -dc))
+_register_with_gradient("Mul", jnp.multiply, lambda dc, a, b: (dc * b, dc * a))
 
 
 def _divide(a, b):
@@ -159,27 +136,25 @@ def _divide(a, b):
     return lax.div(a.astype(dtype), b.astype(dtype))
 
 
+_register("Div", _divide, "iuf", "numbers", "DivGradient(dy, a, b, y) -> a, b", inplace={0: 0})
+
+
 @op("DivGradient", outputs=2, inplace={0: 0})
-def div_gradient(dc, a, b, c=None, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
+@takes(match=_match)
+def div_gradient(dc, a, b, c=None, *, match):
     if c is None:  # compat: nets of before 2018 give (b, c, dc)
         dc, a, b, c = b, a, dc, a
-    m = match(a, b, broadcast, axis, axis_str, order)
+    m = match(a, b)
     over_b = spread(b, m.b, m.out)
     return collect(dc / over_b, m.a, a.shape), collect(-dc * c / over_b, m.b, b.shape)
 
 
-def _register(type: str, fn: Callable, kinds: str = "iufb", wanted: str = "numbers or booleans", **traits: Any) -> None:
-    @op(type, gradient="forbidden", **traits)
-    def compare(a, b, *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"):
-        return binary(fn, a, b, kinds, wanted, broadcast, axis, axis_str, order)
-
-
-_register("EQ", jnp.equal)
-_register("NE", jnp.not_equal)
-_register("LT", jnp.less)
-_register("LE", jnp.less_equal)
-_register("GT", jnp.greater)
-_register("GE", jnp.greater_equal)
+_register("EQ", jnp.equal, "iufb", "numbers or booleans")
+_register("NE", jnp.not_equal, "iufb", "numbers or booleans")
+_register("LT", jnp.less, "iufb", "numbers or booleans")
+_register("LE", jnp.less_equal, "iufb", "numbers or booleans")
+_register("GT", jnp.greater, "iufb", "numbers or booleans")
+_register("GE", jnp.greater_equal, "iufb", "numbers or booleans")
 _register("And", jnp.logical_and, "b", "booleans")
 _register("Or", jnp.logical_or, "b", "booleans")
 _register("Xor", jnp.logical_xor, "b", "booleans", inplace={0: 0})
@@ -211,9 +186,7 @@ def pow_(
     if y is None:
         return jnp.power(as_float(x), exponent)
     if not broadcast and x.shape != y.shape:
-        raise OpError(
-            f"x is {describe(x)}, the exponent {describe(y)}; they need equal shapes, or argument broadcast=1"
-        )
+        raise OpError(f"x is {describe(x)}, the exponent {describe(y)}; give equal shapes, or argument broadcast=1")
     m = match(as_float(x), as_float(y), True, axis, axis_str, order)
     return jnp.power(x, spread(y, m.b, m.out))
 
@@ -256,7 +229,7 @@ def sum_reduce_like(x, like, *, axis: int = -1, axis_str: str = "", order: str =
 
 
 def _row_factors(x: Any, w: Any) -> Any:
-    """`w` in a shape that lies beside x: one factor for each element of its first dimension."""
+    """`w`, one factor per row of x, in a shape that broadcasts with x."""
     if x.ndim == 0 or w.size != x.shape[0]:
         raise OpError(f"x is {describe(x)} and w is {describe(w)}; w must have one element for each row of x")
     return jnp.reshape(w, (-1, *(1,) * (x.ndim - 1)))

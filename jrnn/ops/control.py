@@ -59,7 +59,7 @@ def has_scope(workspace):
     return np.asarray([bool(as_stack(workspace).frames)])
 
 
-MOST_COUNTED_TRIPS = 10_000  # a loop that is known to be longer is not counted while tracing
+MOST_COUNTED_TRIPS = 10_000  # longer loops are not counted while tracing
 
 
 def bindings(op: Op) -> dict[str, str]:
@@ -93,17 +93,12 @@ def do(*blobs, net: Net, reuse_workspace: bool = False, op, context):
     inner_of = {outer: inner for inner, outer in bound.items()}
     for name in op.outputs[:-1]:
         if name not in inner_of:
-            raise OpError(
-                f"output {name!r} is bound to no blob of its net; every input and output is bound exactly once"
-            )
+            raise OpError(f"output {name!r} is not bound to a blob of the net; bind each input and output exactly once")
     keep = op.outputs[-1] not in context.unread and not op.is_gradient
     wanted = [inner_of[name] for name in op.outputs[:-1] if context.eager or name not in context.unread]
-    everything = [
-        o for one in net.ops for o in one.outputs
-    ]  # the gradient may read any blob of the workspace that is kept
-    body = schedule(
-        net, None if keep or context.eager else _written(net, wanted), read_outside=everything if keep else wanted
-    )
+    # the gradient may read any blob of a stored workspace
+    outside = [o for one in net.ops for o in one.outputs] if keep else wanted
+    body = schedule(net, None if keep or context.eager else _written(net, wanted), read_outside=outside)
     env = execute(body, env, replace(context, outer={}))
     if keep:
         stack = stack.push(env)
@@ -138,11 +133,12 @@ def if_(condition, *blobs, then_net: Net, else_net: Net | None = None, op, conte
 
 
 def _wanted(op: Op, context: Context) -> list[str]:
-    """The outputs that somebody asks for. Run eagerly that is each of them, but for workspaces that no operator reads."""
-    results = (
-        [] if not context.eager else [n for n in op.outputs if not isinstance(context.outer.get(n), WorkspaceStack)]
-    )
-    return [n for n in op.outputs if n in results or n not in context.unread]
+    """The outputs to compute: those that are read, and when run eagerly all but workspaces that no operator reads."""
+
+    def is_result(n: str) -> bool:
+        return context.eager and not isinstance(context.outer.get(n), WorkspaceStack)
+
+    return [n for n in op.outputs if is_result(n) or n not in context.unread]
 
 
 def _truth(condition: Any) -> bool:
@@ -152,14 +148,14 @@ def _truth(condition: Any) -> bool:
 
 
 def _run_shared(net: Net, blobs: Mapping[str, Any], wanted: Iterable[str], context: Context) -> dict[str, Any]:
-    """Runs a net in the workspace of its operator, and returns the blobs that it wrote."""
+    """Runs a net in the workspace of its operator, and returns the blobs that it writes."""
     body = schedule(net, None if context.eager else _written(net, wanted), read_outside=wanted)
     return execute(body, {}, replace(context, outer=blobs))
 
 
 def _both_branches(condition: Any, branches, wanted: list[str], context: Context) -> dict[str, Any]:
-    """lax.cond over the blobs that either branch writes; what a branch leaves alone keeps its value."""
-    constant: list[dict] = [{}, {}]  # integer blobs in workspaces that do not depend on the data, such as shapes
+    """lax.cond over the blobs that either branch writes; a blob that a branch does not write keeps its value."""
+    constant: list[dict] = [{}, {}]  # integer blobs of workspaces that are independent of the data, such as shapes
 
     def branch(which: int):
         def run():
@@ -200,21 +196,19 @@ def _without_constants(name: str, value: Any, constant: dict) -> Any:
 
 
 def _common(name: str, one: Any, two: Any) -> Any:
-    """The shape of a blob after an If, from its shapes after the two branches."""
+    """The shape of a blob after an If, from its shapes in the two branches."""
     if isinstance(one if one is not None else two, WorkspaceStack):
         frames = [v.frames if v is not None else () for v in (one, two)]
         return WorkspaceStack(max(frames, key=len))
     if one is None or two is None:
         raise OpError(f"output {name!r} is not written by one branch, and had no value before; write it in both")
     if one.shape != two.shape or one.dtype != two.dtype:
-        raise OpError(
-            f"output {name!r} is {describe_value(one)} after one branch and {describe_value(two)} after the other"
-        )
+        raise OpError(f"output {name!r} is {describe_value(one)} in one branch and {describe_value(two)} in the other")
     return one
 
 
 def _fill(value: Any, like: Any) -> Any:
-    """`value`, with the frames that `like` has and it lacks made of zeros: the other branch never looks at them."""
+    """`value`, with zeros for the frames that only `like` has: the branch that made `value` never reads them."""
     if isinstance(like, WorkspaceStack):
         frames = value.frames if value is not None else ()
         missing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like.frames[len(frames) :])
@@ -226,7 +220,7 @@ def _fill(value: Any, like: Any) -> Any:
 def while_(condition, *blobs, loop_net: Net, cond_net: Net | None = None, op, context):
     cond_net = cond_net or Net()
     wanted = _wanted(op, context)
-    # while tracing, workspaces come and go only trip by trip: when a gradient will read them, and in that gradient
+    # if a gradient reads the workspaces, and in that gradient, tracing must unroll the trips
     trip_by_trip = op.is_gradient or any(isinstance(context.outer.get(n), WorkspaceStack) for n in wanted)
     if context.eager or trip_by_trip:
         workspaces = [n for n in op.outputs if isinstance(context.outer.get(n), WorkspaceStack)]
@@ -241,7 +235,7 @@ def while_(condition, *blobs, loop_net: Net, cond_net: Net | None = None, op, co
 
 
 def _loop_in_python(condition: str, cond_net: Net, loop_net: Net, carried, context: Context) -> dict[str, Any]:
-    """Runs trip after trip; while tracing this unrolls the loop, for a gradient net that needs the trips' workspaces."""
+    """Runs the trips one by one. While tracing, this unrolls the loop for a gradient net that needs the workspaces."""
     carried = dict.fromkeys([condition, *carried])
     most = context.max_iterations if context.eager else MOST_COUNTED_TRIPS
     env: dict[str, Any] = dict(context.outer)
@@ -256,7 +250,7 @@ def _loop_in_python(condition: str, cond_net: Net, loop_net: Net, carried, conte
         if not _truth(env[condition]):
             return env
         if trip == most:
-            raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is meant")
+            raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is intended")
         env.update(_run_shared(loop_net, env, carried, context))
         trip += 1
 
@@ -280,12 +274,10 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
     trips = _count_trips(condition, cond_net, loop_net, outer, context)
     if trips is None and context.trips.policy == "host":
         trips = _count_on_host(condition, (cond_net, loop_net), outer, context)
-    state = run(cond_net, constants, state)  # the condition is asked once more than the body runs
+    state = run(cond_net, constants, state)  # the condition runs once more than the body
     missing = [n for n in carried if n not in state]
     if missing:
-        raise OpError(
-            f"blob {missing[0]!r} is written by the loop only; give it a value before, for a loop of no trips"
-        )
+        raise OpError(f"blob {missing[0]!r} is written by the loop only; give it a value before, for a loop of 0 trips")
     state = {n: jnp.asarray(v) for n, v in state.items()}
 
     def body(constants, state):
@@ -307,34 +299,33 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
 def _count_trips(
     condition: str, cond_net: Net, loop_net: Net, outer: Mapping[str, Any], context: Context
 ) -> int | None:
-    """The number of trips, where the condition depends on integer numpy blobs alone; None where it is not known."""
+    """The number of trips if the condition depends on integer numpy blobs only, else None."""
     needed, sliced = {condition}, ((), ())
-    while True:  # until the blobs that the condition needs at the start of a trip are stable
+    while True:  # until the blobs that the condition needs at the start of a trip no longer grow
         sliced = tuple(_slice(net, needed) for net in (cond_net, loop_net))
         more = needed.union(*(reads(net) for net in sliced))
         if more == needed:
             break
         needed = more
     start = {n: outer[n] for n in needed if n in outer}
-    static = all(isinstance(v, (np.ndarray, WorkspaceStack)) for v in start.values())
-    if not static:
+    if not all(isinstance(v, (np.ndarray, WorkspaceStack)) for v in start.values()):
         return None
     with jax.ensure_compile_time_eval():
         return _trips_of(condition, sliced, start, context, MOST_COUNTED_TRIPS)
 
 
 def _count_on_host(condition: str, nets: tuple[Net, Net], outer: Mapping[str, Any], context: Context) -> int:
-    """The number of trips, counted by running the loop once with concrete values."""
+    """The number of trips, counted by a run of the loop with concrete values."""
     concrete = {n: lax.stop_gradient(v) if isinstance(v, jax.Array) else v for n, v in outer.items()}
     most = 2**63 if context.max_iterations is None else context.max_iterations
     trips = _trips_of(condition, nets, concrete, context, most)
     if trips is None:
-        raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is meant")
+        raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is intended")
     return trips
 
 
 def _trips_of(condition: str, nets, start: Mapping[str, Any], context: Context, most: int) -> int | None:
-    """How often the second of the nets runs until the first one clears the condition; None where that is above `most`."""
+    """How often the second net runs until the first one clears the condition; None above `most`."""
     eager = replace(context, eager=True, outer=start, unread=frozenset())
     env, trips = dict(start), 0
     while trips <= most:
@@ -347,7 +338,7 @@ def _trips_of(condition: str, nets, start: Mapping[str, Any], context: Context, 
 
 
 def _slice(net: Net, names: Iterable[str]) -> Net:
-    """The operators of a net that write `names`, or what those need."""
+    """The operators of a net that write `names`, directly or indirectly."""
     needed, kept = set(names), []
     for one in reversed(net.ops):
         if needed.intersection(one.outputs):

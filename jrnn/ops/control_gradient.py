@@ -1,7 +1,7 @@
 """Gradients of Do, If and While, as nets.
 
-A gradient Do runs the gradient of its net in the workspace that the forward Do left behind. A gradient If takes the branch
-that was taken. A gradient While goes on while there is a workspace to take back: the trips in reverse.
+A gradient Do runs the gradient of its net in the workspace that the forward Do stored. A gradient If takes the branch that
+was taken. A gradient While repeats the trips in reverse: it runs while there is a stored workspace.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,8 +19,8 @@ GIVEN = "/_DO_OPERATOR_INNER_GRAD_"
 FOUND = "/_DO_OPERATOR_INNER_GRAD_COPY_"
 
 
-def gradient_outputs(g: GradientMaker) -> dict[str, str]:
-    """The outputs that a gradient arrives at, with its name."""
+def _gradient_outputs(g: GradientMaker) -> dict[str, str]:
+    """Outputs that gradients arrive at -> the names of these gradients."""
     return {name: g.grad_output(k) for k, name in enumerate(g.op.outputs) if g.has_grad_output(k)}
 
 
@@ -35,7 +35,7 @@ def _dense(found, name: str) -> str | None:
 
 @gradient("Do")
 def _(g):
-    arriving = gradient_outputs(g)
+    arriving = _gradient_outputs(g)
     net = g.arg("net")
     bound = bindings(g.op)
     inner_of = {outer: inner for inner, outer in bound.items()}
@@ -87,7 +87,7 @@ def _(g):
 
 
 def _outer_values(g: GradientMaker, ops: Iterable[Op]) -> dict[str, str]:
-    """The blobs of the forward operator that gradient operators read, with where their values are to be had."""
+    """Blobs of the forward operator that gradient operators read -> the blobs that hold their values."""
     found = {}
     for name in reads(Net("", tuple(ops))):
         if name in g.op.outputs:
@@ -104,22 +104,20 @@ def _renamed(op: Op, names: Mapping[str, str]) -> Op:
 
 
 def _branch_gradient(net: Net, arriving: Mapping[str, str], external: Iterable[str]):
-    """The backward pass of a net that runs in its operator's workspace; it may not need copies of what it overwrites."""
+    """The backward pass of a net that runs in its operator's workspace; it must not need copies of overwritten blobs."""
     written = {o for op in net.ops for o in op.outputs}
     result = backward_pass(net.ops, {o: a for o, a in arriving.items() if o in written}, net.name, external=external)
     if len(result.forward) != len(net.ops):
-        raise GradientError(
-            f"net {net.name!r} overwrites a blob whose earlier value its gradient needs; put its operators into one Do"
-        )
+        raise GradientError(f"net {net.name!r} overwrites a blob that its gradient needs; put its operators in one Do")
     return result, written
 
 
 def _apart(g: GradientMaker, ops: Iterable[Op], keep: set[str]) -> list[Op]:
-    """The operators of a branch or body, with names of their own for what only they read: the workspace is the outer one."""
+    """Renames the local blobs of a branch or body, which share the outer workspace."""
     names: dict[str, str] = {}
     found = []
     for op in ops:
-        inputs = tuple(names.get(n, n) for n in op.inputs)  # before the first writing a name still means the outer blob
+        inputs = tuple(names.get(n, n) for n in op.inputs)  # before the first write a name refers to the outer blob
         for o in op.outputs:
             if o not in keep and o not in names:
                 names[o] = g.temporary(o + "_inside")
@@ -129,7 +127,7 @@ def _apart(g: GradientMaker, ops: Iterable[Op], keep: set[str]) -> list[Op]:
 
 @gradient("If")
 def _(g):
-    arriving = gradient_outputs(g)
+    arriving = _gradient_outputs(g)
     branches = [g.arg("then_net"), g.arg("else_net") or Net(g.arg("then_net").name + "_auto_else")]
     names = g.input_names
     parts = [_branch_gradient(net, arriving, names) for net in branches]
@@ -184,14 +182,14 @@ def _(g):
 
 @gradient("While")
 def _(g):
-    arriving = gradient_outputs(g)
+    arriving = _gradient_outputs(g)
     net, cond_net = g.arg("loop_net"), g.arg("cond_net") or Net()
     if any(op.type != "Do" or not op.arg("copy_external_blobs") for op in net.ops) or not net.ops:
         raise GradientError("only a loop whose body is Do operators with copy_external_blobs=1 has a gradient")
     names = g.input_names
     total = {n: g.temporary(n + "_grad_total") for n in dict.fromkeys([*names, *g.op.outputs])}
     carried = set(arriving)
-    while True:  # until the blobs whose gradient goes from trip to trip are all known
+    while True:  # until all blobs whose gradients are carried from trip to trip are known
         result, written = _branch_gradient(net, {n: total[n] for n in g.op.outputs if n in carried}, names)
         more = carried | {n for n in written if n in result.gradients}
         if more == carried:
@@ -199,9 +197,7 @@ def _(g):
         carried = more
     changed = [o for op in cond_net.ops for o in op.outputs if o in carried]
     if changed:
-        raise GradientError(
-            f"the condition changes {changed[0]!r}, through which a gradient goes; change it in the body"
-        )
+        raise GradientError(f"the condition changes {changed[0]!r}, which has a gradient; change it in the body")
     g.replace_op(g.op.with_args({"loop_net": replace(net, ops=result.forward)}))
     invariant = [n for n in dict.fromkeys(names) if n in result.gradients and n not in written]
     loop_carried = [n for n in dict.fromkeys([*names, *g.op.outputs]) if n in carried and n in written]

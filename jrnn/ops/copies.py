@@ -17,43 +17,22 @@ def copy(x):
     return x
 
 
+op("CopyFromCPUInput", copies=True)(copy)
+op("CopyCPUToGPU", copies=True, gradient="CopyGPUToCPU(dy)")(copy)
+op("CopyGPUToCPU", copies=True, gradient="CopyCPUToGPU(dy)")(copy)
+op("EnsureCPUOutput", copies=True, gradient="stops")(copy)
+op("Alias", copies=True, inplace={0: 0})(copy)
+op("EnsureDense", copies=True, inplace={0: 0})(copy)
+op("StopGradient", copies=True, inplace={0: 0}, gradient="stops")(copy)
+
+
 @op("CopyOnDeviceLike", copies=True)
 def copy_on_device_like(x, like):
     return x
 
 
-@op("CopyFromCPUInput", copies=True)
-def copy_from_cpu_input(x):
-    return x
-
-
-@op("CopyCPUToGPU", copies=True, gradient="CopyGPUToCPU(dy)")
-def copy_cpu_to_gpu(x):
-    return x
-
-
-@op("CopyGPUToCPU", copies=True, gradient="CopyCPUToGPU(dy)")
-def copy_gpu_to_cpu(x):
-    return x
-
-
-@op("EnsureCPUOutput", copies=True, gradient="stops")
-def ensure_cpu_output(x):
-    return x
-
-
-@op("Alias", copies=True, inplace={0: 0})
-def alias(x):
-    return x
-
-
 @op("AliasWithName", copies=True, inplace={0: 0})
 def alias_with_name(x, *, name: str, is_backward: bool = False):
-    return x
-
-
-@op("EnsureDense", copies=True, inplace={0: 0})
-def ensure_dense(x):
     return x
 
 
@@ -71,14 +50,9 @@ def _(g):
         g.emit("SparseToDense", [arriving.indices, arriving.values, g.input(0)], [g.grad_input(0)])
 
 
-@op("StopGradient", copies=True, inplace={0: 0}, gradient="stops")
-def stop_gradient(x):
-    return x
-
-
 @op("ZeroGradient", outputs=0)
 def zero_gradient(x):
-    """Writes nothing; gives x a gradient of zeros, for operators that need the gradients of all their outputs."""
+    """Writes nothing; gives x a gradient of zeros, for operators that need gradients of all their outputs."""
     return ()
 
 
@@ -125,7 +99,7 @@ def _type_number(value: int | str, argument: str) -> int:
 
 @op("Cast")
 def cast(x, *, to: int | str = 1, from_type: int | str | None = None, wide=False):
-    """x as another data type. Fractions are cut off towards zero; as booleans, all numbers but 0 are true."""
+    """x in another data type. Fractions are truncated towards zero; nonzero numbers become true."""
     dtype = dtype_of(_type_number(to, "to"))
     return jnp.asarray(x).astype(np.float64 if wide and jnp.issubdtype(dtype, jnp.floating) else dtype)
 

@@ -4,6 +4,7 @@ A net reads and writes files only in the folder that the caller allows (`files`)
 is read. Effects cannot happen in a traced loop or branch.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +22,25 @@ _SMALLEST_ARRAY = 128  # bytes that an array takes, however small
 
 
 class Reader:
-    """A database with a place in it, which moves on with each record and begins anew after the last."""
+    """A database with a position, which advances with each record and returns to the start after the last."""
 
     def __init__(self, path: Path, db_type: str):
         self.path, self.db_type, self.next = path, db_type, 0
-        self._records: Records | None = None
 
-    @property
+    @functools.cached_property
     def records(self) -> Records:
-        if self._records is None:
-            self._records = read_database(self.path, self.db_type)
-        return self._records
+        return read_database(self.path, self.db_type)
 
     def take(self) -> bytes:
         if not self.records:
             raise OpError(f"{self.path} has no records")
-        value = self.records[self.next % len(self.records)][1]
+        value = self.records[self.next][1]
         self.next = (self.next + 1) % len(self.records)
         return value
 
 
 def _within(context: Context, path: str) -> Path:
-    """A path of a net within the folder that its caller allows."""
+    """The file that a net names; OpError unless it is in the folder that the caller allows."""
     _check_eager(context)
     if not path:
         raise OpError("argument 'db' is empty; it must name a file")
@@ -64,7 +62,7 @@ def _check_eager(context: Context) -> None:
 
 
 def _without(prefix: str, name: str) -> str:
-    """What comes after a prefix, wherever it stands in the name."""
+    """The part of the name after a prefix, which may stand anywhere in it."""
     return name.partition(prefix)[2] if prefix and prefix in name else name
 
 
@@ -80,7 +78,7 @@ def create_db(
 
 @op("TensorProtosDBInput", outputs=(1, None), gradient="stops", updates=(0,), source=True)
 def tensor_protos_db_input(reader, *, batch_size: int = 0, op, context):
-    """The tensors of the next record; of the next `batch_size` records, each tensor with those of the others, [N, ...]."""
+    """The tensors of the next record, or those of the next `batch_size` records stacked, [N, ...]."""
     _check_eager(context)
     if not isinstance(reader, Reader):
         raise OpError(f"its input must be a database, made by CreateDB; it is {type(reader).__name__}")
@@ -90,16 +88,12 @@ def tensor_protos_db_input(reader, *, batch_size: int = 0, op, context):
     for _ in range(max(batch_size, 1)):
         tensors = tensors_of(reader.take())
         if len(tensors) != len(op.outputs):
-            raise OpError(
-                f"a record of {reader.path} has {len(tensors)} tensors, and there are {len(op.outputs)} outputs"
-            )
+            raise OpError(f"a record of {reader.path} has {len(tensors)} tensors; there are {len(op.outputs)} outputs")
         rows.append(tensors)
         if len(rows) == 1:
             check_size((max(batch_size, 1), sum(t.nbytes + _SMALLEST_ARRAY for t in tensors)), np.uint8)
         if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in rows[0]]:
-            raise OpError(
-                f"the records of {reader.path} have tensors of different shapes or types; batch_size must be 0"
-            )
+            raise OpError(f"records of {reader.path} differ in shapes or types of tensors; batch_size must be 0")
     return tuple(np.stack(column) for column in zip(*rows)) if batch_size else tuple(rows[0])
 
 
@@ -119,7 +113,7 @@ def load(
     op,
     context,
 ):
-    """Blobs from a database that Save wrote: those of the outputs' names, or of `source_blob_names`."""
+    """Reads blobs from a database that Save wrote, by the outputs' names or by `source_blob_names`."""
     if load_all or allow_incomplete:
         raise OpError("load_all and allow_incomplete are not offered: outputs must be named, and each be in the file")
     if reader is None:
@@ -152,15 +146,13 @@ def save(
     op,
     context,
 ):
-    """Writes blobs to a minidb, under their names or others, whole or not at all."""
+    """Writes blobs to a minidb, under their names or others. The file is written completely or not at all."""
     path = _within(context, db)
     if db_type != "minidb":
         raise OpError(f"db_type is {db_type!r}; blobs can be saved as minidb")
     if blob_name_overrides and (strip_prefix or len(blob_name_overrides) != len(blobs)):
         raise OpError("blob_name_overrides must hold one name for each input, and needs no strip_prefix")
-    names = blob_name_overrides or [
-        n.partition(strip_prefix)[2] if strip_prefix and strip_prefix in n else n for n in op.inputs
-    ]
+    names = blob_name_overrides or [_without(strip_prefix, n) for n in op.inputs]
     for name, value in zip(op.inputs, blobs):
         if not hasattr(value, "dtype"):
             raise OpError(f"input {name!r} is a {type(value).__name__}, which cannot be saved; give arrays")
@@ -172,7 +164,7 @@ def save(
 
 @op("Print", outputs=0, gradient="forbidden")
 def print_(x, *, to_file: bool = False, limit: int = 0, every_n: int = 1, op, context):
-    """Prints a blob, or its first `limit` elements (1000 where that is 0). Nothing is printed where it is traced."""
+    """Prints the first `limit` elements of a blob (0: 1000). Prints nothing while traced."""
     if to_file:
         raise OpError("to_file asks for a file, which Print does not write here; leave it out, and use Save")
     if context.eager and not context.in_branch:
@@ -215,14 +207,14 @@ def reset_counter(counter, *, init_count: int = 0, context):
 
 @op("CountDown", gradient="forbidden", updates=(0,))
 def count_down(counter, *, context):
-    """False while there was something to count, then True; goes on below zero."""
+    """Counts down, below zero too. Returns whether the count is below zero."""
     _checked(counter, context).count -= 1
     return np.asarray(counter.count < 0)
 
 
 @op("CountUp", gradient="forbidden", updates=(0,))
 def count_up(counter, *, context):
-    """The count before it went up."""
+    """Returns the count before the increment."""
     _checked(counter, context).count += 1
     return np.asarray(counter.count - 1, np.int64)
 

@@ -4,8 +4,6 @@ A random fill is a function of the run's key: the same key, operator and outputs
 numbers, not Caffe2's.
 """
 
-import functools
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,54 +13,45 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.values import STRING, check_integers, check_rank, check_size, describe, dtype_of, int64, need_key
+from jrnn.ops.values import (
+    STRING,
+    check_integers,
+    check_rank,
+    check_size,
+    describe,
+    dtype_of,
+    int64,
+    need_key,
+    scalar,
+    takes,
+)
 from jrnn.registry import op
 
 _STATIC_SIZE = 4096  # elements; integers up to this stay numpy, so that they can be shapes inside jit
 
 
-def fill_shape(
-    x: Any, shape: tuple[int, ...] | None, extra_shape: tuple[int, ...], input_as_shape: bool, dtype: Any = np.float32
-) -> tuple[int, ...]:
-    """The shape that a filling operator makes, from its `shape`, or its input `x` and `extra_shape`.
-
-    Raises OpError where both or neither are given, or for a size that no one can mean.
-    """
-    if x is None:
-        if extra_shape or input_as_shape:
-            raise OpError("extra_shape and input_as_shape are about an input, and none is given; give shape alone")
-        return check_size(shape or (), dtype)
-    if shape:
-        raise OpError(f"has an input and shape {list(shape)}; give one of them (extra_shape adds to an input's shape)")
-    if not input_as_shape:
-        return check_size(x.shape + extra_shape, dtype)
-    check_rank(x, 1, "the input, read as a shape,")
-    check_integers(x, "the input, read as a shape,")
-    return check_size((*np.asarray(x).tolist(), *extra_shape), dtype)
-
-
-def takes_shape(fn: Callable) -> Callable:
-    """Lets a fill's function take its shape first, in place of the input `x` and of the arguments that say the shape.
-
-    That is a function `sized(dtype=np.float32)`, which checks the size for elements of a type.
-    """
-    _, *own = inspect.signature(fn, eval_str=True).parameters.values()
-    blobs = [p for p in own if p.kind is not p.KEYWORD_ONLY]
-    x, *of_shape = inspect.signature(_sized, eval_str=True).parameters.values()
-
-    @functools.wraps(fn)
-    def with_shape(x=None, *blobs, **args):
-        said = {p.name: args.pop(p.name) for p in of_shape if p.name in args}
-        return fn(_sized(x, **said), *blobs, **args)
-
-    with_shape.__signature__ = inspect.Signature([x, *blobs, *of_shape, *own[len(blobs) :]])  # type: ignore[attr-defined]
-    return with_shape
-
-
-def _sized(
-    x=None, *, shape: tuple[int, ...] | None = None, extra_shape: tuple[int, ...] = (), input_as_shape: bool = False
+def _shape(
+    *, shape: tuple[int, ...] | None = None, extra_shape: tuple[int, ...] = (), input_as_shape: bool = False
 ) -> Callable[..., tuple[int, ...]]:
-    return lambda dtype=np.float32: fill_shape(x, shape, extra_shape, input_as_shape, dtype)
+    """A function of the input (or None) and the dtype of the elements, which returns the shape to fill."""
+
+    def shape_for(x: Any, dtype: Any = np.float32) -> tuple[int, ...]:
+        if x is None:
+            if extra_shape or input_as_shape:
+                raise OpError("extra_shape and input_as_shape are about an input, and none is given; give shape alone")
+            return check_size(shape or (), dtype)
+        if shape:
+            raise OpError(f"has an input and shape {list(shape)}; give one of them (or extra_shape with the input)")
+        if not input_as_shape:
+            return check_size(x.shape + extra_shape, dtype)
+        check_rank(x, 1, "the input, read as a shape,")
+        check_integers(x, "the input, read as a shape,")
+        return check_size((*np.asarray(x).tolist(), *extra_shape), dtype)
+
+    return shape_for
+
+
+takes_shape = takes(shape_for=_shape)
 
 
 def _constant(shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
@@ -78,39 +67,30 @@ def _constant(shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
 
 
 def _value_type(dtype: int | None, value: Any) -> Any:
-    """The type of a fill: that of `dtype`, or where it is absent, of how the value stands on the wire."""
+    """The dtype of a fill: `dtype`, or if it is absent, that of the value on the wire."""
     if dtype is not None:
         return dtype_of(dtype)
     return int64() if isinstance(value, int) else np.float32
 
 
 @op("ConstantFill", gradient="stops")
+@takes_shape
 def constant_fill(
-    x=None,
-    value_blob=None,
-    *,
-    shape: tuple[int, ...] | None = None,
-    extra_shape: tuple[int, ...] = (),
-    input_as_shape: bool = False,
-    value: int | float | bytes = 0.0,
-    dtype: int | None = None,
-    op,
+    x=None, value_blob=None, *, shape_for, value: int | float | bytes = 0.0, dtype: int | None = None, op
 ):
     wire = op.arg("value", 0.0)  # 3 and 3.0 differ on the wire, and make int64 and float32
     if dtype == STRING:
         text = wire if isinstance(wire, bytes) else b""
-        return np.full(fill_shape(x, shape, extra_shape, input_as_shape, np.uint64), text, object)
+        return np.full(shape_for(x, np.uint64), text, object)
     if isinstance(wire, bytes):
         raise OpError(f"value {wire!r} is a string, and dtype is {dtype}; set dtype to {STRING}")
     filled = _value_type(dtype, wire)
-    if filled == np.float32 and dtype is None and not input_as_shape and getattr(x, "dtype", None) == np.float64:
-        filled = np.float64  # the seed of a gradient is as wide as the loss: float32 would round what it is divided by
-    shape = fill_shape(x, shape, extra_shape, input_as_shape, filled)
+    if filled == np.float32 and dtype is None and getattr(x, "dtype", None) == np.float64:
+        filled = np.float64  # the seed of a gradient has the loss's precision: gradients are multiples of it
+    shape = shape_for(x, filled)
     if value_blob is None:
         return _constant(shape, value, filled)
-    if value_blob.size != 1:
-        raise OpError(f"the second input holds the value to fill in and must have 1 element, has {value_blob.size}")
-    return jnp.full(shape, jnp.reshape(value_blob, ()), filled)
+    return jnp.full(shape, scalar(value_blob, "the value to fill in"), filled)
 
 
 def _given(values: Any, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -127,16 +107,16 @@ def _given(values: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 @op("GivenTensorFill", gradient="stops")
 @takes_shape
-def given_tensor_fill(sized, *, values: tuple[bytes, ...] | np.ndarray = (), dtype: int = 1):
-    made = sized()
+def given_tensor_fill(x=None, *, shape_for, values: tuple[bytes, ...] | np.ndarray = (), dtype: int = 1):
+    made = shape_for(x)
     return _given(values, made, object if dtype == STRING else dtype_of(dtype))
 
 
 def _register_given(type: str, dtype: Any) -> None:
     @op(type, gradient="stops")
     @takes_shape
-    def given_tensor(sized, *, values: tuple[bytes, ...] | np.ndarray = ()):
-        return _given(values, sized(), dtype)
+    def given_tensor(x=None, *, shape_for, values: tuple[bytes, ...] | np.ndarray = ()):
+        return _given(values, shape_for(x), dtype)
 
 
 _register_given("GivenTensorInt16Fill", np.int16)
@@ -150,17 +130,17 @@ _register_given("GivenTensorStringFill", object)
 
 @op("GivenTensorByteStringToUInt8Fill", gradient="stops")
 @takes_shape
-def given_byte_string(sized, *, values: tuple[bytes, ...]):
-    made = sized()
-    data = b"".join(values)[: int(np.prod(made))]  # compat: bytes that the shape has no place for are dropped
+def given_byte_string(x=None, *, shape_for, values: tuple[bytes, ...]):
+    made = shape_for(x)
+    data = b"".join(values)[: int(np.prod(made))]  # compat: bytes beyond the shape are dropped
     return _given(np.frombuffer(data, np.uint8), made, np.uint8)
 
 
 @op("DiagonalFill", gradient="stops")
 @takes_shape
-def diagonal_fill(sized, *, value: int | float = 0.0, dtype: int | None = None, op):
+def diagonal_fill(x=None, *, shape_for, value: int | float = 0.0, dtype: int | None = None, op):
     filled = _value_type(dtype, op.arg("value", 0.0))
-    made = sized(filled)
+    made = shape_for(x, filled)
     if len(made) < 2 or (len(made) > 2 and len(set(made)) > 1):
         raise OpError(f"shape {list(made)} has no diagonal; it must be a matrix, or have equal dimensions")
     found = np.zeros(made, filled)
@@ -170,8 +150,8 @@ def diagonal_fill(sized, *, value: int | float = 0.0, dtype: int | None = None, 
 
 @op("RangeFill", gradient="stops")
 @takes_shape
-def range_fill(sized):
-    made = sized()
+def range_fill(x=None, *, shape_for):
+    made = shape_for(x)
     return jnp.arange(int(np.prod(made)), dtype=jnp.float32).reshape(made)
 
 
@@ -179,9 +159,7 @@ def range_fill(sized):
 def range_(start_or_stop, stop=None, step=None):
     given = [x for x in (start_or_stop, stop, step) if x is not None]
     if any(x.size != 1 or x.dtype != given[0].dtype for x in given):
-        raise OpError(
-            "inputs are " + ", ".join(map(describe, given)) + "; start, stop and step are scalars of one type"
-        )
+        raise OpError(f"inputs are {', '.join(map(describe, given))}; they must be scalars of one type")
     bounds = [np.asarray(x).reshape(()) for x in given]
     start, end = (bounds[0], bounds[1]) if stop is not None else (bounds[0].dtype.type(0), bounds[0])
     by = bounds[2] if step is not None else bounds[0].dtype.type(1)
@@ -192,7 +170,7 @@ def range_(start_or_stop, stop=None, step=None):
         count = math.ceil(way / step_size)
     else:
         count = math.trunc(way / step_size)
-        count += count * step_size < way  # compat: asked of integers going down too, which so may stop a step early
+        count += count * step_size < way  # compat: also for negative steps, which may thus stop a step early
     count = max(0, count)
     check_size((count,), given[0].dtype)
     found = (start + np.arange(count) * by).astype(given[0].dtype)
@@ -208,25 +186,25 @@ def _fan(shape: tuple[int, ...], axis: int) -> int:
 
 @op("XavierFill", gradient="stops", random=True)
 @takes_shape
-def xavier_fill(sized, *, key):
-    made = sized()
+def xavier_fill(x=None, *, shape_for, key):
+    made = shape_for(x)
     bound = (3 / _fan(made, 0)) ** 0.5
     return jax.random.uniform(need_key(key), made, jnp.float32, -bound, bound)
 
 
 @op("MSRAFill", gradient="stops", random=True)
 @takes_shape
-def msra_fill(sized, *, key):
-    made = sized()
+def msra_fill(x=None, *, shape_for, key):
+    made = shape_for(x)
     return jax.random.normal(need_key(key), made, jnp.float32) * (2 / _fan(made, 1)) ** 0.5
 
 
 @op("GaussianFill", gradient="stops", random=True)
 @takes_shape
-def gaussian_fill(sized, *, mean: float = 0.0, std: float = 1.0, key):
+def gaussian_fill(x=None, *, shape_for, mean: float = 0.0, std: float = 1.0, key):
     if std < 0:
         raise OpError(f"std is {std}; it must not be negative")
-    made = sized()
+    made = shape_for(x)
     return jax.random.normal(need_key(key), made, jnp.float32) * std + mean
 
 
@@ -240,34 +218,38 @@ def _bounds(low: Any, high: Any, low_blob: Any, high_blob: Any, defaults: tuple[
         return low, high
     if low is not None or high is not None:
         raise OpError("min and max come as blobs and as arguments; give them once")
-    if high_blob is None or low_blob.size != 1 or high_blob.size != 1:
+    if high_blob is None:
         raise OpError("the blobs for min and max must both be given and have 1 element each")
-    return jnp.reshape(low_blob, ()), jnp.reshape(high_blob, ())
+    return scalar(low_blob, "min"), scalar(high_blob, "max")
 
 
 @op("UniformFill", gradient="stops", random=True)
 @takes_shape
-def uniform_fill(sized, min_blob=None, max_blob=None, *, min: float | None = None, max: float | None = None, key):
+def uniform_fill(
+    x=None, min_blob=None, max_blob=None, *, shape_for, min: float | None = None, max: float | None = None, key
+):
     low, high = _bounds(min, max, min_blob, max_blob, (0.0, 1.0))
-    made = sized()
+    made = shape_for(x)
     return jax.random.uniform(need_key(key), made, jnp.float32, low, high)
 
 
 @op("UniformIntFill", gradient="stops", random=True)
 @takes_shape
-def uniform_int_fill(sized, min_blob=None, max_blob=None, *, min: int | None = None, max: int | None = None, key):
+def uniform_int_fill(
+    x=None, min_blob=None, max_blob=None, *, shape_for, min: int | None = None, max: int | None = None, key
+):
     low, high = _bounds(min, max, min_blob, max_blob, (0, 1))
-    made = sized()
+    made = shape_for(x)
     return jax.random.randint(need_key(key), made, low, high + 1, jnp.int32)  # max is among the numbers drawn
 
 
 @op("UniqueUniformFill", gradient="stops", random=True)
 @takes_shape
-def unique_uniform_fill(sized, avoid=None, *, min: int, max: int, dtype: int = 2, key):
+def unique_uniform_fill(x=None, avoid=None, *, shape_for, min: int, max: int, dtype: int = 2, key):
     if dtype not in (2, 10):
         raise OpError(f"dtype is {dtype}; it must be 2 (INT32) or 10 (INT64)")
     filled = dtype_of(dtype)
-    made = sized(filled)
+    made = shape_for(x, filled)
     count = int(np.prod(made))
     if min > max:
         raise OpError(f"min {min} must not be above max {max}")

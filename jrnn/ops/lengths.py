@@ -11,30 +11,29 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.values import check_float, check_rank, check_shape, describe, is_concrete
+from jrnn.ops.values import check_float, check_integers, check_rank, check_shape, describe, is_concrete
 from jrnn.registry import gradient, op
 
 
-def check_lengths(lengths: Any, rows: int | None = None, name: str = "lengths") -> None:
+def check_lengths(lengths: Any, rows: int | None = None) -> None:
     """Raises OpError unless `lengths` is a vector of integers that are not negative and add up to `rows`.
 
-    The values can be checked only where they are not traced.
+    Values can only be checked where they are not traced.
     """
-    check_rank(lengths, 1, name)
-    if lengths.dtype.kind not in "iu":
-        raise OpError(f"{name} is {describe(lengths)}; it must hold integers")
+    check_rank(lengths, 1, "lengths")
+    check_integers(lengths, "lengths")
     if is_concrete(lengths):
         values = np.asarray(lengths)
         if (values < 0).any():
-            raise OpError(f"{name} has a negative length: {values.tolist()[:8]}")
+            raise OpError(f"lengths has a negative length: {values.tolist()[:8]}")
         if rows is not None and values.sum() != rows:
-            raise OpError(f"{name} adds up to {values.sum()}, but the data has {rows} rows; they must be equal")
+            raise OpError(f"lengths adds up to {values.sum()}, but the data has {rows} rows; they must be equal")
 
 
-def known_lengths(lengths: Any, rows: int | None = None, name: str = "lengths") -> np.ndarray:
-    """Lengths as numpy, for operators whose output's shape depends on them; refused where they are traced."""
+def known_lengths(lengths: Any, rows: int | None = None) -> np.ndarray:
+    """Lengths as numpy, for operators whose output's shape depends on them; they must not be traced."""
     values = np.asarray(lengths)
-    check_lengths(values, rows, name)
+    check_lengths(values, rows)
     return values.astype(np.int64)
 
 
@@ -47,9 +46,23 @@ def segment_ids(lengths: Any, rows: int) -> Any:
     return jnp.searchsorted(jnp.cumsum(jnp.asarray(lengths)), jnp.arange(rows), side="right")
 
 
-def per_row(mask: Any, rows: Any) -> Any:
-    """A vector (or matrix) that says something of each row, with dimensions of size 1 added to go with `rows`."""
-    return mask.reshape(mask.shape + (1,) * (rows.ndim - mask.ndim))
+def rows_from(starts: Any, counts: np.ndarray) -> np.ndarray:
+    """The rows start, start + 1, ... of each segment, one segment after the other.
+
+    >>> rows_from(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    return np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
+
+
+def per_row(values: Any, rows: Any) -> Any:
+    """One value per row, with dimensions of size 1 appended so that it broadcasts with `rows`."""
+    return values.reshape(values.shape + (1,) * (rows.ndim - values.ndim))
+
+
+def over_lengths(rows: Any, lengths: Any) -> Any:
+    """Sums over segments divided by the lengths of the segments; an empty one counts 1."""
+    return rows / per_row(jnp.maximum(jnp.asarray(lengths), 1).astype(rows.dtype), rows)
 
 
 def _segments(data, lengths):
@@ -61,22 +74,14 @@ def _segments(data, lengths):
     return segment_ids(lengths, data.shape[0]), lengths.shape[0]
 
 
-def _counts(lengths, rows):
-    """The lengths to divide by, shaped to go with `rows`; an empty segment counts 1."""
-    return per_row(jnp.maximum(jnp.asarray(lengths), 1).astype(rows.dtype), rows)
-
-
 @op("LengthsSum", gradient="LengthsIndicesInGradientSumGradient(dy, lengths, data)")
 def lengths_sum(data, lengths):
-    ids, count = _segments(data, lengths)
-    return jax.ops.segment_sum(data, ids, count)
+    return jax.ops.segment_sum(data, *_segments(data, lengths))
 
 
 @op("LengthsMean", gradient="LengthsIndicesInGradientMeanGradient(dy, lengths, data)")
 def lengths_mean(data, lengths):
-    ids, count = _segments(data, lengths)
-    total = jax.ops.segment_sum(data, ids, count)
-    return total / _counts(lengths, total)
+    return over_lengths(jax.ops.segment_sum(data, *_segments(data, lengths)), lengths)
 
 
 @jax.custom_jvp
@@ -116,7 +121,7 @@ def lengths_sum_gradient(dy, lengths, data):
 
 @op("LengthsIndicesInGradientMeanGradient")
 def lengths_mean_gradient(dy, lengths, data):
-    return (dy / _counts(lengths, dy))[segment_ids(lengths, data.shape[0])]
+    return over_lengths(dy, lengths)[segment_ids(lengths, data.shape[0])]
 
 
 @op("LengthsSumGradient")
@@ -126,7 +131,7 @@ def lengths_sum_gradient_of_rows(dy, lengths):
 
 @op("LengthsMeanGradient")
 def lengths_mean_gradient_of_rows(dy, lengths):
-    return jnp.repeat(dy / _counts(lengths, dy), known_lengths(lengths), axis=0)
+    return jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0)
 
 
 @op("LengthsMaxWithMainInputAndForwardOutputGradient")
@@ -156,29 +161,24 @@ def _(g):
         g.emit("LengthsWeightedSumGradient", inputs, [g.grad_input(0)])
 
 
-def _check_one_per_row(data, counts):
-    if data.ndim == 0 or len(counts) != data.shape[0]:
-        raise OpError(f"data is {describe(data)} and there are {len(counts)} lengths; each row of data must have one")
-
-
 @op("LengthsTile", gradient="LengthsSum(dy, lengths)")
 def lengths_tile(data, lengths):
-    """Each row of data [S, ...] as often as its length says."""
+    """Repeats row s of data [S, ...] lengths[s] times."""
     counts = known_lengths(lengths)
-    _check_one_per_row(data, counts)
+    if data.ndim == 0 or len(counts) != data.shape[0]:
+        raise OpError(f"data is {describe(data)} and there are {len(counts)} lengths; each row of data must have one")
     return jnp.asarray(data)[np.repeat(np.arange(len(counts)), counts)]
 
 
 @op("LengthsGather", gradient="forbidden")
 def lengths_gather(items, lengths, indices):
-    """The segments of `items` that `indices` name, one after the other."""
+    """Concatenates the segments of `items` that `indices` name."""
     counts = known_lengths(lengths, items.shape[0])
     wanted = np.asarray(indices).reshape(-1)
     if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(counts)):
         raise OpError(f"indices are {wanted.tolist()[:8]}; there are {len(counts)} segments, 0 to {len(counts) - 1}")
     starts = np.cumsum(counts) - counts
-    rows = [np.arange(starts[k], starts[k] + counts[k]) for k in wanted.tolist()]
-    return jnp.asarray(items)[np.concatenate([np.zeros(0, np.int64), *rows])]
+    return jnp.asarray(items)[rows_from(starts[wanted], counts[wanted])]
 
 
 @op("LengthsPad", gradient="stops")
@@ -189,16 +189,15 @@ def lengths_pad(data, lengths, *, target_length: int, padding_value: float = -1.
     counts = known_lengths(lengths, data.shape[0])
     if counts.max(initial=0) > target_length:
         raise OpError(f"a length is {counts.max()}; argument target_length={target_length} must be at least that")
-    places = np.concatenate([k * target_length + np.arange(n) for k, n in enumerate(counts)] or [np.zeros(0, np.int64)])
     padded = jnp.full((len(counts) * target_length, *data.shape[1:]), padding_value, data.dtype)
-    return padded.at[places].set(data)
+    return padded.at[rows_from(np.arange(len(counts)) * target_length, counts)].set(data)
 
 
 @op("LengthsRangeFill", gradient="stops")
 def lengths_range_fill(lengths):
     """0, 1, ... length - 1 for each segment, as int32."""
     counts = known_lengths(lengths)
-    return np.concatenate([np.arange(n, dtype=np.int32) for n in counts] or [np.zeros(0, np.int32)])
+    return rows_from(0 * counts, counts).astype(np.int32)
 
 
 @op("LengthsToRanges")
@@ -227,7 +226,7 @@ def lengths_to_shape(lengths):
 
 @op("LengthsToOffsets")
 def lengths_to_offsets(lengths, *, include_last_offset: bool = False):
-    """Where each segment starts, int32 [S]; with `include_last_offset` also where the last one ends."""
+    """The first row of each segment, int32 [S]; with `include_last_offset` also the end of the last one."""
     check_lengths(lengths)
     ends = jnp.cumsum(jnp.asarray(lengths)).astype(jnp.int32)
     starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
@@ -254,7 +253,7 @@ def _segment_counts(ids, data):
 
 @op("SegmentIdsToLengths", gradient="forbidden")
 def segment_ids_to_lengths(ids, data=None):
-    """How many rows each segment has, int32; as many segments as `data` has rows, else as the greatest id tells."""
+    """The number of rows of each segment, int32. `data` has one row per segment; without it the greatest id is the last."""
     return _segment_counts(ids, data).astype(np.int32)
 
 

@@ -1,5 +1,6 @@
-"""Elementary functions with their gradients, element by element on any shape."""
+"""Elementary functions with their gradients, element by element; and Max, Min, Mean and WeightedSum of several inputs."""
 
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -8,17 +9,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.ops.values import as_float, magnitude
+from jrnn.errors import OpError
+from jrnn.ops.values import as_float, check_same_shape, describe, magnitude
 from jrnn.registry import gradient, op
 
 
-def _function(
+def register(
     type: str, fn: Callable, slope: Callable | None = None, *, inplace: bool = False, own: bool = False
 ) -> None:
     """Registers `type`, y = fn(x), and `typeGradient`, the product of dy and the derivative.
 
-    slope: the gradient operator, whose parameters are named as what it reads: x, y, dy. inplace: whether y may overwrite x.
-    own: whether dx needs a blob of its own; else it may overwrite dy.
+    Args:
+        slope: the gradient operator, a function of the blobs that it reads: x, y, dy.
+        inplace: whether y may overwrite x.
+        own: whether dx needs a blob of its own; otherwise it may overwrite dy.
     """
     reads = list(inspect.signature(slope).parameters) if slope is not None else []
     declared = f"{type}Gradient({', '.join(reads)})" if reads else "forbidden"
@@ -43,21 +47,21 @@ def _(primals, tangents):
 
 
 _ERF = 2 / math.sqrt(math.pi)
-_function("Log1p", jnp.log1p)  # Caffe2 itself has no such operator; nets of its later users do
-_function("Ceil", jnp.ceil, inplace=True)
-_function("Floor", jnp.floor, inplace=True)
-_function("Sin", jnp.sin, lambda x, dy: dy * jnp.cos(x))
-_function("Cos", jnp.cos, lambda x, dy: -dy * jnp.sin(x))
-_function("Tan", jnp.tan, lambda x, dy: dy / jnp.square(jnp.cos(x)))
-_function("Sinh", jnp.sinh, lambda dy, x: dy * jnp.cosh(x), own=True)
-_function("Cosh", jnp.cosh, lambda dy, x: dy * jnp.sinh(x), own=True)
-_function("Asin", jnp.arcsin, lambda x, dy: dy / jnp.sqrt(1 - x * x))
-_function("Acos", jnp.arccos, lambda x, dy: -dy / jnp.sqrt(1 - x * x))
-_function("Atan", jnp.arctan, lambda x, dy: dy / (1 + x * x))
-_function("Erf", jax.scipy.special.erf, lambda x, dy: dy * _ERF * jnp.exp(-x * x))
-_function("Rsqrt", lambda x: 1 / jnp.sqrt(x), lambda dy, y: -0.5 * dy * y**3, inplace=True)
-_function("Cbrt", _cube_root, lambda dy, y: dy / (3 * y * y), inplace=True)
-_function("Reciprocal", lambda x: 1 / x, lambda y, dy: -dy * y * y, inplace=True)
+register("Log1p", jnp.log1p)  # Caffe2 itself has no such operator; nets of its later users do
+register("Ceil", jnp.ceil, inplace=True)
+register("Floor", jnp.floor, inplace=True)
+register("Sin", jnp.sin, lambda x, dy: dy * jnp.cos(x))
+register("Cos", jnp.cos, lambda x, dy: -dy * jnp.sin(x))
+register("Tan", jnp.tan, lambda x, dy: dy / jnp.square(jnp.cos(x)))
+register("Sinh", jnp.sinh, lambda dy, x: dy * jnp.cosh(x), own=True)
+register("Cosh", jnp.cosh, lambda dy, x: dy * jnp.sinh(x), own=True)
+register("Asin", jnp.arcsin, lambda x, dy: dy / jnp.sqrt(1 - x * x))
+register("Acos", jnp.arccos, lambda x, dy: -dy / jnp.sqrt(1 - x * x))
+register("Atan", jnp.arctan, lambda x, dy: dy / (1 + x * x))
+register("Erf", jax.scipy.special.erf, lambda x, dy: dy * _ERF * jnp.exp(-x * x))
+register("Rsqrt", lambda x: 1 / jnp.sqrt(x), lambda dy, y: -0.5 * dy * y**3, inplace=True)
+register("Cbrt", _cube_root, lambda dy, y: dy / (3 * y * y), inplace=True)
+register("Reciprocal", lambda x: 1 / x, lambda y, dy: -dy * y * y, inplace=True)
 
 
 @op("Abs", inplace={0: 0}, gradient="AbsGradient(x, dy)")
@@ -140,3 +144,81 @@ def logit_gradient(x, dy, *, eps: float = 1e-6):
     inside = (x >= eps) & (x <= 1 - eps)
     x = jnp.where(inside, x, 0.5)
     return jnp.where(inside, dy / (x * (1 - x)), 0)
+
+
+def _named(xs: tuple) -> str:
+    return "inputs " + ", ".join(f"#{k}" for k in range(len(xs)))
+
+
+def _extremum(type: str, pick: Callable) -> None:
+    """Max or Min: every input that attains the extremum gets the whole gradient (jnp's would share it)."""
+
+    @jax.custom_jvp
+    def extremum(*xs: Any) -> Any:
+        return functools.reduce(pick, xs)
+
+    @extremum.defjvp
+    def _(xs, tangents):
+        y = extremum(*xs)
+        return y, sum(jnp.where(x == y, t, 0) for x, t in zip(xs, tangents))
+
+    @op(type, inplace={0: 0}, gradient=f"{type}Gradient(y, dy, *) -> *")
+    def forward(x, *xs):
+        check_same_shape(_named((x, *xs)), x, *xs)
+        return extremum(*map(as_float, (x, *xs)))
+
+    @op(type + "Gradient", outputs=(1, None), inplace={0: 1})
+    def backward(y, dy, *xs):
+        check_same_shape("y, dy and the inputs", y, dy, *xs)
+        return tuple(jnp.where(x == y, dy, 0) for x in xs)
+
+
+_extremum("Max", jnp.maximum)
+_extremum("Min", jnp.minimum)
+
+
+@op("Mean", inplace={0: 0}, gradient="MeanGradient(dy) -> *")
+def mean(x, *xs):
+    check_same_shape(_named((x, *xs)), x, *xs)
+    return sum(xs, as_float(x)) / (1 + len(xs))
+
+
+@op("MeanGradient", outputs=(1, None), inplace={0: 0})
+def mean_gradient(dy, *, op):
+    return (dy / len(op.outputs),) * len(op.outputs)
+
+
+def _pairs(inputs: tuple) -> tuple[list, list]:
+    """The arrays and the weights among X0, w0, X1, w1, ..."""
+    if not inputs or len(inputs) % 2:
+        raise OpError(f"takes pairs of an array and its weight, was given {len(inputs)} inputs")
+    xs, ws = list(inputs[::2]), list(inputs[1::2])
+    check_same_shape("the arrays", *xs)
+    for k, w in enumerate(ws):
+        if w.size != 1:
+            raise OpError(f"weight #{k} is {describe(w)}; it must have 1 element")
+    return xs, ws
+
+
+@op("WeightedSum", inplace={0: 0})
+def weighted_sum(*inputs, grad_on_w: bool = False):
+    xs, ws = _pairs(inputs)
+    ws = ws if grad_on_w else jax.lax.stop_gradient(ws)
+    return sum(as_float(x) * jnp.reshape(w, (1,) * x.ndim) for x, w in zip(xs, ws))
+
+
+@op("WeightedSumGradient", outputs=(1, None))
+def weighted_sum_gradient(dy, *inputs, grad_on_w: bool = False):
+    xs, ws = _pairs(inputs)
+    dxs = [dy * jnp.reshape(w, (1,) * dy.ndim) for w in ws]
+    dws = [jnp.reshape(jnp.sum(dy * x), w.shape) for x, w in zip(xs, ws)] if grad_on_w else []
+    return (*dxs, *dws)
+
+
+@gradient("WeightedSum")
+def _(g):
+    count = len(g.op.inputs)
+    outputs = [g.grad_input(k) for k in range(0, count, 2)]
+    if g.arg("grad_on_w", 0):
+        outputs += [g.grad_input(k) for k in range(1, count, 2)]
+    g.emit("WeightedSumGradient", [g.grad_output(0), *(g.input(k) for k in range(count))], outputs)

@@ -124,9 +124,7 @@ def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcas
             f" (trans_a={int(trans_a)}, trans_b={int(trans_b)}); they must be as many"
         )
     if not broadcast and a3.shape[:-2] != b3.shape[:-2]:
-        raise OpError(
-            f"a is {describe(a)} and b is {describe(b)}; their leading dimensions must be equal, or argument broadcast 1"
-        )
+        raise OpError(f"a is {describe(a)}, b {describe(b)}; leading dimensions must be equal, or argument broadcast 1")
     try:
         leading = jnp.broadcast_shapes(a3.shape[:-2], b3.shape[:-2])
     except ValueError:
@@ -140,9 +138,7 @@ def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcas
 @gradient("BatchMatMul")
 def _(g):
     if g.arg("broadcast", 0):
-        raise GradientError(
-            "BatchMatMul with broadcast=1 has no gradient; Tile or ExpandDims the inputs to equal shapes"
-        )
+        raise GradientError("BatchMatMul with broadcast=1 has no gradient; Tile or ExpandDims inputs to equal shapes")
     blobs = {"a": g.input(0), "b": g.input(1), "dy": g.grad_output(0)}
     transposed = bool(g.arg("trans_a", 0)), bool(g.arg("trans_b", 0))
     for k, (left, right, trans_a, trans_b) in enumerate(_PRODUCTS[transposed]):

@@ -44,9 +44,7 @@ def layer_norm(
             raise OpError("elementwise_affine=1 needs inputs 1 and 2, gamma and beta")
         for name, weight in (("gamma", gamma), ("beta", beta)):
             if math.prod(weight.shape) != x2.shape[1]:
-                raise OpError(
-                    f"{name} is {describe(weight)} and x is {describe(x)}; {name} must have {x2.shape[1]} elements"
-                )
+                raise OpError(f"{name} is {describe(weight)}, x {describe(x)}; {name} must have {x2.shape[1]} elements")
         y = y * gamma.reshape(1, -1) + beta.reshape(1, -1)
     leading = (*x.shape[:axis], 1)
     return y.reshape(x.shape), mean.reshape(leading), std.reshape(leading)

@@ -1,7 +1,7 @@
 """Updates of dense parameters by the common optimizers. None has a gradient.
 
-Each reads parameters, state and gradients, and writes the new parameters and state under names of the net's choice, as a
-rule the same ones. Learning rates are added as they are: where `param + lr * ...` stands, lr is negative to descend.
+Each reads parameters, state and gradients, and writes the new parameters and state, usually under the same names. The sign
+of learning rates is Caffe2's: where an update is `param + lr * ...`, lr must be negative to descend.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.ops.values import describe
+from jrnn.ops.values import describe, scalar
 from jrnn.registry import op
 
 
@@ -20,13 +20,6 @@ def same_size(**xs: Any) -> None:
     for name, x in rest:
         if x.size != x0.size:
             raise OpError(f"{name} is {describe(x)} and {first} is {describe(x0)}; they must have as many elements")
-
-
-def scalar(x: Any, name: str) -> Any:
-    """A blob of one element as a scalar; OpError where it has more."""
-    if x.size != 1:
-        raise OpError(f"{name} is {describe(x)}; it must have 1 element")
-    return jnp.reshape(x, ())
 
 
 def momentum_step(grad, m, lr, momentum, nesterov):
@@ -50,7 +43,7 @@ def momentum_sgd_update(grad, m, lr, param, *, momentum: float = 0.0, nesterov: 
 
 @op("Adagrad", outputs=(2, 4), gradient="forbidden", inplace={0: 0, 1: 1})
 def adagrad(param, moment, grad, lr, *, epsilon: float = 1e-5, decay: float = 1.0, weight_decay: float = 0.0):
-    """Also gives the effective learning rates, and the update."""
+    """Also returns the effective learning rates, and the update."""
     same_size(param=param, moment=moment, grad=grad)
     grad = grad + weight_decay * param
     moment = decay * moment + grad * grad
@@ -60,7 +53,7 @@ def adagrad(param, moment, grad, lr, *, epsilon: float = 1e-5, decay: float = 1.
 
 
 def filled(beta: float, t: Any) -> Any:
-    """1 - beta^t: how much of a moving average that began at 0 is filled after t steps."""
+    """1 - beta^t, the total weight of t steps in a moving average that began at 0."""
     return -jnp.expm1(t * math.log(beta)) if beta > 0 else jnp.ones_like(t)  # 1 - beta**t would cancel
 
 
@@ -70,7 +63,7 @@ def next_step(iteration: Any, dtype: Any) -> Any:
 
 
 def adam_step(m1, m2, grad, t, beta1, beta2, epsilon):
-    """(the scaled gradient, new m1, new m2); m2 may hold one number a row."""
+    """(the scaled gradient, new m1, new m2); m2 may hold one number per row."""
     m1 = beta1 * m1 + (1 - beta1) * grad
     m2 = beta2 * m2 + (1 - beta2) * (grad * grad).mean(tuple(range(m2.ndim, grad.ndim)))
     correction = jnp.sqrt(filled(beta2, t)) / filled(beta1, t)
@@ -80,7 +73,7 @@ def adam_step(m1, m2, grad, t, beta1, beta2, epsilon):
 
 @op("Adam", outputs=(3, 4), gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def adam(param, m1, m2, grad, lr, iter, *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-5):
-    """Also gives the gradient as it was scaled."""
+    """Also returns the scaled gradient."""
     same_size(param=param, m1=m1, m2=m2, grad=grad)
     scaled, m1, m2 = adam_step(m1, m2, grad, next_step(iter, param.dtype), beta1, beta2, epsilon)
     return param + scalar(lr, "lr") * scaled, m1, m2, scaled
@@ -102,10 +95,8 @@ def clip_tensor_by_scaling(x, value, additional_threshold=None, *, threshold: fl
         raise OpError(f"threshold must be positive, is {threshold}")
     if x.size == 0:
         raise OpError(f"x is {describe(x)}; it must not be empty")
-    limit = (
-        threshold if additional_threshold is None else threshold * scalar(additional_threshold, "additional_threshold")
-    )
-    value = scalar(value, "value")
+    limit = 1 if additional_threshold is None else scalar(additional_threshold, "additional_threshold")
+    limit, value = threshold * limit, scalar(value, "value")
     return x * jnp.where(value > limit, limit / value, 1)
 
 

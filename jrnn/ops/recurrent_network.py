@@ -2,12 +2,12 @@
 
 Shapes: T time, N batch, L length of an initial state (normally 1). The first input is [T, N, ...]; an initial state is
 [D], [N, D] or [L, N, D]; a state is [T+L, N, D]. Within the step net every linked blob has a leading dimension, its window.
-Beyond Caffe2, a state may have any data type and any rank: [L, ...] starts [T+L, ...], and a number starts a state [T+1].
+Beyond Caffe2, a state may have any data type and rank: [L, ...] starts [T+L, ...], and a number starts a state [T+1].
 
-The operator's arguments bind blobs of the step net to time: a *link* to a slice of a sequence or of a state at step t, an
-*alias* makes an output of a state's slots. `recurrent_wiring.parse` turns them into a `Wiring`, and its docstring defines
-the terms. `run_forward` is the loop, by `executor.scan` over the step net's lowered operators; `stop_outputs` ends the
-gradients of outputs that the argument `outputs_with_grads` leaves out.
+The operator's arguments bind blobs of the step net to time: a *link* binds a blob to a slice of a sequence or of a state at
+step t, an *alias* makes an output of a state's slots. `recurrent_wiring.parse` turns them into a `Wiring`; its module
+defines the terms. `run_forward` is the loop, an `executor.scan` over the step net's lowered operators. `stop_outputs` stops
+the gradients of outputs that the argument `outputs_with_grads` leaves out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,16 +33,16 @@ from jrnn.registry import op
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepWorkspaces:
-    """Local blobs of the step net, kept for the backward pass: `stacked` over time, or the same at every step.
+    """Local blobs of the step net, stored for the backward pass: `stacked` over time, or `constant` at every step.
 
-    It is the value of a RecurrentNetwork's last output. A blob that the step net overwrites is kept at its last version.
+    This is the value of a RecurrentNetwork's last output. A blob that the step net overwrites is stored in its last version.
     """
 
     stacked: Mapping[str, Any] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
 
     def steps(self) -> Iterator[tuple[str, Any]]:
-        """Each blob of each step, named after both: `gates0`, `gates1`, ..."""
+        """Each blob of each step, with the step in its name: `gates0`, `gates1`, ..."""
         count = max((len(v) for v in self.stacked.values()), default=0)
         for t in range(count):
             yield from ((f"{name}{t}", value[t]) for name, value in self.stacked.items())
@@ -51,7 +51,7 @@ class StepWorkspaces:
 
 @op("RecurrentNetworkBlobFetcher", gradient="stops")
 def recurrent_network_blob_fetcher(workspaces, *, prefix: str = "rnn"):
-    """The names that the blobs of every step go by outside, `<prefix>_<blob><step>`; `retrieve_step_blobs` gives them."""
+    """The outside names of the blobs of every step, `<prefix>_<blob><step>`; `retrieve_step_blobs` returns the blobs."""
     return np.array([f"{prefix}_{name}".encode() for name, _ in workspaces.steps()], dtype=object)
 
 
@@ -72,7 +72,7 @@ def recurrent_network(*inputs, op, context):
     for name in op.outputs:
         alias = next((a for a in w.aliases if a.dst == name), None)
         if alias is None and name in w.states:
-            value = run.states[name][0:]  # compat: an output that goes by a state's name is all its slots
+            value = run.states[name][0:]  # compat: an output with a state's name is all of its slots
         elif alias is None:
             value = run.collected.get(name, run.workspaces)
         else:
@@ -88,7 +88,7 @@ def recurrent_network(*inputs, op, context):
 
 
 def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
-    """The local blobs of the step net that somebody will ask for: all when run eagerly, else what the backward net reads."""
+    """The local blobs of the step net to store: all of them when run eagerly, else those that the backward net reads."""
     last = w.outputs[-1]
     if last in context.unread or last in w.collected or any(a.dst == last for a in w.aliases):
         return ()
@@ -105,8 +105,8 @@ def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
 def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
     """The first L slots of state `k`, for a first input [T, N, ...].
 
-    [] is one slot of one number, [D] is tiled over the batch, [N, D] is one slot, [L, ...] is L slots. A floating point
-    state is at least as wide as a floating point sequence, so that constants serve in float64 too.
+    [] is one slot of one number, [D] is broadcast over the batch, [N, D] is one slot, [L, ...] is L slots. A floating-point
+    state has at least the precision of a floating-point sequence, so that float32 constants work in float64 too.
     """
     name, batch = w.inputs[w.initial_ids[k]], sequence.shape[1] if sequence.ndim > 1 else 1
     value = jnp.asarray(value)
@@ -122,7 +122,7 @@ def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
 
 
 def slots(sequence: Any, link: Link, t: Any) -> Any:
-    """What a link shows at step t: `sequence[t+offset : t+offset+window]`."""
+    """The slice that a link reads at step t: `sequence[t+offset : t+offset+window]`."""
     return lax.dynamic_slice_in_dim(sequence, t + link.offset, link.window, axis=0)
 
 
@@ -136,7 +136,7 @@ def _check_reach(link: Link, length: int, steps: int) -> None:
 
 @dataclass(frozen=True)
 class StateLinks:
-    """Which links of the step net are read and which written, and whether states can be carried slot by slot."""
+    """The links of states, divided by whether the step net reads or writes them."""
 
     w: Wiring
     lengths: Mapping[str, int]  # L of each state
@@ -151,14 +151,9 @@ class StateLinks:
     def writes(self, state: str) -> list[Link]:
         return [link for link in self.w.state_links(state) if link.internal in self.written]
 
-    def check(self) -> None:
-        for state in self.w.states:
-            if not self.writes(state):
-                raise OpError(f"state {state!r} is never written: no blob that the step net writes is linked to it")
-
     @property
     def slot_by_slot(self) -> bool:
-        """Each state is read within its last L slots and written once, after them: the common case."""
+        """Whether each state is read within its last L slots and written once, after them: the common case."""
         return all(
             len(self.writes(s)) == 1
             and (self.writes(s)[0].offset, self.writes(s)[0].window) == (self.lengths[s], 1)
@@ -169,7 +164,7 @@ class StateLinks:
 
 @dataclass(frozen=True)
 class Forward:
-    """What a run over time gave: the T+L slots of each state, outputs that are no states, and blobs kept of every step."""
+    """The result of a run over time: the T+L slots of each state, other outputs, and the stored blobs of every step."""
 
     states: Mapping[str, Any]
     collected: Mapping[str, Any]
@@ -177,7 +172,7 @@ class Forward:
 
 
 def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context) -> Forward:
-    """Runs the step net over time, and keeps the blobs `keep` of every step."""
+    """Runs the step net over time, and stores the blobs `keep` of every step."""
     sequence = blobs[w.inputs[0]]
     steps = sequence.shape[0]
     first = {s: initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], sequence) for k, s in enumerate(w.states)}
@@ -185,10 +180,12 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
         if link.external in blobs and link.external not in first:
             _check_reach(link, blobs[link.external].shape[0], steps)
     shape = StateLinks(w, {s: v.shape[0] for s, v in first.items()})
-    shape.check()
+    for s in w.states:
+        if not shape.writes(s):
+            raise OpError(f"state {s!r} is never written: no blob that the step net writes is linked to it")
     results = [link.internal for s in w.states for link in shape.writes(s)]
     p = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
-    constant: dict[str, np.ndarray] = {}  # blobs that do not depend on the data, such as shapes: filled during tracing
+    constant: dict[str, np.ndarray] = {}  # blobs independent of the data, such as shapes; filled during tracing
 
     def gather(env: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         constant.update((n, env[n]) for n in keep if isinstance(env[n], np.ndarray))
@@ -206,7 +203,7 @@ def _one_slot(name: str, value: Any) -> Any:
 
 
 def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
-    """Sequence links as (what to scan over, how to see them at step t): plain ones are scanned, windows are sliced."""
+    """Sequence links as (what to scan over, a function of the scanned slices and t): windows are sliced, others scanned."""
     plain = {
         link.internal: blobs[link.external]
         for link in w.links
@@ -220,17 +217,9 @@ def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
     return plain, views
 
 
-def step_env(w: Wiring, env: dict[str, Any], t: Any) -> dict[str, Any]:
-    return {**env, w.timestep: t[None]}
-
-
-def _recompute(w: Wiring) -> list[str] | None:
-    return [RECOMPUTED] if w.recompute else None
-
-
 def _step_context(w: Wiring, t: Any, context: Context) -> Context:
     if w.recompute:
-        checkpoint_name(t, RECOMPUTED)  # so that the name is known even if no blob of the list is computed
+        checkpoint_name(t, RECOMPUTED)  # defines the name, even if no blob of the list is computed
     return context.step(t, w.outputs[-1], w.recompute)
 
 
@@ -243,14 +232,14 @@ def _run_slot_by_slot(shape: StateLinks, p: Schedule, first, blobs, steps: int, 
         env = views(now, t)
         for s in w.states:
             env.update((r.internal, carry[s][r.offset : r.offset + r.window]) for r in shape.reads(s))
-        env = execute(p, step_env(w, env, t), _step_context(w, t, context))
+        env = execute(p, {**env, w.timestep: t[None]}, _step_context(w, t, context))
         new = {s: _new_slot(shape.writes(s)[0], env, carry[s]) for s in w.states}
         new = {s: v if s in w.smooth_states else lax.stop_gradient(v) for s, v in new.items()}
         after = {s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s] for s in w.states}
-        return after, (new, gather(env))  # a new slot as it is carried, so that one stack serves for both
+        return after, (new, gather(env))  # the carried slot itself, so that one stack holds both
 
     xs = (jnp.arange(steps, dtype=jnp.int32), sequences)
-    last, (states, gathered) = scan(step, first, xs, length=steps, recompute=_recompute(w))
+    last, (states, gathered) = scan(step, first, xs, length=steps, recompute=[RECOMPUTED] if w.recompute else None)
     return {s: _States(first[s], states[s][:, 0], last[s]) for s in w.states}, gathered
 
 
@@ -258,7 +247,7 @@ def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
     new = jnp.asarray(env[link.internal])
     slot = (1, *before.shape[1:])
     if [d for d in new.shape if d != 1] == [d for d in slot if d != 1]:
-        new = new.reshape(slot)  # compat: a slot is a view of memory, and dimensions of 1 do not matter to it
+        new = new.reshape(slot)  # compat: a slot is a view of memory, in which dimensions of 1 do not matter
     if new.shape != slot or new.dtype != before.dtype:
         raise OpError(
             f"state {link.external!r} is {before.dtype}[1,{','.join(map(str, before.shape[1:]))}], but the step net writes "
@@ -268,7 +257,7 @@ def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
 
 
 class _States:
-    """The slots of a state, sliced without joining the initial ones to the others where that is not needed."""
+    """The slots of a state; slicing concatenates the initial slots with the others only if needed."""
 
     def __init__(self, first: Any, rest: Any, last: Any):
         self.first, self.rest, self.last = first, rest, last
@@ -277,14 +266,14 @@ class _States:
         length, steps = self.first.shape[0], self.rest.shape[0]
         start = index.start if index.start >= 0 else length + steps + index.start
         if start == length + steps - 1:
-            return self.last[-1:]  # not out of the stack, which then need not be there
+            return self.last[-1:]  # not from the stack, which XLA can then remove
         if start >= length:
             return self.rest[start - length :]
         return jnp.concatenate([self.first[start:], self.rest])
 
 
 def _run_on_buffers(shape: StateLinks, p: Schedule, first, blobs, steps: int, gather, context: Context):
-    """The general case: links are windows on the whole states, as in Caffe2, and a write shows in every view at once."""
+    """The general case: links are windows on whole states, as in Caffe2, and every window sees a write immediately."""
     w = shape.w
     sequences, views = sequence_views(w, blobs, steps)
     buffers = {s: jnp.concatenate([v, jnp.zeros((steps, *v.shape[1:]), v.dtype)]) for s, v in first.items()}
@@ -295,7 +284,7 @@ def _run_on_buffers(shape: StateLinks, p: Schedule, first, blobs, steps: int, ga
     def step(carry, xs):
         t, now = xs
         carry = dict(carry)
-        env = step_env(w, views(now, t), t)
+        env = {**views(now, t), w.timestep: t[None]}
         env.update((link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s))
         for one in p.steps:
             env = execute(Schedule((one,), ()), env, _step_context(w, t, context))
@@ -309,4 +298,4 @@ def _run_on_buffers(shape: StateLinks, p: Schedule, first, blobs, steps: int, ga
         return carry, gather(env)
 
     xs = (jnp.arange(steps, dtype=jnp.int32), sequences)
-    return scan(step, buffers, xs, length=steps, recompute=_recompute(w))
+    return scan(step, buffers, xs, length=steps, recompute=[RECOMPUTED] if w.recompute else None)

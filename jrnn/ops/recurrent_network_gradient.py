@@ -19,7 +19,7 @@ from jrnn.errors import GradientError, NetError, OpError
 from jrnn.executor import scan
 from jrnn.graph.history import check_gradient_version
 from jrnn.lowering import Context, Schedule, execute, schedule
-from jrnn.ops.recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots, step_env
+from jrnn.ops.recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots
 from jrnn.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.ops.stopped_outputs import warn_of_stopped
 from jrnn.registry import ACCUMULATE, gradient, op
@@ -57,7 +57,7 @@ def _(g):
     initial = [k for s, k in zip(w.states, w.initial_ids) if s in w.smooth_states]
     targets = [w.inputs.index(n) for n in w.smooth_sequences] + [*w.params, *initial]
     names = []
-    parts: dict[int, list[str]] = {}  # of a blob in two roles, such as the first value of two states
+    parts: dict[int, list[str]] = {}  # of a blob with two roles, such as the initial value of two states
     for k in targets:
         if targets.count(k) == 1:
             names.append(g.grad_input(k))
@@ -78,16 +78,16 @@ def _(g):
 
 @dataclass(frozen=True)
 class _Backward:
-    """All that the reverse loop needs, found before it starts."""
+    """The inputs of the reverse loop, computed before it starts."""
 
     w: Wiring
     inputs: Mapping[str, Any]
     states: Mapping[str, Any]  # the T+L slots of each state
     first: Mapping[str, Any]  # the first L
     workspaces: StepWorkspaces
-    forward: Schedule | None  # what the step net must compute again, because nobody kept it
+    forward: Schedule | None  # what the step net computes again, because it is not stored
     backward: Schedule | None
-    unprovided: tuple[str, ...]  # local blobs whose gradient the backward net reads and nobody provides: it is zero
+    unprovided: tuple[str, ...]  # local blobs whose gradients the backward net reads but nothing writes: they are zero
     reads: tuple[Link, ...]
     writes: tuple[Link, ...]
     param_grads: tuple[str, ...]
@@ -146,9 +146,9 @@ class _Backward:
         def step(carry, xs):
             gradients, totals = carry
             t, now, kept, from_outside, of_output = xs
-            env = step_env(w, {**self.workspaces.constant, **kept, **views(now, t)}, t)
+            env = {**self.workspaces.constant, **kept, **views(now, t), w.timestep: t[None]}
             env.update((k.internal, slots(self.states[k.external], k, t)) for k in w.links if k.external in self.states)
-            if w.recompute:  # else what is computed again would be computed for all steps before the loop, and stored
+            if w.recompute:  # otherwise recomputed blobs would be hoisted out of the loop and stored for all steps
                 arrays = {n: v for n, v in env.items() if isinstance(v, jax.Array)}
                 arrays, gradients = lax.optimization_barrier((arrays, gradients))
                 env |= arrays
@@ -177,12 +177,8 @@ class _Backward:
         first = [self._of_initial(k, gradients[s]) for k, s in enumerate(w.states) if s in w.smooth_states]
         return (*(out.get(n, jnp.zeros_like(self.inputs[n])) for n in w.smooth_sequences), *totals, *first)
 
-    @property
-    def on_states(self) -> tuple[Link, ...]:
-        return self.reads + self.writes
-
     def _arriving(self, arriving: Mapping[str, Any], steps: int):
-        """Gradients that come from outside: of the slots after the last step, and of slot t+1 for every step t."""
+        """Gradients that arrive from outside: of the slots after the last step, and of slot t+1 for every step t."""
         start = {}
         for s in self.w.smooth_states:
             reach = max([1, *(k.offset + k.window - 1 for k in self.reads if k.external == s + "_grad")])
@@ -206,13 +202,11 @@ class _Backward:
                 every_step[s] = every_step[s] + g[:steps] if s in every_step else g[:steps]
                 start[s] = _add(start[s], 1, g[steps:]) if len(g) > steps else start[s]
             else:
-                raise GradientError(
-                    f"output {alias.dst!r} begins at slot {alias.offset}; only 1 and -1 have a gradient"
-                )
+                raise GradientError(f"output {alias.dst!r} begins at slot {alias.offset}; only 1 and -1 have gradients")
         return start, every_step
 
     def _earlier(self, state: str, gradients: Any, env: Mapping[str, Any]) -> Any:
-        """The gradients of slots t, t+1, ... from those of t+1, t+2, ...: the last is used up, and step t adds its own."""
+        """The gradients of slots t, t+1, ... from those of t+1, t+2, ...: drops the last and adds those of step t."""
         slot = (1, *gradients.shape[1:])
         mine = [k for k in self.writes if k.external == state + "_grad" and k.internal in env]
         if len(gradients) == 1 and len(mine) == 1:
@@ -234,7 +228,7 @@ def _add(gradients: Any, start: int, more: Any) -> Any:
 
 
 def _restored(w: Wiring, state: str, first: Any, outputs: Mapping[str, Any]) -> Any:
-    """The slots of a state put together from an output that is most of them, or None."""
+    """The slots of a state, assembled from an output that holds most of them; None without such an output."""
     for alias in w.aliases:
         if alias.src == state and 0 <= alias.offset <= len(first) and outputs.get(alias.dst) is not None:
             return jnp.concatenate([first[: alias.offset], outputs[alias.dst]])

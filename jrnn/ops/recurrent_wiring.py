@@ -3,7 +3,7 @@
 A *link* binds a blob of the step net to a slice of a sequence: at step t, `internal` is `external[t+offset : t+offset+
 window]`. `external` is a sequence input, or the blob of a *state*: T+L slots of which the first L are the initial state. An
 *alias* makes an output from a state: `dst = states[offset:]`. Beyond Caffe2, `external` may be an output of the operator,
-which then collects a blob that is no state.
+which then collects a blob that is not a state.
 """
 
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ class Wiring:
 
     @property
     def collected(self) -> dict[str, str]:
-        """Outputs that are no aliases of states -> the blobs of the step net that they collect over time."""
+        """Outputs that are not aliases of states -> the blobs of the step net that they collect over time."""
         ends = set(self.outputs) - set(self.inputs) - set(self.states)
         return {link.external: link.internal for link in self.links if link.external in ends}
 
@@ -67,13 +67,13 @@ class Wiring:
 
     @property
     def smooth_states(self) -> tuple[str, ...]:
-        """The states that gradients pass through: all where there is no backward pass."""
+        """The states that gradients pass through: all of them without a backward pass."""
         linked = {k.external for k in self.backward_links}
         return tuple(s for s in self.states if not linked or s + "_grad" in linked)
 
     @property
     def stopped_warning(self) -> str:
-        """What to say where the gradients of a loss arrive only at outputs that stop them."""
+        """The warning for a loss whose gradients arrive only at outputs that stop them."""
         passing = self.outputs_with_grads or ()
         names = ", ".join(f"{k} ({self.outputs[k]!r})" for k in passing)
         return (
@@ -105,7 +105,7 @@ def _links(op: Op, prefix: str) -> tuple[Link, ...]:
 
 
 def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
-    """The wiring of a RecurrentNetwork of any version or of its gradient; forward inputs and outputs are given apart."""
+    """Parses a RecurrentNetwork of any version, or its gradient, given the forward inputs and outputs."""
     inputs = tuple(inputs)
     try:
         op = upgrade_arguments(op, inputs)
@@ -137,9 +137,7 @@ def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
 
 def _check(w: Wiring) -> None:
     if len(w.states) != len(w.initial_ids):
-        raise OpError(
-            f"{len(w.states)} recurrent_states need as many initial_recurrent_state_ids, not {len(w.initial_ids)}"
-        )
+        raise OpError(f"needs {len(w.states)} initial_recurrent_state_ids, one per state, has {len(w.initial_ids)}")
     for what, ids, count in (
         ("initial_recurrent_state_ids", w.initial_ids, len(w.inputs)),
         ("param", w.params, len(w.inputs)),
@@ -151,9 +149,7 @@ def _check(w: Wiring) -> None:
     known = {*w.states, *w.inputs, *w.outputs}
     for link in w.links:
         if link.external not in known:
-            raise OpError(
-                f"link of {link.internal!r} goes to {link.external!r}, which is no input, no state and no output"
-            )
+            raise OpError(f"link of {link.internal!r} goes to {link.external!r}, which is no input, state or output")
         if link.external in w.collected and (link.offset, link.window) != (0, 1):
             raise OpError(
                 f"link of {link.internal!r} to output {link.external!r} has offset {link.offset} and window "

@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.values import as_float, canonical_axis, describe, int64, magnitude
+from jrnn.ops.values import as_float, canonical_axis, describe, int64, known_integer, magnitude
 from jrnn.registry import op
 
 
 def reduced_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The axes to reduce, counted from the front; all of them where none is given."""
+    """The axes to reduce, counted from the front; all of them if none is given."""
     return tuple(dict.fromkeys(canonical_axis(a, rank, "axes") for a in axes)) or tuple(range(rank))
 
 
 def with_kept_dims(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
-    """A reduced value in the shape it has with keepdims, so that it lies beside `x`."""
+    """A reduced value in the shape that it has with keepdims, so that it broadcasts with `x`."""
     shape = tuple(1 if k in axes else size for k, size in enumerate(x.shape))
     if y.size != np.prod(shape):
         raise OpError(f"a reduced input is {describe(y)}; it must have the elements of shape {list(shape)}")
@@ -30,7 +30,7 @@ def with_kept_dims(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _limit(x: Any, largest: bool) -> Any:
-    """The largest or smallest finite number of a type: what is left of a reduction over nothing."""
+    """The largest or smallest finite number of a type: the result of a reduction over no elements."""
     info = np.iinfo(x.dtype) if x.dtype.kind in "iu" else jnp.finfo(x.dtype)
     return info.max if largest else info.min
 
@@ -45,7 +45,7 @@ def mean_of(x: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _extremum(pick: Callable) -> Callable:
-    """max or min whose derivative goes to every element that attains it (jnp's would split it among them)."""
+    """max or min that gives the whole derivative to every element that attains it (jnp's splits it among them)."""
 
     @partial(jax.custom_jvp, nondiff_argnums=(1,))
     def extremum(x: Any, axes: tuple[int, ...]) -> Any:
@@ -89,7 +89,7 @@ def _(axes, primals, tangents):
 def _register(type: str, reduced: Callable, derivative: Callable) -> None:
     """Registers a reduction, its gradient operator and its gradient maker.
 
-    `reduced(x, axes)` keeps the dimensions. `derivative(dy, x, y, axes)` is the gradient of x, before it is spread to x's
+    `reduced(x, axes)` keeps the dimensions. `derivative(dy, x, y)` is the gradient of x, before it is broadcast to x's
     shape; dy and y have the kept dimensions.
     """
 
@@ -103,19 +103,19 @@ def _register(type: str, reduced: Callable, derivative: Callable) -> None:
     def backward(dy, x, y, *, axes: tuple[int, ...] = (), keepdims: bool = True):
         over = reduced_axes(axes, x.ndim)
         dy, y = with_kept_dims(dy, x, over), with_kept_dims(y, x, over)
-        return jnp.broadcast_to(derivative(dy, x, y, over), x.shape)
+        return jnp.broadcast_to(derivative(dy, x, y), x.shape)
 
 
-def _tied(dy: Any, x: Any, y: Any, axes: tuple[int, ...]) -> Any:
+def _tied(dy: Any, x: Any, y: Any) -> Any:
     return jnp.where(x == y, dy, 0)
 
 
-_register("ReduceSum", sum_of, lambda dy, x, y, axes: dy)
-_register("ReduceMean", mean_of, lambda dy, x, y, axes: dy * (y.size / max(x.size, 1)))
+_register("ReduceSum", sum_of, lambda dy, x, y: dy)
+_register("ReduceMean", mean_of, lambda dy, x, y: dy * (y.size / max(x.size, 1)))
 _register("ReduceMax", max_of, _tied)
 _register("ReduceMin", min_of, _tied)
-_register("ReduceL1", l1_of, lambda dy, x, y, axes: dy * jnp.sign(x))
-_register("ReduceL2", l2_of, lambda dy, x, y, axes: dy * _direction(x, y))
+_register("ReduceL1", l1_of, lambda dy, x, y: dy * jnp.sign(x))
+_register("ReduceL2", l2_of, lambda dy, x, y: dy * _direction(x, y))
 
 
 @op("SumElements", gradient="SumElementsGradient(x, dy)")
@@ -148,7 +148,7 @@ def _arg_extremum(type: str, pick: Callable, worst: float) -> None:
         if x.shape[over] == 0:
             raise OpError(f"x is {describe(x)}; axis {over} must not be empty")
         x = jnp.asarray(x)
-        if x.dtype.kind == "f":  # the first element is beaten only by a comparison, which is false for NaN
+        if x.dtype.kind == "f":  # comparisons with NaN are false: a NaN at the front stays, others are never picked
             first = jnp.take(x, jnp.array([0]), axis=over)
             index = pick(jnp.where(jnp.isnan(x), worst, x), over, keepdims=True)
             index = jnp.where(jnp.isnan(first), 0, index)
@@ -161,28 +161,23 @@ _arg_extremum("ArgMax", jnp.argmax, -np.inf)
 _arg_extremum("ArgMin", jnp.argmin, np.inf)
 
 
-def _count(k: int | None, k_blob: Any) -> int:
-    if k_blob is not None:
-        if k_blob.size != 1 or k_blob.dtype.kind not in "iu":
-            raise OpError(f"k is {describe(k_blob)}; it must hold 1 integer")
-        k = int(np.asarray(k_blob).reshape(()))
-    if k is None or k < 1:
-        raise OpError(f"k is {k}; it must be at least 1, as argument 'k' or as the second input")
-    return k
-
-
 @op("TopK", outputs=(2, 3), gradient="TopKGradient(dy, y1, x)")
 def top_k(x, k_blob=None, *, k: int | None = None, axis: int = -1):
     """The k largest elements along an axis, largest first, their indices along it, and their indices in the flat input.
 
-    Of equal elements the one of lower index comes first. Where the axis has fewer than k elements, zeros of index -1 follow.
+    Of equal elements the one with the lower index comes first. If the axis has fewer than k elements, zeros with index -1
+    follow.
     """
-    count, over = _count(k, k_blob), canonical_axis(axis, as_float(x).ndim)
+    if k_blob is not None:
+        k = known_integer(k_blob, "k")
+    if k is None or k < 1:
+        raise OpError(f"k is {k}; it must be at least 1, as argument 'k' or as the second input")
+    over = canonical_axis(axis, as_float(x).ndim)
     size = x.shape[over]
-    values, index = jax.lax.top_k(jnp.moveaxis(x, over, -1), min(count, size))
+    values, index = jax.lax.top_k(jnp.moveaxis(x, over, -1), min(k, size))
     flat = jnp.moveaxis(jnp.arange(x.size, dtype=int64()).reshape(x.shape), over, -1)
     place = jnp.take_along_axis(flat, index, axis=-1)
-    padding = [(0, 0)] * (x.ndim - 1) + [(0, max(count - size, 0))]
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, max(k - size, 0))]
     values = jnp.pad(values, padding)
     index, place = (jnp.pad(v.astype(int64()), padding, constant_values=-1) for v in (index, place))
     return (

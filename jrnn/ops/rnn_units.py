@@ -17,17 +17,14 @@ def _check_state(name, state, gates, count):
     check_rank(gates, 3, "gates")
     check_rank(state, 3, name)
     if gates.shape != (1, state.shape[1], count * state.shape[2]) or state.shape[0] != 1:
-        raise OpError(
-            f"gates is {describe(gates)} and {name} is {describe(state)}; they must be [1, N, {count} * D] and [1, N, D]"
-        )
+        raise OpError(f"gates is {describe(gates)}, {name} {describe(state)}; give [1, N, {count} * D] and [1, N, D]")
 
 
 def _valid(rest, sequence_lengths, batch):
-    """The optional inputs as a mask of the sequences that have not ended, [N, 1], or None where all go on."""
+    """A mask [N, 1] of the sequences that have not ended, from the optional inputs; None without lengths."""
     if sequence_lengths and len(rest) != 2:
         raise OpError(
-            f"was given {len(rest)} input after the gates; sequence_lengths=1 (the default) takes two: the lengths and the "
-            "timestep"
+            f"has {len(rest)} input after the gates; sequence_lengths=1 (the default) takes lengths and timestep"
         )
     if not sequence_lengths:
         return None
@@ -60,7 +57,7 @@ def lstm_unit(
     hidden, cell, gates, lengths_or_timestep, timestep=None, /, *,
     forget_bias: float = 0.0, drop_states: bool = False, sequence_lengths: bool = True,
 ):  # fmt: skip
-    """c' = f * c + i * g and h' = o * tanh(c'), with gates i, f, o, g in this order along the last axis."""
+    """c' = f * c + i * g and h' = o * tanh(c'); gates are i, f, o, g, in this order along the last axis."""
     _check_state("cell", cell, gates, 4)
     check_shape(hidden, cell.shape, "hidden")
     rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
@@ -99,7 +96,7 @@ def lstm_unit_gradient(
 def gru_unit(
     hidden, gates, lengths_or_timestep, timestep=None, /, *, drop_states: bool = False, sequence_lengths: bool = True
 ):  # fmt: skip
-    """h' = u * h + (1 - u) * o, with gates reset, update, output along the last axis; the reset gate was used before."""
+    """h' = u * h + (1 - u) * o; gates are reset, update, output, and the reset gate is applied before."""
     _check_state("hidden", hidden, gates, 3)
     rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
     valid = _valid(rest, sequence_lengths, hidden.shape[1])

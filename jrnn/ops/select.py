@@ -27,29 +27,36 @@ def boolean_mask(data, mask):
     """The rows of `data` whose mask is true, and their indices."""
     _check_mask(mask)
     if mask.shape != data.shape[:1]:
-        raise OpError(
-            f"data is {describe(data)} and mask is {describe(mask)}; mask must have one element a row of data"
-        )
+        raise OpError(f"data is {describe(data)}, mask {describe(mask)}; mask must have one element per row of data")
     chosen = np.flatnonzero(np.asarray(mask))
     return data[chosen], chosen.astype(np.int64)
 
 
+def put_where(mask: Any, rows: Any, otherwise: Any, name: str) -> Any:
+    """Puts the rows, in order, where the mask is true, and those of `otherwise` elsewhere."""
+    if is_concrete(mask):
+        count = int(np.sum(np.asarray(mask)))
+        if count != rows.shape[0]:
+            raise OpError(f"{name} selects {count} elements and has {rows.shape[0]} values; give as many")
+    if rows.shape[0] == 0:
+        return otherwise
+    taken = jnp.take(rows, jnp.cumsum(mask) - 1, axis=0, mode="clip")
+    return jnp.where(per_row(mask, taken), taken, otherwise)
+
+
 @op("BooleanMaskGradient")
 def boolean_mask_gradient(mask, dy):
-    """Rows put back where the mask is true, and zeros elsewhere."""
+    """Puts rows back where the mask is true, and zeros elsewhere."""
     _check_mask(mask)
-    if is_concrete(mask) and int(np.sum(np.asarray(mask))) != dy.shape[0]:
-        raise OpError(f"mask chooses {int(np.sum(np.asarray(mask)))} rows, and the gradient is {describe(dy)}")
-    if dy.shape[0] == 0:
-        return jnp.zeros(mask.shape + dy.shape[1:], dy.dtype)
-    rows = jnp.take(dy, jnp.cumsum(mask) - 1, axis=0, mode="clip")
-    return jnp.where(per_row(mask, rows), rows, 0)
+    return put_where(mask, dy, jnp.zeros(mask.shape + dy.shape[1:], dy.dtype), "mask")
 
 
 @op("BooleanUnmask", gradient="stops")
 def boolean_unmask(*pairs):
-    """Merges vectors, given as mask_1, values_1, mask_2, values_2, ...: each element is the next one of the first vector
-    whose mask is true there."""
+    """Merges vectors, given as mask_1, values_1, mask_2, values_2, ...
+
+    Each element is the next one of the first vector whose mask is true there.
+    """
     masks, values = pairs[::2], pairs[1::2]
     if not pairs or len(masks) != len(values):
         raise OpError(f"takes masks and values in pairs, was given {len(pairs)} inputs")
@@ -59,15 +66,9 @@ def boolean_unmask(*pairs):
         _check_mask(mask)
         check_rank(vector, 1, f"values #{k}")
         if mask.shape != masks[0].shape or vector.dtype != values[0].dtype:
-            raise OpError(
-                f"mask #{k} is {describe(mask)}, its values {describe(vector)}; all must have one length and type"
-            )
-        own = mask & free
+            raise OpError(f"mask #{k} is {describe(mask)}, values {describe(vector)}; give one length and type")
+        merged = put_where(mask & free, vector, merged, f"mask #{k}")
         free = free & ~mask
-        if is_concrete(own) and int(np.sum(np.asarray(own))) != vector.size:
-            raise OpError(f"mask #{k} takes {int(np.sum(np.asarray(own)))} values and has {vector.size}")
-        if vector.size:
-            merged = jnp.where(own, jnp.take(vector, jnp.cumsum(own) - 1, mode="clip"), merged)
     if is_concrete(free) and np.any(np.asarray(free)):
         raise OpError(f"no mask is true at position {int(np.argmax(np.asarray(free)))}")
     return jax.lax.stop_gradient(merged)
@@ -75,10 +76,9 @@ def boolean_unmask(*pairs):
 
 @op("Unique", outputs=(1, 2), gradient="forbidden", dynamic=True)
 def unique(x):
-    """The different values of a vector of integers, sorted, and for each element the index of its value among them."""
+    """The distinct values of a vector of integers, sorted, and for each element the index of its value among them."""
     check_rank(x, 1, "x")
-    if x.dtype.kind not in "iu":
-        raise OpError(f"x is {describe(x)}; it must hold integers")
+    check_integers(x, "x")
     values, index = np.unique(np.asarray(x), return_inverse=True)
     return values, index.astype(np.int32)
 
@@ -93,11 +93,11 @@ def _choose(rows: Any, x: Any, y: Any) -> Any:
 
 
 def _by_rows(condition: Any, x: Any, y: Any) -> Any:
-    """Row k of x or of y, as element k of the vector `condition` says."""
+    """Row k of x where element k of the vector `condition` is true, else row k of y."""
     check_same_shape("x and y", x, y)
     if condition.shape != x.shape[:1]:
         raise OpError(f"the condition is {describe(condition)}; it must be a vector with one element for each row of x")
-    return _choose(jnp.reshape(condition, (-1, *(1,) * (x.ndim - 1))), x, y)
+    return _choose(per_row(condition, x), x, y)
 
 
 def _check_boolean(condition: Any) -> None:
@@ -123,7 +123,7 @@ def conditional(condition, x, y):
 
 @op("Mod", inplace={0: 0})
 def mod(x, *, divisor: int, sign_follow_divisor: bool = False):
-    """The remainder of a division that rounds to zero, or with sign_follow_divisor, down."""
+    """The remainder of a division that rounds towards zero, or with sign_follow_divisor, down."""
     check_integers(x, "x")
     if divisor == 0:
         raise OpError("argument 'divisor' is 0; it must not be")
@@ -142,12 +142,10 @@ def replace_nan(x, *, value: float = 0.0):
 
 
 def _check_finite(x: Any) -> None:
-    """Raises OpError for an infinity or a NaN; what is traced is let through, as its values are not known."""
+    """Raises OpError for an infinity or a NaN. Traced values are not known and pass."""
     if is_concrete(x) and not np.isfinite(np.asarray(x)).all():
         wrong = np.flatnonzero(~np.isfinite(np.asarray(x)))
-        raise OpError(
-            f"{wrong.size} elements of x are not finite; the first is {np.ravel(x)[wrong[0]]}, element {wrong[0]}"
-        )
+        raise OpError(f"{wrong.size} elements of x are not finite; element {wrong[0]} is {np.ravel(x)[wrong[0]]}")
 
 
 @op("NanCheck", copies=True, inplace={0: 0}, gradient="NanCheck(dy)")

@@ -20,15 +20,25 @@ from jrnn.ops.values import (
     describe,
     flat_at,
     is_concrete,
+    takes,
 )
 from jrnn.registry import gradient, op
 
 
-def _check_arguments(scale: float, order: str) -> None:
+def _scale(*, scale: float = 1.0, order: str = "NCHW") -> float:
     if scale < 0:
         raise OpError(f"argument 'scale' is {scale}; it must not be negative")
     if order != "NCHW":
         raise OpError(f"argument 'order' is {order!r}; only NCHW is known")
+    return scale
+
+
+def _unpack(rest: tuple) -> tuple[Any, Any, Any]:
+    """The weight or None, the softmax, and the gradient of the loss as a scalar."""
+    if len(rest) not in (2, 3):
+        raise OpError(f"takes x, label, optionally weight, softmax and the loss's gradient; was given {2 + len(rest)}")
+    weight = rest[0] if len(rest) == 3 else None
+    return weight, rest[-2], jnp.reshape(rest[-1], (-1,))[0]
 
 
 def _matrix(x: Any, label: Any, weight: Any, label_prob: bool, axis: int) -> tuple[Any, Any, Any]:
@@ -52,7 +62,7 @@ def _matrix(x: Any, label: Any, weight: Any, label_prob: bool, axis: int) -> tup
 
 
 def _ratio(total: Any, weight: Any, count: int, average_by_batch_size: bool) -> Any:
-    """`total` over the sum of the weights, or over `count` where there are none or it is asked for; 0 over 0 is 0."""
+    """`total` over the sum of the weights, or over `count` without weights or if asked for; 0 over 0 is 0."""
     if weight is None or average_by_batch_size:
         return total / max(count, 1)
     weights = jnp.sum(weight)
@@ -60,75 +70,53 @@ def _ratio(total: Any, weight: Any, count: int, average_by_batch_size: bool) -> 
 
 
 def _floored(log_p: Any) -> Any:
-    """Log probabilities, not below that of LOG_THRESHOLD; the floor has no part in the derivative."""
+    """Log probabilities, at least log(LOG_THRESHOLD); the derivative ignores the threshold."""
     floor = jnp.maximum(log_p, float(np.log(LOG_THRESHOLD)))
     return log_p + jax.lax.stop_gradient(floor - log_p)
 
 
 @op("SoftmaxWithLoss", outputs=(2, 3))
+@takes(scale=_scale)
 def softmax_with_loss(
-    x,
-    label,
-    weight=None,
-    *,
-    label_prob: bool = False,
-    scale: float = 1.0,
-    axis: int = 1,
-    average_by_batch_size: bool = False,
-    order: str = "NCHW",
+    x, label, weight=None, *, scale, label_prob: bool = False, axis: int = 1, average_by_batch_size: bool = False
 ):
-    _check_arguments(scale, order)
     rows, target, w = _matrix(x, label, weight, label_prob, axis)
     log_p = jax.nn.log_softmax(rows, axis=1) if rows.size else rows
     losses = -jnp.sum(target * _floored(log_p), 1) if label_prob else -picked(log_p, target)
     losses = losses if w is None else losses * w
     p = jnp.reshape(jnp.exp(log_p), x.shape)
     loss = scale * _ratio(jnp.sum(losses), w, len(losses), average_by_batch_size)
-    return p, loss, losses  # the third output is scratch space, where it is named
+    return p, loss, losses  # the third output is Caffe2's scratch space
 
 
 @op("SoftmaxWithLossGradient")
+@takes(scale=_scale)
 def softmax_with_loss_gradient(
-    x,
-    label,
-    *rest,
-    label_prob: bool = False,
-    scale: float = 1.0,
-    axis: int = 1,
-    average_by_batch_size: bool = False,
-    order: str = "NCHW",
+    x, label, *rest, scale, label_prob: bool = False, axis: int = 1, average_by_batch_size: bool = False
 ):
-    if len(rest) not in (2, 3):
-        raise OpError(f"takes x, label, optionally weight, softmax and the loss's gradient; was given {2 + len(rest)}")
-    _check_arguments(scale, order)
-    *weight, p, d_loss = rest
-    _, target, w = _matrix(x, label, weight[0] if weight else None, label_prob, axis)
-    p = jnp.reshape(p, (target.shape[0], -1)) if p.size else jnp.reshape(p, (target.shape[0], 0))
+    weight, p, d_loss = _unpack(rest)
+    rows, target, w = _matrix(x, label, weight, label_prob, axis)
+    p = jnp.reshape(p, rows.shape)
     if label_prob:
         dx = p * jnp.sum(target, axis=1, keepdims=True) - target
     else:
         dx = p - one_hot(target, p.shape[1], p.dtype)
     dx = dx if w is None else dx * w[:, None]
-    d_loss = jnp.reshape(d_loss, (-1,))[0]
     return jnp.reshape(dx * (scale * _ratio(d_loss, w, dx.shape[0], average_by_batch_size)), x.shape)
 
 
-def _loss_gradient(g: Any, type: str) -> None:
+@gradient("SoftmaxWithLoss", "SpatialSoftmaxWithLoss")
+def _(g):
     if g.has_grad_output(0):
         raise GradientError(
             f"a gradient arrives at {g.op.outputs[0]!r}, the softmax, and only that of the loss is passed on; where both "
             "are needed, use Softmax and LabelCrossEntropy"
         )
     inputs = [g.input(k) for k in range(len(g.op.inputs))]
-    g.emit(type, [*inputs, g.output(0), g.grad_output(1)], [g.grad_input(0)])
+    g.emit(g.op.type + "Gradient", [*inputs, g.output(0), g.grad_output(1)], [g.grad_input(0)])
 
 
-@gradient("SoftmaxWithLoss")
-def _(g):
-    _loss_gradient(g, "SoftmaxWithLossGradient")
-
-
-IGNORED = -1  # the label of a pixel that has no part in the loss
+IGNORED = -1  # the label of a pixel that the loss ignores
 
 
 def _pixels(x: Any, label: Any, weight: Any) -> tuple[Any, Any]:
@@ -139,33 +127,26 @@ def _pixels(x: Any, label: Any, weight: Any) -> tuple[Any, Any]:
     if weight is not None:
         check_shape(weight, (n, h, w), "weight")
     ignored = label == IGNORED
-    kept = jnp.where(ignored, 0, label) if not isinstance(label, np.ndarray) else np.where(ignored, 0, label)
+    kept = (np if isinstance(label, np.ndarray) else jnp).where(ignored, 0, label)
     check_indices(kept, d, "label")
     return jnp.asarray(kept), jnp.where(ignored, 0, 1 if weight is None else weight).astype(x.dtype)
 
 
 @op("SpatialSoftmaxWithLoss", outputs=2)
-def spatial_softmax_with_loss(x, label, weight=None, *, scale: float = 1.0, order: str = "NCHW"):
-    _check_arguments(scale, order)
+@takes(scale=_scale)
+def spatial_softmax_with_loss(x, label, weight=None, *, scale):
     labels, weights = _pixels(x, label, weight)
     log_p = jax.nn.log_softmax(x, axis=1)
     losses = -jnp.take_along_axis(_floored(log_p), labels[:, None], axis=1, mode="fill")[:, 0] * weights
     loss = _ratio(jnp.sum(losses), weights, losses.size, False)
-    # compat: the scale has a part in the gradient alone
+    # compat: the scale only affects the gradient
     return jnp.exp(log_p), loss + (scale - 1) * (loss - jax.lax.stop_gradient(loss))
 
 
 @op("SpatialSoftmaxWithLossGradient")
-def spatial_softmax_with_loss_gradient(x, label, *rest, scale: float = 1.0, order: str = "NCHW"):
-    if len(rest) not in (2, 3):
-        raise OpError(f"takes x, label, optionally weight, softmax and the loss's gradient; was given {2 + len(rest)}")
-    _check_arguments(scale, order)
-    *weight, p, d_loss = rest
-    labels, weights = _pixels(x, label, weight[0] if weight else None)
+@takes(scale=_scale)
+def spatial_softmax_with_loss_gradient(x, label, *rest, scale):
+    weight, p, d_loss = _unpack(rest)
+    labels, weights = _pixels(x, label, weight)
     wrong = p - jnp.moveaxis(jax.nn.one_hot(labels, x.shape[1], dtype=p.dtype), -1, 1)
-    return wrong * (weights * (scale * _ratio(jnp.reshape(d_loss, (-1,))[0], weights, 1, False)))[:, None]
-
-
-@gradient("SpatialSoftmaxWithLoss")
-def _(g):
-    _loss_gradient(g, "SpatialSoftmaxWithLossGradient")
+    return wrong * (weights * (scale * _ratio(d_loss, weights, 1, False)))[:, None]

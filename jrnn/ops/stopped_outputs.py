@@ -1,7 +1,7 @@
 """Outputs of an operator at which gradients stop, with a warning where that stops all of a loss's gradients.
 
-`jax.lax.stop_gradient` would stop them silently. Here a primitive on the tangents sees, when it is transposed, at which
-outputs a cotangent arrives. If it arrives only at outputs that stop gradients, a warning is given.
+`jax.lax.stop_gradient` would stop them silently. When the primitive on the tangents is transposed, it sees at which outputs
+cotangents arrive, and warns if they arrive only at outputs that stop them.
 """
 
 import functools
@@ -17,12 +17,12 @@ from jrnn.jax_names import Primitive, ad, batching, mlir
 
 
 def stop_outputs(values: Sequence[Any], passes: Sequence[bool], warning: str) -> list[Any]:
-    """The values; gradients arrive only at those that `passes` names.
+    """Returns the values, and stops the gradients of those that `passes` excludes.
 
     Args:
         values: arrays of any dtype and shape.
-        passes: whether the value's gradient passes through, one for each value.
-        warning: what a loss's gradient warns of, once traced, where it arrives at outputs that stop it and at no other.
+        passes: for each value, whether its gradient passes.
+        warning: the text of the warning, given while tracing, if gradients arrive only at outputs that stop them.
     """
     smooth = [k for k, v in enumerate(values) if jnp.issubdtype(jnp.result_type(v), jnp.inexact)]
     found = list(values)
@@ -35,7 +35,6 @@ def stop_outputs(values: Sequence[Any], passes: Sequence[bool], warning: str) ->
 
 
 def warn_of_stopped(warning: str) -> None:
-    """Warns that all gradients of a loss stop here."""
     warnings.warn(warning, GradientWarning, stacklevel=2)
 
 

@@ -251,7 +251,7 @@ def test_mistakes_are_explained():
         cells.ZoneoutCell(cells.LSTMCell(D, H), (0.1,))
     with pytest.raises(NetError, match="zoneout keeps what drop_states drops"):
         cells.ZoneoutCell(cells.GRUCell(D, H, cells.GRUOptions(drop_states=True)), (0.1,))
-    with pytest.raises(NetError, match="takes 2 initial states or 6, was given 3"):
+    with pytest.raises(NetError, match="takes 2 or 6 initial states, was given 3"):
         cells.layered_LSTM(b, x, None, ["a", "b", "c"], D, [H, H, H], "layered")
     with pytest.raises(NetError, match="dim_out is empty"):
         cells.GRU(b, x, None, None, D, [], "empty")

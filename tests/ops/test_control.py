@@ -264,7 +264,7 @@ def test_what_cannot_be_run_says_why():
     blobs = {"x": np.zeros((2, 2), np.float32), "c": np.array([True, False])}
     with pytest.raises(OpError, match=r"condition is bool\[2\]; it must be one boolean"):
         jrnn.run_net(net, blobs)
-    with pytest.raises(OpError, match=r"'y' is float32\[4,2\] after one branch and float32\[2,2\] after the other"):
+    with pytest.raises(OpError, match=r"'y' is float32\[4,2\] in one branch and float32\[2,2\] in the other"):
         jax.jit(lambda c: jrnn.to_jax(net, ["y"])({"x": blobs["x"], "c": c}))(np.array([True]))
     do = Op.of("Do", ["x", "w"], ["y", "v"], net=Net("body"), inner_blobs=["x"], outer_blobs_idx=[0])
     with pytest.raises(OpError, match="the last input and the last output must be the same workspace"):

@@ -118,10 +118,10 @@ def test_records_that_do_not_go_together(folder):
     records = [(b"0", format_tensors([np.ones(2)])), (b"1", format_tensors([np.ones(3)]))]
     (folder / "records").write_bytes(format_minidb(records))
     one = Net("read", (READ.ops[0].with_args({"batch_size": 2}),))
-    with pytest.raises(OpError, match="has 1 tensors, and there are 4 outputs"):
+    with pytest.raises(OpError, match="has 1 tensors; there are 4 outputs"):
         run_plan(make_plan("p", OPEN, one), files=folder)
     mixed = Net("read", (Op.of("TensorProtosDBInput", ["reader"], ["x"], batch_size=2),))
-    with pytest.raises(OpError, match="different shapes or types"):
+    with pytest.raises(OpError, match="differ in shapes or types"):
         run_plan(make_plan("p", OPEN, mixed), files=folder)
 
 

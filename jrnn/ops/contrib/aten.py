@@ -1,12 +1,13 @@
-"""ATen: functions of PyTorch that its exporters wrote into nets where Caffe2 had no operator of its own.
+"""ATen: functions of PyTorch, which its exporters wrote into nets where Caffe2 had no operator.
 
-The argument `operator` names the function, inputs are its tensors in order, and its other arguments go by their names.
-Gradients do not pass.
+The argument `operator` names the function, the inputs are its tensors in order, and its other arguments keep their names.
+There are no gradients.
 """
 
 import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,40 +23,22 @@ def _elementwise(fn: Callable) -> Callable:
     return lambda x: fn(x)
 
 
-def _binary(fn: Callable, scalar: str = "other") -> Callable:
-    """A function of two tensors that broadcast, or of one and a number."""
-
-    def both(x, y=None, *, number=None):
-        if (y is None) == (number is None):
-            raise OpError(f"takes a second tensor, or the argument {scalar!r}")
-        return fn(*jnp.broadcast_arrays(x, y)) if number is None else fn(x, jnp.asarray(number, x.dtype))
-
-    return _renamed(both, number=scalar)
+def _operands(x: Any, y: Any, number: float | None, argument: str = "other") -> tuple[Any, Any]:
+    """Both operands in one shape; the second is a tensor or a number."""
+    if (y is None) == (number is None):
+        raise OpError(f"takes a second tensor, or the argument {argument!r}")
+    return jnp.broadcast_arrays(x, jnp.asarray(number, x.dtype) if y is None else y)
 
 
-def _renamed(fn: Callable, **names: str) -> Callable:
-    """A function with keyword-only parameters under other names."""
-    given = inspect.signature(fn)
-    back = {new: old for old, new in names.items()}
-
-    def call(*xs, **args):
-        return fn(*xs, **{back.get(k, k): v for k, v in args.items()})
-
-    parameters = [p.replace(name=names.get(p.name, p.name)) for p in given.parameters.values()]
-    call.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return call
+def _binary(fn: Callable) -> Callable:
+    return lambda x, y=None, *, other=None: fn(*_operands(x, y, other))
 
 
 def _sum_of(fn: Callable) -> Callable:
-    """Addition or subtraction, the second operand times `alpha`."""
+    """Addition or subtraction, with the second operand times `alpha`."""
 
     def call(x, y=None, *, other=None, alpha=1):
-        if (y is None) == (other is None):
-            raise OpError("takes a second tensor, or the argument 'other'")
-        y = jnp.asarray(other, x.dtype) if y is None else y
-        if y.ndim == 0:
-            return fn(x, jnp.asarray(alpha, x.dtype) * y)
-        x, y = jnp.broadcast_arrays(x, y)
+        x, y = _operands(x, y, other)
         return fn(x, jnp.asarray(alpha, x.dtype) * y)
 
     return call
@@ -82,7 +65,7 @@ def _norm(x, *, p=2.0, dim=None, keepdim=0):
 
 
 def _extreme(reduce: Callable, position: Callable, pair: Callable) -> Callable:
-    """Of two tensors, of all elements, or along a dimension, which gives the places too."""
+    """The extreme of two tensors, of all elements, or along a dimension, with the places in the last case."""
 
     def call(x, y=None, *, dim=None, keepdim=0):
         if y is not None:
@@ -170,14 +153,6 @@ def _pixel_shuffle(x, *, upscale_factor):
     return x.reshape(n, c // r**2, r, r, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, c // r**2, h * r, w * r)
 
 
-def _log_softmax(x, *, dim):
-    return jax.nn.log_softmax(x, axis=dim)
-
-
-def _clamp(x, *, min=None, max=None):
-    return jnp.clip(x, min, max)
-
-
 # fmt: off
 _UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "exp", "expm1", "floor", "log", "log10",
@@ -199,12 +174,12 @@ FUNCTIONS |= {
     "softplus": lambda x, *, beta=1.0, threshold=20.0: jnp.where(
         x * beta > threshold, x, jnp.log1p(jnp.exp(jnp.minimum(x * beta, threshold))) / beta
     ),
-    "clamp": _clamp,
+    "clamp": lambda x, *, min=None, max=None: jnp.clip(x, min, max),
     "add": _sum_of(jnp.add),
     "sub": _sum_of(jnp.subtract),
     "mul": _binary(jnp.multiply),
     "div": _binary(jnp.divide),
-    "pow": _binary(jnp.power, "exponent"),
+    "pow": lambda x, y=None, *, exponent=None: jnp.power(*_operands(x, y, exponent, "exponent")),
     "fmod": _binary(jnp.fmod),
     "remainder": _binary(jnp.remainder),
     "atan2": _binary(jnp.arctan2),
@@ -257,7 +232,7 @@ FUNCTIONS |= {
     "flip": lambda x, *, dims: jnp.flip(x, dims),
     "type_as": lambda x, like: x.astype(like.dtype),
     "softmax": lambda x, *, dim: jax.nn.softmax(x, axis=dim),
-    "log_softmax": _log_softmax,
+    "log_softmax": lambda x, *, dim: jax.nn.log_softmax(x, axis=dim),
     "layer_norm": _layer_norm,
     "embedding": lambda table, rows, *, padding_idx=-1, scale_grad_by_freq=0, sparse=0: jnp.take(table, rows, axis=0),
     "mm": jnp.matmul,

@@ -9,9 +9,11 @@ images, and others become one convolution per group. On other devices they stay 
 """
 
 import functools
+import inspect
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,29 +21,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.contrib.window import CAFFE, NOTSET, Window, spatial_axes, takes_window
-from jrnn.ops.values import check_float, check_shape, describe
+from jrnn.ops.contrib.window import CAFFE, NOTSET, Window, make_window, spatial_axes, takes_window
+from jrnn.ops.values import check_float, check_shape, describe, takes
 from jrnn.registry import gradient, op
 
 LETTERS = "DHWUVXYZ"  # one for each spatial dimension
-MOST_SHIFTS = 128  # places of a kernel, each of which is one term of the sum
-MOST_PARTS = 32  # groups that become convolutions of their own
-
-
-def dimension_numbers(rank: int, channels_last: bool) -> tuple[str, str, str]:
-    """XLA's description of how image, filter and result are laid out, for `rank` spatial dimensions.
-
-    >>> dimension_numbers(2, False)
-    ('NCDH', 'OIDH', 'NCDH')
-    """
-    letters = LETTERS[:rank]
-    image = f"N{letters}C" if channels_last else f"NC{letters}"
-    return image, f"O{letters}I" if channels_last else f"OI{letters}", image
+MOST_SHIFTS = 128  # the largest kernel volume that becomes a sum, one term per place
+MOST_PARTS = 32  # the largest number of groups that become convolutions of their own
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """What slides how: `dilation` is the kernel's, `spread` the distance between the image's elements."""
+    """How the kernel moves: `dilation` spreads the kernel's elements, `spread` the image's."""
 
     stride: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
@@ -59,9 +50,9 @@ class Convolution:
 @functools.partial(jax.jit, static_argnums=2)  # one program, where operators run one by one
 def convolve(x: Any, filter: Any, c: Convolution) -> Any:
     """The convolution of an image and a filter that fit together."""
+    kernel = _kernel(filter, c.channels_last)
     if c.group == 1:
         return _whole(x, filter, c)
-    kernel = filter.shape[1:-1] if c.channels_last else filter.shape[2:]
     if x.shape[c.channel] == c.group and math.prod(kernel) <= MOST_SHIFTS:
         on_cpu = functools.partial(_shifted, c=c)
     elif c.group <= MOST_PARTS:
@@ -71,7 +62,13 @@ def convolve(x: Any, filter: Any, c: Convolution) -> Any:
     return lax.platform_dependent(x, filter, cpu=on_cpu, default=functools.partial(_whole, c=c))
 
 
+def _kernel(filter: Any, channels_last: bool) -> tuple[int, ...]:
+    return filter.shape[1:-1] if channels_last else filter.shape[2:]
+
+
 def _whole(x: Any, filter: Any, c: Convolution) -> Any:
+    letters = LETTERS[: len(c.stride)]
+    image, kernel = (f"N{letters}C", f"O{letters}I") if c.channels_last else (f"NC{letters}", f"OI{letters}")
     return lax.conv_general_dilated(
         x,
         filter,
@@ -79,23 +76,21 @@ def _whole(x: Any, filter: Any, c: Convolution) -> Any:
         c.padding,
         lhs_dilation=c.spread,
         rhs_dilation=c.dilation,
-        dimension_numbers=dimension_numbers(len(c.stride), c.channels_last),
+        dimension_numbers=(image, kernel, image),
         feature_group_count=c.group,
     )
 
 
 def _in_parts(x: Any, filter: Any, c: Convolution) -> Any:
-    one = Convolution(c.stride, c.padding, c.dilation, c.spread, c.channels_last, 1)
     parts = zip(jnp.split(x, c.group, c.channel), jnp.split(filter, c.group, 0))
-    return jnp.concatenate([_whole(image, f, one) for image, f in parts], c.channel)
+    return jnp.concatenate([_whole(image, f, replace(c, group=1)) for image, f in parts], c.channel)
 
 
 def _shifted(x: Any, filter: Any, c: Convolution) -> Any:
-    """A depthwise convolution: for each place of the kernel the image moved there, times one number a channel."""
-    rank, axis = len(c.stride), c.channel
-    kernel = filter.shape[1:-1] if c.channels_last else filter.shape[2:]
-    spatial = range(1, rank + 1) if c.channels_last else range(2, rank + 2)
-    wide = jnp.promote_types(x.dtype, jnp.float32)  # sums of narrower types are as wide as XLA's own
+    """A depthwise convolution: for each place of the kernel, the shifted image times one number per channel."""
+    axis, kernel = c.channel, _kernel(filter, c.channels_last)
+    spatial = spatial_axes(x.ndim, c.channels_last)
+    wide = jnp.promote_types(x.dtype, jnp.float32)  # narrower types are summed as wide as XLA does
     config = [(0, 0, 0)] * x.ndim
     for k, a in enumerate(spatial):
         config[a] = (*c.padding[k], c.spread[k] - 1)
@@ -117,28 +112,12 @@ def _shifted(x: Any, filter: Any, c: Convolution) -> Any:
     return total.reshape(shape).astype(x.dtype)
 
 
-TYPES = ("Conv", "Conv1D", "Conv2D", "Conv3D")
-
-
-def _checked(x: Any, filter: Any, window: Window, group: int) -> Window:
-    """The window for x; OpError where filter, kernel, groups and channels do not belong together."""
-    check_float(x, "x")
-    if window.whole:
-        raise OpError("global_pooling is an argument of pooling; a convolution has the kernel of its filter")
-    w = window.for_image(x)
-    if len(window.kernel) != x.ndim - 2:
-        raise OpError(f"x is {describe(x)}: give kernels with {x.ndim - 2} sizes, was given {list(window.kernel)}")
-    channels = x.shape[-1 if w.channels_last else 1]
+def _check_group(x: Any, channels_last: bool, group: int) -> int:
+    """The number of channels of x; OpError where `group` does not divide it."""
+    channels = x.shape[-1 if channels_last else 1]
     if group < 1 or channels % group:
         raise OpError(f"group {group} must be at least 1 and divide the {channels} channels of x {describe(x)}")
-    per_group = channels // group
-    tail = (*w.kernel, per_group) if w.channels_last else (per_group, *w.kernel)
-    if filter.ndim != x.ndim or filter.shape[1:] != tail or filter.shape[0] % group:
-        raise OpError(
-            f"filter is {describe(filter)} and x is {describe(x)} with group {group}; filter must be {['M', *tail]}, M a "
-            f"multiple of {group}"
-        )
-    return w
+    return channels
 
 
 def _convolve(x: Any, filter: Any, w: Window, group: int) -> Any:
@@ -148,41 +127,59 @@ def _convolve(x: Any, filter: Any, w: Window, group: int) -> Any:
     return convolve(x, filter, Convolution(w.stride, w.padding(sizes), w.dilation, ones, w.channels_last, group))
 
 
-def add_bias(y: Any, b: Any, channels_last: bool) -> Any:
-    """y plus one number for each of its channels."""
+def _finish(y: Any, bias: Any, channels_last: bool) -> Any:
+    """y plus one number per channel, if there is a bias."""
+    if bias is None:
+        return y
     channel = y.ndim - 1 if channels_last else 1
-    check_shape(b, (y.shape[channel],), "bias")
-    return y + jnp.expand_dims(b, [k for k in range(y.ndim) if k != channel])
+    check_shape(bias, (y.shape[channel],), "bias")
+    return y + jnp.expand_dims(bias, [k for k in range(y.ndim) if k != channel])
 
 
-def bias_gradient(dy: Any, channels_last: bool) -> Any:
-    """The sum of dy over all but channels."""
+def _gradients(forward: Callable, x: Any, filter: Any, dy: Any, channels_last: bool, no_bias: bool) -> tuple[Any, ...]:
+    """The gradients of filter, bias (unless no_bias) and x, for y = forward(x, filter) + bias."""
+    (dfilter,) = jax.linear_transpose(lambda f: forward(x, f), filter)(dy)
+    (dx,) = jax.linear_transpose(lambda v: forward(v, filter), x)(dy)
     channel = dy.ndim - 1 if channels_last else 1
-    return dy.sum([k for k in range(dy.ndim) if k != channel])
+    return (dfilter, dx) if no_bias else (dfilter, dy.sum([k for k in range(dy.ndim) if k != channel]), dx)
+
+
+def _checked(x: Any, filter: Any, window: Window, group: int) -> Window:
+    """The window for x; OpError where filter, kernel, groups and channels do not fit together."""
+    check_float(x, "x")
+    if window.whole:
+        raise OpError("global_pooling is an argument of pooling; a convolution has the kernel of its filter")
+    w = window.for_image(x)
+    if len(window.kernel) != x.ndim - 2:
+        raise OpError(f"x is {describe(x)}: give kernels with {x.ndim - 2} sizes, was given {list(window.kernel)}")
+    per_group = _check_group(x, w.channels_last, group) // group
+    tail = (*w.kernel, per_group) if w.channels_last else (per_group, *w.kernel)
+    if filter.ndim != x.ndim or filter.shape[1:] != tail or filter.shape[0] % group:
+        raise OpError(
+            f"filter is {describe(filter)} and x is {describe(x)} with group {group}; filter must be {['M', *tail]}, M a "
+            f"multiple of {group}"
+        )
+    return w
 
 
 def convolution(x: Any, filter: Any, window: Window, group: int) -> Any:
-    """The convolution without a bias; OpError where its inputs do not belong together."""
+    """The convolution without a bias; OpError where its inputs do not fit together."""
     return _convolve(x, filter, _checked(x, filter, window, group), group)
 
 
 @takes_window
 def conv(x, filter, bias=None, *, window, group: int = 1):
-    y = convolution(x, filter, window, group)
-    return y if bias is None else add_bias(y, bias, window.channels_last)
+    return _finish(convolution(x, filter, window, group), bias, window.channels_last)
 
 
 @takes_window
 def conv_gradient(x, filter, dy, *, window, group: int = 1, no_bias: bool = False):
-    """The gradients of filter, bias (but for no_bias) and x."""
     w = _checked(x, filter, window, group)
-    (dfilter,) = jax.linear_transpose(lambda f: _convolve(x, f, w, group), filter)(dy)
-    (dx,) = jax.linear_transpose(lambda v: _convolve(v, filter, w, group), x)(dy)
-    return (dfilter, dx) if no_bias else (dfilter, bias_gradient(dy, w.channels_last), dx)
+    return _gradients(lambda v, f: _convolve(v, f, w, group), x, filter, dy, w.channels_last, no_bias)
 
 
-def make_conv_gradient(g) -> None:
-    """The gradient of convolutions and transposed ones: filter first, then bias if there is one, then x if wanted."""
+def _make_gradient(g) -> None:
+    """Filter first, then bias if there is one, then x if wanted."""
     biased = len(g.op.inputs) == 3
     outputs = [g.grad_input(1)] + ([g.grad_input(2)] if biased else [])
     if not g.arg("no_gradient_to_input", 0):
@@ -191,43 +188,60 @@ def make_conv_gradient(g) -> None:
     g.emit(g.op.type + "Gradient", [g.input(0), g.input(1), g.grad_output(0)], outputs, **args)
 
 
-for _type in TYPES:
+for _type in ("Conv", "Conv1D", "Conv2D", "Conv3D"):
     op(_type)(conv)
     op(_type + "Gradient", outputs=(1, 3))(conv_gradient)
-    gradient(_type)(make_conv_gradient)
+    gradient(_type)(_make_gradient)
 
 
-def _extra(adj: int | None, adj_h: int | None, adj_w: int | None, adjs: tuple[int, ...], w: Window) -> tuple[int, ...]:
-    """How many elements each dimension of the result gets beyond what the windows reach."""
-    rank = len(w.kernel)
-    if adj is not None:
-        found = (adj,) * rank
-    elif adj_h is not None and adj_w is not None:
-        found = (adj_h, adj_w)
-    else:
-        found = adjs or (0,) * rank
-    if len(found) != rank or any(not 0 <= e <= s for e, s in zip(found, w.stride)):
-        raise OpError(f"adjs {list(found)} must be {rank} numbers from 0 to strides {list(w.stride)}, one a dimension")
-    return found
+def conv_relu(*blobs: Any, **args: Any) -> Any:
+    return jax.nn.relu(conv(*blobs, **args))
 
 
-def _checked_transpose(x: Any, filter: Any, window: Window, group: int) -> Window:
+conv_relu.__signature__ = inspect.signature(conv)  # type: ignore[attr-defined]
+op("ConvRelu", gradient="forbidden")(conv_relu)
+
+
+def _extra(*, adj: int | None = None, adj_h: int | None = None, adj_w: int | None = None, adjs: tuple[int, ...] = ()):
+    """A function of the window: how many elements each dimension of the result gets beyond what the windows reach."""
+
+    def extra(w: Window) -> tuple[int, ...]:
+        rank = len(w.kernel)
+        if adj is not None:
+            found = (adj,) * rank
+        elif adj_h is not None and adj_w is not None:
+            found = (adj_h, adj_w)
+        else:
+            found = adjs or (0,) * rank
+        if len(found) != rank or any(not 0 <= e <= s for e, s in zip(found, w.stride)):
+            raise OpError(f"adjs {list(found)} must be {rank} numbers between 0 and the strides {list(w.stride)}")
+        return found
+
+    return extra
+
+
+def _transposed(x: Any, filter: Any, window: Window, group: int, extra: Callable) -> tuple[Callable, bool]:
+    """The transposed convolution as a function of x and filter, once checked; and whether channels come last."""
     check_float(x, "x")
     w = window.for_image(x)
     if window.whole or w.legacy_pad == CAFFE or any(d != 1 for d in w.dilation):
         raise OpError("takes no global_pooling, dilation or legacy_pad 3; leave them out")
     channels = x.shape[-1 if w.channels_last else 1]
-    spatial = filter.shape[1:-1] if w.channels_last else filter.shape[2:]
-    if filter.ndim != x.ndim or filter.shape[0] != channels or spatial != w.kernel:
+    if filter.ndim != x.ndim or filter.shape[0] != channels or _kernel(filter, w.channels_last) != w.kernel:
         wanted = [channels, *w.kernel, "M/G"] if w.channels_last else [channels, "M/G", *w.kernel]
         raise OpError(f"filter is {describe(filter)} and x is {describe(x)}; filter must be {wanted}")
-    if group < 1 or channels % group:
-        raise OpError(f"group {group} must be at least 1 and divide the {channels} channels of x {describe(x)}")
-    return w
+    _check_group(x, w.channels_last, group)
+    rank, more = len(w.kernel), extra(w)
+    # compat: legacy padding means none here
+    pads = w.pads if w.legacy_pad == NOTSET else (0,) * (2 * rank)
+    padding = tuple((w.kernel[k] - 1 - pads[k], w.kernel[k] - 1 - pads[k + rank] + more[k]) for k in range(rank))
+    ones = (1,) * rank
+    how = Convolution(ones, padding, ones, w.stride, w.channels_last, group)
+    return lambda v, f: convolve(v, _grouped_filter(f, group, w.channels_last), how), w.channels_last
 
 
 def _grouped_filter(filter: Any, group: int, channels_last: bool) -> Any:
-    """filter as the forward convolution's, [M, *kernel, C/G] or [M, C/G, *kernel], with the kernel turned round."""
+    """filter as the forward convolution's, [M, *kernel, C/G] or [M, C/G, *kernel], with the kernel reversed."""
     channels = filter.shape[0]
     f = filter if channels_last else jnp.moveaxis(filter, 1, -1)  # [C, *kernel, M/G]
     kernel = f.shape[1:-1]
@@ -237,56 +251,18 @@ def _grouped_filter(filter: Any, group: int, channels_last: bool) -> Any:
     return jnp.moveaxis(f, 1, -1) if channels_last else f
 
 
-def _transpose(x: Any, filter: Any, w: Window, group: int, extra: tuple[int, ...]) -> Any:
-    rank = len(w.kernel)
-    # compat: legacy padding means none here
-    pads = w.pads if w.legacy_pad == NOTSET else (0,) * (2 * rank)
-    padding = tuple((w.kernel[k] - 1 - pads[k], w.kernel[k] - 1 - pads[k + rank] + extra[k]) for k in range(rank))
-    ones = (1,) * rank
-    how = Convolution(ones, padding, ones, w.stride, w.channels_last, group)
-    return convolve(x, _grouped_filter(filter, group, w.channels_last), how)
-
-
 @op("ConvTranspose")
-@takes_window
-def conv_transpose(
-    x,
-    filter,
-    bias=None,
-    *,
-    window,
-    group: int = 1,
-    adj: int | None = None,
-    adj_h: int | None = None,
-    adj_w: int | None = None,
-    adjs: tuple[int, ...] = (),
-):
-    w = _checked_transpose(x, filter, window, group)
-    y = _transpose(x, filter, w, group, _extra(adj, adj_h, adj_w, adjs, w))
-    return y if bias is None else add_bias(y, bias, w.channels_last)
+@takes(extra=_extra, window=make_window)
+def conv_transpose(x, filter, bias=None, *, window, extra, group: int = 1):
+    forward, channels_last = _transposed(x, filter, window, group, extra)
+    return _finish(forward(x, filter), bias, channels_last)
 
 
 @op("ConvTransposeGradient", outputs=(1, 3))
-@takes_window
-def conv_transpose_gradient(
-    x,
-    filter,
-    dy,
-    *,
-    window,
-    group: int = 1,
-    adj: int | None = None,
-    adj_h: int | None = None,
-    adj_w: int | None = None,
-    adjs: tuple[int, ...] = (),
-    no_bias: bool = False,
-):
-    """The gradients of filter, bias (but for no_bias) and x."""
-    w = _checked_transpose(x, filter, window, group)
-    extra = _extra(adj, adj_h, adj_w, adjs, w)
-    (dfilter,) = jax.linear_transpose(lambda f: _transpose(x, f, w, group, extra), filter)(dy)
-    (dx,) = jax.linear_transpose(lambda v: _transpose(v, filter, w, group, extra), x)(dy)
-    return (dfilter, dx) if no_bias else (dfilter, bias_gradient(dy, w.channels_last), dx)
+@takes(extra=_extra, window=make_window)
+def conv_transpose_gradient(x, filter, dy, *, window, extra, group: int = 1, no_bias: bool = False):
+    forward, channels_last = _transposed(x, filter, window, group, extra)
+    return _gradients(forward, x, filter, dy, channels_last, no_bias)
 
 
-gradient("ConvTranspose")(make_conv_gradient)
+gradient("ConvTranspose")(_make_gradient)

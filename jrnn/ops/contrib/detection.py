@@ -1,18 +1,18 @@
 """Boxes of detection networks: proposals from anchors, box deltas, and non-maximum suppression.
 
 Shapes: N images, A anchors, R boxes, K classes; a box is (x1, y1, x2, y2), or rotated (center x, center y, width, height,
-degrees). How many boxes are left depends on their values, so these operators compute with numpy, where nothing is traced.
+degrees). The number of boxes that are kept depends on values, so these operators compute with numpy, outside of traces.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.ops.contrib.unstable_sort import descending
-from jrnn.ops.values import check_rank, check_shape, describe
+from jrnn.ops.values import check_rank, check_shape, describe, takes
 from jrnn.registry import op
 
 _LARGEST_GROWTH = np.float32(math.log(1000.0 / 16.0))  # of a box's logarithmic width
@@ -29,7 +29,7 @@ def _floats(**blobs: Any) -> Iterator[np.ndarray]:
 def _moved(
     boxes: np.ndarray, deltas: np.ndarray, weights: np.ndarray, plus: np.float32, bound: tuple | None
 ) -> np.ndarray:
-    """Boxes moved and scaled by deltas: (dx, dy) in their widths and heights, (dw, dh) logarithms, radians for rotated."""
+    """Boxes moved by (dx, dy) in units of width and height, scaled by exp(dw, dh), and rotated by radians."""
     if boxes.shape[1] == 5:
         x, y, width, height, angle = boxes.T
     else:
@@ -52,7 +52,7 @@ def _moved(
 
 
 def _clipped(boxes: np.ndarray, height: float, width: float, plus: np.float32, upright: float) -> np.ndarray:
-    """Boxes within an image; of rotated ones those of at most `upright` degrees."""
+    """Boxes clipped to an image; rotated ones only if their angle is at most `upright` degrees."""
     limits = np.array([width - plus, height - plus] * 2, np.float32)
     if boxes.shape[1] == 4:
         return np.maximum(np.minimum(boxes, limits), 0)
@@ -66,9 +66,9 @@ def _clipped(boxes: np.ndarray, height: float, width: float, plus: np.float32, u
 
 
 def _overlaps(boxes: np.ndarray, k: int, others: np.ndarray, plus: np.float32) -> np.ndarray:
-    """The area that box k shares with each of the others, over that of both together."""
+    """The intersection over union of box k with each of the others."""
     if boxes.shape[1] == 5:
-        raise OpError("boxes that overlap are found among upright boxes alone, and these are rotated")
+        raise OpError("overlaps are computed among upright boxes alone, and these are rotated")
     areas = (boxes[:, 2] - boxes[:, 0] + plus) * (boxes[:, 3] - boxes[:, 1] + plus)
     low, high = np.maximum(boxes[others, :2], boxes[k, :2]), np.minimum(boxes[others, 2:], boxes[k, 2:])
     sides = np.maximum(high - low + plus, 0)
@@ -80,7 +80,7 @@ def _overlaps(boxes: np.ndarray, k: int, others: np.ndarray, plus: np.float32) -
 def _without_overlaps(
     boxes: np.ndarray, order: np.ndarray, most_shared: float, most: int, plus: np.float32
 ) -> np.ndarray:
-    """Goes through the boxes in order; each that is kept removes those after it that share too much with it."""
+    """Non-maximum suppression: a kept box removes the later ones in `order` that overlap it by more than `most_shared`."""
     kept: list[int] = []
     while order.size and (most < 0 or len(kept) < most):
         first, rest = order[0], order[1:]
@@ -89,39 +89,51 @@ def _without_overlaps(
     return np.array(kept, np.int64)
 
 
+def _adjust(
+    *,
+    angle_bound_on: bool = True,
+    angle_bound_lo: int = -90,
+    angle_bound_hi: int = 90,
+    clip_angle_thresh: float = 1.0,
+    legacy_plus_one: bool = True,
+) -> tuple[np.float32, Callable[..., np.ndarray]]:
+    """What legacy_plus_one adds to sides, and a function that moves boxes by deltas and clips them to an image."""
+    plus = np.float32(legacy_plus_one)
+    bound = (angle_bound_lo, angle_bound_hi) if angle_bound_on else None
+
+    def adjusted(boxes: np.ndarray, deltas: np.ndarray, weights: np.ndarray, height: float, width: float) -> np.ndarray:
+        return _clipped(_moved(boxes, deltas, weights, plus, bound), height, width, plus, clip_angle_thresh)
+
+    return plus, adjusted
+
+
+@takes(adjust=_adjust)
 def _generate_proposals(
     scores,
     bbox_deltas,
     im_info,
     anchors,
     *,
+    adjust,
     spatial_scale: float = 0.0625,
     pre_nms_topN: int = 6000,
     post_nms_topN: int = 300,
     nms_thresh: float = 0.7,
     min_size: float = 16.0,
-    angle_bound_on: bool = True,
-    angle_bound_lo: int = -90,
-    angle_bound_hi: int = 90,
-    clip_angle_thresh: float = 1.0,
-    legacy_plus_one: bool = True,
 ):
     """Scores [N, A, H, W], deltas [N, 4 A, H, W], (height, width, scale) [N, 3] and anchors [A, 4] as boxes.
 
-    Returns the boxes, each with the number of its image in front, [R, 5], and their scores [R]. Rotated anchors [A, 5] give
-    rotated boxes.
+    Returns the boxes [R, 5], with the image number first, and their scores [R]. Rotated anchors [A, 5] give rotated boxes.
     """
     scores, deltas, im_info, anchors = _floats(scores=scores, bbox_deltas=bbox_deltas, im_info=im_info, anchors=anchors)
     check_rank(scores, 4, "scores")
     n, a, h, w = scores.shape
     if anchors.shape not in ((a, 4), (a, 5)):
-        raise OpError(
-            f"anchors is {describe(anchors)}; it must have {a} boxes of 4 numbers, or 5 where they are rotated"
-        )
+        raise OpError(f"anchors is {describe(anchors)}; it must have {a} boxes of 4 numbers, or of 5 if rotated")
     size = anchors.shape[1]
     check_shape(deltas, (n, size * a, h, w), "bbox_deltas")
     check_shape(im_info, (n, 3), "im_info")
-    plus = np.float32(legacy_plus_one)
+    plus, adjusted = adjust
     stride = np.float32(1) / np.float32(spatial_scale)
     x, y = np.arange(w, dtype=np.float32) * stride, np.arange(h, dtype=np.float32) * stride
     shifts = np.zeros((a, h, w, size), np.float32)
@@ -129,15 +141,13 @@ def _generate_proposals(
     if size == 4:
         shifts[..., 2:] = shifts[..., :2]
     placed = (shifts + anchors[:, None, None, :]).reshape(-1, size)
-    bound = (angle_bound_lo, angle_bound_hi) if angle_bound_on else None
     boxes, probabilities = [np.zeros((0, size + 1), np.float32)], [np.zeros(0, np.float32)]
     for k in range(n):
         flat = scores[k].reshape(-1)
         order = descending(flat, pre_nms_topN if pre_nms_topN > 0 else None)
         moves = deltas[k].reshape(a, size, h * w).transpose(0, 2, 1).reshape(-1, size)[order]
         height, width, scale = im_info[k]
-        found = _moved(placed[order], moves, np.ones(4, np.float32), plus, bound)
-        found = _clipped(found, height, width, plus, clip_angle_thresh)
+        found = adjusted(placed[order], moves, np.ones(4, np.float32), height, width)
         if size == 4:
             sides = found[:, 2:] - found[:, :2] + plus
             center = found[:, :2] + sides / np.float32(2)
@@ -155,21 +165,18 @@ for _type in ("GenerateProposals", "GenerateProposalsCPP"):
 
 
 @op("BBoxTransform", outputs=(1, 2), gradient="forbidden", dynamic=True)
+@takes(adjust=_adjust)
 def bbox_transform(
     rois,
     deltas,
     im_info,
     *,
+    adjust,
     weights: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0),
     apply_scale: bool = True,
     rotated: bool = False,
-    angle_bound_on: bool = True,
-    angle_bound_lo: int = -90,
-    angle_bound_hi: int = 90,
-    clip_angle_thresh: float = 1.0,
-    legacy_plus_one: bool = True,
 ):
-    """Boxes [R, 4], or [R, 5] with their image in front, moved by the deltas [R, 4 K] of each class: [R, 4 K].
+    """Boxes [R, 4], or [R, 5] with the image number first, moved by the deltas [R, 4 K] of each class: [R, 4 K].
 
     The second output counts the boxes of each image. `weights` divide the deltas.
     """
@@ -182,17 +189,14 @@ def bbox_transform(
         or deltas.shape[0] != rois.shape[0]
         or deltas.shape[1] % size
     ):
-        raise OpError(
-            f"rois is {describe(rois)} and deltas {describe(deltas)}; boxes have {size} numbers, deltas a multiple"
-        )
+        raise OpError(f"rois is {describe(rois)}, deltas {describe(deltas)}; they must have {size} numbers per box")
     check_shape(im_info, (im_info.shape[0], 3), "im_info")
     if len(weights) != 4:
         raise OpError(f"weights {list(weights)} must be 4 numbers")
     image = rois[:, 0].astype(int) if rois.shape[1] > size else np.zeros(len(rois), int)
     if (image < 0).any() or (image >= len(im_info)).any() or (np.diff(image) < 0).any():
         raise OpError(f"rois must name the {len(im_info)} images of im_info in ascending order")
-    plus, scales = np.float32(legacy_plus_one), np.asarray(weights, np.float32)
-    bound = (angle_bound_lo, angle_bound_hi) if angle_bound_on else None
+    _, adjusted = adjust
     moved = np.zeros(deltas.shape, np.float32)
     for k, (height, width, scale) in enumerate(im_info):
         rows = image == k
@@ -200,8 +204,7 @@ def bbox_transform(
         boxes[:, :4] /= scale
         height, width = int(height / scale + 0.5), int(width / scale + 0.5)
         for c in range(0, deltas.shape[1], size):
-            found = _moved(boxes, deltas[rows, c : c + size], scales, plus, bound)
-            found = _clipped(found, height, width, plus, clip_angle_thresh)
+            found = adjusted(boxes, deltas[rows, c : c + size], np.asarray(weights, np.float32), height, width)
             if apply_scale:
                 found[:, :4] *= scale
             moved[rows, c : c + size] = found
@@ -227,10 +230,9 @@ def box_with_nms_limit(
     output_classes_include_bg_cls: bool = True,
     legacy_plus_one: bool = True,
 ):
-    """The best boxes of each image: scores [R, K] of classes, the first of them the background, boxes [R, 4 K].
+    """Keeps the best boxes of each image: scores [R, K] of classes, of which the first is background, boxes [R, 4 K].
 
-    Returns scores, boxes and classes of what is kept, how many are kept of each image, their rows, and how many of each
-    class.
+    Returns the scores, boxes and classes that are kept, their number per image, their rows, and their number per class.
     """
     scores, boxes = _floats(scores=scores, boxes=boxes)
     scores, boxes = (v.reshape(v.shape[:2]) if v.ndim == 4 and v.shape[2:] == (1, 1) else v for v in (scores, boxes))
@@ -249,7 +251,7 @@ def box_with_nms_limit(
     for rows in np.split(np.arange(len(scores)), np.cumsum(splits)[:-1]):
         s, b = scores[rows].copy(), boxes[rows]
         if not input_boxes_include_bg_cls:
-            s = np.roll(s, 1, axis=1)  # compat: then scores begin with class 1, too, and the last column is not read
+            s = np.roll(s, 1, axis=1)  # compat: then scores begin with class 1, too; the last column is not read
         kept: list[np.ndarray] = [np.zeros(0, np.int64)]
         of_class = [b[:, :0]]
         for j in range(1, classes):
@@ -283,7 +285,7 @@ def box_with_nms_limit(
 def _softly(
     boxes: np.ndarray, scores: np.ndarray, left: np.ndarray, gaussian: bool, limits: tuple, plus: np.float32
 ) -> Any:
-    """Goes through the boxes from the best score on; each lowers, in place, the scores of those that share much with it."""
+    """Soft non-maximum suppression: a box lowers, in place, the scores of those with lower scores that overlap it."""
     most_shared, sigma, least = map(np.float32, limits)
     kept: list[int] = []
     while left.size:

@@ -3,21 +3,22 @@
 Shapes: N rows; a distance has two inputs [N, ...] and returns [N].
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.reduce import reduced_axes, with_kept_dims
+from jrnn.ops.reduce import mean_of, reduced_axes, with_kept_dims
 from jrnn.ops.values import as_float, canonical_axis, check_integers, check_same_shape, describe, flat_at, magnitude
 from jrnn.registry import op
 
-TINY = 1e-12  # what is smaller counts as zero: a norm that is divided by, an element whose sign is asked
+TINY = 1e-12  # smaller norms and elements count as zero
 
 
 def sign_of(x: Any) -> Any:
-    """-1, 0 or 1; 0 also for what is as good as zero."""
+    """-1, 0 or 1; 0 also for elements below TINY."""
     return jnp.where(jnp.abs(x) > TINY, jnp.sign(x), 0)
 
 
@@ -25,7 +26,7 @@ def _check_norm(p: int, average: bool, x: Any) -> None:
     if p not in (1, 2):
         raise OpError(f"argument 'p' is {p}; it must be 1 or 2")
     if average and x.size == 0:
-        raise OpError(f"x is {describe(x)}; there is no average over nothing")
+        raise OpError(f"x is {describe(x)}; an average needs at least one element")
 
 
 @op("LpNorm", gradient="LpNormGradient(x, dy)")
@@ -44,7 +45,7 @@ def lp_norm_gradient(x, dy, *, p: int = 2, average: bool = False):
 
 
 def length_of(x: Any, axis: int, least: float = TINY) -> Any:
-    """The Euclidean length along an axis, which is kept; not below `least`, where its derivative is 0."""
+    """The Euclidean length along an axis, which is kept; at least `least`, with derivative 0 below it."""
     squares = jnp.sum(jnp.square(x), axis, keepdims=True)
     return jnp.sqrt(jnp.where(squares > least**2, squares, least**2))
 
@@ -70,11 +71,10 @@ def normalize_l1(x, *, axis: int = -1):
 
 @op("Moments", outputs=2, gradient="MomentsGradient(dy, dy1, x, y)")
 def moments(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
-    """The mean and the (biased) variance over `axes`; none given: over all."""
-    over = reduced_axes(axes, as_float(x).ndim)
-    count = max(int(np.prod([x.shape[a] for a in over])), 1)
-    mean = jnp.sum(x, over, keepdims=True) / count
-    variance = jnp.sum(jnp.square(x - mean), over, keepdims=True) / count
+    """The mean and the (biased) variance over `axes` (default: all)."""
+    over = reduced_axes(axes, x.ndim)
+    mean = mean_of(x, over)
+    variance = mean_of(jnp.square(x - mean), over)
     return (mean, variance) if keepdims else (jnp.squeeze(mean, over), jnp.squeeze(variance, over))
 
 
@@ -96,74 +96,43 @@ def _pair(x: Any, y: Any) -> tuple[Any, Any]:
     return _rows(x), _rows(y)
 
 
-def _each(dy: Any, rows: Any) -> Any:
-    """The gradient that arrives, one number a row, as a column: [N] -> [N, 1]."""
-    if dy.shape != rows.shape[:1]:
-        raise OpError(f"the gradient is {describe(dy)}; its shape must be [{rows.shape[0]}]")
-    return dy[:, None]
+def _register(type: str, distance: Callable, slopes: Callable) -> None:
+    """Registers `distance(a, b)` of rows [N, D], and its gradient; `slopes(a, b)` are its derivatives [N, D]."""
+
+    @op(type, gradient=f"{type}Gradient(x, y, dy) -> x, y")
+    def forward(x, y):
+        return distance(*_pair(x, y))
+
+    @op(type + "Gradient", outputs=2)
+    def backward(x, y, dy):
+        a, b = _pair(x, y)
+        if dy.shape != a.shape[:1]:
+            raise OpError(f"the gradient is {describe(dy)}; its shape must be [{a.shape[0]}]")
+        da, db = slopes(a, b)
+        return jnp.reshape(dy[:, None] * da, x.shape), jnp.reshape(dy[:, None] * db, y.shape)
 
 
-@op("SquaredL2Distance", gradient="SquaredL2DistanceGradient(x, y, dy) -> x, y")
-def squared_l2_distance(x, y):
-    a, b = _pair(x, y)
-    return jnp.sum(jnp.square(a - b), 1) / 2
+_SHORTEST = 1e-6  # the least length that CosineSimilarity divides by
 
 
-@op("SquaredL2DistanceGradient", outputs=2)
-def squared_l2_distance_gradient(x, y, dy):
-    a, b = _pair(x, y)
-    dx = jnp.reshape(_each(dy, a) * (a - b), x.shape)
-    return dx, -dx
-
-
-@op("L1Distance", gradient="L1DistanceGradient(x, y, dy) -> x, y")
-def l1_distance(x, y):
-    a, b = _pair(x, y)
-    return jnp.sum(magnitude(a - b), 1)
-
-
-@op("L1DistanceGradient", outputs=2)
-def l1_distance_gradient(x, y, dy):
-    a, b = _pair(x, y)
-    dx = jnp.reshape(_each(dy, a) * sign_of(a - b), x.shape)
-    return dx, -dx
-
-
-@op("DotProduct", gradient="DotProductGradient(x, y, dy) -> x, y")
-def dot_product(x, y):
-    a, b = _pair(x, y)
-    return jnp.sum(a * b, 1)
-
-
-@op("DotProductGradient", outputs=2)
-def dot_product_gradient(x, y, dy):
-    a, b = _pair(x, y)
-    each = _each(dy, a)
-    return jnp.reshape(each * b, x.shape), jnp.reshape(each * a, y.shape)
-
-
-_SHORTEST = 1e-6  # the least length that is divided by
-
-
-@op("CosineSimilarity", gradient="CosineSimilarityGradient(x, y, dy) -> x, y")
-def cosine_similarity(x, y):
-    a, b = _pair(x, y)
+def _cosine(a: Any, b: Any) -> Any:
     return jnp.sum(a * b, 1) / (length_of(a, 1, _SHORTEST) * length_of(b, 1, _SHORTEST))[:, 0]
 
 
-@op("CosineSimilarityGradient", outputs=2)
-def cosine_similarity_gradient(x, y, dy):
-    a, b = _pair(x, y)
+def _cosine_slopes(a: Any, b: Any) -> tuple[Any, Any]:
     length_a, length_b = length_of(a, 1, _SHORTEST), length_of(b, 1, _SHORTEST)
-    each = _each(dy, a) / (length_a * length_b)
-    dot = jnp.sum(a * b, 1, keepdims=True)
-    da = each * (b - a / length_a * (dot / length_a))
-    db = each * (a - b / length_b * (dot / length_b))
-    return jnp.reshape(da, x.shape), jnp.reshape(db, y.shape)
+    dot, product = jnp.sum(a * b, 1, keepdims=True), length_a * length_b
+    return (b - a / length_a * (dot / length_a)) / product, (a - b / length_b * (dot / length_b)) / product
+
+
+_register("SquaredL2Distance", lambda a, b: jnp.sum(jnp.square(a - b), 1) / 2, lambda a, b: (a - b, b - a))
+_register("L1Distance", lambda a, b: jnp.sum(magnitude(a - b), 1), lambda a, b: (sign_of(a - b), sign_of(b - a)))
+_register("DotProduct", lambda a, b: jnp.sum(a * b, 1), lambda a, b: (b, a))
+_register("CosineSimilarity", _cosine, _cosine_slopes)
 
 
 def _signs(y: Any, x: Any) -> Any:
-    """The 1s and -1s of a criterion in the shape of what they judge."""
+    """The labels 1 and -1 in the shape of the scores x."""
     check_integers(y, "y")
     if y.size != x.size:
         raise OpError(f"y is {describe(y)} and the scores are {describe(x)}; they must have as many elements")
@@ -184,7 +153,7 @@ def cosine_embedding_criterion_gradient(s, y, dy, *, margin: float = 0.0):
 
 @op("MarginRankingCriterion", gradient="MarginRankingCriterionGradient(x1, x2, y, dy) -> x1, x2")
 def margin_ranking_criterion(x1, x2, y, *, margin: float = 1.0):
-    """max(0, margin - y (x1 - x2)): x1 should be the greater by `margin` where y is 1, the smaller where it is -1."""
+    """max(0, margin - y (x1 - x2)): x1 should be greater than x2 by `margin` where y is 1, smaller where y is -1."""
     check_same_shape("x1 and x2", as_float(x1), as_float(x2))
     loss = margin - _signs(y, x1) * (x1 - x2)
     return jnp.where(loss >= 0, loss, 0)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.lengths import check_lengths, known_lengths, per_row, segment_ids
+from jrnn.ops.lengths import check_lengths, known_lengths, rows_from, segment_ids
+from jrnn.ops.select import put_where
 from jrnn.ops.values import (
     check_float,
     check_indices,
@@ -23,7 +24,7 @@ from jrnn.ops.values import (
 )
 from jrnn.registry import gradient, op
 
-_SMALLEST = 1e-6  # what BatchBoxCox takes the logarithm or the power of at least
+_SMALLEST = 1e-6  # the least argument of BatchBoxCox's logarithm and power
 
 
 @op("Bucketize", gradient="forbidden")
@@ -72,7 +73,7 @@ def batch_sparse_to_dense(
             )
         columns = shape.shape[1]
     if columns < 1:
-        raise OpError(f"dense_last_dim {dense_last_dim} must be at least 1, or a fourth input must tell the shape")
+        raise OpError(f"dense_last_dim {dense_last_dim} must be at least 1, or a fourth input must have the shape")
     rows = _places(lengths, indices, columns)
     made = check_size((lengths.size, columns), np.float32)
     return jnp.full(made, default_value, values.dtype).at[rows, indices].set(values)
@@ -88,27 +89,22 @@ def batch_dense_to_sparse(lengths, indices, dense):
 
 @op("GatherRanges", outputs=2, gradient="forbidden", dynamic=True)
 def gather_ranges(data, ranges):
-    """The elements of data [N] in ranges [E, R, 2] of (start, length), one after the other, and how many each of E has."""
+    """The elements of data [N] in ranges [E, R, 2] of (start, length), concatenated, and their number for each of E."""
     check_rank(data, 1, "data")
     check_rank(ranges, 3, "ranges")
     check_integers(ranges, "ranges")
     found = np.asarray(ranges).astype(np.int64)
     if found.shape[2] != 2 or (found < 0).any() or (found.sum(2) > data.shape[0]).any():
-        raise OpError(
-            f"ranges is {describe(ranges)}; its pairs (start, length) must lie within the {data.shape[0]} of data"
-        )
+        raise OpError(f"ranges is {describe(ranges)}; its pairs (start, length) must be within {describe(data)}")
     check_size((int(found[..., 1].sum()),), np.float64)
-    picked = [np.arange(start, start + length) for start, length in found.reshape(-1, 2)]
-    return data[np.concatenate([np.zeros(0, np.int64), *picked])], found[..., 1].sum(1).astype(np.int32)
+    return data[rows_from(*found.reshape(-1, 2).T)], found[..., 1].sum(1).astype(np.int32)
 
 
 @op("SparseLabelSplit", outputs=(2, None), gradient="forbidden", dynamic=True)
 def sparse_label_split(lengths, indices, values, *, num_labels: int, keep_gradient_offset_map: bool = False, op):
-    """For each label the values that belong to it, then for each the examples they are of, and where each value went."""
+    """The values of each label, then the examples of each label's values, and the place of each value in its output."""
     if len(op.outputs) != 2 * num_labels + keep_gradient_offset_map:
-        raise OpError(
-            f"has {len(op.outputs)} outputs; num_labels {num_labels} needs 2 for each, and one for the offsets"
-        )
+        raise OpError(f"has {len(op.outputs)} outputs; num_labels {num_labels} needs 2 each, and the offsets 1 more")
     check_shape(values, indices.shape, "values")
     check_indices(indices, num_labels)
     label = np.asarray(indices)
@@ -117,8 +113,7 @@ def sparse_label_split(lengths, indices, values, *, num_labels: int, keep_gradie
     offsets = np.zeros(label.size, np.int32)
     for place in places:
         offsets[place] = np.arange(place.size)
-    kept = (offsets,) if keep_gradient_offset_map else ()
-    return (*(values[p] for p in places), *(example[p] for p in places), *kept)
+    return (*(values[p] for p in places), *(example[p] for p in places), *[offsets] * keep_gradient_offset_map)
 
 
 @op("Summarize", outputs=(0, 1), gradient="forbidden")
@@ -136,13 +131,12 @@ def summarize(x, *, to_file: int = 0):
 def sinusoid_position_encoding(positions, *, embedding_size: int = 100, alpha: float = 10000.0, amplitude: float = 1.0):
     """Positions [T, N] -> [T, N, E]: amplitude * sin or cos (even or odd k) of position / alpha^(k / E)."""
     check_rank(positions, 2, "positions")
-    if positions.dtype.kind not in "iu":
-        raise OpError(f"positions is {describe(positions)}; it must hold integers")
+    check_integers(positions, "positions")
     if embedding_size < 1 or alpha <= 0:
         raise OpError(f"embedding_size {embedding_size} and alpha {alpha} must be positive")
     k = np.arange(embedding_size)
     frequency = (alpha ** (-k / embedding_size)).astype(np.float32)
-    # compat: the first example's positions stand for all
+    # compat: the first example's positions are used for all
     angle = jnp.asarray(positions)[:, :1].astype(jnp.float32) * frequency[None, :]
     waves = amplitude * jnp.where((k % 2 == 0)[None, :], jnp.sin(angle), jnp.cos(angle))  # [T, E]
     return jnp.broadcast_to(waves[:, None, :], (*positions.shape, embedding_size))
@@ -163,7 +157,7 @@ def _pieces(bounds: Any, slopes: Any, intercepts: Any) -> tuple[Any, Any, Any]:
 
 
 def _transform(x: Any, bounds: Any, slopes: Any, intercepts: Any) -> Any:
-    """x [N, G] on its group's lines; outside the bounds the value at the nearest one."""
+    """Applies the lines of each group to x [N, G]; outside the bounds, the value at the nearest one."""
     x = jnp.clip(x, bounds[:, :1].T, bounds[:, -1:].T)
     above = (x[:, :, None] > bounds[None, :, 1:-1]).sum(-1)  # [N, G]: a bound belongs to the line before it
     group = jnp.arange(bounds.shape[0])[None, :]
@@ -182,7 +176,7 @@ def piecewise_linear_transform(
     intercepts: tuple[float, ...] = (),
     binary: bool = False,
 ):
-    """slope * x + intercept, with the line whose bounds hold x; lines come from arguments or from blobs.
+    """slope * x + intercept, for the line whose bounds contain x; lines come from arguments or from blobs.
 
     x is [N, G] with one group of lines a column. With `binary` there is one group: x is [N] or [N, 1], or [N, 2] whose
     second column p is transformed and whose first becomes 1 - p.
@@ -200,43 +194,17 @@ def piecewise_linear_transform(
             raise OpError(f"x is {describe(x)}; it must be [N, {groups}], one column a group of lines")
         return _transform(x, *lines)
     if groups != 1 or x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[1] not in (1, 2)):
-        raise OpError(
-            f"x is {describe(x)} with {groups} groups; binary=1 takes x of [N], [N, 1] or [N, 2] and one group"
-        )
+        raise OpError(f"x is {describe(x)} with {groups} groups; binary=1 takes [N], [N, 1] or [N, 2] and 1 group")
     if x.ndim == 2 and x.shape[1] == 2:
         p = _transform(x[:, 1:], *lines)
         return jnp.concatenate([1 - p, p], 1)
     return _transform(x.reshape(-1, 1), *lines).reshape(x.shape)
 
 
-_LARGEST_HALF = 65504.0
-
-
-@op("FloatToHalf", gradient="HalfToFloat(dy)")
-def float_to_half(x, *, clip: bool = False, wide=False):
-    """32-bit floats as 16-bit ones; `clip` brings those too large to the largest instead of infinity."""
-    if wide:
-        return jnp.clip(x, -_LARGEST_HALF, _LARGEST_HALF) if clip else jnp.asarray(x)
-    if x.dtype != np.float32:
-        raise OpError(f"x is {describe(x)}; it must be float32")
-    return (jnp.clip(x, -_LARGEST_HALF, _LARGEST_HALF) if clip else x).astype(jnp.float16)
-
-
-@op("HalfToFloat", gradient="FloatToHalf(dy)")
-def half_to_float(x, *, wide=False):
-    if wide:
-        return jnp.asarray(x)
-    if x.dtype != np.float16:
-        raise OpError(f"x is {describe(x)}; it must be float16")
-    return x.astype(jnp.float32)
-
-
 def _rows(keys: Any, blob: Any) -> Any:
-    """A blob whose first dimensions are those of the keys, with these made one."""
+    """A blob whose first dimensions are those of the keys, with these dimensions merged."""
     if blob.shape[: keys.ndim] != keys.shape:
-        raise OpError(
-            f"an input is {describe(blob)}; its first dimensions must be those of the keys, {list(keys.shape)}"
-        )
+        raise OpError(f"an input is {describe(blob)}; its shape must begin with that of the keys, {list(keys.shape)}")
     return blob.reshape(keys.size, *blob.shape[keys.ndim :])
 
 
@@ -256,7 +224,7 @@ def _parts(keys: Any, inputs: tuple, outputs: int, pack_first_input: bool) -> li
 
 @op("Partition", outputs=(1, None), gradient="stops", dynamic=True)
 def partition(keys, *inputs, pack_first_input: bool = False, op):
-    """Parts keys and rows: outputs are keys, rows, ... of part 0, then those of part 1, ...
+    """Splits keys and rows: the outputs are keys, rows, ... of part 0, then those of part 1, ...
 
     With `pack_first_input` the keys are divided by the number of parts, rounding down.
     """
@@ -269,22 +237,18 @@ def lengths_partition(lengths, keys, *inputs, pack_first_input: bool = False, op
     """Partition of rows in segments; each part begins with the lengths of its segments."""
     check_rank(keys, 1, "keys")
     check_lengths(lengths, keys.size)
-    each = 2 + len(inputs)
-    if len(op.outputs) % each:
-        raise OpError(
-            f"has {len(op.outputs)} outputs; they must be a multiple of its {each} inputs, a group for each part"
-        )
-    count = len(op.outputs) // each
-    parts = _parts(keys, inputs, count * (each - 1), pack_first_input)
-    segment = np.repeat(np.arange(lengths.size), np.asarray(lengths))
-    own = [segment[np.asarray(keys) % count == p] for p in range(count)]
-    counts = [np.bincount(s, minlength=lengths.size).astype(lengths.dtype) for s in own]
-    return tuple(blob for n, part in zip(counts, parts) for blob in (n, *part))
+    segments = np.repeat(np.arange(lengths.size), np.asarray(lengths))
+    parts = _parts(keys, (segments, *inputs), len(op.outputs), pack_first_input)
+    found = []
+    for own_keys, own_segments, *blobs in parts:
+        counts = np.bincount(np.asarray(own_segments), minlength=lengths.size)
+        found += [counts.astype(lengths.dtype), own_keys, *blobs]
+    return tuple(found)
 
 
 @op("GatherByKey")
 def gather_by_key(keys, *parts, pack_first_input: bool = False):
-    """The reverse of Partition: for each key the next row of its part."""
+    """The inverse of Partition: for each key the next row of its part."""
     check_rank(keys, 1, "keys")
     check_integers(keys, "keys")
     if not parts or sum(p.shape[0] for p in parts) != keys.size:
@@ -292,12 +256,7 @@ def gather_by_key(keys, *parts, pack_first_input: bool = False):
     part = keys % len(parts)
     gathered = jnp.zeros((keys.size, *parts[0].shape[1:]), parts[0].dtype)
     for k, rows in enumerate(parts):
-        own = part == k
-        if is_concrete(own) and int(np.sum(np.asarray(own))) != rows.shape[0]:
-            raise OpError(f"part {k} has {rows.shape[0]} rows, and {int(np.sum(np.asarray(own)))} keys are for it")
-        if rows.shape[0]:
-            taken = jnp.take(rows, jnp.cumsum(own) - 1, axis=0, mode="clip")
-            gathered = jnp.where(per_row(own, taken), taken, gathered)
+        gathered = put_where(part == k, rows, gathered, f"part {k}")
     return gathered
 
 

@@ -5,7 +5,7 @@ P x Q bins in each of R regions; rois is [R, 5] of (image, x1, y1, x2, y2), or [
 or [R, P, Q, C].
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
-from jrnn.ops.values import check_float, check_rank, check_shape, describe, is_concrete
+from jrnn.ops.values import check_float, check_rank, check_shape, describe, is_concrete, takes
 from jrnn.registry import op
 
 MODES = ("constant", "reflect", "edge")
@@ -35,7 +35,7 @@ def _pads(x: Any, window: Window, mode: str) -> dict[int, tuple[int, int]]:
 
 
 def _sources(size: int, before: int, after: int, mode: str) -> np.ndarray:
-    """Which element of a line each element of the padded line shows, for the modes that repeat the image."""
+    """The source of each element of a padded line, for the modes that repeat the image."""
     found = np.arange(-before, size + after)
     if mode == "edge":
         return np.clip(found, 0, size - 1)
@@ -49,7 +49,7 @@ def _sources(size: int, before: int, after: int, mode: str) -> np.ndarray:
 @op("PadImage", gradient="PadImageGradient(dy)")
 @takes_window
 def pad_image(x, *, window, mode: str = "constant", value: float = 0.0):
-    """x with a border of `value`s (constant), of its mirror image (reflect), or of its outermost elements (edge)."""
+    """x with a border of `value` (constant), of its mirror image (reflect), or of its outermost elements (edge)."""
     pads = _pads(x, window, mode)
     if mode == "constant":
         return jnp.pad(x, [pads.get(a, (0, 0)) for a in range(x.ndim)], constant_values=value)
@@ -81,7 +81,7 @@ def _add_up(dy: Any, axis: int, sources: np.ndarray, size: int) -> Any:
 
 
 def scale_factors(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:
-    """The factor of each dimension: from a blob, or from arguments; 32 bits wide, as Caffe2 rounds with them."""
+    """The factor of each dimension, from a blob or from arguments; float32, as Caffe2 rounds with it."""
     if scales is not None:
         given = np.asarray(scales)
         if given.shape != (len(args),):
@@ -97,12 +97,12 @@ def _scaled(size: int, scale: np.float32) -> int:
 
 
 def _nearest(size: int, out: int, scale: np.float32) -> np.ndarray:
-    """For each of `out` elements, the element of a line of `size` that it shows."""
+    """For each of `out` elements, its source in a line of `size`."""
     return np.minimum((np.arange(out, dtype=np.float32) / scale).astype(int), size - 1)
 
 
 def stretched(x: Any, scales: tuple[np.float32, ...], axes: tuple[int, ...]) -> Any:
-    """x repeated, or with elements left out, along some axes."""
+    """x with elements repeated or dropped along some axes."""
     for a, scale in zip(axes, scales):
         size = x.shape[a]
         x = jnp.take(x, _nearest(size, _scaled(size, scale), scale), axis=a)
@@ -119,7 +119,7 @@ def _resize_nearest_gradient(dy: Any, x: Any, scales: tuple[np.float32, ...], ax
 
 @op("ResizeNearest", dynamic=True, gradient="ResizeNearestGradient(dy, x, scales)")
 def resize_nearest(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
-    """x stretched by repeating, or shrunk by leaving out; `scales` (height, width) stands for the arguments."""
+    """x enlarged by repeating elements, or shrunk by dropping them; `scales` (height, width) replaces the arguments."""
     check_image(x, 4)
     check_float(x, "x")
     return stretched(x, scale_factors(scales, (height_scale, width_scale)), spatial_axes(4, is_channels_last(order)))
@@ -128,7 +128,7 @@ def resize_nearest(x, scales=None, *, width_scale: float = 1.0, height_scale: fl
 @op("ResizeNearestGradient", dynamic=True)
 def resize_nearest_gradient(
     dy, x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"
-):  # fmt: skip
+):
     check_image(x, 4)
     axes = spatial_axes(4, is_channels_last(order))
     return _resize_nearest_gradient(dy, x, scale_factors(scales, (height_scale, width_scale)), axes)
@@ -159,7 +159,7 @@ def resize_nearest_3d_gradient(
 
 
 def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
-    """[out, size] weights with which `out` points, spread evenly from end to end, blend a line of `size`."""
+    """[out, size] weights by which `out` points, evenly spaced from end to end, interpolate a line of `size`."""
     step = np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.float32(0)
     at = step * np.arange(out, dtype=np.float32)
     low = at.astype(int)
@@ -173,7 +173,7 @@ def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
 
 @op("UpsampleBilinear", dynamic=True, gradient="UpsampleBilinearGradient(dy, x, scales)")
 def upsample_bilinear(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
-    """x [N, C, H, W] blended linearly to H * height_scale by W * width_scale; the corners stay where they are."""
+    """x [N, C, H, W] interpolated to H * height_scale by W * width_scale; corners keep their places."""
     check_image(x, 4)
     check_float(x, "x")
     _check_nchw(order)
@@ -194,13 +194,13 @@ def upsample_bilinear_gradient(
     return jnp.einsum("ncij,ih,jw->nchw", dy, rows, columns, precision="highest")
 
 
-_TOGETHER = 16  # regions at a time: each reads a whole image
+_TOGETHER = 16  # regions at a time; each reads a whole image
 
 
 def _weights(start: Any, size: Any, bins: int, length: int, sampling_ratio: int) -> Any:
-    """How much each of `length` places counts in each bin of a region: [R, bins, length].
+    """The weight of each of `length` places in each bin of a region: [R, bins, length].
 
-    A bin is the mean of samples at even distances; a sample is bilinear between places, and 0 beyond one place outside.
+    A bin is the mean of evenly spaced samples. A sample is bilinear between places, and 0 farther than one place outside.
     """
     width = jnp.maximum(size, 1) / bins
     counts = jnp.full(size.shape, sampling_ratio) if sampling_ratio > 0 else jnp.ceil(width).astype(jnp.int32)
@@ -217,66 +217,58 @@ def _weights(start: Any, size: Any, bins: int, length: int, sampling_ratio: int)
     return total / counts[:, None, None]
 
 
-def _prepared(x: Any, rois: Any, spatial_scale: float, pooled: tuple[int, int], sampling_ratio: int, order: str):
-    """Images as [N, C, H, W], the image of each region, and the weights of its rows and columns, in x's type."""
-    check_float(x, "x")
-    check_rank(x, 4, "x")
-    check_rank(rois, 2, "rois")
-    if rois.shape[1] not in (4, 5):
-        raise OpError(f"rois is {describe(rois)}; its rows must be (image, x1, y1, x2, y2) or (x1, y1, x2, y2)")
-    images = jnp.moveaxis(jnp.asarray(x), -1, 1) if is_channels_last(order) else jnp.asarray(x)
-    rois = lax.stop_gradient(jnp.asarray(rois))
-    has_index = rois.shape[1] == 5
-    image = rois[:, 0].astype(jnp.int32) if has_index else jnp.zeros(rois.shape[0], jnp.int32)
-    if is_concrete(image) and ((np.asarray(image) < 0) | (np.asarray(image) >= x.shape[0])).any():
-        raise OpError(f"rois names an image that is not one of the {x.shape[0]} in x")
-    x1, y1, x2, y2 = (rois[:, -4 + k].astype(x.dtype) * np.asarray(spatial_scale, x.dtype) for k in range(4))
-    rows = _weights(y1, y2 - y1, pooled[0], images.shape[2], sampling_ratio)
-    columns = _weights(x1, x2 - x1, pooled[1], images.shape[3], sampling_ratio)
-    return images, image, rows.astype(x.dtype), columns.astype(x.dtype)
-
-
-@op("RoIAlign", gradient="RoIAlignGradient(x, rois, dy)")
-def roi_align(
-    x,
-    rois,
+def _regions(
     *,
     spatial_scale: float = 1.0,
     pooled_h: int = 1,
     pooled_w: int = 1,
     sampling_ratio: int = -1,
     order: str = "NCHW",
-):
-    images, image, rows, columns = _prepared(x, rois, spatial_scale, (pooled_h, pooled_w), sampling_ratio, order)
+) -> Callable[[Any, Any], tuple]:
+    last = is_channels_last(order)
+
+    def prepared(x: Any, rois: Any) -> tuple:
+        """Whether channels come last; images [N, C, H, W]; each region's image; its weights of rows and columns."""
+        check_float(x, "x")
+        check_rank(x, 4, "x")
+        check_rank(rois, 2, "rois")
+        if rois.shape[1] not in (4, 5):
+            raise OpError(f"rois is {describe(rois)}; its rows must be (image, x1, y1, x2, y2) or (x1, y1, x2, y2)")
+        images = jnp.moveaxis(jnp.asarray(x), -1, 1) if last else jnp.asarray(x)
+        rois = lax.stop_gradient(jnp.asarray(rois))
+        image = rois[:, 0].astype(jnp.int32) if rois.shape[1] == 5 else jnp.zeros(rois.shape[0], jnp.int32)
+        if is_concrete(image) and ((np.asarray(image) < 0) | (np.asarray(image) >= x.shape[0])).any():
+            raise OpError(f"rois names an image that is not one of the {x.shape[0]} in x")
+        x1, y1, x2, y2 = (rois[:, -4 + k].astype(x.dtype) * np.asarray(spatial_scale, x.dtype) for k in range(4))
+        rows = _weights(y1, y2 - y1, pooled_h, images.shape[2], sampling_ratio)
+        columns = _weights(x1, x2 - x1, pooled_w, images.shape[3], sampling_ratio)
+        return last, images, image, rows.astype(x.dtype), columns.astype(x.dtype)
+
+    return prepared
+
+
+@op("RoIAlign", gradient="RoIAlignGradient(x, rois, dy)")
+@takes(regions=_regions)
+def roi_align(x, rois, *, regions):
+    last, images, image, rows, columns = regions(x, rois)
 
     def one(region):
         number, r, c = region
         return jnp.einsum("ph,chw,qw->cpq", r, images[number], c)
 
-    y = (
-        lax.map(one, (image, rows, columns), batch_size=_TOGETHER)
-        if rois.shape[0]
-        else jnp.zeros((0, images.shape[1], pooled_h, pooled_w), x.dtype)
-    )
-    return jnp.moveaxis(y, 1, -1) if is_channels_last(order) else y
+    if rois.shape[0]:
+        y = lax.map(one, (image, rows, columns), batch_size=_TOGETHER)
+    else:
+        y = jnp.zeros((0, images.shape[1], rows.shape[1], columns.shape[1]), x.dtype)
+    return jnp.moveaxis(y, 1, -1) if last else y
 
 
 @op("RoIAlignGradient")
-def roi_align_gradient(
-    x,
-    rois,
-    dy,
-    *,
-    spatial_scale: float = 1.0,
-    pooled_h: int = 1,
-    pooled_w: int = 1,
-    sampling_ratio: int = -1,
-    order: str = "NCHW",
-):
-    images, image, rows, columns = _prepared(x, rois, spatial_scale, (pooled_h, pooled_w), sampling_ratio, order)
-    last = is_channels_last(order)
-    wanted = (pooled_h, pooled_w, x.shape[-1]) if last else (x.shape[1], pooled_h, pooled_w)
-    check_shape(dy, (rois.shape[0], *wanted), "dy")
+@takes(regions=_regions)
+def roi_align_gradient(x, rois, dy, *, regions):
+    last, images, image, rows, columns = regions(x, rois)
+    pooled = (rows.shape[1], columns.shape[1])
+    check_shape(dy, (rois.shape[0], *pooled, x.shape[-1]) if last else (rois.shape[0], x.shape[1], *pooled), "dy")
     arriving = jnp.moveaxis(dy, -1, 1) if last else dy
 
     def add(total, region):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,14 @@ from jrnn.ops.contrib.conv import convolution
 from jrnn.ops.contrib.image import scale_factors, stretched
 from jrnn.ops.contrib.pool import averaged, greatest
 from jrnn.ops.contrib.window import Window, takes_window
-from jrnn.ops.values import canonical_axis, check_float, check_size, describe, flat_at
+from jrnn.ops.values import canonical_axis, check_float, check_size, describe, flat_at, takes
 from jrnn.registry import op
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["stored"], meta_fields=["scale", "zero_point"])
 @dataclass(frozen=True)
 class Int8Tensor:
-    """Stored numbers: uint8, or int32 for biases. `np.asarray` gives the numbers that they stand for."""
+    """Stored numbers: uint8, or int32 for biases. `np.asarray` returns the numbers that they represent."""
 
     stored: Any
     scale: float
@@ -52,7 +52,7 @@ class Int8Tensor:
         return (np.asarray(self.stored).astype(np.float32) - self.zero_point) * np.float32(self.scale)
 
     def like(self, stored: Any) -> Int8Tensor:
-        """Other stored numbers of the same scale and zero point."""
+        """Other stored numbers with the same scale and zero point."""
         return Int8Tensor(stored, self.scale, self.zero_point)
 
 
@@ -62,7 +62,7 @@ def centered(x: Int8Tensor, dtype: Any = jnp.int32) -> Any:
 
 
 def real(x: Any) -> Any:
-    """What a blob stands for, in floats."""
+    """The numbers that a blob represents, as floats."""
     return centered(x, jnp.float32) * np.float32(x.scale) if isinstance(x, Int8Tensor) else jnp.asarray(x)
 
 
@@ -73,14 +73,13 @@ def need_int8(x: Any, name: str) -> Int8Tensor:
 
 
 def away_from_zero(x: Any) -> Any:
-    """Rounded, halves away from zero."""
+    """Rounds to integers, halves away from zero."""
     return jnp.sign(x) * jnp.floor(jnp.abs(x) + 0.5)
 
 
 def quantized(steps: Any, scale: float, zero_point: int, relu: bool = False) -> Int8Tensor:
-    """Numbers that are whole steps of the scale, moved by the zero point, within 8 bits; `relu`: none stands below 0."""
-    lowest = zero_point if relu else 0
-    stored = jnp.clip(steps + zero_point, lowest, 255).astype(jnp.uint8)
+    """Quantizes numbers given in whole steps of the scale: adds the zero point and clips to uint8, or with `relu` at 0."""
+    stored = jnp.clip(steps + zero_point, zero_point if relu else 0, 255).astype(jnp.uint8)
     return Int8Tensor(stored, scale, zero_point)
 
 
@@ -89,18 +88,19 @@ def check_scale(scale: float, zero_point: int) -> None:
         raise OpError(f"Y_scale {scale} must be positive, and Y_zero_point {zero_point} within 0 and 255")
 
 
-def check_same_scale(x: Int8Tensor, scale: float | None, zero_point: int | None) -> None:
-    if (scale, zero_point) != (x.scale, x.zero_point):
-        raise OpError(
-            f"Y_scale {scale} and Y_zero_point {zero_point} must be those of its input, {x.scale} and {x.zero_point}: it "
-            "does not change the numbers"
-        )
+def _kept(*, Y_scale: float | None = None, Y_zero_point: int | None = None) -> Callable[[Any], Int8Tensor]:
+    """A check for operators that keep scale and zero point: their arguments must equal the input's, or both be absent."""
 
+    def checked(x: Any) -> Int8Tensor:
+        x = need_int8(x, "x")
+        if (Y_scale, Y_zero_point) not in ((None, None), (x.scale, x.zero_point)):
+            raise OpError(
+                f"Y_scale {Y_scale} and Y_zero_point {Y_zero_point} must be those of its input, {x.scale} and "
+                f"{x.zero_point}: it does not change the numbers"
+            )
+        return x
 
-def check_kept_scale(x: Int8Tensor, scale: float | None, zero_point: int | None) -> None:
-    """For operators on shapes, which may leave out both."""
-    if scale is not None or zero_point is not None:
-        check_same_scale(x, scale, zero_point)
+    return checked
 
 
 @op("Int8Quantize", gradient="forbidden")
@@ -137,23 +137,19 @@ def _given(values: np.ndarray, shape: tuple[int, ...], scale: float, zero_point:
     return Int8Tensor(jnp.asarray(values.reshape(shape)), scale, zero_point)
 
 
-def _sum(a: Any, b: Any, scale: float, zero_point: int, relu: bool) -> Int8Tensor:
-    check_scale(scale, zero_point)
-    if a.shape != b.shape:
-        raise OpError(f"its inputs are {describe(a)} and {describe(b)}; they must have the same shape")
-    parts = [
-        centered(x, jnp.float32) * (np.float32(x.scale) / np.float32(scale))
-        if isinstance(x, Int8Tensor)
-        else jnp.asarray(x) / np.float32(scale)
-        for x in (a, b)
-    ]
-    return quantized(away_from_zero(parts[0] + parts[1]), scale, zero_point, relu)
-
-
 def _register_sum(type: str, relu: bool) -> None:
     @op(type, gradient="forbidden", inplace={0: 0})
     def add(a, b, *, Y_scale: float = 1.0, Y_zero_point: int = 0):
-        return _sum(a, b, Y_scale, Y_zero_point, relu)
+        check_scale(Y_scale, Y_zero_point)
+        if a.shape != b.shape:
+            raise OpError(f"its inputs are {describe(a)} and {describe(b)}; they must have the same shape")
+        parts = [
+            centered(x, jnp.float32) * (np.float32(x.scale) / np.float32(Y_scale))
+            if isinstance(x, Int8Tensor)
+            else jnp.asarray(x) / np.float32(Y_scale)
+            for x in (a, b)
+        ]
+        return quantized(away_from_zero(parts[0] + parts[1]), Y_scale, Y_zero_point, relu)
 
 
 for _type in ("Int8Sum", "Int8Add"):
@@ -162,15 +158,15 @@ for _type in ("Int8Sum", "Int8Add"):
 
 
 @op("Int8Relu", gradient="forbidden", inplace={0: 0})
-def relu(x, *, Y_scale: float | None = None, Y_zero_point: int | None = None):
-    x = need_int8(x, "x")
-    check_kept_scale(x, Y_scale, Y_zero_point)
+@takes(kept=_kept)
+def relu(x, *, kept):
+    x = kept(x)
     return x.like(jnp.maximum(x.stored, jnp.uint8(x.zero_point)))
 
 
 @op("Int8Softmax", gradient="forbidden")
 def softmax(x, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
-    """Over all but the first dimension, with exponentials from a table of whole numbers, in steps of 1/256."""
+    """Over all but the first dimension, with exponentials from a table of integers, in steps of 1/256."""
     x = need_int8(x, "x")
     if (Y_scale, Y_zero_point) != (1 / 256, 0):
         raise OpError(f"Y_scale {Y_scale} and Y_zero_point {Y_zero_point} must be 1/256 and 0")
@@ -185,59 +181,54 @@ def softmax(x, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
     return Int8Tensor(stored.astype(jnp.uint8).reshape(x.shape), Y_scale, 0)
 
 
-# shapes ----------------------------------------------------------------------------------------------------------------
-
-
 @op("Int8Flatten", gradient="forbidden")
-def flatten(x, *, axis: int = 1, Y_scale: float | None = None, Y_zero_point: int | None = None):
-    x = need_int8(x, "x")
-    check_kept_scale(x, Y_scale, Y_zero_point)
+@takes(kept=_kept)
+def flatten(x, *, kept, axis: int = 1):
+    x = kept(x)
     if not 0 <= axis <= x.ndim:
         raise OpError(f"axis {axis} must be within 0 and {x.ndim}")
-    return x.like(jnp.reshape(x.stored, (int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))))
+    return x.like(flat_at(x.stored, axis))
 
 
 @op("Int8Reshape", outputs=2, gradient="forbidden")
-def reshape(x, *, shape: tuple[int, ...], Y_scale: float | None = None, Y_zero_point: int | None = None):
-    """0 keeps a dimension, -1 is what is left. The second output is the old shape."""
-    x = need_int8(x, "x")
-    check_kept_scale(x, Y_scale, Y_zero_point)
+@takes(kept=_kept)
+def reshape(x, *, kept, shape: tuple[int, ...]):
+    """0 keeps a dimension, -1 takes the rest. The second output is the old shape."""
+    x = kept(x)
     wanted = [x.shape[k] if d == 0 and k < x.ndim else d for k, d in enumerate(shape)]
     return x.like(jnp.reshape(x.stored, wanted)), np.array(x.shape, np.int64)
 
 
 @op("Int8Transpose", gradient="forbidden")
-def transpose(x, *, axes: tuple[int, ...] = (), Y_scale: float | None = None, Y_zero_point: int | None = None):
-    x = need_int8(x, "x")
-    check_kept_scale(x, Y_scale, Y_zero_point)
+@takes(kept=_kept)
+def transpose(x, *, kept, axes: tuple[int, ...] = ()):
+    x = kept(x)
     return x.like(jnp.transpose(x.stored, axes or None))
 
 
 @op("Int8Slice", gradient="forbidden")
-def slice_(
-    x, *, starts: tuple[int, ...], ends: tuple[int, ...], Y_scale: float | None = None, Y_zero_point: int | None = None
-):
+@takes(kept=_kept)
+def slice_(x, *, kept, starts: tuple[int, ...], ends: tuple[int, ...]):
     """Ends below 0 count from one past the last element."""
-    x = need_int8(x, "x")
-    check_kept_scale(x, Y_scale, Y_zero_point)
+    x = kept(x)
     stops = [e if e >= 0 else x.shape[k] + 1 + e for k, e in enumerate(ends)]
     return x.like(x.stored[tuple(map(slice, starts, stops))])
 
 
 @op("Int8Concat", outputs=(1, 2), gradient="forbidden")
 def concat(*xs, axis: int = 1, order: str | None = None, Y_scale: float = 1.0, Y_zero_point: int = 0):
-    """Along `axis`, or along channels, which come last. All have the scale of the result."""
-    tensors: Sequence[Int8Tensor] = [need_int8(x, "an input") for x in xs]
-    for x in tensors:
-        check_same_scale(x, Y_scale, Y_zero_point)
+    """Along `axis`, or with `order` along channels, which come last. All inputs have the scale of the result."""
+    tensors = [_kept(Y_scale=Y_scale, Y_zero_point=Y_zero_point)(x) for x in xs]
     along = tensors[0].ndim - 1 if order is not None else canonical_axis(axis, tensors[0].ndim)
     joined = jnp.concatenate([x.stored for x in tensors], along)
     return tensors[0].like(joined), np.array([x.shape[along] for x in tensors], np.int32)
 
 
 def _requantized(total: Any, x: Any, w: Any, bias: Any, scale: float, zero_point: int, relu: bool, floats: bool) -> Any:
-    """The sum of products plus the bias, in float64 (which holds it exactly), as a result of the scale that is asked for."""
-    unit = np.float32(getattr(x, "scale", 1.0)) * np.float32(getattr(w, "scale", 1.0))  # of whole numbers
+    """Quantizes a sum of products, which float64 holds exactly, after adding the bias."""
+    unit = np.float32(getattr(x, "scale", 1.0)) * np.float32(
+        getattr(w, "scale", 1.0)
+    )  # what one step of `total` represents
     if bias is not None:
         own = _whole(bias) if isinstance(bias, Int8Tensor) else _whole(bias) / np.float64(unit)
         total = total + jnp.expand_dims(own, tuple(range(total.ndim - 1)))
@@ -254,13 +245,13 @@ def _requantized(total: Any, x: Any, w: Any, bias: Any, scale: float, zero_point
 
 
 def _whole(x: Any) -> Any:
-    """Stored numbers without the zero point, or floats, in float64: whole numbers stay exact."""
+    """Stored numbers without the zero point, or floats, in float64, which keeps integers exact."""
     return centered(x).astype(jnp.float64) if isinstance(x, Int8Tensor) else jnp.asarray(x).astype(jnp.float64)
 
 
 @op("Int8FC", gradient="forbidden")
 def fc(x, w, b, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0, dequantize_output: bool = False):
-    """y = x w^T + b, with x flattened from `axis` on; with `dequantize_output` in floats."""
+    """y = x w^T + b, with x flattened from `axis` on; as floats with `dequantize_output`."""
     axis = canonical_axis(axis, x.ndim)
     with jax.enable_x64(True):
         x2 = flat_at(_whole(x), axis)
@@ -273,21 +264,21 @@ def fc(x, w, b, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0, d
         return _requantized(total, x, w, b, Y_scale, Y_zero_point, False, dequantize_output)
 
 
-def _convolution(x: Any, filter: Any, bias: Any, window: Window, group: int, *result: Any) -> Any:
+def _check_order(window: Window) -> None:
     if not window.channels_last:
-        raise OpError("order is NCHW; an Int8 convolution has order NHWC")
-    with jax.enable_x64(True):
-        total = convolution(_whole(x), _whole(filter), window, group)
-        if bias is not None and bias.shape != total.shape[-1:]:
-            raise OpError(f"bias is {describe(bias)}; its shape must be [{total.shape[-1]}]")
-        return _requantized(total, x, filter, bias, *result, False)
+        raise OpError("order is NCHW; Int8 operators take order NHWC")
 
 
 def _register_convolution(type: str, relu: bool) -> None:
     @op(type, gradient="forbidden")
     @takes_window
     def conv(x, filter, bias=None, *, window, group: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
-        return _convolution(x, filter, bias, window, group, Y_scale, Y_zero_point, relu)
+        _check_order(window)
+        with jax.enable_x64(True):
+            total = convolution(_whole(x), _whole(filter), window, group)
+            if bias is not None and bias.shape != total.shape[-1:]:
+                raise OpError(f"bias is {describe(bias)}; its shape must be [{total.shape[-1]}]")
+            return _requantized(total, x, filter, bias, Y_scale, Y_zero_point, relu, False)
 
 
 _register_convolution("Int8Conv", False)
@@ -301,15 +292,14 @@ def _register_pools(suffix: str, relu: bool) -> None:
         x = need_int8(x, "x")
         check_scale(Y_scale, Y_zero_point)
         _check_order(window)
-        mean = averaged(centered(x, jnp.float32), window, count_include_pad=True)  # compat: padding stands for 0
+        mean = averaged(centered(x, jnp.float32), window, count_include_pad=True)  # compat: padding represents 0
         steps = away_from_zero(mean * (np.float32(x.scale) / np.float32(Y_scale)))
         return quantized(steps, Y_scale, Y_zero_point, relu)
 
     @op("Int8MaxPool" + suffix, gradient="forbidden")
     @takes_window
     def maximum(x, *, window, Y_scale: float = 1.0, Y_zero_point: int = 0):
-        x = need_int8(x, "x")
-        check_same_scale(x, Y_scale, Y_zero_point)
+        x = _kept(Y_scale=Y_scale, Y_zero_point=Y_zero_point)(x)
         _check_order(window)
         return quantized(greatest(centered(x, jnp.float32), window), x.scale, x.zero_point, relu)
 
@@ -318,15 +308,9 @@ _register_pools("", False)
 _register_pools("Relu", True)
 
 
-def _check_order(window: Window) -> None:
-    if not window.channels_last:
-        raise OpError("order is NCHW; Int8 pooling has order NHWC")
-
-
 @op("Int8ResizeNearest", gradient="forbidden")
 def resize_nearest(
     x, *, width_scale: float = 1.0, height_scale: float = 1.0, Y_scale: float = 1.0, Y_zero_point: int = 0
 ):
-    x = need_int8(x, "x")
-    check_same_scale(x, Y_scale, Y_zero_point)
+    x = _kept(Y_scale=Y_scale, Y_zero_point=Y_zero_point)(x)
     return x.like(stretched(jnp.asarray(x.stored), scale_factors(None, (height_scale, width_scale)), (1, 2)))

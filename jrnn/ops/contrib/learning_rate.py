@@ -1,7 +1,7 @@
 """LearningRate with every policy, and the counters of iterations that drive it: Iter, AtomicIter, CreateMutex.
 
-A policy is a function of the iteration that gives the factor on `base_lr`; its keyword-only parameters are Arguments of
-LearningRate. In a `composite`, an argument of policy k is called `sub_policy_k_NAME`.
+A policy is a function of the iteration that returns the factor on `base_lr`; its keyword-only parameters are Arguments of
+LearningRate. In a `composite`, the arguments of policy k are named `sub_policy_k_NAME`.
 """
 
 import inspect
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError, near
-from jrnn.ops.values import describe
+from jrnn.ops.values import check_integers, scalar, takes
 from jrnn.registry import op
 
 POLICIES: dict[str, Callable] = {}
@@ -123,7 +123,7 @@ def _slope(i, *, num_iter_1: int = 0, multiplier_1: float = 0.0, num_iter_2: int
 def _cyclical(i, *, base_lr: float, max_lr: float = 0.005, stepsize: int = 0, decay: float = 1.0):
     _positive(stepsize=stepsize)
     cycle = i // (2 * stepsize)
-    away = jnp.abs(_number(i - 2 * stepsize * cycle) / stepsize - 1)  # 1 where a cycle begins and ends, 0 at its middle
+    away = jnp.abs(_number(i - 2 * stepsize * cycle) / stepsize - 1)  # 1 at both ends of a cycle, 0 in its middle
     return 1 + (max_lr / abs(base_lr) - 1) * (1 - away) * decay ** _number(cycle)
 
 
@@ -136,13 +136,13 @@ def _cosine(
         cycle = _number(i // period)
         part = _number(i % period) / period
     else:
-        grown = 1 + _number(i) / period * (t_mult - 1)  # t_mult to the power of the cycle, and what has passed of it
+        grown = 1 + _number(i) / period * (t_mult - 1)  # t_mult to the power of the (fractional) cycle
 
         def start(k):
             return (t_mult**k - 1) / (t_mult - 1) * period
 
         cycle = jnp.floor(jnp.log(jnp.maximum(grown, 1e-30)) / math.log(t_mult))
-        # rounding may put the first iteration of a cycle into the one before, or the last into the next
+        # rounding may place an iteration at the end of a cycle into its neighbor
         cycle = jnp.where(
             _number(i) >= start(cycle + 1), cycle + 1, jnp.where(_number(i) < start(cycle), cycle - 1, cycle)
         )
@@ -150,76 +150,58 @@ def _cosine(
     return lr_shrink**cycle * (min_lr + 0.5 * (max_lr - min_lr) * (1 + jnp.cos(math.pi * part)))
 
 
-@_policy("constantThenLinearWarmup")
-def _constant_then_linear(
-    i,
+def _warmup(
     *,
     start_warmup_multiplier: float = 0.1,
     constant_warmup_num_iter: int = 10000000,
     linear_warmup_num_iter: int = 10000000,
-):
-    ramp = _ramp(i - constant_warmup_num_iter, start_warmup_multiplier, linear_warmup_num_iter)
-    after = jnp.where(i < constant_warmup_num_iter + linear_warmup_num_iter, ramp, 1.0)
-    return jnp.where(i < constant_warmup_num_iter, start_warmup_multiplier, after)
+) -> Callable[[Any, Callable[[Any], Any]], Any]:
+    """A function of the iteration and of the policy that follows, which counts from the end of the warmup."""
+    end = constant_warmup_num_iter + linear_warmup_num_iter
+
+    def warmup(i: Any, then: Callable[[Any], Any]) -> Any:
+        ramp = _ramp(i - constant_warmup_num_iter, start_warmup_multiplier, linear_warmup_num_iter)
+        after = jnp.where(i < end, ramp, then(jnp.maximum(i - end, 0)))
+        return jnp.where(i < constant_warmup_num_iter, start_warmup_multiplier, after)
+
+    return warmup
 
 
-def _after_warmup(i: Any, warmup: dict[str, Any], then: Callable[[Any], Any]) -> Any:
-    """A warmup, and the policy `then` counted from its end."""
-    end = warmup["constant_warmup_num_iter"] + warmup["linear_warmup_num_iter"]
-    return jnp.where(i < end, _constant_then_linear(i, **warmup), then(jnp.maximum(i - end, 0)))
+@_policy("constantThenLinearWarmup")
+@takes(warmup=_warmup)
+def _constant_then_linear(i, *, warmup):
+    return warmup(i, lambda j: 1.0)
 
 
 @_policy("compositeCyclical")
+@takes(warmup=_warmup)
 def _composite_cyclical(
     i,
     *,
+    warmup,
     base_lr: float,
-    start_warmup_multiplier: float = 0.1,
-    constant_warmup_num_iter: int = 10000000,
-    linear_warmup_num_iter: int = 10000000,
     cyclical_max_lr: float = 0.05,
     cyclical_step_size: int = 1000000,
     cyclical_decay: float = 1.0,
 ):
-    warmup = {
-        "start_warmup_multiplier": start_warmup_multiplier,
-        "constant_warmup_num_iter": constant_warmup_num_iter,
-        "linear_warmup_num_iter": linear_warmup_num_iter,
-    }
-    cyclical = {"max_lr": cyclical_max_lr, "stepsize": cyclical_step_size, "decay": cyclical_decay}
-    return _after_warmup(i, warmup, lambda j: _cyclical(j, base_lr=base_lr, **cyclical))
+    args = {"max_lr": cyclical_max_lr, "stepsize": cyclical_step_size, "decay": cyclical_decay}
+    return warmup(i, lambda j: _cyclical(j, base_lr=base_lr, **args))
 
 
 @_policy("compositeCosine")
+@takes(warmup=_warmup)
 def _composite_cosine(
     i,
     *,
-    start_warmup_multiplier: float = 0.1,
-    constant_warmup_num_iter: int = 10000000,
-    linear_warmup_num_iter: int = 10000000,
+    warmup,
     cosine_max_lr: float = 0.5,
     cosine_min_lr: float = 0.1,
     cosine_period: int = 50,
     cosine_t_mult: float = 1.0,
     cosine_lr_shrink: float = 0.99,
 ):
-    warmup = {
-        "start_warmup_multiplier": start_warmup_multiplier,
-        "constant_warmup_num_iter": constant_warmup_num_iter,
-        "linear_warmup_num_iter": linear_warmup_num_iter,
-    }
-    return _after_warmup(
-        i,
-        warmup,
-        lambda j: _cosine(
-            j,
-            max_lr=cosine_max_lr,
-            min_lr=cosine_min_lr,
-            period=cosine_period,
-            t_mult=cosine_t_mult,
-            lr_shrink=cosine_lr_shrink,
-        ),
-    )
+    args = {"max_lr": cosine_max_lr, "min_lr": cosine_min_lr, "period": cosine_period, "t_mult": cosine_t_mult}
+    return warmup(i, lambda j: _cosine(j, **args, lr_shrink=cosine_lr_shrink))
 
 
 def _parameters(fn: Callable) -> list[inspect.Parameter]:
@@ -227,7 +209,7 @@ def _parameters(fn: Callable) -> list[inspect.Parameter]:
 
 
 def _factor(policy: str, i: Any, base_lr: float, args: dict[str, Any]) -> Any:
-    """The factor of one policy; of `args`, it takes those that are its own."""
+    """The factor of one policy, with those of `args` that it has."""
     if policy not in POLICIES:
         raise OpError(f"argument 'policy' is {policy!r}{near(policy, [*POLICIES, 'composite'])}")
     own = {p.name: p.annotation for p in _parameters(POLICIES[policy])}
@@ -238,7 +220,7 @@ def _factor(policy: str, i: Any, base_lr: float, args: dict[str, Any]) -> Any:
 
 
 def _composite(i: Any, base_lr: float, sub_policy_num_iters: tuple[int, ...], op: Any) -> Any:
-    """Policies one after the other, each for so many iterations, the last for good; all count from 0."""
+    """Policies in sequence, each for its number of iterations, the last one without end; all count from 0."""
     if not sub_policy_num_iters:
         raise OpError("policy 'composite' needs argument 'sub_policy_num_iters'")
     wire = {a.name: a.value for a in op.args}
@@ -256,18 +238,10 @@ def _composite(i: Any, base_lr: float, sub_policy_num_iters: tuple[int, ...], op
     return found
 
 
-def _all_parameters() -> list[inspect.Parameter]:
-    found: dict[str, inspect.Parameter] = {}
-    for fn in POLICIES.values():
-        found.update({p.name: p for p in _parameters(fn) if p.name != "base_lr"})
-    return list(found.values())
-
-
 def learning_rate(iteration, *, base_lr: float, policy: str, sub_policy_num_iters: tuple[int, ...] = (), op, **args):
     """base_lr times the factor of the policy at this iteration, a float32 scalar."""
-    if iteration.size != 1 or iteration.dtype.kind not in "iu":
-        raise OpError(f"the iteration is {describe(iteration)}; it must be one integer")
-    i = jnp.reshape(iteration, ())
+    check_integers(iteration, "the iteration")
+    i = scalar(iteration, "the iteration")
     if policy == "composite":
         factor = _composite(i, base_lr, sub_policy_num_iters, op)
     else:
@@ -275,8 +249,9 @@ def learning_rate(iteration, *, base_lr: float, policy: str, sub_policy_num_iter
     return (base_lr * jnp.asarray(factor, jnp.float32)).astype(jnp.float32)
 
 
+_arguments = {p.name: p for fn in POLICIES.values() for p in _parameters(fn) if p.name != "base_lr"}
 _own = [p for p in inspect.signature(learning_rate, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-learning_rate.__signature__ = inspect.Signature([*_own, *_all_parameters()])  # type: ignore[attr-defined]
+learning_rate.__signature__ = inspect.Signature([*_own, *_arguments.values()])  # type: ignore[attr-defined]
 op("LearningRate", gradient="stops")(learning_rate)
 
 
@@ -285,8 +260,7 @@ def iter_(iteration=None):
     """The iteration plus 1; without an input, the first one."""
     if iteration is None:
         return np.ones(1, np.int64)
-    if iteration.size != 1:
-        raise OpError(f"the iteration is {describe(iteration)}; it must be one integer")
+    scalar(iteration, "the iteration")
     return iteration + np.ones((), iteration.dtype)
 
 
@@ -297,5 +271,5 @@ def atomic_iter(mutex, iteration):
 
 @op("CreateMutex", gradient="forbidden")
 def create_mutex():
-    """A stand-in for the lock that Caffe2's AtomicIter takes: in a function nothing runs at the same time."""
+    """A placeholder for the lock of Caffe2's AtomicIter; a pure function needs none."""
     return np.zeros((), np.bool_)

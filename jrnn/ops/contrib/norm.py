@@ -16,33 +16,24 @@ from jrnn.ops.values import canonical_axis, check_float, check_shape, describe, 
 from jrnn.registry import gradient, op
 
 
-def channel_axis(x: Any, order: str) -> int:
-    """The axis of the channels in `order`; OpError where x has none."""
+def _channels(x: Any, order: str, **vectors: Any) -> int:
+    """The axis of channels in x; OpError where x has none, or a vector does not have one number per channel."""
     check_float(x, "x")
     if x.ndim < 2:
         raise OpError(f"x is {describe(x)}; it must have a batch and a channel dimension")
-    return x.ndim - 1 if is_channels_last(order) else 1
-
-
-def along(values: Any, x: Any, axis: int) -> Any:
-    """A vector laid along one axis of x, ready to be broadcast against x."""
-    return values.reshape([-1 if k == axis else 1 for k in range(x.ndim)])
-
-
-def all_but(x: Any, *axes: int) -> tuple[int, ...]:
-    """The other axes of x."""
-    return tuple(k for k in range(x.ndim) if k not in axes)
-
-
-def check_channels(x: Any, axis: int, **vectors: Any) -> None:
-    """Raises OpError where a vector has not one number for each channel."""
+    axis = x.ndim - 1 if is_channels_last(order) else 1
     for name, v in vectors.items():
         check_shape(v, (x.shape[axis],), name)
+    return axis
 
 
-def _check_epsilon(epsilon: float) -> None:
-    if epsilon <= 0:
-        raise OpError(f"epsilon must be positive, is {epsilon}")
+def _along(values: Any, x: Any, *axes: int) -> Any:
+    """Values for some axes of x in a shape that broadcasts with x."""
+    return values.reshape([x.shape[k] if k in axes else 1 for k in range(x.ndim)])
+
+
+def _all_but(x: Any, *axes: int) -> tuple[int, ...]:
+    return tuple(k for k in range(x.ndim) if k not in axes)
 
 
 @op("SpatialBN", outputs=(1, 5), inplace={0: 0, 1: 3, 2: 4})
@@ -64,30 +55,31 @@ def spatial_bn(
 ):
     """y = (x - mean) / sqrt(var + epsilon) * scale + bias, channel by channel.
 
-    With `is_test`, mean and var are the running ones, and y is the only output. Without, they are those of the batch (of
-    `num_batches` batches whose sums and sums of squares are given), and the outputs are y, the running mean and var moved
-    by 1 - momentum towards them (var as the unbiased estimate), the batch's mean, and 1 / sqrt(its var + epsilon).
+    With `is_test`, mean and var are the running statistics, and y is the only output. Without, y is computed from the
+    statistics of the batch, or of `num_batches` batches whose sums and sums of squares are given. The outputs are then y,
+    the running mean and var moved by 1 - momentum towards the batch's (var is the unbiased estimate), the batch's mean, and
+    1 / sqrt(batch's var + epsilon).
     """
-    _check_epsilon(epsilon)
-    axis = channel_axis(x, order)
-    check_channels(x, axis, scale=scale, bias=bias, mean=mean, var=var)
+    if epsilon <= 0:
+        raise OpError(f"epsilon must be positive, is {epsilon}")
+    axis = _channels(x, order, scale=scale, bias=bias, mean=mean, var=var)
     if len(op.outputs) != (1 if is_test else 5):
         raise OpError(f"has {len(op.outputs)} outputs; it must have 1 with is_test=1, and 5 without")
     if is_test:
         return _normalized(x, axis, mean, lax.rsqrt(var + epsilon), scale, bias)
     if x.size == 0:
         return x, mean, var, jnp.zeros_like(mean), jnp.zeros_like(var)
-    over = all_but(x, axis)
+    over = _all_but(x, axis)
     count = math.prod(x.shape[k] for k in over) * num_batches
     if num_batches > 1:
         if sums is None or square_sums is None:
             raise OpError(f"num_batches={num_batches} needs inputs 5 and 6: each channel's sum and sum of squares")
-        check_channels(x, axis, sums=sums, square_sums=square_sums)
+        _channels(x, order, sums=sums, square_sums=square_sums)
         mu = sums / count
         sigma2 = square_sums / count - mu * mu
     else:
         mu = x.mean(over)
-        sigma2 = jnp.square(x - along(mu, x, axis)).mean(over)
+        sigma2 = jnp.square(x - _along(mu, x, axis)).mean(over)
     rstd = lax.rsqrt(sigma2 + epsilon)
     y = _normalized(x, axis, mu, rstd, scale, bias)
     unbiased = sigma2 * (count / (count - 1) if count > 1 else math.nan)
@@ -96,7 +88,7 @@ def spatial_bn(
 
 
 def _normalized(x, axis, mean, rstd, scale, bias):
-    return (x - along(mean, x, axis)) * along(rstd * scale, x, axis) + along(bias, x, axis)
+    return (x - _along(mean, x, axis)) * _along(rstd * scale, x, axis) + _along(bias, x, axis)
 
 
 @op("SpatialBNGradient", outputs=3, inplace={0: 2, 1: 5, 2: 6})
@@ -115,35 +107,31 @@ def spatial_bn_gradient(
     num_batches: int = 1,
 ):
     """The gradients of x, scale and bias. With `is_test`, `rstd` is the running var, and the statistics are constants."""
-    axis = channel_axis(x, order)
-    check_channels(x, axis, scale=scale, mean=mean, rstd=rstd)
+    axis = _channels(x, order, scale=scale, mean=mean, rstd=rstd)
     check_shape(dy, x.shape, "dy")
     if x.size == 0:
         return dy, jnp.zeros_like(scale), jnp.zeros_like(scale)
-    over = all_but(x, axis)
+    over = _all_but(x, axis)
     if is_test:
         rstd = lax.rsqrt(rstd + epsilon)  # compat: Caffe2 takes var for rstd here, and its gradients are wrong
-    normal = (x - along(mean, x, axis)) * along(rstd, x, axis)
+    normal = (x - _along(mean, x, axis)) * _along(rstd, x, axis)
     if num_batches > 1:
         if dscale_sum is None or dbias_sum is None:
             raise OpError(f"num_batches={num_batches} needs inputs 5 and 6: sums of the gradients of scale and bias")
         dscale, dbias = dscale_sum / num_batches, dbias_sum / num_batches
     else:
         dscale, dbias = (dy * normal).sum(over), dy.sum(over)
-    gain = along(scale * rstd, x, axis)
+    gain = _along(scale * rstd, x, axis)
     if is_test:
         return dy * gain, dscale, dbias
     count = math.prod(x.shape[k] for k in over)
-    return gain * (dy - (along(dbias, x, axis) + normal * along(dscale, x, axis)) / count), dscale, dbias
+    return gain * (dy - (_along(dbias, x, axis) + normal * _along(dscale, x, axis)) / count), dscale, dbias
 
 
 @gradient("SpatialBN")
 def _(g):
-    if g.arg("is_test", 0):
-        statistics = [g.input(3), g.input(4)]
-    else:
-        statistics = [g.output(3), g.output(4)]
-    inputs = [g.input(0), g.input(1), g.grad_output(0), *statistics]
+    blob = g.input if g.arg("is_test", 0) else g.output
+    inputs = [g.input(0), g.input(1), g.grad_output(0), blob(3), blob(4)]
     outputs = [g.grad_input(k) for k in range(3)]
     if g.arg("num_batches", 1) > 1:
         inputs += outputs[1:]  # sums over the batches, which another operator writes under these names
@@ -167,7 +155,7 @@ def _lrn_scale(x, axis, size, alpha, bias):
 @op("LRN", outputs=(1, 2), gradient="LRNGradient(x, y, dy)")
 def lrn(x, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.0, order: str = "NCHW"):
     """y = x / scale^beta, scale = bias + alpha / size * (sum of x^2 over `size` neighboring channels); y and scale."""
-    axis = channel_axis(x, order)
+    axis = _channels(x, order)
     scale = _lrn_scale(x, axis, size, alpha, bias)
     return x * scale**-beta, scale
 
@@ -176,7 +164,7 @@ def lrn(x, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.
 def lrn_gradient(
     x, y, dy, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.0, order: str = "NCHW"
 ):  # fmt: skip
-    axis = channel_axis(x, order)
+    axis = _channels(x, order)
     check_shape(dy, x.shape, "dy")
     scale = _lrn_scale(x, axis, size, alpha, bias)
     before = (size - 1) // 2
@@ -187,24 +175,22 @@ def lrn_gradient(
 @op("AffineChannel", inplace={0: 0})
 def affine_channel(x, scale, bias, *, order: str = "NCHW", is_learnable: bool = False):
     """y = x * scale + bias, channel by channel. `is_learnable` gives scale and bias gradients."""
-    axis = channel_axis(x, order)
-    check_channels(x, axis, scale=scale, bias=bias)
-    return x * along(scale, x, axis) + along(bias, x, axis)
+    axis = _channels(x, order, scale=scale, bias=bias)
+    return x * _along(scale, x, axis) + _along(bias, x, axis)
 
 
 @op("AffineChannelGradient", outputs=(1, 3), inplace={0: 0})
 def affine_channel_gradient(dy, x_or_scale, scale=None, *, order: str = "NCHW", is_learnable: bool = False):
     """The gradient of x from dy and scale; if learnable, those of x, scale and bias from dy, x and scale."""
-    axis = channel_axis(dy, order)
     if not is_learnable:
-        check_channels(dy, axis, scale=x_or_scale)
-        return dy * along(x_or_scale, dy, axis)
+        axis = _channels(dy, order, scale=x_or_scale)
+        return dy * _along(x_or_scale, dy, axis)
     if scale is None:
         raise OpError("is_learnable=1 needs three inputs: dy, x and scale")
-    check_channels(dy, axis, scale=scale)
+    axis = _channels(dy, order, scale=scale)
     check_shape(dy, x_or_scale.shape, "dy")
-    over = all_but(dy, axis)
-    return dy * along(scale, dy, axis), (dy * x_or_scale).sum(over), dy.sum(over)
+    over = _all_but(dy, axis)
+    return dy * _along(scale, dy, axis), (dy * x_or_scale).sum(over), dy.sum(over)
 
 
 @gradient("AffineChannel")
@@ -216,16 +202,15 @@ def _(g):
         g.emit("AffineChannelGradient", [g.grad_output(0), g.input(1)], [g.grad_input(0)])
 
 
-def _instance(values: Any, x: Any, axis: int) -> Any:
-    """[N, C] statistics laid out to be broadcast against x."""
-    return values.reshape([x.shape[k] if k in (0, axis) else 1 for k in range(x.ndim)])
+def _statistics(x: Any, over: tuple[int, ...], epsilon: float) -> tuple[Any, Any]:
+    """The mean and 1 / sqrt(var + epsilon), with the reduced dimensions kept."""
+    mean = x.mean(over, keepdims=True)
+    return mean, lax.rsqrt(jnp.square(x - mean).mean(over, keepdims=True) + epsilon)
 
 
-def _instance_statistics(x, axis, epsilon):
-    over = all_but(x, 0, axis)
-    mean = x.mean(over)
-    var = jnp.square(x - _instance(mean, x, axis)).mean(over)
-    return mean, lax.rsqrt(var + epsilon)
+def _through(dy: Any, normal: Any, over: tuple[int, ...]) -> Any:
+    """The gradient of x times its standard deviation, for y = normal = (x - mean) / std."""
+    return dy - (dy.mean(over, keepdims=True) + normal * (dy * normal).mean(over, keepdims=True))
 
 
 @op(
@@ -236,26 +221,24 @@ def _instance_statistics(x, axis, epsilon):
 )
 def instance_norm(x, scale, bias, *, epsilon: float = 1e-5, order: str = "NCHW"):
     """(x - mean) / sqrt(var + epsilon) * scale + bias over each image's channels; and mean and 1 / sqrt(...), [N, C]."""
-    axis = channel_axis(x, order)
-    check_channels(x, axis, scale=scale, bias=bias)
-    mean, rstd = _instance_statistics(x, axis, epsilon)
-    y = (x - _instance(mean, x, axis)) * _instance(rstd, x, axis) * along(scale, x, axis) + along(bias, x, axis)
-    return y, mean, rstd
+    axis = _channels(x, order, scale=scale, bias=bias)
+    over = _all_but(x, 0, axis)
+    mean, rstd = _statistics(x, over, epsilon)
+    y = (x - mean) * rstd * _along(scale, x, axis) + _along(bias, x, axis)
+    return y, jnp.squeeze(mean, over), jnp.squeeze(rstd, over)
 
 
 @op("InstanceNormGradient", outputs=3)
 def instance_norm_gradient(x, scale, bias, dy, mean=None, rstd=None, *, epsilon: float = 1e-5, order: str = "NCHW"):
-    axis = channel_axis(x, order)
-    check_channels(x, axis, scale=scale, bias=bias)
+    axis = _channels(x, order, scale=scale, bias=bias)
     check_shape(dy, x.shape, "dy")
-    if mean is None or rstd is None:
-        own_mean, own_rstd = _instance_statistics(x, axis, epsilon)
-        mean, rstd = own_mean if mean is None else mean, own_rstd if rstd is None else rstd
-    normal = (x - _instance(mean, x, axis)) * _instance(rstd, x, axis)
-    over = all_but(x, 0, axis)
-    center = dy.mean(over, keepdims=True) + normal * (dy * normal).mean(over, keepdims=True)
-    dx = _instance(rstd, x, axis) * along(scale, x, axis) * (dy - center)
-    over = all_but(x, axis)
+    over = _all_but(x, 0, axis)
+    own_mean, own_rstd = _statistics(x, over, epsilon)
+    mean = own_mean if mean is None else _along(mean, x, 0, axis)
+    rstd = own_rstd if rstd is None else _along(rstd, x, 0, axis)
+    normal = (x - mean) * rstd
+    dx = rstd * _along(scale, x, axis) * _through(dy, normal, over)
+    over = _all_but(x, axis)
     return dx, (dy * normal).sum(over), dy.sum(over)
 
 
@@ -266,40 +249,29 @@ def _grouped(x: Any, axis: int, group: int) -> Any:
     return x.reshape(*x.shape[:axis], group, x.shape[axis] // group, *x.shape[axis + 1 :])
 
 
-def _per_group(values: Any, grouped: Any, axis: int) -> Any:
-    return values.reshape([grouped.shape[k] if k in (0, axis) else 1 for k in range(grouped.ndim)])
-
-
 @op("GroupNorm", outputs=(1, 3))
 def group_norm(x, gamma, beta, *, group: int = 32, epsilon: float = 1e-5, order: str = "NCHW", is_test: bool = False):
     """(x - mean) / sqrt(var + epsilon) * gamma + beta over groups of channels; and mean and 1 / sqrt(...), [N, G]."""
-    axis = channel_axis(x, order)
-    check_channels(x, axis, gamma=gamma, beta=beta)
+    axis = _channels(x, order, gamma=gamma, beta=beta)
     xg = _grouped(x, axis, group)
-    over = all_but(xg, 0, axis)
-    mean = xg.mean(over)
-    centered = xg - _per_group(mean, xg, axis)
-    rstd = lax.rsqrt(jnp.square(centered).mean(over) + epsilon)
-    y = (centered * _per_group(rstd, xg, axis)).reshape(x.shape)
-    return y * along(gamma, x, axis) + along(beta, x, axis), mean, rstd
+    over = _all_but(xg, 0, axis)
+    mean, rstd = _statistics(xg, over, epsilon)
+    y = ((xg - mean) * rstd).reshape(x.shape) * _along(gamma, x, axis) + _along(beta, x, axis)
+    return y, jnp.squeeze(mean, over), jnp.squeeze(rstd, over)
 
 
 @op("GroupNormGradient", outputs=3)
 def group_norm_gradient(dy, x, gamma, beta, mean, rstd, *, group: int = 32, order: str = "NCHW"):
-    axis = channel_axis(x, order)
-    check_channels(x, axis, gamma=gamma, beta=beta)
+    axis = _channels(x, order, gamma=gamma, beta=beta)
     check_shape(dy, x.shape, "dy")
     xg = _grouped(x, axis, group)
     check_shape(mean, (x.shape[0], group), "mean")
     check_shape(rstd, (x.shape[0], group), "rstd")
-    scale = _per_group(rstd, xg, axis)
-    normal = (xg - _per_group(mean, xg, axis)) * scale
-    dyg = _grouped(dy * along(gamma, x, axis), axis, group)
-    over = all_but(xg, 0, axis)
-    center = dyg.mean(over, keepdims=True) + normal * (dyg * normal).mean(over, keepdims=True)
-    over = all_but(x, axis)
-    dgamma = (dy * normal.reshape(x.shape)).sum(over)
-    return (scale * (dyg - center)).reshape(x.shape), dgamma, dy.sum(over)
+    scale = _along(rstd, xg, 0, axis)
+    normal = (xg - _along(mean, xg, 0, axis)) * scale
+    dx = scale * _through(_grouped(dy * _along(gamma, x, axis), axis, group), normal, _all_but(xg, 0, axis))
+    over = _all_but(x, axis)
+    return dx.reshape(x.shape), (dy * normal.reshape(x.shape)).sum(over), dy.sum(over)
 
 
 @gradient("GroupNorm")

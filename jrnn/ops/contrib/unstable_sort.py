@@ -1,17 +1,16 @@
-"""The order of equal elements after the sorts of the C++ standard library (libstdc++).
+"""The sorts of the C++ standard library (libstdc++), which determine the order of equal elements.
 
 Scores that saturate at 1 are equal, and the order of such boxes decides which of them a detection network keeps. Caffe2
-sorts with `std::sort` and `std::partial_sort`, which are not stable, but always do the same: these are their steps.
+sorts with `std::sort` and `std::partial_sort`. They are not stable but deterministic; these functions follow their steps.
 """
 
 import numpy as np
 
-_SMALL = 16  # up to so many elements std::sort inserts one by one
+_SMALL = 16  # std::sort uses insertion sort up to this size
 
 
 def descending(scores: np.ndarray, most: int | None = None) -> np.ndarray:
-    """Places of the scores from the greatest to the least, as `std::sort` orders them; the first `most` of them, as
-    `std::partial_sort` does, where that is less than there are.
+    """The indices of the scores in descending order, as by `std::sort`; only the first `most`, as by `std::partial_sort`.
 
     >>> descending(np.array([1.0, 3.0, 2.0])).tolist()
     [1, 2, 0]
@@ -51,7 +50,7 @@ def _introsort(order: list[int], keys: list[float], first: int, last: int, depth
 
 
 def _partition(order: list[int], keys: list[float], first: int, last: int) -> int:
-    """Brings the median of three to the front, and what is less than it before the rest; returns where that begins."""
+    """Moves the median of three to the front and smaller elements before the others; returns where the others begin."""
     a, b, c = first + 1, first + (last - first) // 2, last - 1
     ka, kb, kc = (keys[order[k]] for k in (a, b, c))
     if ka < kb:
@@ -74,7 +73,7 @@ def _partition(order: list[int], keys: list[float], first: int, last: int) -> in
 
 
 def _partial_sort(order: list[int], keys: list[float], first: int, middle: int, last: int) -> None:
-    """Puts the least of [first, last) into [first, middle), in order, through a heap."""
+    """Sorts the least of [first, last) into [first, middle), by a heap."""
     size = middle - first
     for hole in range((size - 2) // 2, -1, -1):
         _sift(order, keys, first, hole, size, order[first + hole])
@@ -88,7 +87,7 @@ def _partial_sort(order: list[int], keys: list[float], first: int, middle: int, 
 
 
 def _sift(order: list[int], keys: list[float], first: int, hole: int, size: int, value: int) -> None:
-    """Fills a hole of a heap: greater children move up to the bottom, then the value climbs from there."""
+    """Fills a hole of a heap: moves greater children up, then moves the value up from the bottom."""
     top, child = hole, hole
     while child < (size - 1) // 2:
         child = 2 * (child + 1)

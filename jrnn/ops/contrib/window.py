@@ -6,10 +6,9 @@ two, three or more spatial dimensions.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.ops.values import takes
 
 # legacy_pad on the wire
 NOTSET, VALID, SAME, CAFFE = range(4)
@@ -177,7 +177,7 @@ def _per_dimension(name: str, many: tuple[int, ...], one: int | None, sides: tup
     return many
 
 
-def _window(
+def make_window(
     *,
     kernel: int | None = None,
     kernel_h: int | None = None,
@@ -220,23 +220,11 @@ def _window(
     )  # Caffe's translator writes kernel 0 next to global_pooling, which sets the kernel
     if any(v < 1 for v in (*sizes, *s, *d)) or any(v < 0 for v in p):
         raise OpError(
-            f"kernels {list(k)}, strides {list(s)} and dilations {list(d)} must be positive, and pads {list(p)} not negative"
+            f"kernels {list(k)}, strides {list(s)}, dilations {list(d)} must be positive, pads {list(p)} not negative"
         )
     if global_pooling and (any(p) or any(v != 1 for v in (*s, *d))):
         raise OpError("global_pooling takes the whole image; leave pad, stride and dilation out")
     return Window(k, s, d, p, legacy_pad, global_pooling, is_channels_last(order))
 
 
-def takes_window(fn: Callable) -> Callable:
-    """Lets an operator's function with a keyword-only parameter `window` take the wire's arguments in its place."""
-    own = inspect.signature(fn, eval_str=True)
-    of_window = inspect.signature(_window, eval_str=True).parameters
-    kept = [p for p in own.parameters.values() if p.name != "window"]
-
-    def with_window(*blobs: Any, **args: Any) -> Any:
-        window = _window(**{name: args.pop(name) for name in of_window if name in args})
-        return fn(*blobs, window=window, **args)
-
-    with_window.__name__, with_window.__doc__ = fn.__name__, fn.__doc__
-    with_window.__signature__ = inspect.Signature([*kept, *of_window.values()])
-    return with_window
+takes_window = takes(window=make_window)

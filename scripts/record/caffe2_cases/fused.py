@@ -1,4 +1,4 @@
-"""Fused and packed operators: jrnn/ops/contrib/fused.py."""
+"""Fused and packed operators: jrnn/ops/contrib/conv.py and low_precision.py."""
 
 from caffe2_cases import case, normal
 

@@ -1,4 +1,4 @@
-"""Losses of jrnn/ops/loss.py, softmax_loss.py and sigmoid_loss.py."""
+"""Losses of jrnn/ops/loss.py and softmax_loss.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Features of ranking models: jrnn/ops/contrib/ranking.py."""
+"""Features of ranking models: jrnn/ops/contrib/features.py."""
 
 import numpy as np
 

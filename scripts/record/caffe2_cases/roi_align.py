@@ -1,4 +1,4 @@
-"""Averages over regions: jrnn/ops/contrib/roi_align.py."""
+"""Averages over regions: jrnn/ops/contrib/image.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Tables of few bits a number, and bags over them: jrnn/ops/contrib/row_quantized.py."""
+"""Tables of few bits a number, and bags over them: jrnn/ops/contrib/low_precision.py."""
 
 import numpy as np
 

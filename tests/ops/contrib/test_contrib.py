@@ -53,7 +53,7 @@ INDICES, LENGTHS = np.array([0, 2], np.int64), np.array([2], np.int32)
         ("SparseLengthsSumFused4BitRowwise", (BYTES, INDICES + 1, LENGTHS), {}, "holds 3, which is out of range"),
         ("Bucketize", (np.zeros(2, np.float32),), {"boundaries": [2.0, 1.0]}, "must ascend"),
         ("BatchSparseToDense", (LENGTHS, INDICES, np.ones(2, np.float32)), {}, "dense_last_dim -1 must be at least 1"),
-        ("GatherRanges", (np.ones(4, np.float32), np.array([[[3, 2]]])), {}, "must lie within the 4 of data"),
+        ("GatherRanges", (np.ones(4, np.float32), np.array([[[3, 2]]])), {}, r"must be within float32\[4\]"),
         ("Summarize", (np.ones(4, np.float32),), {"to_file": 1}, "to_file asks for a file"),
         ("RoIAlign", (np.ones((1, 1, 2, 2), "f4"), np.array([[1, 0, 0, 1, 1]], "f4")), {}, "names an image"),
         (

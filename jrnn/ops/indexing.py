@@ -1,4 +1,8 @@
-"""Writing and adding slices at indices, one-hot codes, and sparse data made dense."""
+"""Gathering and scattering by blobs of indices, one-hot codes, and sparse data made dense.
+
+Shapes: with `match_outer` the indices have the dimensions of the data before the axis too, and each outer element has its
+own indices; without, all elements share them.
+"""
 
 import math
 from typing import Any
@@ -6,9 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.autodiff import GradientSlice
 from jrnn.errors import OpError
 from jrnn.ops.lengths import check_lengths, per_row, segment_ids
 from jrnn.ops.values import (
+    STRINGS,
     as_float,
     canonical_axis,
     check_indices,
@@ -17,8 +23,87 @@ from jrnn.ops.values import (
     check_shape,
     check_size,
     describe,
+    known_integer,
 )
 from jrnn.registry import gradient, op
+
+
+def _check(data: Any, indices: Any, axis: int, match_outer: bool) -> tuple[int, int]:
+    """The axis counted from the front, and how many outer dimensions the indices have."""
+    axis = canonical_axis(axis, data.ndim)
+    check_integers(indices, "indices")
+    outer = axis if match_outer else 0
+    if indices.shape[:outer] != data.shape[:outer]:
+        raise OpError(
+            f"indices are {describe(indices)}; with match_outer=1 their first {outer} dimensions must be those of data, "
+            f"{list(data.shape[:outer])}"
+        )
+    return axis, outer
+
+
+def _wrapped(indices: Any, size: int) -> Any:
+    """Indices of which negative ones count from the end, as ones in [0, size)."""
+    where = np.where if isinstance(indices, np.ndarray) else jnp.where
+    return where(indices < 0, indices + size, indices)
+
+
+def _gathered(data: Any, indices: Any, axis: int, outer: int) -> Any:
+    if data.shape[axis] == 0:
+        return data  # compat: from nothing, nothing is gathered, whatever the indices
+    if data.size:
+        check_indices(indices, data.shape[axis])
+    if data.dtype.kind in STRINGS:
+        return np.take(data, np.asarray(indices), axis=axis)
+    if outer == 0:
+        return jnp.take(data, indices, axis=axis, mode="fill")
+    shape = (*indices.shape, *data.shape[axis + 1 :])
+    ones = (1,) * (data.ndim - axis - 1)
+    flat = jnp.reshape(indices, (*indices.shape[:outer], int(np.prod(indices.shape[outer:])), *ones))
+    return jnp.reshape(jnp.take_along_axis(data, flat, axis=axis, mode="fill"), shape)
+
+
+@op("Gather")
+def gather(data, indices, *, axis: int = 0, match_outer: bool = False, dense_gradient: bool = False):
+    """Slices of `data` at `indices`, of which negative ones count from the end. The gradient is a sparse one, indices and
+    slices, unless `dense_gradient` is set."""
+    axis, outer = _check(data, indices, axis, match_outer)
+    return _gathered(data, _wrapped(indices, data.shape[axis]), axis, outer)
+
+
+@gradient("Gather")
+def _(g):
+    if g.arg("axis", 0):
+        g.emit("BatchGatherGradient", [g.input(0), g.input(1), g.grad_output(0)], [g.grad_input(0)])
+    elif g.arg("dense_gradient", 0):
+        g.emit("SparseToDense", [g.input(1), g.grad_output(0), g.input(0)], [g.grad_input(0)])
+    else:
+        g.set_grad(0, GradientSlice(g.input(1), g.grad_output(0)))
+
+
+@op("BatchGather", gradient="BatchGatherGradient(data, indices, dy)")
+def batch_gather(data, indices, *, match_outer: bool = False):
+    axis, outer = _check(data, indices, 1, match_outer)
+    return _gathered(data, indices, axis, outer)
+
+
+@op("BatchGatherGradient")
+def batch_gather_gradient(data, indices, dy, *, axis: int = 1, match_outer: bool = False):
+    """Adds up `dy` at the indices that it was gathered from, in the shape of `data`."""
+    axis, outer = _check(data, indices, axis, match_outer)
+    indices = _wrapped(indices, data.shape[axis])
+    if data.size:
+        check_indices(indices, data.shape[axis])
+    # dy as [outer..., indices..., inner...]: the places of its elements in data
+    inner = data.shape[axis + 1 :]
+    expected = (*data.shape[:axis], *indices.shape[outer:], *inner)
+    if dy.shape != expected:
+        raise OpError(f"the gradient is {describe(dy)}; its shape must be {list(expected)}")
+    rank = dy.ndim
+    places = [jnp.arange(n).reshape([-1 if k == d else 1 for d in range(rank)]) for k, n in enumerate(dy.shape)]
+    lead = (1,) * (axis - outer)
+    along = jnp.reshape(indices, (*indices.shape[:outer], *lead, *indices.shape[outer:], *(1,) * len(inner)))
+    places = [*places[:axis], along, *places[rank - len(inner) :]]
+    return jnp.zeros(data.shape, dy.dtype).at[tuple(places)].add(dy)
 
 
 def _slices(data: Any, indices: Any, slices: Any) -> Any:
@@ -66,7 +151,7 @@ def scatter(data, indices, updates, *, axis: int = 1):
 
     if indices.ndim != data.ndim or around(indices)[0] > around(data)[0] or around(indices)[2] > around(data)[2]:
         raise OpError(
-            f"indices are {describe(indices)}, data is {describe(data)}; they must fit in data, but for the axis"
+            f"indices are {describe(indices)}, data {describe(data)}; they must fit in data, but for the axis"
         )
     outer, _, inner = jnp.indices(around(indices), sparse=True)
     along = jnp.reshape(indices, around(indices))
@@ -74,18 +159,11 @@ def scatter(data, indices, updates, *, axis: int = 1):
     return jnp.reshape(flat, data.shape)
 
 
-def _number(blob: Any, name: str) -> int:
-    check_integers(blob, name)
-    if blob.size != 1:
-        raise OpError(f"{name} is {describe(blob)}; it must have 1 element")
-    return int(np.asarray(blob).reshape(()))
-
-
 @op("OneHot", gradient="stops", dynamic=True)
 def one_hot(indices, index_size):
     """[N] -> [N, index_size]; 1 at the index of each row."""
     check_rank(indices, 1, "indices")
-    size = _number(index_size, "index_size")
+    size = known_integer(index_size, "index_size")
     check_size((indices.size, size), np.float32)
     check_indices(indices, size)
     return (indices[:, None] == np.arange(size, dtype=indices.dtype)[None, :]).astype(np.float32)
@@ -102,9 +180,7 @@ def batch_one_hot(data, lengths, values):
     check_shape(lengths, data.shape[1:], "lengths")
     check_lengths(lengths, values.size)
     if data.dtype != values.dtype or data.dtype.kind not in "iu":
-        raise OpError(
-            f"data is {describe(data)} and values are {describe(values)}; both must hold integers of one type"
-        )
+        raise OpError(f"data is {describe(data)}, values {describe(values)}; both must hold integers of one type")
     column = segment_ids(lengths, values.size)
     return (jnp.take(data, column, axis=1) == values[None, :]).astype(data.dtype)
 
@@ -113,7 +189,7 @@ def batch_one_hot(data, lengths, values):
 def segment_one_hot(lengths, indices, index_size):
     """Segments of indices -> for each, a row of index_size numbers with 1 at every index in it."""
     check_lengths(lengths, indices.size)
-    size = _number(index_size, "index_size")
+    size = known_integer(index_size, "index_size")
     check_size((lengths.size, size), np.float32)
     check_indices(indices, size)
     return jnp.zeros((lengths.size, size), np.float32).at[segment_ids(lengths, indices.size), indices].set(1)
