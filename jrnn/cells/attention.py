@@ -123,12 +123,7 @@ class AttentionCell(Cell):
         with b.scope("decoder"):
             new = self.decoder.step(b, replace(at, extra=((context, self.encoder.size),)), previous[:k])
             hidden = self.decoder.output(b, new)
-        scores = {
-            "regular": self._regular,
-            "recurrent": self._recurrent,
-            "dot": self._dot,
-            "coverage": self._coverage,
-        }[self.kind](b, hidden, previous)
+        scores = self._dot_scores(b, hidden) if self.kind == "dot" else self._additive_scores(b, hidden, previous)
         more = self._attend(b, scores, previous)
         new[self.output_index] = b.op("Copy", [new[self.output_index]], "hidden_t_external")
         return [*new, *more]
@@ -173,42 +168,33 @@ class AttentionCell(Cell):
         found = fully_connected(b, blob, name, size, self.encoder.size)
         return b.op("Squeeze", [found], name, dims=[0])
 
-    def _hidden_query(self, b: NetBuilder, hidden: str) -> str:
-        return self._query(b, hidden, "weighted_decoder_hidden_state", self._hidden_size)
-
     @property
     def _hidden_size(self) -> int:
         return self.decoder.states[self.output_index].size
 
-    def _regular(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
-        query = self._hidden_query(b, hidden)
+    def _additive_scores(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
+        """The scores [N, S, 1] of all kinds but dot."""
+        name = "decoder_hidden_encoder_outputs_sum"
+        if self.kind == "recurrent":
+            context = previous[self._context_index]
+            of_context = self._query(b, context, "weighted_prev_attention_context", self.encoder.size)
+        query = self._query(b, hidden, "weighted_decoder_hidden_state", self._hidden_size)
+        if self.kind == "recurrent":
+            query = b.op("Add", [of_context, query], name + "_tmp")
         blobs = [self._weighted(b), query]
-        return self._scores(b, b.op("Add", blobs, "decoder_hidden_encoder_outputs_sum", broadcast=1))
-
-    def _recurrent(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
-        name = "weighted_prev_attention_context"
-        of_context = self._query(b, previous[self._context_index], name, self.encoder.size)
-        query = self._hidden_query(b, hidden)
-        both = b.op("Add", [of_context, query], "decoder_hidden_encoder_outputs_sum_tmp")
-        blobs = [self._weighted(b), both]
-        return self._scores(b, b.op("Add", blobs, "decoder_hidden_encoder_outputs_sum", broadcast=1))
-
-    def _coverage(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
-        query = self._hidden_query(b, hidden)
-        blobs = [self._weighted(b), query]
-        both = b.op("Add", blobs, "decoder_hidden_encoder_outputs_sum_tmp", broadcast=1)
-        coverage = b.op("Squeeze", [previous[-1]], "coverage_t_prev_2d", dims=[0])
-        coverage = b.op("Transpose", [coverage], "coverage_t_prev_transposed")  # [S, N]
-        scaled = b.op("Mul", [b.scoped("coverage_weights"), coverage], "scaled_coverage_weights", broadcast=1, axis=0)
-        return self._scores(b, b.op("Add", [both, scaled], "decoder_hidden_encoder_outputs_sum"))
-
-    def _scores(self, b: NetBuilder, sums: str) -> str:
-        """v . tanh(sums): [S, N, E] -> [N, S, 1]."""
-        activated = b.op("Tanh", [sums], "decoder_hidden_encoder_outputs_sum")
-        scores = fully_connected(b, activated, "attention_logits", self.encoder.size, 1, freeze_bias=1)
+        if self.kind == "coverage":
+            both = b.op("Add", blobs, name + "_tmp", broadcast=1)
+            coverage = b.op("Squeeze", [previous[-1]], "coverage_t_prev_2d", dims=[0])
+            coverage = b.op("Transpose", [coverage], "coverage_t_prev_transposed")  # [S, N]
+            weights = [b.scoped("coverage_weights"), coverage]
+            sums = b.op("Add", [both, b.op("Mul", weights, "scaled_coverage_weights", broadcast=1, axis=0)], name)
+        else:
+            sums = b.op("Add", blobs, name, broadcast=1)
+        activated = b.op("Tanh", [sums], name)
+        scores = fully_connected(b, activated, "attention_logits", self.encoder.size, 1, freeze_bias=1)  # [S, N, 1]
         return b.op("Transpose", [scores], "attention_logits_transposed", axes=(1, 0, 2))
 
-    def _dot(self, b: NetBuilder, hidden: str, previous: Sequence[str]) -> str:
+    def _dot_scores(self, b: NetBuilder, hidden: str) -> str:
         if self._hidden_size != self.encoder.size:
             name = "weighted_decoder_hidden_state"
             hidden = fully_connected(b, hidden, name, self._hidden_size, self.encoder.size)

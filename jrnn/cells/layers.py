@@ -1,4 +1,4 @@
-"""Whole recurrent layers, as functions that append to a net and return named tuples of blobs.
+"""Whole recurrent layers, as functions that append to a net and return the names of blobs.
 
 Shapes: T time, N batch, D input, H hidden, S encoder steps, E encoder features.
 """
@@ -22,7 +22,7 @@ from jrnn.recurrent import RecurrentState
 
 @dataclass(frozen=True)
 class _Named:
-    """Iterates over its blobs in the order of its fields, which is Caffe2's."""
+    """Iterates over its blobs in the order of its fields, which is Caffe2's order."""
 
     _made_of_others: ClassVar[tuple[str, ...]] = ()  # fields that are left out
 

@@ -228,16 +228,11 @@ def sum_reduce_like(x, like, *, axis: int = -1, axis_str: str = "", order: str =
     return collect(jnp.asarray(x), m.b, like.shape)
 
 
-def _row_factors(x: Any, w: Any) -> Any:
-    """`w`, one factor per row of x, in a shape that broadcasts with x."""
-    if x.ndim == 0 or w.size != x.shape[0]:
-        raise OpError(f"x is {describe(x)} and w is {describe(w)}; w must have one element for each row of x")
-    return jnp.reshape(w, (-1, *(1,) * (x.ndim - 1)))
-
-
 @op("RowMul")
 def row_mul(x, w):
-    return as_float(x) * _row_factors(x, w)
+    if x.ndim == 0 or w.size != x.shape[0]:
+        raise OpError(f"x is {describe(x)} and w is {describe(w)}; w must have one element for each row of x")
+    return as_float(x) * jnp.reshape(w, (-1, *(1,) * (x.ndim - 1)))
 
 
 @gradient("RowMul")

@@ -1,4 +1,4 @@
-"""What is registered, in words: the rows of `jrnn ops`, and docs/operators.md.
+"""Descriptions of the registered operators: the rows of `jrnn ops`, and docs/operators.md.
 
 To bring the document up to date:
 
@@ -46,14 +46,21 @@ def entry(definition: OpDef) -> Entry:
     >>> entry(registry.lookup("Softmax"))
     Entry(type='Softmax', inputs='x', outputs='1', arguments='axis: int = 1', gradient='yes', notes='')
     """
+    inputs = [
+        name if k < definition.min_inputs or name.startswith("*") else f"[{name}]"
+        for k, name in enumerate(definition.inputs)
+    ]
+    least, most = definition.outputs
+    several = f"{least} or more" if most is None else f"{least} to {most}"
+    stops = "stops" if definition.gradient == "stops" else "none"
     notes = [name for name in ("random", "dynamic") if getattr(definition, name)]
     notes += [f"in place: output {o} over input {i}" for o, i in definition.inplace.items()]
     return Entry(
         type=definition.type,
-        inputs=_inputs(definition),
-        outputs=_range(*definition.outputs),
+        inputs=", ".join(inputs),
+        outputs=str(least) if least == most else several,
         arguments=", ".join(_argument(spec) for spec in definition.args),
-        gradient=_gradient(definition),
+        gradient="yes" if registry.gradient_maker(definition.type) else stops,
         notes=", ".join(notes),
     )
 
@@ -63,31 +70,15 @@ def entries() -> list[Entry]:
     return [entry(d) for d in registry.registered()]
 
 
-def _inputs(definition: OpDef) -> str:
-    named = [
-        name if k < definition.min_inputs or name.startswith("*") else f"[{name}]"
-        for k, name in enumerate(definition.inputs)
-    ]
-    return ", ".join(named)
-
-
-def _range(least: int, most: int | None) -> str:
-    if most is None:
-        return f"{least} or more"
-    return str(least) if least == most else f"{least} to {most}"
-
-
 def _argument(spec: ArgSpec) -> str:
-    default = "" if spec.required else f" = {_shown(spec.default)}"
-    return f"{spec.name}: {_kind(spec.annotation)}{default}"
-
-
-def _shown(value: object) -> str:
-    return str(list(value)) if isinstance(value, tuple) else str(int(value)) if isinstance(value, bool) else repr(value)
+    value = spec.default
+    if isinstance(value, tuple | bool):
+        value = list(value) if isinstance(value, tuple) else int(value)
+    return f"{spec.name}: {_kind(spec.annotation)}" + ("" if spec.required else f" = {value!r}")
 
 
 def _kind(annotation: Any) -> str:
-    """An annotation as a reader of nets would say it: `ints` for a tuple of them."""
+    """An annotation in the terms of nets: `ints` for a tuple of ints."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return " or ".join(_kind(k) for k in typing.get_args(annotation) if k is not type(None))
     if typing.get_origin(annotation) is tuple:
@@ -96,21 +87,11 @@ def _kind(annotation: Any) -> str:
     return {"str": "string", "ndarray": "numbers"}.get(name, name.lower())
 
 
-def _gradient(definition: OpDef) -> str:
-    if registry.gradient_maker(definition.type):
-        return "yes"
-    return "stops" if definition.gradient == "stops" else "none"
-
-
-def _family(definition: OpDef) -> str:
-    return definition.forward.__module__
-
-
 def render() -> str:
-    """The text of docs/operators.md: a table for each family, those of contrib last."""
+    """The text of docs/operators.md: a table for each family, contrib's last."""
     families: dict[str, list[OpDef]] = {}
     for definition in registry.registered():
-        families.setdefault(_family(definition), []).append(definition)
+        families.setdefault(definition.forward.__module__, []).append(definition)
     parts = [INTRODUCTION]
     for module in sorted(families, key=lambda m: (".contrib." in m, m)):
         summary = (sys.modules[module].__doc__ or "").splitlines()[0]

@@ -3,7 +3,8 @@
 The model for every family of operators: the forward function, which declares its gradient maker, and the gradient operator.
 "TanhGradient(y, dy)" says: append a TanhGradient to the backward net, which reads the output y and the gradient dy that
 arrives at it, and writes the gradient of the first input. `registry.op` has the whole notation. A maker that needs more is a
-function under `@gradient`: see `ops/math.py`, Sqr.
+function under `@gradient`: see `ops/math.py`, Sqr. Arguments that several operators share are stated once, under
+`values.takes`: see `ops/arithmetic.py`.
 """
 
 import jax

@@ -24,6 +24,7 @@ from jrnn.ops.values import (
     check_size,
     describe,
     known_integer,
+    scalar,
 )
 from jrnn.registry import gradient, op
 
@@ -42,14 +43,14 @@ def _check(data: Any, indices: Any, axis: int, match_outer: bool) -> tuple[int, 
 
 
 def _wrapped(indices: Any, size: int) -> Any:
-    """Indices of which negative ones count from the end, as ones in [0, size)."""
+    """Indices in [0, size), for indices of which negative ones count from the end."""
     where = np.where if isinstance(indices, np.ndarray) else jnp.where
     return where(indices < 0, indices + size, indices)
 
 
 def _gathered(data: Any, indices: Any, axis: int, outer: int) -> Any:
     if data.shape[axis] == 0:
-        return data  # compat: from nothing, nothing is gathered, whatever the indices
+        return data  # compat: an empty axis gives the empty data, whatever the indices
     if data.size:
         check_indices(indices, data.shape[axis])
     if data.dtype.kind in STRINGS:
@@ -64,8 +65,10 @@ def _gathered(data: Any, indices: Any, axis: int, outer: int) -> Any:
 
 @op("Gather")
 def gather(data, indices, *, axis: int = 0, match_outer: bool = False, dense_gradient: bool = False):
-    """Slices of `data` at `indices`, of which negative ones count from the end. The gradient is a sparse one, indices and
-    slices, unless `dense_gradient` is set."""
+    """Slices of `data` at `indices`; negative indices count from the end.
+
+    The gradient is sparse, indices and slices, unless `dense_gradient` is set.
+    """
     axis, outer = _check(data, indices, axis, match_outer)
     return _gathered(data, _wrapped(indices, data.shape[axis]), axis, outer)
 
@@ -125,22 +128,20 @@ def scatter_assign(data, indices, slices):
 
 @op("ScatterWeightedSum", gradient="forbidden", inplace={0: 0})
 def scatter_weighted_sum(x, w, indices, *pairs):
-    """Rows of x at `indices` times w (each time that an index is named), plus w_k times slices_k, for X1, w1, X2, w2, ..."""
+    """Multiplies rows of x at `indices` by w (once per occurrence), and adds w_k times slices_k, for X1, w1, X2, w2, ..."""
     if not pairs or len(pairs) % 2:
         raise OpError(f"takes slices and their weights in pairs after the indices, was given {len(pairs)} more inputs")
-    if any(v.size != 1 for v in (w, *pairs[1::2])):
-        raise OpError("a weight must have 1 element")
-    y = jnp.asarray(as_float(x)).at[indices].multiply(jnp.reshape(w, ()))
+    y = as_float(x).at[indices].multiply(scalar(w, "a weight"))
     for slices, weight in zip(pairs[::2], pairs[1::2]):
-        y = y.at[indices].add(_slices(x, indices, slices) * jnp.reshape(weight, ()))
+        y = y.at[indices].add(_slices(x, indices, slices) * scalar(weight, "a weight"))
     return y
 
 
 @op("Scatter", gradient="forbidden", inplace={0: 0})
 def scatter(data, indices, updates, *, axis: int = 1):
-    """Writes `updates` to `data` at positions that are their own, but along `axis` are the `indices`.
+    """Writes `updates` to `data` at their own positions, except along `axis`, where `indices` are the positions.
 
-    The dimensions before the axis count as one, and so do those after it.
+    The dimensions before the axis count as one dimension, and so do those after it.
     """
     over = canonical_axis(axis, data.ndim)
     check_shape(updates, indices.shape, "updates")
@@ -187,7 +188,7 @@ def batch_one_hot(data, lengths, values):
 
 @op("SegmentOneHot", gradient="stops", dynamic=True)
 def segment_one_hot(lengths, indices, index_size):
-    """Segments of indices -> for each, a row of index_size numbers with 1 at every index in it."""
+    """Segments of indices -> for each a row of index_size numbers, 1 at the indices of the segment."""
     check_lengths(lengths, indices.size)
     size = known_integer(index_size, "index_size")
     check_size((lengths.size, size), np.float32)
@@ -197,7 +198,7 @@ def segment_one_hot(lengths, indices, index_size):
 
 @op("SparseToDense", dynamic=True)
 def sparse_to_dense(indices, values, like=None):
-    """Adds up `values` [K, ...] in the rows `indices` [K]; there are as many rows as in `like`, or as the indices need."""
+    """Adds `values` [K, ...] up in the rows `indices` [K]; there are as many rows as in `like`, or as the indices need."""
     check_rank(indices, 1, "indices")
     check_integers(indices, "indices")
     if values.ndim == 0 or values.shape[0] != indices.size or values.dtype.kind == "b":
@@ -217,7 +218,7 @@ def _(g):
 
 
 class _Table:
-    """Where entries go in a dense table: to the row of their segment and the column of their id in the mask."""
+    """The cells of entries in a dense table: the row is their segment, the column is the place of their id in the mask."""
 
     def __init__(self, indices: Any, lengths: Any, mask: tuple[int, ...]):
         if not mask or len(set(mask)) < len(mask):
@@ -232,12 +233,12 @@ class _Table:
         same = jnp.asarray(indices)[:, None] == jnp.asarray(mask, indices.dtype)[None, :]
         cells = self.rows * self.columns
         self.cell = jnp.where(same.any(1), row * self.columns + jnp.argmax(same, 1), cells)
-        # of several entries for a cell, the last one counts; a cell without any has -1
+        # a cell holds the last of its entries; an empty cell has -1
         order = jnp.arange(count, dtype=self.cell.dtype)
         self.entry = jnp.full(cells, -1, self.cell.dtype).at[self.cell].max(order, mode="drop")
 
     def counts(self) -> Any:
-        """Whether each entry is the one that counts for its cell."""
+        """Whether each entry is the one that its cell holds."""
         return self.entry.at[self.cell].get(mode="fill", fill_value=-1) == jnp.arange(self.cell.size)
 
 
@@ -245,10 +246,10 @@ class _Table:
 def sparse_to_dense_mask(
     indices, values, default_value, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False
 ):
-    """The values of the ids in `mask`, in its order; `default_value` for an id that is missing.
+    """The values of the ids in `mask`, in its order; `default_value` for missing ids.
 
     indices [K], values [K, ...], default_value [...] -> [len(mask), ...]; with lengths [B], [B, len(mask), ...]. The second
-    output says which ids were there.
+    output tells which ids are present.
     """
     check_shape(default_value, values.shape[1:], "default_value")
     if values.shape[:1] != indices.shape:

@@ -4,6 +4,7 @@ Shapes: N rows, D classes. A loss operator returns one number per row; AveragedL
 logits and targets are [..., D], and the loss is their mean over the last dimension, [...].
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.values import as_float, check_indices, check_integers, check_rank, check_same_shape, describe
+from jrnn.ops.values import as_float, check_indices, check_integers, check_rank, check_same_shape, describe, takes
 from jrnn.registry import op
 
-LOG_THRESHOLD = 1e-20  # the least probability whose logarithm is taken
+LOG_THRESHOLD = 1e-20  # the smallest argument of logarithms
 
 
 @jax.custom_jvp
@@ -55,13 +56,8 @@ def _labels(label: Any, rows: Any) -> Any:
 
 
 def picked(rows: Any, labels: Any) -> Any:
-    """The element of each row that its label names: [N, D], [N] -> [N]."""
+    """The element of each row at its label: [N, D], [N] -> [N]."""
     return jnp.take_along_axis(rows, labels[:, None], axis=1, mode="fill")[:, 0]
-
-
-def one_hot(labels: Any, classes: int, dtype: Any) -> Any:
-    """[N] -> [N, D], 1 at each row's label."""
-    return (labels[:, None] == jnp.arange(classes, dtype=labels.dtype)[None, :]).astype(dtype)
 
 
 @op("LabelCrossEntropy", gradient="LabelCrossEntropyGradient(x, label, dy)")
@@ -74,7 +70,7 @@ def label_cross_entropy(x, label):
 def label_cross_entropy_gradient(x, label, dy):
     rows = _rows(x)
     dx = -jnp.reshape(dy, (-1, 1)) / jnp.maximum(rows, LOG_THRESHOLD)
-    return jnp.reshape(dx * one_hot(_labels(label, rows), rows.shape[1], x.dtype), x.shape)
+    return jnp.reshape(dx * jax.nn.one_hot(_labels(label, rows), rows.shape[1], dtype=x.dtype), x.shape)
 
 
 def _distributions(x: Any, label: Any) -> tuple[Any, Any]:
@@ -106,30 +102,31 @@ def _each(dy: Any, x: Any) -> Any:
     return jnp.reshape(dy, (*x.shape[:-1], 1)) / max(x.shape[-1], 1) if x.ndim else jnp.reshape(dy, ())
 
 
-def _check(logits: Any, targets: Any, log_d_trick: bool, unjoined: bool) -> None:
-    check_same_shape("logits and targets", as_float(logits), targets)
-    if log_d_trick and unjoined:
+def _variant(*, log_D_trick: bool = False, unjoined_lr_loss: bool = False) -> tuple[Callable, Callable]:
+    """The loss of logits x and targets y, and its derivative with respect to x."""
+    if log_D_trick and unjoined_lr_loss:
         raise OpError("arguments 'log_D_trick' and 'unjoined_lr_loss' are both set; choose one")
+    softplus, sigmoid = jax.nn.softplus, jax.nn.sigmoid
+    if log_D_trick:  # for a generator: where targets are 0, it maximizes log D instead of minimizing log(1 - D)
+        return lambda x, y: (2 * y - 1) * softplus(-x), lambda x, y: (1 - 2 * y) * sigmoid(-x)
+    if unjoined_lr_loss:  # positives are counted among the negatives too
+        return lambda x, y: (1 - y) * softplus(x) - y * x, lambda x, y: (1 - y) * sigmoid(x) - y
+    return lambda x, y: softplus(x) - y * x, lambda x, y: sigmoid(x) - y
 
 
 @op("SigmoidCrossEntropyWithLogits", gradient="SigmoidCrossEntropyWithLogitsGradient(dy, x, y)")
-def sigmoid_cross_entropy(x, y, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False):
-    _check(x, y, log_D_trick, unjoined_lr_loss)
-    if log_D_trick:  # for a generator: it maximizes log D where targets are 0 instead of minimizing log(1 - D)
-        return _mean((2 * y - 1) * jax.nn.softplus(-x))
-    if unjoined_lr_loss:  # positives were counted among the negatives before
-        return _mean((1 - y) * jax.nn.softplus(x) - y * x)
-    return _mean(jax.nn.softplus(x) - y * x)
+@takes(variant=_variant)
+def sigmoid_cross_entropy(x, y, *, variant):
+    check_same_shape("logits and targets", as_float(x), y)
+    loss, _ = variant
+    return _mean(loss(x, y))
 
 
 @op("SigmoidCrossEntropyWithLogitsGradient")
-def sigmoid_cross_entropy_gradient(dy, x, y, *, log_D_trick: bool = False, unjoined_lr_loss: bool = False):
-    _check(x, y, log_D_trick, unjoined_lr_loss)
-    if log_D_trick:
-        return _each(dy, x) * (1 - 2 * y) * jax.nn.sigmoid(-x)
-    if unjoined_lr_loss:
-        return _each(dy, x) * ((1 - y) * jax.nn.sigmoid(x) - y)
-    return _each(dy, x) * (jax.nn.sigmoid(x) - y)
+@takes(variant=_variant)
+def sigmoid_cross_entropy_gradient(dy, x, y, *, variant):
+    _, derivative = variant
+    return _each(dy, x) * derivative(x, y)
 
 
 @op("WeightedSigmoidCrossEntropyWithLogits", gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(dy, x, y, w)")
@@ -145,7 +142,7 @@ def weighted_sigmoid_cross_entropy_gradient(dy, x, y, w):
 
 @op("MakeTwoClass", gradient="MakeTwoClassGradient(dy)")
 def make_two_class(x):
-    """Probabilities of yes -> those of no and yes: [...] -> [..., 2]."""
+    """Probabilities of yes -> of no and yes: [...] -> [..., 2]."""
     return jnp.stack([1 - as_float(x), x], axis=-1)
 
 
@@ -169,17 +166,17 @@ def accuracy(x, label, *, top_k: int = 1):
     inside = (label >= 0) & (label < x.shape[1])
     own = picked(x, jnp.where(inside, label, 0))[:, None]
     before = jnp.arange(x.shape[1])[None, :] < label[:, None]
-    rank = jnp.sum((x > own) | ((x == own) & before), axis=1)  # of equal predictions the first is the better one
+    rank = jnp.sum((x > own) | ((x == own) & before), axis=1)  # of equal predictions the first ranks higher
     return jnp.mean((inside & (rank < top_k)).astype(x.dtype))
 
 
 @op("MultiClassAccuracy", outputs=2, gradient="forbidden")
 def multi_class_accuracy(x, label):
-    """For each class, the share of its rows that are predicted as it (0 where it has none), and how many it has."""
+    """For each class, the share of its rows that are predicted correctly (0 if it has none), and the number of its rows."""
     _check_predictions(x, label)
     check_indices(label, x.shape[1], "label")
     right = (jnp.argmax(x, axis=1) == label).astype(x.dtype)
-    own = one_hot(jnp.asarray(label), x.shape[1], x.dtype)  # [N, D]
+    own = jax.nn.one_hot(label, x.shape[1], dtype=x.dtype)  # [N, D]
     amounts = jnp.sum(own, axis=0)
     return jnp.sum(own * right[:, None], axis=0) / jnp.maximum(amounts, 1), amounts.astype(jnp.int32)
 

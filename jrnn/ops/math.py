@@ -128,14 +128,10 @@ def _(g):
     g.emit("Div", [halved, g.output(0)], [g.grad_input(0)])
 
 
-def _inside(x: Any, low: float, high: float) -> Any:
-    """`x` clipped to [low, high], of derivative 0 where it is clipped."""
-    return jnp.where((x >= low) & (x <= high), x, jax.lax.stop_gradient(jnp.clip(x, low, high)))
-
-
 @op("Logit", inplace={0: 0}, gradient="LogitGradient(x, dy)")
 def logit(x, *, eps: float = 1e-6):
-    x = _inside(as_float(x), eps, 1 - eps)
+    x = as_float(x)  # with derivative 0 where it is clipped
+    x = jnp.where((x >= eps) & (x <= 1 - eps), x, jax.lax.stop_gradient(jnp.clip(x, eps, 1 - eps)))
     return jnp.log(x / (1 - x))
 
 

@@ -3,7 +3,6 @@
 Shapes: M rows of x, K features, N features of the result.
 """
 
-import math
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jrnn.registry import gradient, op
 
 
 def _register_fc(type: str, transposed: bool) -> Callable:
-    """y = x w^T + b with w [N, K], or y = x w + b with w [K, N]; x is flattened from `axis` on, and w at `axis_w`."""
+    """y = x w^T + b with w [N, K], or y = x w + b with w [K, N]; x is flattened at `axis`, and w at `axis_w`."""
 
     def matrices(x, w, axis, axis_w):
         """x as [M, K] and w as [K, N]."""
@@ -52,7 +51,7 @@ _register_fc("FCTransposed", transposed=True)
 
 @op("ElementwiseLinear", gradient="ElementwiseLinearGradient(dy, x, w) -> x, w, b")
 def elementwise_linear(x, w, b, *, axis: int = 1):
-    """y = x * w + b, with w and b vectors as long as all dimensions of x from `axis` on."""
+    """y = x * w + b, with vectors w and b over all dimensions of x from `axis` on."""
     x2 = flat_at(x, canonical_axis(axis, x.ndim))
     check_shape(w, x2.shape[1:], "w")
     check_shape(b, x2.shape[1:], "b")
@@ -70,7 +69,7 @@ def elementwise_linear_gradient(dy, x, w, *, axis: int = 1):
 def matmul(
     a, b, shape_like=None, *, axis_a: int = 1, axis_b: int = 1, trans_a: bool = False, trans_b: bool = False
 ):  # fmt: skip
-    """The product of a and b, each seen as a matrix; the result takes the shape of `shape_like` where it is given."""
+    """The product of a and b, each flattened to a matrix; the result has the shape of `shape_like` if it is given."""
     a2 = flat_at(a, canonical_axis(axis_a, a.ndim, "axis_a"))
     b2 = flat_at(b, canonical_axis(axis_b, b.ndim, "axis_b"))
     a2, b2 = (a2.T if trans_a else a2), (b2.T if trans_b else b2)
@@ -92,32 +91,29 @@ _PRODUCTS = {
 }
 
 
+def _products(g):
+    """For both inputs: the blobs to multiply for its gradient, their names in _PRODUCTS, and the arguments."""
+    blobs = {"a": g.input(0), "b": g.input(1), "dy": g.grad_output(0)}
+    for left, right, trans_a, trans_b in _PRODUCTS[bool(g.arg("trans_a", 0)), bool(g.arg("trans_b", 0))]:
+        yield [blobs[left], blobs[right]], (left, right), {"trans_a": trans_a or None, "trans_b": trans_b or None}
+
+
 @gradient("MatMul")
 def _(g):
-    blobs = {"a": g.input(0), "b": g.input(1), "dy": g.grad_output(0)}
     axes = {"a": g.arg("axis_a", 1), "b": g.arg("axis_b", 1)}
-    transposed = bool(g.arg("trans_a", 0)), bool(g.arg("trans_b", 0))
-    for k, (left, right, trans_a, trans_b) in enumerate(_PRODUCTS[transposed]):
-        # Caffe2 passes a truth value for the axes; the axes themselves are right
-        args = {"trans_a": trans_a or None, "trans_b": trans_b or None}
+    for k, (blobs, (left, right), args) in enumerate(_products(g)):
+        # the axes themselves; Caffe2 passes a truth value, which is wrong
         args |= {"axis_a": axes.get(left), "axis_b": axes.get(right)}
-        g.emit("MatMul", [blobs[left], blobs[right], g.input(k)], [g.grad_input(k)], copy_args=False, **args)
-
-
-def _batched(a, b, trans_a, trans_b):
-    """a and b with two dimensions at least, a vector standing for a row of a or a column of b; whether it did."""
-    row, column = a.ndim == 1, b.ndim == 1
-    a = a[None, :] if row else (jnp.swapaxes(a, -1, -2) if trans_a else a)
-    b = b[:, None] if column else (jnp.swapaxes(b, -1, -2) if trans_b else b)
-    return a, b, row, column
+        g.emit("MatMul", [*blobs, g.input(k)], [g.grad_input(k)], copy_args=False, **args)
 
 
 @op("BatchMatMul")
 def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcast: bool = False):
-    """Products of the last two dimensions. Leading dimensions must be equal, or broadcast where `broadcast` says so."""
+    """Matrix products of the last two dimensions. Leading dimensions must be equal, or with `broadcast` they broadcast."""
     if a.ndim == 0 or b.ndim == 0:
         raise OpError(f"a is {describe(a)} and b is {describe(b)}; both must have a dimension at least")
-    a3, b3, row, column = _batched(a, b, trans_a, trans_b)
+    a3 = a[None, :] if a.ndim == 1 else (jnp.swapaxes(a, -1, -2) if trans_a else a)  # a vector a is a row
+    b3 = b[:, None] if b.ndim == 1 else (jnp.swapaxes(b, -1, -2) if trans_b else b)  # a vector b is a column
     if a3.shape[-1] != b3.shape[-2]:
         raise OpError(
             f"a is {describe(a)} and b is {describe(b)}: {a3.shape[-1]} columns of a meet {b3.shape[-2]} rows of b"
@@ -130,17 +126,14 @@ def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcas
     except ValueError:
         raise OpError(f"a is {describe(a)} and b is {describe(b)}; their leading dimensions do not broadcast") from None
     y = jnp.matmul(jnp.broadcast_to(a3, leading + a3.shape[-2:]), jnp.broadcast_to(b3, leading + b3.shape[-2:]))
-    y = y[..., 0, :] if row else y
-    y = y[..., 0] if column else y
-    return y.reshape(1) if math.prod(y.shape) == 1 and y.ndim == 0 else y
+    y = y[..., 0, :] if a.ndim == 1 else y
+    y = y[..., 0] if b.ndim == 1 else y
+    return y.reshape(1) if y.ndim == 0 else y
 
 
 @gradient("BatchMatMul")
 def _(g):
     if g.arg("broadcast", 0):
         raise GradientError("BatchMatMul with broadcast=1 has no gradient; Tile or ExpandDims inputs to equal shapes")
-    blobs = {"a": g.input(0), "b": g.input(1), "dy": g.grad_output(0)}
-    transposed = bool(g.arg("trans_a", 0)), bool(g.arg("trans_b", 0))
-    for k, (left, right, trans_a, trans_b) in enumerate(_PRODUCTS[transposed]):
-        args = {"trans_a": trans_a or None, "trans_b": trans_b or None}
-        g.emit("BatchMatMul", [blobs[left], blobs[right]], [g.grad_input(k)], copy_args=False, **args)
+    for k, (blobs, _, args) in enumerate(_products(g)):
+        g.emit("BatchMatMul", blobs, [g.grad_input(k)], copy_args=False, **args)

@@ -1,6 +1,6 @@
 """Normalization: Softmax, LayerNorm and Dropout, with their gradients."""
 
-import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jrnn.registry import gradient, op
 
 @op("Softmax", gradient="SoftmaxGradient(y, dy)")
 def softmax(x, *, axis: int = 1):
-    """exp(x) / sum(exp(x)) over all dimensions from `axis` on together."""
+    """exp(x) / sum(exp(x)), summed over all dimensions from `axis` on."""
     check_float(x, "x")
     x2 = flat_at(x, canonical_axis(axis, x.ndim))
     return jax.nn.softmax(x2, axis=1).reshape(x.shape)
@@ -25,6 +25,16 @@ def softmax_gradient(y, dy, *, axis: int = 1):
     return (y2 * (dy2 - (y2 * dy2).sum(1, keepdims=True))).reshape(y.shape)
 
 
+def columns_from(x: Any, axis: int, **weights: Any) -> Any:
+    """x as a matrix whose columns begin at `axis`; OpError unless weights have one number per column."""
+    check_float(x, "x")
+    x2 = flat_at(x, canonical_axis(axis, x.ndim))
+    for name, w in weights.items():
+        if w.size != x2.shape[1]:
+            raise OpError(f"{name} is {describe(w)} and x is {describe(x)}; {name} must have {x2.shape[1]} elements")
+    return x2
+
+
 @op("LayerNorm", outputs=3)
 def layer_norm(
     x, gamma=None, beta=None, *, axis: int = 1, epsilon: float = 1e-5, elementwise_affine: bool = False
@@ -33,18 +43,15 @@ def layer_norm(
 
     With `elementwise_affine`, y * gamma + beta; without, gamma and beta are not used.
     """
-    check_float(x, "x")
+    if elementwise_affine and (gamma is None or beta is None):
+        raise OpError("elementwise_affine=1 needs inputs 1 and 2, gamma and beta")
     axis = canonical_axis(axis, x.ndim)
-    x2 = flat_at(x, axis)
+    weights = {"gamma": gamma, "beta": beta} if elementwise_affine else {}
+    x2 = columns_from(x, axis, **weights)
     mean = x2.mean(1, keepdims=True)
     std = jnp.sqrt(jnp.square(x2 - mean).mean(1, keepdims=True) + epsilon)
     y = (x2 - mean) / std
     if elementwise_affine:
-        if gamma is None or beta is None:
-            raise OpError("elementwise_affine=1 needs inputs 1 and 2, gamma and beta")
-        for name, weight in (("gamma", gamma), ("beta", beta)):
-            if math.prod(weight.shape) != x2.shape[1]:
-                raise OpError(f"{name} is {describe(weight)}, x {describe(x)}; {name} must have {x2.shape[1]} elements")
         y = y * gamma.reshape(1, -1) + beta.reshape(1, -1)
     leading = (*x.shape[:axis], 1)
     return y.reshape(x.shape), mean.reshape(leading), std.reshape(leading)
@@ -85,9 +92,7 @@ def dropout(x, *, key, is_test: bool, ratio: float = 0.5):
     """
     check_float(x, "x")
     _check_ratio(ratio)
-    if is_test:
-        return x, jnp.ones(x.shape, bool)
-    if ratio == 0:
+    if is_test or ratio == 0:
         return x, jnp.ones(x.shape, bool)
     mask = jax.random.bernoulli(need_key(key), 1 - ratio, x.shape)
     return jnp.where(mask, x / (1 - ratio), 0), mask

@@ -135,34 +135,6 @@ def _check_reach(link: Link, length: int, steps: int) -> None:
 
 
 @dataclass(frozen=True)
-class StateLinks:
-    """The links of states, divided by whether the step net reads or writes them."""
-
-    w: Wiring
-    lengths: Mapping[str, int]  # L of each state
-
-    @property
-    def written(self) -> set[str]:
-        return {o for step_op in self.w.step_net.ops for o in step_op.outputs}
-
-    def reads(self, state: str) -> list[Link]:
-        return [link for link in self.w.state_links(state) if link.internal not in self.written]
-
-    def writes(self, state: str) -> list[Link]:
-        return [link for link in self.w.state_links(state) if link.internal in self.written]
-
-    @property
-    def slot_by_slot(self) -> bool:
-        """Whether each state is read within its last L slots and written once, after them: the common case."""
-        return all(
-            len(self.writes(s)) == 1
-            and (self.writes(s)[0].offset, self.writes(s)[0].window) == (self.lengths[s], 1)
-            and all(r.offset >= 0 and r.offset + r.window <= self.lengths[s] for r in self.reads(s))
-            for s in self.w.states
-        )
-
-
-@dataclass(frozen=True)
 class Forward:
     """The result of a run over time: the T+L slots of each state, other outputs, and the stored blobs of every step."""
 
@@ -179,11 +151,13 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
     for link in w.links:
         if link.external in blobs and link.external not in first:
             _check_reach(link, blobs[link.external].shape[0], steps)
-    shape = StateLinks(w, {s: v.shape[0] for s, v in first.items()})
+    written = {o for step_op in w.step_net.ops for o in step_op.outputs}
+    reads = {s: [link for link in w.state_links(s) if link.internal not in written] for s in w.states}
+    writes = {s: [link for link in w.state_links(s) if link.internal in written] for s in w.states}
     for s in w.states:
-        if not shape.writes(s):
+        if not writes[s]:
             raise OpError(f"state {s!r} is never written: no blob that the step net writes is linked to it")
-    results = [link.internal for s in w.states for link in shape.writes(s)]
+    results = [link.internal for s in w.states for link in writes[s]]
     p = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
     constant: dict[str, np.ndarray] = {}  # blobs independent of the data, such as shapes; filled during tracing
 
@@ -191,8 +165,16 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
         constant.update((n, env[n]) for n in keep if isinstance(env[n], np.ndarray))
         return {n: env[n] for n in keep if n not in constant}, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
 
-    run = _run_slot_by_slot if shape.slot_by_slot else _run_on_buffers
-    states, (stacked, collected) = run(shape, p, first, blobs, steps, gather, context)
+    # the common case: each state is read within its last L slots and written once, after them
+    slot_by_slot = all(
+        [(link.offset, link.window) for link in writes[s]] == [(len(first[s]), 1)]
+        and all(r.offset >= 0 and r.offset + r.window <= len(first[s]) for r in reads[s])
+        for s in w.states
+    )
+    if slot_by_slot:
+        states, (stacked, collected) = _run_slot_by_slot(w, reads, writes, p, first, blobs, steps, gather, context)
+    else:
+        states, (stacked, collected) = _run_on_buffers(w, p, first, blobs, steps, gather, context)
     return Forward(states, collected, StepWorkspaces(stacked, constant))
 
 
@@ -203,7 +185,7 @@ def _one_slot(name: str, value: Any) -> Any:
 
 
 def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
-    """Sequence links as (what to scan over, a function of the scanned slices and t): windows are sliced, others scanned."""
+    """Sequences to scan over, and a function of their slices and t: the blobs of all sequence links, and the timestep."""
     plain = {
         link.internal: blobs[link.external]
         for link in w.links
@@ -212,7 +194,8 @@ def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
     rest = [link for link in w.links if link.external in blobs and link.internal not in plain]
 
     def views(xs: Mapping[str, Any], t: Any) -> dict[str, Any]:
-        return {n: x[None] for n, x in xs.items()} | {k.internal: slots(blobs[k.external], k, t) for k in rest}
+        found = {n: x[None] for n, x in xs.items()} | {k.internal: slots(blobs[k.external], k, t) for k in rest}
+        return {**found, w.timestep: t[None]}
 
     return plain, views
 
@@ -223,17 +206,16 @@ def _step_context(w: Wiring, t: Any, context: Context) -> Context:
     return context.step(t, w.outputs[-1], w.recompute)
 
 
-def _run_slot_by_slot(shape: StateLinks, p: Schedule, first, blobs, steps: int, gather, context: Context):
-    w = shape.w
+def _run_slot_by_slot(w: Wiring, reads, writes, p: Schedule, first, blobs, steps: int, gather, context: Context):
     sequences, views = sequence_views(w, blobs, steps)
 
     def step(carry, xs):
         t, now = xs
         env = views(now, t)
         for s in w.states:
-            env.update((r.internal, carry[s][r.offset : r.offset + r.window]) for r in shape.reads(s))
-        env = execute(p, {**env, w.timestep: t[None]}, _step_context(w, t, context))
-        new = {s: _new_slot(shape.writes(s)[0], env, carry[s]) for s in w.states}
+            env.update((r.internal, carry[s][r.offset : r.offset + r.window]) for r in reads[s])
+        env = execute(p, env, _step_context(w, t, context))
+        new = {s: _new_slot(writes[s][0], env, carry[s]) for s in w.states}
         new = {s: v if s in w.smooth_states else lax.stop_gradient(v) for s, v in new.items()}
         after = {s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s] for s in w.states}
         return after, (new, gather(env))  # the carried slot itself, so that one stack holds both
@@ -272,9 +254,8 @@ class _States:
         return jnp.concatenate([self.first[start:], self.rest])
 
 
-def _run_on_buffers(shape: StateLinks, p: Schedule, first, blobs, steps: int, gather, context: Context):
+def _run_on_buffers(w: Wiring, p: Schedule, first, blobs, steps: int, gather, context: Context):
     """The general case: links are windows on whole states, as in Caffe2, and every window sees a write immediately."""
-    w = shape.w
     sequences, views = sequence_views(w, blobs, steps)
     buffers = {s: jnp.concatenate([v, jnp.zeros((steps, *v.shape[1:]), v.dtype)]) for s, v in first.items()}
     for link in w.links:
@@ -284,7 +265,7 @@ def _run_on_buffers(shape: StateLinks, p: Schedule, first, blobs, steps: int, ga
     def step(carry, xs):
         t, now = xs
         carry = dict(carry)
-        env = {**views(now, t), w.timestep: t[None]}
+        env = views(now, t)
         env.update((link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s))
         for one in p.steps:
             env = execute(Schedule((one,), ()), env, _step_context(w, t, context))

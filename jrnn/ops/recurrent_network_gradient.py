@@ -146,7 +146,7 @@ class _Backward:
         def step(carry, xs):
             gradients, totals = carry
             t, now, kept, from_outside, of_output = xs
-            env = {**self.workspaces.constant, **kept, **views(now, t), w.timestep: t[None]}
+            env = {**self.workspaces.constant, **kept, **views(now, t)}
             env.update((k.internal, slots(self.states[k.external], k, t)) for k in w.links if k.external in self.states)
             if w.recompute:  # otherwise recomputed blobs would be hoisted out of the loop and stored for all steps
                 arrays = {n: v for n, v in env.items() if isinstance(v, jax.Array)}

@@ -29,12 +29,6 @@ def with_kept_dims(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
     return jnp.reshape(y, shape)
 
 
-def _limit(x: Any, largest: bool) -> Any:
-    """The largest or smallest finite number of a type: the result of a reduction over no elements."""
-    info = np.iinfo(x.dtype) if x.dtype.kind in "iu" else jnp.finfo(x.dtype)
-    return info.max if largest else info.min
-
-
 def sum_of(x: Any, axes: tuple[int, ...]) -> Any:
     return jnp.sum(x, axes, keepdims=True, dtype=x.dtype)
 
@@ -49,7 +43,10 @@ def _extremum(pick: Callable) -> Callable:
 
     @partial(jax.custom_jvp, nondiff_argnums=(1,))
     def extremum(x: Any, axes: tuple[int, ...]) -> Any:
-        initial = None if x.size else _limit(x, largest=pick is jnp.min)
+        initial = None
+        if not x.size:  # the result of a reduction over no elements is the largest or smallest finite number
+            info = np.iinfo(x.dtype) if x.dtype.kind in "iu" else jnp.finfo(x.dtype)
+            initial = info.max if pick is jnp.min else info.min
         return pick(x, axes, keepdims=True, initial=initial)
 
     @extremum.defjvp
@@ -63,10 +60,6 @@ def _extremum(pick: Callable) -> Callable:
 
 max_of = _extremum(jnp.max)
 min_of = _extremum(jnp.min)
-
-
-def l1_of(x: Any, axes: tuple[int, ...]) -> Any:
-    return sum_of(magnitude(as_float(x)), axes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -114,7 +107,7 @@ _register("ReduceSum", sum_of, lambda dy, x, y: dy)
 _register("ReduceMean", mean_of, lambda dy, x, y: dy * (y.size / max(x.size, 1)))
 _register("ReduceMax", max_of, _tied)
 _register("ReduceMin", min_of, _tied)
-_register("ReduceL1", l1_of, lambda dy, x, y: dy * jnp.sign(x))
+_register("ReduceL1", lambda x, axes: sum_of(magnitude(as_float(x)), axes), lambda dy, x, y: dy * jnp.sign(x))
 _register("ReduceL2", l2_of, lambda dy, x, y: dy * _direction(x, y))
 
 

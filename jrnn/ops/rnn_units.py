@@ -73,7 +73,7 @@ def lstm_unit(
 def lstm_unit_gradient(
     hidden, cell, gates, *rest, forget_bias: float = 0.0, drop_states: bool = False, sequence_lengths: bool = True
 ):  # fmt: skip
-    """Reads LSTMUnit's inputs, its two outputs and their gradients; writes those of hidden, cell and gates."""
+    """Reads LSTMUnit's inputs, both outputs and their gradients; writes the gradients of hidden, cell and gates."""
     *times, _, c, dh, dc = rest
     valid = _valid(times, sequence_lengths, cell.shape[1])
     cell, c, dh, dc = map(_rows, (cell, c, dh, dc))
@@ -108,7 +108,7 @@ def gru_unit(
 
 @op("GRUUnitGradient", outputs=2)
 def gru_unit_gradient(hidden, gates, *rest, drop_states: bool = False, sequence_lengths: bool = True):
-    """Reads GRUUnit's inputs, its output and that one's gradient; writes those of hidden and gates."""
+    """Reads GRUUnit's inputs, its output and its output's gradient; writes the gradients of hidden and gates."""
     *times, _, dh = rest
     valid = _valid(times, sequence_lengths, hidden.shape[1])
     reset, update, output = _gates(gates, 3)
@@ -147,9 +147,9 @@ def inference_lstm(
 ):  # fmt: skip
     """[T, N, D] -> [T, N, R * H], and the last states [num_layers * R, N, H].
 
-    The initial states are [num_layers * R, N, H]. The weights are, for each layer and direction, that of the input [4H, D],
-    that of the hidden state [4H, H] and with `has_biases` two biases [4H], gates in order i, f, g, o. With `batch_first`, x
-    and the output are [N, T, ...].
+    The initial states are [num_layers * R, N, H]. Each layer and direction has a weight [4H, D] of the input, a weight
+    [4H, H] of the hidden state, and with `has_biases` two biases [4H], with gates in order i, f, g, o. With `batch_first`,
+    x and the output are [N, T, ...].
     """
     check_rank(x, 3, "input")
     directions, each = (2 if bidirectional else 1), (4 if has_biases else 2)

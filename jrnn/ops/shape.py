@@ -194,7 +194,7 @@ def split(
 
 
 @gradient("Split")
-def _(g):
+def make_split_gradient(g):
     inputs = [g.grad_output(k) for k in range(len(g.op.outputs))]
     g.emit("Concat", inputs, [g.grad_input(0), f"_{g.op.inputs[0]}_grad_dims"])
 

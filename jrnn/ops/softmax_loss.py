@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import GradientError, OpError
-from jrnn.ops.loss import LOG_THRESHOLD, one_hot, picked
+from jrnn.ops.loss import LOG_THRESHOLD, picked
 from jrnn.ops.values import (
     as_float,
     canonical_axis,
@@ -100,7 +100,7 @@ def softmax_with_loss_gradient(
     if label_prob:
         dx = p * jnp.sum(target, axis=1, keepdims=True) - target
     else:
-        dx = p - one_hot(target, p.shape[1], p.dtype)
+        dx = p - jax.nn.one_hot(target, p.shape[1], dtype=p.dtype)
     dx = dx if w is None else dx * w[:, None]
     return jnp.reshape(dx * (scale * _ratio(d_loss, w, dx.shape[0], average_by_batch_size)), x.shape)
 

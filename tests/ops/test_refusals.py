@@ -15,7 +15,11 @@ def i(*values):
     return np.array(values, np.int32)
 
 
-TRUE = np.array([True])
+def flags(*values):
+    return np.array(values, bool)
+
+
+TRUE = flags(1)
 LSTM = (f(1, 2, 3), f(1, 2, 3), f(1, 2, 12))
 LAYER = (f(12, 4), f(12, 3))
 
@@ -124,6 +128,123 @@ REFUSED = [
     ("InferenceLSTM", (f(5, 2, 4), f(1, 2, 3), f(1, 2, 3), f(12, 4)), 3, {}, "take 2"),
     ("InferenceLSTM", (f(5, 2, 4), f(2, 2, 3), f(1, 2, 3), *LAYER), 3, {}, r"hidden is .* must be \[1, 2, H\]"),
     ("InferenceLSTM", (f(5, 2, 7), f(1, 2, 3), f(1, 2, 3), *LAYER), 3, {}, r"shape must be \[12, 7\]"),
+    ("ConstantFill", (), 1, {"shape": [2**17, 2**17]}, "an operator fills at most 2147483648"),
+    ("ConstantFill", (), 1, {"shape": [2, -1]}, "negative dimension"),
+    ("ConstantFill", (f(2),), 1, {"shape": [2]}, "give one of them"),
+    ("ConstantFill", (), 1, {"extra_shape": [2]}, "about an input"),
+    ("ConstantFill", (f(2),), 1, {"input_as_shape": 1}, "must hold integers"),
+    ("ConstantFill", (), 1, {"shape": [2], "value": 3.5, "dtype": 2}, "value 3.5 is not one of int32"),
+    ("ConstantFill", (), 1, {"shape": [2], "value": 300, "dtype": 6}, "value 300 is not one of uint8"),
+    ("ConstantFill", (), 1, {"shape": [2], "dtype": 3}, "data type 3"),
+    ("ConstantFill", (), 1, {"shape": [2], "value": "x"}, "set dtype to 4"),
+    ("ConstantFill", (), 1, {"shape": 2.5}, "'shape' must be"),
+    ("GivenTensorFill", (), 1, {"values": [1.0, 2.0], "shape": [3]}, r"2 elements, and shape \[3\] needs 3"),
+    ("GivenTensorStringFill", (), 1, {"values": [b"a"], "shape": [2]}, "1 elements"),
+    ("DiagonalFill", (), 1, {"shape": [2, 2, 3]}, "no diagonal"),
+    ("Range", (i(1), i(5), i(0)), 1, {}, "step is 0"),
+    ("Range", (i(1), f(1)), 1, {}, "one type"),
+    ("LabelCrossEntropy", (f(2, 3), i(0, 3)), 1, {}, r"label holds 3, .* in \[0, 3\)"),
+    ("LabelCrossEntropy", (f(2, 3), i(0)), 1, {}, r"label is int32\[1\]; its shape must be \[2\] or \[2, 1\]"),
+    ("LabelCrossEntropy", (f(2, 3), f(2)), 1, {}, "must hold integers"),
+    ("CrossEntropy", (f(2, 3), f(2, 2)), 1, {}, r"must be \[2, 3\]"),
+    ("AveragedLoss", (), 1, {}, "takes 1 input"),
+    ("SoftmaxWithLoss", (f(2, 3), i(0, -1)), 2, {}, "label holds -1"),
+    ("SoftmaxWithLoss", (f(2, 3), f(2, 3)), 2, {"label_prob": 1}, "add up to 1"),
+    ("SoftmaxWithLoss", (f(2, 3), i(0, 1), f(3)), 2, {}, "weight is"),
+    ("SoftmaxWithLoss", (f(2, 3), i(0, 1)), 2, {"scale": -1.0}, "'scale' is -1"),
+    ("SoftmaxWithLoss", (f(2, 3), i(0, 1)), 2, {"order": "NHWC"}, "only NCHW"),
+    ("SoftmaxWithLoss", (f(2, 3), i(0, 1)), 2, {"axis": 2}, "axis 2 is outside"),
+    ("SpatialSoftmaxWithLoss", (f(1, 2, 1, 1), i(0)), 2, {}, r"label is int32\[1\]"),
+    ("SpatialSoftmaxWithLoss", (f(1, 2, 1, 1), i(2).reshape(1, 1, 1)), 2, {}, "label holds 2"),
+    ("SigmoidCrossEntropyWithLogits", (f(2), f(3)), 1, {}, "same shape"),
+    ("SigmoidCrossEntropyWithLogits", (f(2), f(2)), 1, {"log_D_trick": 1, "unjoined_lr_loss": 1}, "choose one"),
+    ("SquaredL2Distance", (f(2, 3), f(3)), 1, {}, r"x and y are float32\[2,3\], float32\[3\]"),
+    ("CosineEmbeddingCriterion", (f(2), i(1)), 1, {}, "as many elements"),
+    ("MarginRankingCriterion", (f(2), f(2), f(2)), 1, {}, "y is .* must hold integers"),
+    ("Accuracy", (f(2, 3), i(0)), 1, {}, r"its shape must be \[2\]"),
+    ("Accuracy", (f(2), i(0, 1)), 1, {}, "2 dimensions"),
+    ("Perplexity", (f(2, 2),), 1, {}, "one probability a row"),
+    ("Exp", (i(1),), 1, {}, r"x is int32\[1\]; it must hold floating-point"),
+    ("Pow", (f(2),), 1, {}, "'exponent'; give one of them"),
+    ("Pow", (f(2, 3), f(3)), 1, {}, "broadcast=1"),
+    ("RowMul", (f(2, 3), f(3)), 1, {}, "one element for each row"),
+    ("PRelu", (f(2, 3), f(2)), 1, {}, "1 per channel"),
+    ("Max", (f(2, 2), f(4)), 1, {}, r"inputs #0, #1 are float32\[2,2\], float32\[4\]; they must have the same shape"),
+    ("Mean", (f(2), f(1)), 1, {}, "same shape"),
+    ("WeightedSum", (f(2), f(1), f(2)), 1, {}, "pairs"),
+    ("WeightedSum", (f(2), f(2)), 1, {}, r"weight #0 is float32\[2\]"),
+    ("Where", (i(1, 0), f(2), f(2)), 1, {}, "must hold booleans"),
+    ("Where", (flags(1, 0), f(2, 2), f(2, 2)), 1, {}, "same shape"),
+    ("Where", (flags(1, 0, 1), f(2, 2), f(2, 2)), 1, {"broadcast_on_rows": 1}, "each row of x"),
+    ("Conditional", (flags(1, 0), f(2), i(1, 2)), 1, {}, "same type"),
+    ("BitwiseAnd", (f(2), f(2)), 1, {}, "integers or booleans"),
+    ("Xor", (i(1), i(1)), 1, {}, "booleans"),
+    ("Mod", (i(5),), 1, {"divisor": 0}, "'divisor' is 0"),
+    ("Mod", (i(5),), 1, {}, "'divisor' .* is required"),
+    (
+        "NanCheck",
+        (np.array([1, np.nan], np.float32),),
+        1,
+        {},
+        "1 elements of x are not finite; element 1 is nan",
+    ),
+    ("EnforceFinite", (np.array([np.inf], np.float32),), 0, {}, "not finite"),
+    ("ReduceSum", (f(2, 3),), 1, {"axes": [2]}, "axes 2 is outside"),
+    ("ReduceMean", (i(1, 2),), 1, {}, "floating-point"),
+    ("SumElementsInt", (f(2),), 1, {}, "must be int32"),
+    ("ArgMax", (f(2, 0),), 1, {}, "must not be empty"),
+    ("ReduceFrontSum", (f(2, 3),), 1, {"num_reduce_dim": 3}, r"must be in \[0, 2\]"),
+    ("ReduceFrontSum", (f(2, 3), i(1, 2)), 1, {}, "must hold 3 numbers"),
+    ("ReduceBackMax", (f(2, 3), i(1, 4)), 1, {}, r"each must be in \[1, 3\]"),
+    ("ReduceBackMean", (f(2, 3, 2), i(1, 2)), 1, {"num_reduce_dim": 2}, "with lengths it must be 1"),
+    ("RowwiseMax", (f(2, 3),), 1, {}, "3 dimensions"),
+    ("TopK", (f(3),), 2, {"k": 0}, "k is 0"),
+    ("TopK", (f(3),), 2, {}, "at least 1"),
+    ("LpNorm", (f(3),), 1, {"p": 3}, "it must be 1 or 2"),
+    ("Moments", (f(3),), 2, {"axes": [1]}, "axes 1 is outside"),
+    ("Tile", (f(3),), 1, {"tiles": 2}, "axis is missing"),
+    ("Tile", (f(3),), 1, {"tiles": -1, "axis": 0}, "negative"),
+    ("Tile", (f(3, 1000),), 1, {"tiles": 2**30, "axis": 0}, "at most"),
+    ("NumpyTile", (f(2, 2), i(2)), 1, {}, "each dimension needs one number"),
+    ("Expand", (f(2, 2), i(3, 2)), 1, {}, "must be equal, or one of them 1"),
+    ("Flatten", (f(2),), 1, {"axis": 2}, r"it must be in \[0, 1\]"),
+    ("PrependDim", (f(5),), 1, {"dim_size": 2}, "must divide"),
+    ("MergeDim", (f(5),), 1, {}, "at least 2 dimensions"),
+    ("Gather", (f(3, 2), i(3)), 1, {}, r"indices holds 3, .* in \[0, 3\)"),
+    ("Gather", (f(3, 2), i(-4)), 1, {}, "out of range"),
+    ("Gather", (f(3, 2), f(1)), 1, {}, "must hold integers"),
+    ("BatchGather", (f(3, 2), i(-1)), 1, {}, "out of range"),
+    ("BatchGather", (f(3, 2), i(1, 0)), 1, {"match_outer": 1}, "first 1 dimensions must be those of data"),
+    ("ScatterAssign", (f(3, 2), i(3), f(1, 2)), 1, {}, "out of range"),
+    ("ScatterAssign", (f(3, 2), i(1), i(1, 2)), 1, {}, "same type"),
+    ("ScatterWeightedSum", (f(3, 2), f(1), i(1), f(1, 2)), 1, {}, "in pairs"),
+    ("Scatter", (f(3, 2), i(1), f(1)), 1, {}, "must fit in data"),
+    ("OneHot", (i(0, 3), i(3)), 1, {}, "out of range"),
+    ("BatchOneHot", (i(1, 2).reshape(1, 2), i(1, 1), i(1)), 1, {}, "adds? up to 2"),
+    ("SegmentOneHot", (i(2), i(1), i(4)), 1, {}, "adds? up to 2"),
+    ("SparseToDense", (i(2), f(1), f(2)), 1, {}, "out of range"),
+    ("SparseToDense", (i(0, 1), f(1)), 1, {}, "a row for each of 2 indices"),
+    ("SparseToDenseMask", (i(2), f(1), f()), 1, {"mask": [1, 1]}, "each once"),
+    ("SparseToDenseMask", (i(2), f(1), f(1)), 1, {"mask": [1]}, "default_value is"),
+    ("BooleanMask", (f(3), flags(1, 0)), 1, {}, "one element per row"),
+    ("BooleanMask", (f(2), i(1, 0)), 1, {}, "must hold booleans"),
+    ("BooleanMaskGradient", (flags(1, 0), f(2)), 1, {}, "mask selects 1 elements and has 2 values"),
+    ("BooleanUnmask", (flags(1, 0), f(1)), 1, {}, "no mask is true at position 1"),
+    ("BooleanUnmask", (flags(1, 1), f(1)), 1, {}, "selects 2 elements and has 1 values"),
+    ("Unique", (f(2),), 1, {}, "must hold integers"),
+    ("Partition", (i(1, 2), f(3)), 2, {}, "its shape must begin with that of the keys"),
+    ("Partition", (i(1, 2), f(2)), 3, {}, "a multiple of its 2 inputs"),
+    ("GatherByKey", (i(0, 2), f(1), f(1)), 1, {}, "part 0 selects 2 elements and has 1 values"),
+    ("SparseLengthsSum", (f(3, 2), i(3), i(1)), 1, {}, "out of range"),
+    ("SparseLengthsSum", (f(3, 2), i(1), i(2)), 1, {}, "adds up to 2"),
+    ("SparseLengthsWeightedSum", (f(3, 2), f(2), i(1), i(1)), 1, {}, "weights is"),
+    ("SortedSegmentSum", (f(3), i(0, 2, 2)), 1, {}, "have no gaps"),
+    ("SortedSegmentMean", (f(2), i(1, 1)), 1, {}, "begin at 0"),
+    ("UnsortedSegmentSum", (f(3), i(0, 1)), 1, {}, "each row must have one"),
+    ("UnsortedSegmentSum", (f(2), i(0, 2)), 1, {"num_segments": 2}, "out of range"),
+    ("UnsortedSegmentMean", (f(2), i(0, -1)), 1, {}, "out of range"),
+    ("SparseUnsortedSegmentSum", (f(2), i(0, 5), i(0, 0)), 1, {}, "out of range"),
+    ("SortedSegmentRangeMax", (f(2), i(0, 2)), 1, {}, "no gaps"),
 ]
 
 
@@ -132,9 +253,9 @@ REFUSED = [
 )
 def test_refused(type, inputs, outputs, args, says):
     names = [f"in{k}" for k in range(len(inputs))]
-    op = jrnn.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args)
-    with pytest.raises(OpError, match=rf"(?s)op #0 {type} .*{says}"):
-        jrnn.run_net(jrnn.Net("bad", (op,)), dict(zip(names, inputs)))
+    net = jrnn.Net("refused", (jrnn.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args),))
+    with pytest.raises(OpError, match=rf"(?s)op #0 {type} -> .* in net 'refused': .*{says}"):
+        jrnn.run_net(net, dict(zip(names, inputs)))
 
 
 def test_wrong_arity_names_the_inputs():
@@ -154,3 +275,11 @@ def test_wrong_arity_names_the_inputs():
 def test_refused_gradients(op, seeds, says):
     with pytest.raises(GradientError, match=f"op #0 {op.type} .*{says}"):
         jrnn.add_gradients(jrnn.Net("bad", (op,)), seeds)
+
+
+@pytest.mark.parametrize("type", ["Where", "ArgMax", "Unique", "ReplaceNaN", "Accuracy", "BitwiseOr"])
+def test_gradients_that_do_not_exist(type):
+    reads = {"Where": "cxy", "Accuracy": "xk", "BitwiseOr": "xy"}.get(type, "x")
+    net = jrnn.Net("none", (jrnn.Op.of(type, list(reads), ["out"]),))
+    with pytest.raises(GradientError, match=f"{type} has no gradient"):
+        jrnn.add_gradients(net, ["out"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from jrnn import registry
 from jrnn.autodiff import GradientSlice
 from jrnn.convert import export_package, to_python
 from jrnn.errors import GradientError, OpError
+from jrnn.ops import catalog
 
 RTOL, ATOL = 1e-4, 1e-5  # of float32 results; ATOL is relative to the largest element
 
@@ -66,6 +68,7 @@ MAKER_DIFFERS = {
 
 
 KEY = jax.random.key(0)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "operators.md"
 CASES = list(read_cases())
 TYPES = {d.type: d for d in registry.registered()}
 
@@ -324,3 +327,18 @@ def test_is_written_as_python(cases):
             return
         source, _ = to_python(package, examples)
     compile(source, case.name, "exec")
+
+
+def test_document_is_up_to_date():
+    assert DOCUMENT.read_text() == catalog.render(), "run: python -m jrnn.ops.catalog > docs/operators.md"
+
+
+def test_entries_tell_inputs_arguments_and_gradients():
+    found = {e.type: e for e in catalog.entries()}
+    assert set(found) == {d.type for d in registry.registered()}
+    assert found["LayerNorm"].inputs == "x, [gamma], [beta]"
+    assert found["LayerNorm"].arguments == "axis: int = 1, epsilon: float = 1e-05, elementwise_affine: bool = 0"
+    assert found["Squeeze"].arguments == "dims: ints"
+    assert (found["Sum"].inputs, found["Split"].outputs) == ("x, *xs", "1 or more")
+    assert [found[t].gradient for t in ("FC", "StopGradient", "EQ")] == ["yes", "stops", "none"]
+    assert (found["Dropout"].notes, found["Dropout"].outputs) == ("random, in place: output 0 over input 0", "1 to 2")

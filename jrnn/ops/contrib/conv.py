@@ -9,7 +9,6 @@ images, and others become one convolution per group. On other devices they stay 
 """
 
 import functools
-import inspect
 import itertools
 import math
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.contrib.window import CAFFE, NOTSET, Window, make_window, spatial_axes, takes_window
+from jrnn.ops.contrib.window import CAFFE, NOTSET, Window, make_window, spatial_axes, spatial_sizes, takes_window
 from jrnn.ops.values import check_float, check_shape, describe, takes
 from jrnn.registry import gradient, op
 
@@ -50,7 +49,7 @@ class Convolution:
 @functools.partial(jax.jit, static_argnums=2)  # one program, where operators run one by one
 def convolve(x: Any, filter: Any, c: Convolution) -> Any:
     """The convolution of an image and a filter that fit together."""
-    kernel = _kernel(filter, c.channels_last)
+    kernel = spatial_sizes(filter, c.channels_last)
     if c.group == 1:
         return _whole(x, filter, c)
     if x.shape[c.channel] == c.group and math.prod(kernel) <= MOST_SHIFTS:
@@ -60,10 +59,6 @@ def convolve(x: Any, filter: Any, c: Convolution) -> Any:
     else:
         return _whole(x, filter, c)
     return lax.platform_dependent(x, filter, cpu=on_cpu, default=functools.partial(_whole, c=c))
-
-
-def _kernel(filter: Any, channels_last: bool) -> tuple[int, ...]:
-    return filter.shape[1:-1] if channels_last else filter.shape[2:]
 
 
 def _whole(x: Any, filter: Any, c: Convolution) -> Any:
@@ -88,7 +83,7 @@ def _in_parts(x: Any, filter: Any, c: Convolution) -> Any:
 
 def _shifted(x: Any, filter: Any, c: Convolution) -> Any:
     """A depthwise convolution: for each place of the kernel, the shifted image times one number per channel."""
-    axis, kernel = c.channel, _kernel(filter, c.channels_last)
+    axis, kernel = c.channel, spatial_sizes(filter, c.channels_last)
     spatial = spatial_axes(x.ndim, c.channels_last)
     wide = jnp.promote_types(x.dtype, jnp.float32)  # narrower types are summed as wide as XLA does
     config = [(0, 0, 0)] * x.ndim
@@ -120,13 +115,6 @@ def _check_group(x: Any, channels_last: bool, group: int) -> int:
     return channels
 
 
-def _convolve(x: Any, filter: Any, w: Window, group: int) -> Any:
-    sizes = tuple(x.shape[a] for a in spatial_axes(x.ndim, w.channels_last))
-    w.output_sizes(sizes)  # raises where the kernel does not fit
-    ones = (1,) * len(sizes)
-    return convolve(x, filter, Convolution(w.stride, w.padding(sizes), w.dilation, ones, w.channels_last, group))
-
-
 def _finish(y: Any, bias: Any, channels_last: bool) -> Any:
     """y plus one number per channel, if there is a bias."""
     if bias is None:
@@ -144,8 +132,8 @@ def _gradients(forward: Callable, x: Any, filter: Any, dy: Any, channels_last: b
     return (dfilter, dx) if no_bias else (dfilter, dy.sum([k for k in range(dy.ndim) if k != channel]), dx)
 
 
-def _checked(x: Any, filter: Any, window: Window, group: int) -> Window:
-    """The window for x; OpError where filter, kernel, groups and channels do not fit together."""
+def _direct(x: Any, filter: Any, window: Window, group: int) -> tuple[Callable, bool]:
+    """The convolution as a function of x and filter, after checks; and whether channels come last."""
     check_float(x, "x")
     if window.whole:
         raise OpError("global_pooling is an argument of pooling; a convolution has the kernel of its filter")
@@ -159,23 +147,25 @@ def _checked(x: Any, filter: Any, window: Window, group: int) -> Window:
             f"filter is {describe(filter)} and x is {describe(x)} with group {group}; filter must be {['M', *tail]}, M a "
             f"multiple of {group}"
         )
-    return w
+    sizes = spatial_sizes(x, w.channels_last)
+    w.output_sizes(sizes)  # raises where the kernel does not fit
+    ones = (1,) * len(sizes)
+    how = Convolution(w.stride, w.padding(sizes), w.dilation, ones, w.channels_last, group)
+    return lambda v, f: convolve(v, f, how), w.channels_last
 
 
-def convolution(x: Any, filter: Any, window: Window, group: int) -> Any:
-    """The convolution without a bias; OpError where its inputs do not fit together."""
-    return _convolve(x, filter, _checked(x, filter, window, group), group)
-
-
-@takes_window
 def conv(x, filter, bias=None, *, window, group: int = 1):
-    return _finish(convolution(x, filter, window, group), bias, window.channels_last)
+    forward, channels_last = _direct(x, filter, window, group)
+    return _finish(forward(x, filter), bias, channels_last)
 
 
-@takes_window
+def conv_relu(x, filter, bias=None, *, window, group: int = 1):
+    return jax.nn.relu(conv(x, filter, bias, window=window, group=group))
+
+
 def conv_gradient(x, filter, dy, *, window, group: int = 1, no_bias: bool = False):
-    w = _checked(x, filter, window, group)
-    return _gradients(lambda v, f: _convolve(v, f, w, group), x, filter, dy, w.channels_last, no_bias)
+    forward, channels_last = _direct(x, filter, window, group)
+    return _gradients(forward, x, filter, dy, channels_last, no_bias)
 
 
 def _make_gradient(g) -> None:
@@ -189,17 +179,10 @@ def _make_gradient(g) -> None:
 
 
 for _type in ("Conv", "Conv1D", "Conv2D", "Conv3D"):
-    op(_type)(conv)
-    op(_type + "Gradient", outputs=(1, 3))(conv_gradient)
+    op(_type)(takes_window(conv))
+    op(_type + "Gradient", outputs=(1, 3))(takes_window(conv_gradient))
     gradient(_type)(_make_gradient)
-
-
-def conv_relu(*blobs: Any, **args: Any) -> Any:
-    return jax.nn.relu(conv(*blobs, **args))
-
-
-conv_relu.__signature__ = inspect.signature(conv)  # type: ignore[attr-defined]
-op("ConvRelu", gradient="forbidden")(conv_relu)
+op("ConvRelu", gradient="forbidden")(takes_window(conv_relu))
 
 
 def _extra(*, adj: int | None = None, adj_h: int | None = None, adj_w: int | None = None, adjs: tuple[int, ...] = ()):
@@ -221,13 +204,13 @@ def _extra(*, adj: int | None = None, adj_h: int | None = None, adj_w: int | Non
 
 
 def _transposed(x: Any, filter: Any, window: Window, group: int, extra: Callable) -> tuple[Callable, bool]:
-    """The transposed convolution as a function of x and filter, once checked; and whether channels come last."""
+    """The transposed convolution as a function of x and filter, after checks; and whether channels come last."""
     check_float(x, "x")
     w = window.for_image(x)
     if window.whole or w.legacy_pad == CAFFE or any(d != 1 for d in w.dilation):
         raise OpError("takes no global_pooling, dilation or legacy_pad 3; leave them out")
     channels = x.shape[-1 if w.channels_last else 1]
-    if filter.ndim != x.ndim or filter.shape[0] != channels or _kernel(filter, w.channels_last) != w.kernel:
+    if filter.ndim != x.ndim or filter.shape[0] != channels or spatial_sizes(filter, w.channels_last) != w.kernel:
         wanted = [channels, *w.kernel, "M/G"] if w.channels_last else [channels, "M/G", *w.kernel]
         raise OpError(f"filter is {describe(filter)} and x is {describe(x)}; filter must be {wanted}")
     _check_group(x, w.channels_last, group)

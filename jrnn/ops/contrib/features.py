@@ -201,13 +201,6 @@ def piecewise_linear_transform(
     return _transform(x.reshape(-1, 1), *lines).reshape(x.shape)
 
 
-def _rows(keys: Any, blob: Any) -> Any:
-    """A blob whose first dimensions are those of the keys, with these dimensions merged."""
-    if blob.shape[: keys.ndim] != keys.shape:
-        raise OpError(f"an input is {describe(blob)}; its shape must begin with that of the keys, {list(keys.shape)}")
-    return blob.reshape(keys.size, *blob.shape[keys.ndim :])
-
-
 def _parts(keys: Any, inputs: tuple, outputs: int, pack_first_input: bool) -> list[list[Any]]:
     """For each part, its keys and its rows of the inputs."""
     check_integers(keys, "keys")
@@ -218,7 +211,11 @@ def _parts(keys: Any, inputs: tuple, outputs: int, pack_first_input: bool) -> li
     values = np.asarray(keys).reshape(-1)
     part = values % count
     first = (values - part) // count if pack_first_input else values
-    blobs = [first.astype(keys.dtype), *(jax.lax.stop_gradient(_rows(keys, x)) for x in inputs)]
+    blobs = [first.astype(keys.dtype)]
+    for x in inputs:
+        if x.shape[: keys.ndim] != keys.shape:
+            raise OpError(f"an input is {describe(x)}; its shape must begin with that of the keys, {list(keys.shape)}")
+        blobs.append(jax.lax.stop_gradient(x.reshape(keys.size, *x.shape[keys.ndim :])))
     return [[blob[np.flatnonzero(part == p)] for blob in blobs] for p in range(count)]
 
 

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.ops.contrib.conv import convolution
+from jrnn.ops.contrib.conv import conv
 from jrnn.ops.contrib.image import scale_factors, stretched
-from jrnn.ops.contrib.pool import averaged, greatest
+from jrnn.ops.contrib.pool import average_pool, max_pool
 from jrnn.ops.contrib.window import Window, takes_window
 from jrnn.ops.values import canonical_axis, check_float, check_size, describe, flat_at, takes
 from jrnn.registry import op
@@ -272,10 +272,10 @@ def _check_order(window: Window) -> None:
 def _register_convolution(type: str, relu: bool) -> None:
     @op(type, gradient="forbidden")
     @takes_window
-    def conv(x, filter, bias=None, *, window, group: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
+    def convolution(x, filter, bias=None, *, window, group: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
         _check_order(window)
         with jax.enable_x64(True):
-            total = convolution(_whole(x), _whole(filter), window, group)
+            total = conv(_whole(x), _whole(filter), window=window, group=group)
             if bias is not None and bias.shape != total.shape[-1:]:
                 raise OpError(f"bias is {describe(bias)}; its shape must be [{total.shape[-1]}]")
             return _requantized(total, x, filter, bias, Y_scale, Y_zero_point, relu, False)
@@ -292,7 +292,9 @@ def _register_pools(suffix: str, relu: bool) -> None:
         x = need_int8(x, "x")
         check_scale(Y_scale, Y_zero_point)
         _check_order(window)
-        mean = averaged(centered(x, jnp.float32), window, count_include_pad=True)  # compat: padding represents 0
+        mean = average_pool(
+            centered(x, jnp.float32), window=window, count_include_pad=True
+        )  # compat: padding represents 0
         steps = away_from_zero(mean * (np.float32(x.scale) / np.float32(Y_scale)))
         return quantized(steps, Y_scale, Y_zero_point, relu)
 
@@ -301,7 +303,8 @@ def _register_pools(suffix: str, relu: bool) -> None:
     def maximum(x, *, window, Y_scale: float = 1.0, Y_zero_point: int = 0):
         x = _kept(Y_scale=Y_scale, Y_zero_point=Y_zero_point)(x)
         _check_order(window)
-        return quantized(greatest(centered(x, jnp.float32), window), x.scale, x.zero_point, relu)
+        greatest = max_pool(centered(x, jnp.float32), window=window)
+        return quantized(greatest, x.scale, x.zero_point, relu)
 
 
 _register_pools("", False)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jrnn.errors import OpError
 from jrnn.ir import Op
-from jrnn.ops.contrib.window import Window, check_image, is_channels_last, spatial_axes, takes_window
-from jrnn.ops.shape import concat, split
+from jrnn.ops.contrib.window import Window, check_image, is_channels_last, spatial_sizes, takes_window
+from jrnn.ops.shape import concat, make_split_gradient, split
 from jrnn.ops.values import describe, takes
 from jrnn.registry import gradient, op
 
@@ -71,7 +71,7 @@ def im2col(x, *, window, op):
 def col2im(columns, z, *, window, op):
     """Adds columns up at the places of their elements, in an image of z's shape; the values of z are not read."""
     w = _for_columns(window, z, op)
-    windows = w.output_sizes(tuple(z.shape[a] for a in spatial_axes(z.ndim, w.channels_last)))
+    windows = w.output_sizes(spatial_sizes(z, w.channels_last))
     n, c = z.shape[0], z.shape[-1 if w.channels_last else 1]
     shape = (n, *windows, w.volume, c) if w.channels_last else (n, c, w.volume, *windows)
     size = math.prod(shape)
@@ -139,9 +139,4 @@ def batch_to_space(x, *, blocks):
 # The old names of Concat and Split, for old nets.
 op("DepthConcat", outputs=2, gradient="Split(dy, y1) -> *")(concat)
 op("DepthSplit", outputs=(1, None))(split)
-
-
-@gradient("DepthSplit")
-def _(g):
-    inputs = [g.grad_output(k) for k in range(len(g.op.outputs))]
-    g.emit("Concat", inputs, [g.grad_input(0), f"_{g.op.inputs[0]}_grad_dims"])
+gradient("DepthSplit")(make_split_gradient)

@@ -1,7 +1,7 @@
 """LearningRate with every policy, and the counters of iterations that drive it: Iter, AtomicIter, CreateMutex.
 
 A policy is a function of the iteration that returns the factor on `base_lr`; its keyword-only parameters are Arguments of
-LearningRate. In a `composite`, the arguments of policy k are named `sub_policy_k_NAME`.
+LearningRate, with the types of their defaults. In a `composite`, the arguments of policy k are named `sub_policy_k_NAME`.
 """
 
 import inspect
@@ -16,64 +16,15 @@ from jrnn.errors import OpError, near
 from jrnn.ops.values import check_integers, scalar, takes
 from jrnn.registry import op
 
-POLICIES: dict[str, Callable] = {}
-
-
-def _policy(name: str) -> Callable[[Callable], Callable]:
-    def register(fn: Callable) -> Callable:
-        POLICIES[name] = fn
-        return fn
-
-    return register
-
 
 def _number(iteration: Any) -> Any:
     return jnp.asarray(iteration).astype(jnp.float32)
 
 
-def _positive(**args: float) -> None:
-    for name, value in args.items():
-        if value <= 0:
-            raise OpError(f"argument {name!r} must be positive, is {value}")
-
-
-@_policy("fixed")
-def _fixed(i):
-    return 1.0
-
-
-@_policy("step")
-def _step(i, *, gamma: float = 0.0, stepsize: int = 0):
-    _positive(stepsize=stepsize)
-    return gamma ** _number(i // stepsize)
-
-
-@_policy("exp")
-def _exp(i, *, gamma: float = 0.0):
-    return gamma ** _number(i)
-
-
-@_policy("inv")
-def _inv(i, *, gamma: float = 0.0, power: float = 0.0):
-    return (1 + gamma * _number(i)) ** -power
-
-
-@_policy("poly")
-def _poly(i, *, power: float = 0.0, max_iter: int = -1):
-    _positive(max_iter=max_iter)
-    return (1 - _number(i) / max_iter) ** power
-
-
-@_policy("gate")
-def _gate(i, *, num_iter: int = 0, multiplier_1: float = 1.0, multiplier_2: float = 1.0):
-    return jnp.where(i < num_iter, multiplier_1, multiplier_2)
-
-
-@_policy("alter")
-def _alter(i, *, active_first: bool = True, active_period: int = -1, inactive_period: int = -1):
-    _positive(active_period=active_period, inactive_period=inactive_period)
-    place = i % (active_period + inactive_period)
-    return jnp.where((place < active_period) if active_first else (place >= inactive_period), 1.0, 0.0)
+def _positive(name: str, value: Any) -> Any:
+    if value <= 0:
+        raise OpError(f"argument {name!r} must be positive, is {value}")
+    return value
 
 
 def _ramp(i: Any, start: float, num_iter: int) -> Any:
@@ -81,37 +32,17 @@ def _ramp(i: Any, start: float, num_iter: int) -> Any:
     return start + (1 - start) * _number(i) / max(num_iter, 1)
 
 
-@_policy("linearWarmup")
-def _linear_warmup(i, *, start_multiplier: float = 0.0, num_iter: int = 0):
-    return jnp.where(i < num_iter, _ramp(i, start_multiplier, num_iter), 1.0)
+def _alter(i, *, active_first=True, active_period=-1, inactive_period=-1):
+    place = i % (_positive("active_period", active_period) + _positive("inactive_period", inactive_period))
+    return jnp.where((place < active_period) if active_first else (place >= inactive_period), 1.0, 0.0)
 
 
-@_policy("constantWarmup")
-def _constant_warmup(i, *, multiplier: float = 0.5, num_iter: int = 0):
-    return jnp.where(i < num_iter, multiplier, 1.0)
-
-
-@_policy("pieceWarmup")
-def _piece_warmup(i, *, m1: float = 0.5, n1: int = 0, m2: float = 0.5, n2: int = 0, m3: float = 0.5):
-    return jnp.where(i < n1, m1, jnp.where(i < n2, m2, m3))
-
-
-@_policy("hill")
-def _hill(
-    i,
-    *,
-    num_iter: int = 0,
-    start_multiplier: float = 0.0,
-    gamma: float = 0.0,
-    power: float = 0.0,
-    end_multiplier: float = 0.0,
-):
+def _hill(i, *, num_iter=0, start_multiplier=0.0, gamma=0.0, power=0.0, end_multiplier=0.0):
     after = (1 + gamma * jnp.maximum(_number(i - num_iter), 0)) ** -power
     return jnp.where(i < num_iter, _ramp(i, start_multiplier, num_iter), jnp.maximum(after, end_multiplier))
 
 
-@_policy("slope")
-def _slope(i, *, num_iter_1: int = 0, multiplier_1: float = 0.0, num_iter_2: int = 0, multiplier_2: float = 0.0):
+def _slope(i, *, num_iter_1=0, multiplier_1=0.0, num_iter_2=0, multiplier_2=0.0):
     if num_iter_1 == num_iter_2:
         raise OpError(f"arguments 'num_iter_1' and 'num_iter_2' must differ, both are {num_iter_1}")
     slope = (multiplier_2 - multiplier_1) / (num_iter_2 - num_iter_1)
@@ -119,19 +50,15 @@ def _slope(i, *, num_iter_1: int = 0, multiplier_1: float = 0.0, num_iter_2: int
     return jnp.where(i < num_iter_1, multiplier_1, jnp.maximum(line, multiplier_2))
 
 
-@_policy("cyclical")
-def _cyclical(i, *, base_lr: float, max_lr: float = 0.005, stepsize: int = 0, decay: float = 1.0):
-    _positive(stepsize=stepsize)
-    cycle = i // (2 * stepsize)
+def _cyclical(i, *, base_lr, max_lr=0.005, stepsize=0, decay=1.0):
+    cycle = i // (2 * _positive("stepsize", stepsize))
     away = jnp.abs(_number(i - 2 * stepsize * cycle) / stepsize - 1)  # 1 at both ends of a cycle, 0 in its middle
     return 1 + (max_lr / abs(base_lr) - 1) * (1 - away) * decay ** _number(cycle)
 
 
-@_policy("cosine")
-def _cosine(
-    i, *, max_lr: float = 0.5, min_lr: float = 0.1, period: int = 50, t_mult: float = 1.0, lr_shrink: float = 0.99
-):
-    _positive(period=period, t_mult=t_mult)
+def _cosine(i, *, max_lr=0.5, min_lr=0.1, period=50, t_mult=1.0, lr_shrink=0.99):
+    _positive("period", period)
+    _positive("t_mult", t_mult)
     if t_mult == 1:
         cycle = _number(i // period)
         part = _number(i % period) / period
@@ -151,10 +78,7 @@ def _cosine(
 
 
 def _warmup(
-    *,
-    start_warmup_multiplier: float = 0.1,
-    constant_warmup_num_iter: int = 10000000,
-    linear_warmup_num_iter: int = 10000000,
+    *, start_warmup_multiplier=0.1, constant_warmup_num_iter=10000000, linear_warmup_num_iter=10000000
 ) -> Callable[[Any, Callable[[Any], Any]], Any]:
     """A function of the iteration and of the policy that follows, which counts from the end of the warmup."""
     end = constant_warmup_num_iter + linear_warmup_num_iter
@@ -167,52 +91,68 @@ def _warmup(
     return warmup
 
 
-@_policy("constantThenLinearWarmup")
 @takes(warmup=_warmup)
 def _constant_then_linear(i, *, warmup):
     return warmup(i, lambda j: 1.0)
 
 
-@_policy("compositeCyclical")
 @takes(warmup=_warmup)
-def _composite_cyclical(
-    i,
-    *,
-    warmup,
-    base_lr: float,
-    cyclical_max_lr: float = 0.05,
-    cyclical_step_size: int = 1000000,
-    cyclical_decay: float = 1.0,
-):
+def _composite_cyclical(i, *, warmup, base_lr, cyclical_max_lr=0.05, cyclical_step_size=1000000, cyclical_decay=1.0):
     args = {"max_lr": cyclical_max_lr, "stepsize": cyclical_step_size, "decay": cyclical_decay}
     return warmup(i, lambda j: _cyclical(j, base_lr=base_lr, **args))
 
 
-@_policy("compositeCosine")
 @takes(warmup=_warmup)
 def _composite_cosine(
     i,
     *,
     warmup,
-    cosine_max_lr: float = 0.5,
-    cosine_min_lr: float = 0.1,
-    cosine_period: int = 50,
-    cosine_t_mult: float = 1.0,
-    cosine_lr_shrink: float = 0.99,
+    cosine_max_lr=0.5,
+    cosine_min_lr=0.1,
+    cosine_period=50,
+    cosine_t_mult=1.0,
+    cosine_lr_shrink=0.99,
 ):
     args = {"max_lr": cosine_max_lr, "min_lr": cosine_min_lr, "period": cosine_period, "t_mult": cosine_t_mult}
     return warmup(i, lambda j: _cosine(j, **args, lr_shrink=cosine_lr_shrink))
 
 
-def _parameters(fn: Callable) -> list[inspect.Parameter]:
-    return [p for p in inspect.signature(fn, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
+POLICIES: dict[str, Callable] = {
+    "fixed": lambda i: 1.0,
+    "step": lambda i, *, gamma=0.0, stepsize=0: gamma ** _number(i // _positive("stepsize", stepsize)),
+    "exp": lambda i, *, gamma=0.0: gamma ** _number(i),
+    "inv": lambda i, *, gamma=0.0, power=0.0: (1 + gamma * _number(i)) ** -power,
+    "poly": lambda i, *, power=0.0, max_iter=-1: (1 - _number(i) / _positive("max_iter", max_iter)) ** power,
+    "gate": lambda i, *, num_iter=0, multiplier_1=1.0, multiplier_2=1.0: jnp.where(
+        i < num_iter, multiplier_1, multiplier_2
+    ),
+    "alter": _alter,
+    "linearWarmup": lambda i, *, start_multiplier=0.0, num_iter=0: jnp.where(
+        i < num_iter, _ramp(i, start_multiplier, num_iter), 1.0
+    ),
+    "constantWarmup": lambda i, *, multiplier=0.5, num_iter=0: jnp.where(i < num_iter, multiplier, 1.0),
+    "pieceWarmup": lambda i, *, m1=0.5, n1=0, m2=0.5, n2=0, m3=0.5: jnp.where(i < n1, m1, jnp.where(i < n2, m2, m3)),
+    "hill": _hill,
+    "slope": _slope,
+    "cyclical": _cyclical,
+    "cosine": _cosine,
+    "constantThenLinearWarmup": _constant_then_linear,
+    "compositeCyclical": _composite_cyclical,
+    "compositeCosine": _composite_cosine,
+}
+
+
+def _parameters(policy: str) -> list[inspect.Parameter]:
+    """The Arguments of a policy, whose types are those of their defaults, and base_lr if it reads that."""
+    own = inspect.signature(POLICIES[policy]).parameters.values()
+    return [p.replace(annotation=type(p.default)) for p in own if p.kind is p.KEYWORD_ONLY]
 
 
 def _factor(policy: str, i: Any, base_lr: float, args: dict[str, Any]) -> Any:
     """The factor of one policy, with those of `args` that it has."""
     if policy not in POLICIES:
         raise OpError(f"argument 'policy' is {policy!r}{near(policy, [*POLICIES, 'composite'])}")
-    own = {p.name: p.annotation for p in _parameters(POLICIES[policy])}
+    own = {p.name: p.annotation for p in _parameters(policy)}
     given = {name: own[name](value) for name, value in args.items() if name in own}
     if "base_lr" in own:
         given["base_lr"] = base_lr
@@ -249,7 +189,7 @@ def learning_rate(iteration, *, base_lr: float, policy: str, sub_policy_num_iter
     return (base_lr * jnp.asarray(factor, jnp.float32)).astype(jnp.float32)
 
 
-_arguments = {p.name: p for fn in POLICIES.values() for p in _parameters(fn) if p.name != "base_lr"}
+_arguments = {p.name: p for policy in POLICIES for p in _parameters(policy) if p.name != "base_lr"}
 _own = [p for p in inspect.signature(learning_rate, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
 learning_rate.__signature__ = inspect.Signature([*_own, *_arguments.values()])  # type: ignore[attr-defined]
 op("LearningRate", gradient="stops")(learning_rate)

@@ -12,7 +12,8 @@ from jax import lax
 
 from jrnn.errors import GradientError, OpError
 from jrnn.ops.contrib.window import is_channels_last
-from jrnn.ops.values import canonical_axis, check_float, check_shape, describe, flat_at
+from jrnn.ops.norm import columns_from
+from jrnn.ops.values import canonical_axis, check_float, check_shape, describe
 from jrnn.registry import gradient, op
 
 
@@ -282,20 +283,10 @@ def _(g):
     g.emit("GroupNormGradient", inputs, [g.grad_input(k) for k in range(3)])
 
 
-def _rows(x: Any, axis: int, **weights: Any) -> Any:
-    """x as a matrix whose columns begin at `axis`; OpError where weights have not one number for each."""
-    check_float(x, "x")
-    x2 = flat_at(x, canonical_axis(axis, x.ndim))
-    for name, w in weights.items():
-        if w.size != x2.shape[1]:
-            raise OpError(f"{name} is {describe(w)} and x is {describe(x)}; {name} must have {x2.shape[1]} elements")
-    return x2
-
-
 @op("RMSNorm", outputs=2, gradient="RMSNormGradient(dy, x, gamma, y1) -> x, gamma, beta")
 def rms_norm(x, gamma, beta, *, axis: int = 1, eps: float = 0.0):
     """y = x / sqrt(mean(x^2) + eps) * gamma + beta over all dimensions from `axis` on; and 1 / sqrt(...)."""
-    x2 = _rows(x, axis, gamma=gamma, beta=beta)
+    x2 = columns_from(x, axis, gamma=gamma, beta=beta)
     rrms = lax.rsqrt(jnp.square(x2).mean(1, keepdims=True) + eps)
     y = x2 * rrms * gamma.reshape(1, -1) + beta.reshape(1, -1)
     return y.reshape(x.shape), rrms.reshape(x.shape[: canonical_axis(axis, x.ndim)])
@@ -303,7 +294,7 @@ def rms_norm(x, gamma, beta, *, axis: int = 1, eps: float = 0.0):
 
 @op("RMSNormGradient", outputs=3)
 def rms_norm_gradient(dy, x, gamma, rrms, *, axis: int = 1, eps: float = 0.0):
-    x2 = _rows(x, axis, gamma=gamma)
+    x2 = columns_from(x, axis, gamma=gamma)
     check_shape(dy, x.shape, "dy")
     dy2, r = dy.reshape(x2.shape), rrms.reshape(-1, 1)
     scaled, normal = dy2 * gamma.reshape(1, -1), x2 * r

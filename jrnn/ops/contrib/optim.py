@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.ops.lengths import per_row
 from jrnn.ops.optim import adam_step, filled, momentum_step, next_step, same_size
 from jrnn.ops.values import check_indices, describe, scalar, takes
 from jrnn.registry import op
@@ -97,29 +98,23 @@ def sparse_momentum_sgd_update(grad, m, lr, param, indices, *, momentum: float =
     return change, m, param
 
 
-@op("SparseAdagrad", outputs=2, gradient="forbidden", inplace={0: 0, 1: 1})
-def sparse_adagrad(param, moment, indices, grad, lr, *, epsilon: float = 1e-5, weight_decay: float = 0.0):
-    lr = scalar(lr, "lr")
+def _register_adagrad(type: str, row_wise: bool) -> None:
+    """Adagrad; if `row_wise` with one moment per row, to which the mean of the row's squared gradients is added."""
 
-    def step(g, p, h):
-        g = g + weight_decay * p
-        h = h + g * g
-        return g, p + lr * g / (jnp.sqrt(h) + epsilon), h
+    @op(type, outputs=2, gradient="forbidden", inplace={0: 0, 1: 1})
+    def adagrad(param, moment, indices, grad, lr, *, epsilon: float = 1e-5, weight_decay: float = 0.0):
+        lr = scalar(lr, "lr")
 
-    return _by_rows(step, indices, grad, param, moment=moment)[:2]
+        def step(g, p, h):
+            g = g + weight_decay * p
+            h = h + ((g * g).mean(1) if row_wise else g * g)
+            return g, p + lr * g / per_row(jnp.sqrt(h) + epsilon, g), h
+
+        return _by_rows(step, indices, grad, param, moment=(moment, ()) if row_wise else moment)[:2]
 
 
-@op("RowWiseSparseAdagrad", outputs=2, gradient="forbidden", inplace={0: 0, 1: 1})
-def row_wise_sparse_adagrad(param, moment, indices, grad, lr, *, epsilon: float = 1e-5, weight_decay: float = 0.0):
-    """Adagrad with one moment per row, to which the mean of the row's squared gradients is added."""
-    lr = scalar(lr, "lr")
-
-    def step(g, p, h):
-        g = g + weight_decay * p
-        h = h + (g * g).mean(1)
-        return g, p + lr * g / (jnp.sqrt(h) + epsilon)[:, None], h
-
-    return _by_rows(step, indices, grad, param, moment=(moment, ()))[:2]
+_register_adagrad("SparseAdagrad", False)
+_register_adagrad("RowWiseSparseAdagrad", True)
 
 
 def _rectified(t: Any, beta2: float) -> tuple[Any, Any]:
@@ -197,13 +192,6 @@ def sparse_adadelta(param, moment, delta, indices, grad, lr, *, epsilon: float =
     return _by_rows(step, indices, grad, param, moment=moment, delta=delta)[:3]
 
 
-def _ftrl_alpha(blob: Any, argument: float | None) -> Any:
-    """Ftrl's learning rate: a blob, or an argument, but not both."""
-    if blob is not None and argument is not None:
-        raise OpError("alpha is given both as input and as argument; give one of them")
-    return scalar(blob, "alpha") if blob is not None else (0.005 if argument is None else argument)
-
-
 def _ftrl_step(var, nz, grad, alpha, beta, lambda1, lambda2):
     """(new var, new nz); nz holds the sum of squared gradients and the linear term, in its last dimension."""
     n, z = nz[..., 0], nz[..., 1]
@@ -216,7 +204,15 @@ def _ftrl_step(var, nz, grad, alpha, beta, lambda1, lambda2):
 def _ftrl_options(
     *, alpha: float | None = None, beta: float = 1.0, lambda1: float = 0.001, lambda2: float = 0.001
 ) -> Callable[[Any], dict[str, Any]]:
-    return lambda blob: {"alpha": _ftrl_alpha(blob, alpha), "beta": beta, "lambda1": lambda1, "lambda2": lambda2}
+    """A function of the blob of alpha, or None, that returns the options of `_ftrl_step`."""
+
+    def options(blob: Any) -> dict[str, Any]:
+        if blob is not None and alpha is not None:
+            raise OpError("alpha is given both as input and as argument; give one of them")
+        rate = scalar(blob, "alpha") if blob is not None else (0.005 if alpha is None else alpha)
+        return {"alpha": rate, "beta": beta, "lambda1": lambda1, "lambda2": lambda2}
+
+    return options
 
 
 @op("Ftrl", outputs=2, gradient="forbidden", inplace={0: 0, 1: 1})

@@ -12,20 +12,20 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.ops.contrib.window import CAFFE, Window, spatial_axes, takes_window
+from jrnn.ops.contrib.window import CAFFE, Window, spatial_axes, spatial_sizes, takes_window
 from jrnn.ops.values import check_float, check_shape
 from jrnn.registry import op
 
 
 def _for_pooling(window: Window, x: Any) -> Window:
-    """The window for x; OpError where a window would see padding alone."""
+    """The window for x; OpError if a window could contain only padding."""
     check_float(x, "x")
     w = window.for_image(x)
     if any(d != 1 for d in w.dilation):
         raise OpError(f"pooling takes no dilation, was given {list(w.dilation)}")
     if not w.whole and any(p >= k for p, k in zip(w.pads, w.kernel * 2)):
         raise OpError(f"pads {list(w.pads)} must be smaller than kernels {list(w.kernel)}")
-    sizes = _sizes(x, w)
+    sizes = spatial_sizes(x, w.channels_last)
     for k, (size, count) in enumerate(zip(sizes, w.output_sizes(sizes))):
         start = (count - 1) * w.stride[k] - w.padding(sizes)[k][0]
         if w.legacy_pad == CAFFE and start >= size:
@@ -36,16 +36,12 @@ def _for_pooling(window: Window, x: Any) -> Window:
     return w
 
 
-def _sizes(x: Any, w: Window) -> tuple[int, ...]:
-    return tuple(x.shape[a] for a in spatial_axes(x.ndim, w.channels_last))
-
-
 def _reduce(x: Any, w: Window, start: float, combine: Any) -> Any:
     axes = spatial_axes(x.ndim, w.channels_last)
     kernel, stride = [1] * x.ndim, [1] * x.ndim
     for k, a in enumerate(axes):
         kernel[a], stride[a] = w.kernel[k], w.stride[k]
-    # an initial value that is no tracer, so that XLA knows the reduction and JAX its gradient
+    # a concrete initial value, by which JAX recognizes the reduction and knows its gradient
     return lax.reduce_window(
         w.pad(x, start), np.asarray(start, x.dtype), combine, tuple(kernel), tuple(stride), "VALID"
     )
@@ -58,7 +54,7 @@ def _max_pool(x: Any, w: Window) -> Any:
 
 @_max_pool.defjvp
 def _max_pool_jvp(w, primals, tangents):
-    """Every element equal to the greatest one counts, as in MaxPoolGradient; JAX's own rule would take the first."""
+    """The gradient goes to every element equal to the maximum, as in MaxPoolGradient; JAX's own rule picks the first."""
     (x,), (t,) = primals, tangents
     y = _max_pool(x, w)
     if w.whole:
@@ -68,16 +64,10 @@ def _max_pool_jvp(w, primals, tangents):
     return y, functools.reduce(jnp.add, (jnp.where(part == y, tangent, 0) for part, tangent in parts))
 
 
-def greatest(x: Any, window: Window) -> Any:
+def max_pool(x, *, window):
     return _max_pool(x, _for_pooling(window, x))
 
 
-@takes_window
-def max_pool(x, *, window):
-    return greatest(x, window)
-
-
-@takes_window
 def max_pool_gradient(x, y, dy, *, window):
     w = _for_pooling(window, x)
     check_shape(dy, y.shape, "dy")
@@ -92,10 +82,10 @@ def _to_greatest(x: Any, y: Any, dy: Any, w: Window) -> Any:
 
 
 def _counts(x: Any, w: Window, include_pad: bool) -> Any:
-    """How many elements each window averages, ready to divide y by: padding counts only if asked for."""
+    """The number of elements of each window, in a shape that broadcasts with y; padding counts only with include_pad."""
     if include_pad:
         return np.asarray(w.volume, x.dtype)
-    sizes = _sizes(x, w)
+    sizes = spatial_sizes(x, w.channels_last)
     found = np.ones((1,) * x.ndim)
     for k, a in enumerate(spatial_axes(x.ndim, w.channels_last)):
         starts = np.arange(w.output_sizes(sizes)[k]) * w.stride[k] - w.padding(sizes)[k][0]
@@ -109,16 +99,10 @@ def _average(x: Any, w: Window, include_pad: bool) -> Any:
     return total / jnp.broadcast_to(_counts(x, w, include_pad), total.shape)
 
 
-def averaged(x: Any, window: Window, count_include_pad: bool = False) -> Any:
+def average_pool(x, *, window, count_include_pad: bool = False):
     return _average(x, _for_pooling(window, x), count_include_pad)
 
 
-@takes_window
-def average_pool(x, *, window, count_include_pad: bool = False):
-    return averaged(x, window, count_include_pad)
-
-
-@takes_window
 def average_pool_gradient(x, y, dy, *, window, count_include_pad: bool = False):
     w = _for_pooling(window, x)
     (dx,) = jax.linear_transpose(lambda v: _average(v, w, count_include_pad), x)(dy)
@@ -130,8 +114,8 @@ for _name, _forward, _backward in (
     ("AveragePool", average_pool, average_pool_gradient),
 ):
     for _type in (_name, _name + "1D", _name + "2D", _name + "3D"):
-        op(_type, gradient=f"{_type}Gradient(x, y, dy)")(_forward)
-        op(_type + "Gradient")(_backward)
+        op(_type, gradient=f"{_type}Gradient(x, y, dy)")(takes_window(_forward))
+        op(_type + "Gradient")(takes_window(_backward))
 
 
 def _check_power(p: float) -> None:
@@ -152,7 +136,7 @@ def lp_pool(x, *, window, p: float = 2.0):
 @op("LpPoolGradient")
 @takes_window
 def lp_pool_gradient(x, y, dy, *, window, p: float = 2.0):
-    """dy x |x|^(p-2) / y^(p-1), summed over the windows that see x; 0 where x is 0."""
+    """dy x |x|^(p-2) / y^(p-1), summed over the windows that contain x; 0 where x is 0."""
     _check_power(p)
     w = _for_pooling(window, x)
     scaled = jnp.where(y == 0, 0, dy * jnp.where(y == 0, 1, y) ** (1 - p))

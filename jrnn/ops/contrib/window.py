@@ -40,6 +40,11 @@ def spatial_axes(rank: int, channels_last: bool) -> tuple[int, ...]:
     return tuple(range(1, rank - 1)) if channels_last else tuple(range(2, rank))
 
 
+def spatial_sizes(x: Any, channels_last: bool) -> tuple[int, ...]:
+    """The sizes of an image, or of the kernel of a filter, without batch and channels."""
+    return x.shape[1:-1] if channels_last else x.shape[2:]
+
+
 def check_image(x: Any, rank: int | None = None) -> None:
     """Raises OpError unless `x` has batch, channels and spatial dimensions (`rank` dimensions in all)."""
     if rank is not None and x.ndim != rank:
@@ -50,7 +55,7 @@ def check_image(x: Any, rank: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Window:
-    """Kernel, stride, dilation and padding as on the wire, checked against each other but not yet against an image."""
+    """Kernel, stride, dilation and padding, consistent with each other, but not yet checked against an image."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -61,12 +66,11 @@ class Window:
     channels_last: bool
 
     def for_image(self, x: Any) -> Window:
-        """The window with one entry for each spatial dimension of `x`; OpError where it has another number of them."""
+        """The window with one entry per spatial dimension of `x`; OpError if it has fewer."""
         check_image(x)
         rank = x.ndim - 2
         if self.whole:
-            sizes = tuple(x.shape[a] for a in spatial_axes(x.ndim, self.channels_last))
-            ones = (1,) * rank
+            ones, sizes = (1,) * rank, spatial_sizes(x, self.channels_last)
             return Window(sizes, ones, ones, (0,) * (2 * rank), NOTSET, True, self.channels_last)
         if not self.kernel:
             raise OpError("kernel is required: give kernel, kernel_h and kernel_w, kernels, or global_pooling")
@@ -75,18 +79,18 @@ class Window:
                 f"has {len(self.kernel)} kernel sizes {list(self.kernel)} and an image {list(x.shape)} with {rank} spatial "
                 f"dimensions; give kernels with {rank} sizes"
             )
-        # compat: `kernel` stands for two dimensions; on images with one, the first is used
+        # compat: `kernel` means two dimensions; on images with one, the first is used
         n = len(self.kernel)
         pads = self.pads[:rank] + self.pads[n : n + rank]
         k, s, d = self.kernel[:rank], self.stride[:rank], self.dilation[:rank]
         return Window(k, s, d, pads, self.legacy_pad, False, self.channels_last)
 
     def extent(self, k: int) -> int:
-        """How many elements the kernel spans in dimension `k`."""
+        """The number of elements that the kernel spans in dimension `k`."""
         return self.dilation[k] * (self.kernel[k] - 1) + 1
 
     def padding(self, sizes: tuple[int, ...]) -> Pads:
-        """The padding before and after each spatial dimension of these sizes; negative padding crops."""
+        """The padding before and after each spatial dimension, given their sizes; negative padding crops."""
         return tuple(self._padding(k, size) for k, size in enumerate(sizes))
 
     def _padding(self, k: int, size: int) -> tuple[int, int]:
@@ -97,12 +101,12 @@ class Window:
             if self.dilation[k] != 1:
                 raise OpError(f"legacy_pad SAME takes no dilation, dilation is {self.dilation[k]}")
             needed = (-(-size // stride) - 1) * stride + self.kernel[k] - size
-            head = int(needed / 2)  # compat: cut towards 0, also where a stride above the kernel makes it negative
+            head = int(needed / 2)  # compat: truncated towards 0, also if a stride above the kernel makes it negative
             return head, needed - head
         head, tail = self.pads[k], self.pads[k + len(self.kernel)]
         if self.legacy_pad == CAFFE:
             room = size + 2 * head - span
-            more = -(-room // stride) - room // stride  # one window that is only partly inside, or none
+            more = -(-room // stride) - room // stride  # 1 if the last window is only partly inside
             if head > 0 and (room // stride + more) * stride >= size + head:
                 more -= 1
             if more < 0:
@@ -130,14 +134,14 @@ class Window:
         """x with its padding filled with `fill`."""
         axes = spatial_axes(x.ndim, self.channels_last)
         config = [(0, 0, 0)] * x.ndim
-        for a, (head, tail) in zip(axes, self.padding(tuple(x.shape[a] for a in axes))):
+        for a, (head, tail) in zip(axes, self.padding(spatial_sizes(x, self.channels_last))):
             config[a] = (head, tail, 0)
         return lax.pad(x, jnp.asarray(fill, x.dtype), config)
 
     def slices(self, x: Any, fill: float) -> Iterator[Any]:
-        """For each of the K places in the kernel, what all windows see there."""
+        """For each of the K places in the kernel, the elements of all windows at that place."""
         axes = spatial_axes(x.ndim, self.channels_last)
-        outputs = self.output_sizes(tuple(x.shape[a] for a in axes))
+        outputs = self.output_sizes(spatial_sizes(x, self.channels_last))
         padded = self.pad(x, fill)
         for place in itertools.product(*(range(k) for k in self.kernel)):
             starts, limits, strides = [0] * x.ndim, list(padded.shape), [1] * x.ndim
@@ -148,7 +152,7 @@ class Window:
             yield lax.slice(padded, starts, limits, strides)
 
     def spread(self, parts: Iterable[Any], shape: tuple[int, ...]) -> Any:
-        """The transpose of `slices`: adds each part up where its place in the windows lies, into an image of `shape`."""
+        """The transpose of `slices`: adds the parts up at their places, into an image of `shape`."""
         axes = spatial_axes(len(shape), self.channels_last)
         padding = self.padding(tuple(shape[a] for a in axes))
         total: Any = 0
@@ -169,7 +173,7 @@ class Window:
 
 
 def _per_dimension(name: str, many: tuple[int, ...], one: int | None, sides: tuple[int | None, ...]) -> tuple[int, ...]:
-    """A setting from its three spellings on the wire: `kernels`, `kernel`, or `kernel_h` and `kernel_w`; () where absent."""
+    """A setting from its three forms on the wire: `kernels`, `kernel`, or `kernel_h` and `kernel_w`; () if absent."""
     if one is not None:
         return (one,) * len(sides) + many[len(sides) :]
     if None not in sides and not many:
@@ -215,9 +219,7 @@ def make_window(
     for name, values, wanted in (("stride", s, rank), ("dilation", d, rank), ("pad", p, 2 * rank)):
         if len(values) != wanted:
             raise OpError(f"{name}s {list(values)} has {len(values)} entries; kernels {list(k)} asks for {wanted}")
-    sizes = (
-        () if global_pooling else k
-    )  # Caffe's translator writes kernel 0 next to global_pooling, which sets the kernel
+    sizes = () if global_pooling else k  # Caffe's translator writes kernel 0 next to global_pooling
     if any(v < 1 for v in (*sizes, *s, *d)) or any(v < 0 for v in p):
         raise OpError(
             f"kernels {list(k)}, strides {list(s)}, dilations {list(d)} must be positive, pads {list(p)} not negative"
