@@ -56,7 +56,7 @@ class AttentionCell(Cell):
 
     Attributes:
         decoder: the cell.
-        encoder: what it attends to.
+        encoder: the sequence that it attends to.
         kind: "regular", "recurrent", "dot" or "coverage": the module's docstring has the formulas.
         memory_optimization: compute the sums under the tanh again in the backward pass.
     """

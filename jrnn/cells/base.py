@@ -146,7 +146,7 @@ def run_cell(
     Args:
         initial_states: a blob for each state, [H], [N, H] or [1, N, H]; None for learned ones, parameters [H] that
             start at zero.
-        scope: the name under which all blobs and parameters stand.
+        scope: the scope of all blobs and parameters.
         options: see RunOptions.
 
     Raises:

@@ -149,7 +149,7 @@ class Layers(Generic[Outputs]):
                 [N, H] or [1, N, H]; None for learned ones, which start at zero.
             dim_in: features of the input.
             dim_out: hidden size, or one for each layer.
-            scope: the name under which all blobs and parameters stand.
+            scope: the scope of all blobs and parameters.
             options: see the options of the cell, such as LSTMOptions of LSTMCell.
 
         Returns:
@@ -298,8 +298,8 @@ class AttentionLayer:
                 at zero. A coverage starts at zero.
             dim_in: features of the input.
             dim_out: the decoder's hidden size.
-            encoder: what is attended to.
-            scope: the name under which all blobs and parameters stand.
+            encoder: the sequence that the decoder attends to.
+            scope: the scope of all blobs and parameters.
             options: see AttentionOptions.
 
         >>> b = NetBuilder("net")

@@ -225,16 +225,14 @@ def concat(*xs, axis: int = 1, order: str | None = None, Y_scale: float = 1.0, Y
 
 
 def _requantized(total: Any, x: Any, w: Any, bias: Any, scale: float, zero_point: int, relu: bool, floats: bool) -> Any:
-    """Quantizes a sum of products, which float64 holds exactly, after adding the bias."""
-    unit = np.float32(getattr(x, "scale", 1.0)) * np.float32(
-        getattr(w, "scale", 1.0)
-    )  # what one step of `total` represents
+    """Quantizes a sum of products, which float64 holds exactly, after adding the bias; with `floats` leaves it in floats."""
+    # what 1 in `total` represents
+    unit = np.float32(getattr(x, "scale", 1.0)) * np.float32(getattr(w, "scale", 1.0))
     if bias is not None:
         own = _whole(bias) if isinstance(bias, Int8Tensor) else _whole(bias) / np.float64(unit)
         total = total + jnp.expand_dims(own, tuple(range(total.ndim - 1)))
     if floats:
-        y = (total * np.float64(unit)).astype(jnp.float32)
-        return jnp.maximum(y, 0) if relu else y
+        return (total * np.float64(unit)).astype(jnp.float32)
     check_scale(scale, zero_point)
     factor = float(unit / np.float32(scale))
     if factor < 1 and isinstance(x, Int8Tensor) and isinstance(w, Int8Tensor):
