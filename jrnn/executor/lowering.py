@@ -14,6 +14,7 @@ them. If one is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -65,10 +66,11 @@ class _Plans(list):
 def api_boundary(fn: Callable) -> Callable:
     """The function with tracebacks that show the user's frames only, as those of `jax.lax.scan` do."""
     try:
-        traceback_util.register_exclusion(os.path.dirname(__file__))
-        return traceback_util.api_boundary(fn)
-    except (NameError, AttributeError):
+        exclude, boundary = traceback_util.register_exclusion, traceback_util.api_boundary
+    except (NameError, AttributeError):  # a version of JAX without these names: tracebacks are longer
         return fn
+    exclude(os.path.dirname(__file__))
+    return boundary(fn)
 
 
 class _UnmarkedStep:
@@ -107,10 +109,13 @@ def unmarked_step(step: Callable) -> Callable:
     """
     try:
         metadata = private_config.xla_metadata_context_manager.get_local()
-        made = _unmarked_steps.setdefault(step, {})
-        return made.setdefault(metadata, _UnmarkedStep(step, metadata))
-    except (NameError, AttributeError, TypeError):  # of a step that `jax.lax.scan` refuses: it must be hashable
+    except (NameError, AttributeError):  # `_install` has warned, or functions are traced twice
         return step
+    try:
+        made = _unmarked_steps.setdefault(step, {})
+    except TypeError:  # not hashable: `jax.lax.scan` raises
+        return step
+    return made.setdefault(metadata, _UnmarkedStep(step, metadata))
 
 
 # Reading the equation -------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def storing_less(
     """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
 
     Steps with side effects, control flow, `jax.checkpoint` or reverse-mode rules of their own are left to JAX. So are those
-    that name values with `checkpoint_name`, unless `asked` says what to compute again.
+    that name values with `checkpoint_name`, unless `option` says what to compute again.
 
     Args:
         jaxpr: the step, from constants, carries and inputs to new carries and outputs.
@@ -54,7 +54,7 @@ def storing_less(
         policy = policies.dots_saveable if option == "contractions" else policies.nothing_saveable
         return jax.checkpoint(jax.extend.core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False)
     program = jaxprs.opened(jaxpr)
-    if asked is None and any(eqn.primitive.name == "name" for eqn in program.eqns):
+    if option is None and any(eqn.primitive.name == "name" for eqn in program.eqns):
         return None  # a policy of `jax.checkpoint` around the loop chooses values by these names
     avals = [v.aval for v in program.invars]
 
