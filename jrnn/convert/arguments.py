@@ -1,4 +1,4 @@
-"""The arguments of a JAX function that is converted: the arrays among them, and their names."""
+"""The function to convert, as a function of a flat list of named arrays, and its trace."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -9,12 +9,21 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from jrnn.convert.flat import Graph, flatten
 from jrnn.errors import ConversionError
+
+_NOT_KNOWN = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+_RANDOM = ("random_", "threefry", "rng_")
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array among the arguments: its name as a blob, and its value or its shape and type."""
+    """One array among the arguments: the name of its blob, and an example value or ShapeDtypeStruct."""
 
     name: str
     value: Any
@@ -22,61 +31,71 @@ class Leaf:
 
     @property
     def spec(self) -> Any:
-        """Its shape and type; of a key for random numbers, the key itself."""
+        """Its shape and dtype; a random key is its own spec."""
         if hasattr(self.value, "dtype") and jax.dtypes.issubdtype(self.value.dtype, jax.dtypes.prng_key):
             return self.value
-        return jax.ShapeDtypeStruct(np.shape(self.value), jax.dtypes.canonicalize_dtype(_dtype(self.value)))
+        return jax.ShapeDtypeStruct(np.shape(self.value), jax.dtypes.result_type(self.value))
 
 
-def callable_of(fn: Any, params: Any) -> tuple[Callable, Any, bool]:
-    """The function to trace, its params, and whether they are those of a module that is a pytree itself."""
+@dataclass(frozen=True)
+class Call:
+    """A function call whose arguments are flat: `run(flat)` takes values of the `leaves`, params first.
+
+    `closed_over` are the arrays that the function sees from outside, with the names of the variables that hold them.
+    """
+
+    name: str
+    leaves: list[Leaf]
+    run: Callable[[Sequence[Any]], Any]
+    closed_over: list[tuple[str, Any]]
+
+    def trace(self, specs: Sequence[Any]) -> tuple[Graph, list[str]]:
+        """Traces the function for arguments of these shapes; returns its graph and the names of its outputs.
+
+        Raises:
+            ConversionError: for effects, random numbers, a result without arrays, and values that must be known.
+        """
+        try:
+            closed, out = jax.make_jaxpr(self.run, return_shape=True)(specs)
+        except _NOT_KNOWN as e:
+            raise ConversionError(
+                f"{self.name}: depends on values that are known only when it runs: {str(e).splitlines()[0]}"
+            ) from e
+        graph = flatten(closed)
+        kinds = {str(effect) for effect in closed.effects}
+        kinds.update(f"{node.name}, {node.source}" for node in graph.nodes if "callback" in node.name)
+        if kinds:
+            raise ConversionError(
+                f"{self.name} has effects ({'; '.join(sorted(kinds))}); only values are converted: remove prints and "
+                "callbacks"
+            )
+        lines = dict.fromkeys(node.source for node in graph.nodes if node.name.startswith(_RANDOM))
+        if lines:
+            raise ConversionError(
+                f"{self.name} draws random numbers ({', '.join(lines)}); draw them outside and pass them as an argument, "
+                "or put a module with dropout in evaluation: module.eval(), deterministic=True"
+            )
+        if not graph.outputs:
+            raise ConversionError(f"{self.name} returns no array; a converted function must have an output")
+        return graph, [_path_of("output", path) for path, _ in tree_flatten_with_path(out)[0]]
+
+
+def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) -> Call:
+    """The call of a function or module with example arguments, as `from_jax` takes them."""
+    own = False
     if not jax.tree_util.treedef_is_leaf(jax.tree.structure(fn)) and callable(fn):
         if params is not None:
             raise ConversionError(f"a {type(fn).__name__} holds its own params; leave `params` out")
-
-        def call(module: Any, *args: Any) -> Any:
-            return module(*args)
-
-        call.__name__ = type(fn).__name__
-        call.__signature__ = _signature_of_call(fn)  # type: ignore[attr-defined]
-        return call, fn, True
-    if hasattr(fn, "apply") and hasattr(fn, "init"):
+        own, params, fn = True, fn, _named_after(fn, lambda module, *xs: module(*xs))
+    elif hasattr(fn, "apply") and hasattr(fn, "init"):
         if params is None:
             raise ConversionError(f"a {type(fn).__name__} is applied to its variables: give them as `params`")
         module = fn
-
-        def apply(variables: Any, *args: Any) -> Any:
-            return module.apply(variables, *args)
-
-        apply.__name__ = type(module).__name__
-        apply.__signature__ = _signature_of_call(module)  # type: ignore[attr-defined]
-        return apply, params, False
-    if not callable(fn):
+        fn = _named_after(module, lambda variables, *xs: module.apply(variables, *xs))
+    elif not callable(fn):
         raise ConversionError(f"a conversion takes a function, was given a {type(fn).__name__}")
-    return fn, params, False
-
-
-def _signature_of_call(module: Any) -> inspect.Signature:
-    try:
-        return inspect.signature(type(module).__call__)
-    except (TypeError, ValueError):
-        return inspect.Signature()
-
-
-def _dtype(value: Any) -> Any:
-    return value.dtype if hasattr(value, "dtype") else np.result_type(value)
-
-
-def path_of(prefix: str, path: Sequence[Any]) -> str:
-    inner = keystr(tuple(path), simple=True, separator="/")
-    return "/".join(part for part in (prefix, inner) if part) or "arg"
-
-
-def arguments_of(fn: Callable, args: Sequence[Any], params: Any, own: bool, name: str) -> tuple[list[Leaf], Callable]:
-    """The arrays among params and arguments, and the function of a flat list of them."""
-    names = _argument_names(fn, len(args), params is not None)
-    if len(args) == 1 and isinstance(args[0], dict):
-        names = [""]
+    name = name or getattr(fn, "__name__", type(fn).__name__).strip("<>")
+    names = [""] if len(args) == 1 and isinstance(args[0], dict) else _names_of(fn, len(args), params is not None)
     trees = [("", params, True)] if params is not None else []
     trees += [(prefix, arg, False) for prefix, arg in zip(names, args)]
     leaves: list[Leaf] = []
@@ -85,48 +104,59 @@ def arguments_of(fn: Callable, args: Sequence[Any], params: Any, own: bool, name
         found, structure = tree_flatten_with_path(tree)
         structures.append((structure, len(found)))
         for path, value in found:
-            full = path_of(prefix, path)
+            full = _path_of(prefix, path)
             leaves.append(Leaf(full.removesuffix("/value") if own and is_param else full, value, is_param))
     for leaf in leaves:
         _check_argument(leaf, name)
 
-    def call(flat: Sequence[Any]) -> Any:
-        rest, built = list(flat), []
-        for structure, count in structures:
-            built.append(jax.tree.unflatten(structure, rest[:count]))
-            rest = rest[count:]
-        return fn(*built)
+    def run(flat: Sequence[Any]) -> Any:
+        rest = iter(flat)
+        return fn(*(jax.tree.unflatten(structure, [next(rest) for _ in range(n)]) for structure, n in structures))
 
-    return leaves, call
+    return Call(name, leaves, run, _closed_over(fn))
 
 
-def _argument_names(fn: Callable, count: int, has_params: bool) -> list[str]:
+def _named_after(module: Any, call: Any) -> Callable:
+    """`call` with the name and signature of a module."""
+    call.__name__ = type(module).__name__
+    call.__signature__ = _signature(type(module).__call__)
+    return call
+
+
+def _signature(fn: Any) -> inspect.Signature:
     try:
-        parameters = list(inspect.signature(fn).parameters.values())
+        return inspect.signature(fn)
     except (TypeError, ValueError):
-        parameters = []
+        return inspect.Signature()
+
+
+def _names_of(fn: Callable, count: int, has_params: bool) -> list[str]:
+    parameters = _signature(fn).parameters.values()
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     plain = plain[1:] if has_params else plain
     return [plain[k] if k < len(plain) else f"arg_{k}" for k in range(count)]
 
 
+def _path_of(prefix: str, path: Sequence[Any]) -> str:
+    inner = keystr(tuple(path), simple=True, separator="/")
+    return "/".join(part for part in (prefix, inner) if part) or "arg"
+
+
 def _check_argument(leaf: Leaf, name: str) -> None:
-    if not (hasattr(leaf.value, "shape") and hasattr(leaf.value, "dtype")) and not isinstance(
-        leaf.value, (bool, int, float)
-    ):
+    is_array = hasattr(leaf.value, "shape") and hasattr(leaf.value, "dtype")
+    if not is_array and not isinstance(leaf.value, (bool, int, float)):
         raise ConversionError(
             f"{name}: argument {leaf.name!r} is a {type(leaf.value).__name__}, not an array; close over settings: "
             "lambda x: fn(x, setting)"
         )
-    for size in np.shape(leaf.value) if not hasattr(leaf.value, "shape") else leaf.value.shape:
+    for size in np.shape(leaf.value):
         if not isinstance(size, (int, np.integer)):
             raise ConversionError(
                 f"{name}: argument {leaf.name!r} has a dimension {size}; shapes must be known numbers"
             )
 
 
-def closed_over(fn: Callable) -> list[tuple[str, Any]]:
-    """The arrays that a function sees from outside, with the names of the variables that hold them."""
+def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
     fn = inspect.unwrap(fn)
     if not inspect.isfunction(fn):
         return []
@@ -137,5 +167,5 @@ def closed_over(fn: Callable) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for variable, tree in {**seen.globals, **seen.nonlocals}.items():
         if not callable(tree) and not inspect.ismodule(tree):
-            found += [(path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
+            found += [(_path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
     return found

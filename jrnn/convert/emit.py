@@ -1,14 +1,14 @@
-"""What conversion rules use: values of the function being converted, and the nets that are built from them.
+"""The Emitter, which builds nets from values, and the table of conversion rules.
 
-A value is *static* (known now: a numpy array, folded at once) or a blob. A blob may hold less than its shape says, with
-dimensions of size 1 that are not broadcast yet: Caffe2's binary operators broadcast such operands themselves, and other
-operators are given the blob in full.
+A value is static (a numpy array, known at conversion) or a Blob. A Blob may hold fewer elements than its shape says, with
+dimensions of size 1 that are not broadcast yet: Caffe2's binary operators broadcast them, other operators take the full
+blob.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,24 +17,20 @@ import jax
 import numpy as np
 
 from jrnn.builder import NetBuilder
-from jrnn.convert.flat import Atom, Graph, Node, Var, flatten
+from jrnn.convert.flat import Graph, Node, Var, evaluate, flatten, read
+from jrnn.convert.package import fill
 from jrnn.errors import ConversionError, JrnnError
-from jrnn.ir import Net, Op
+from jrnn.ir import Op
 
 FLOAT, INT32, INT64, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.int64, np.bool_))
 TYPE_CODES = {FLOAT: 1, INT32: 2, BOOL: 5, INT64: 10}  # TensorProto.DataType
-_FILLS = {
-    FLOAT: "GivenTensorFill",
-    INT32: "GivenTensorIntFill",
-    INT64: "GivenTensorInt64Fill",
-    BOOL: "GivenTensorBoolFill",
-}
-_BIG = 64  # elements from which a constant of one value is written as a ConstantFill
+TYPES = "Caffe2 has float32, int32, int64 and bool"
+_BIG = 64  # number of elements from which a constant of one value is written as a ConstantFill
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A blob of a net: `shape` is what it stands for, `held` what it holds, with 1s (or less rank) where it is to spread."""
+    """A blob of a net: `shape` is its logical shape, `held` what it holds, which broadcasts to `shape`."""
 
     name: str
     shape: tuple[int, ...]
@@ -45,47 +41,56 @@ class Blob:
     def of(cls, name: str, shape: Sequence[int], dtype: Any) -> Blob:
         return cls(name, tuple(shape), np.dtype(dtype), tuple(shape))
 
-    @property
-    def is_full(self) -> bool:
-        return self.held == self.shape
-
 
 Value = Any  # Blob | np.ndarray
+UNKNOWN = "(unknown)"  # the name of a blob that could not be made
+
+
+def registering(table: dict[str, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
+    """Returns the decorator `@rule(*names)`, which enters a function into `table` under each of the names."""
+
+    def rule(*names: str) -> Callable[[Callable], Callable]:
+        def register(function: Callable) -> Callable:
+            for name in names:
+                assert name not in table, f"{name} is registered twice"
+                table[name] = function
+            return function
+
+        return register
+
+    return rule
+
+
+# primitive -> `fn(emitter, node, *values)`, which appends operators and returns the node's results
+RULES: dict[str, Callable[..., Any]] = {}
+rule = registering(RULES)
 
 
 class Emitter:
-    """The nets under construction. `b` is the net that operators are appended to at the moment."""
+    """The nets under construction. `b` is the net that operators are currently appended to."""
 
     def __init__(
-        self,
-        name: str,
-        rules: Mapping[str, Callable],
-        recognize: Callable[[Graph], Graph],
-        closed_over: Sequence[tuple[str, Any]] = (),
-    ):
+        self, name: str, recognize: Callable[[Graph], Graph], closed_over: Sequence[tuple[str, Any]] = ()
+    ) -> None:
         self.root = self.b = NetBuilder(name)
         self.given: list[str] = []
-        self.prelude: list[Op] = []
+        self.fills: list[Op] = []  # of the init net
+        self.prelude: list[Op] = []  # fills of constants, at the start of the net
         self.problems: list[str] = []
-        self.read: tuple[bool, ...] = ()  # which outputs of the node at hand are read
-        self._source = ""  # the line of the node at hand
-        self._casts: dict[str, Blob] = {}  # what a blob is a Cast of
-        self._reshapes: dict[str, Blob] = {}  # what a blob is a Reshape of
-        self._closed_over = closed_over
         self.trail: list[tuple[Node, Var, Blob]] = []
-        self._rules = rules
+        self.read: tuple[bool, ...] = ()  # which outputs of the current node are read
+        self._source = ""  # the line of the current node
         self._recognize = recognize
-        self._init: list[Op] = []
+        self._closed_over = closed_over
+        self._casts: dict[str, Blob] = {}  # result of a Cast -> its operand
+        self._reshapes: dict[str, Blob] = {}  # result of a Reshape -> its operand
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
         self._constants: dict[Any, str] = {}
-        self._weights: dict[int, Blob] = {}
-        self._alive: list[Any] = []  # what _weights knows by id must live on
-
-    # names
+        self._weights: dict[int, tuple[Any, Blob]] = {}  # by the array's id; holding the array keeps the id unique
 
     def claim(self, name: str) -> str:
-        """`name`, or `name_1`, ... where it is taken, in any of the nets."""
+        """Returns a name that no net uses yet: `name`, else `name_1`, ..."""
         found = name
         while found in self._used:
             self._counts[name] = self._counts.get(name, 0) + 1
@@ -93,7 +98,7 @@ class Emitter:
         self._used.add(found)
         return found
 
-    # blobs from outside
+    # inputs, weights, constants
 
     def input(self, name: str, shape: Sequence[int], dtype: Any) -> Blob:
         self.given.append(self.root.input(self.claim(name)))
@@ -101,53 +106,59 @@ class Emitter:
 
     def weight(self, name: str, value: Any) -> Blob:
         """A blob that the init net fills with `value`."""
-        value = np.asarray(value)
-        name = self.root.input(self.claim(name))
-        self._init.append(_fill(name, value))
-        return Blob.of(name, value.shape, value.dtype)
+        return self._filled(name, np.asarray(value), self.fills)
 
     def constant(self, value: np.ndarray) -> Blob:
-        """A static value as a blob, which the net fills before all else; equal ones share it."""
+        """A static value as a blob, which the net fills at its start; equal constants share a blob."""
         value = np.asarray(value)
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._constants:
-            self._constants[key] = name = self.root.input(self.claim("constant"))
-            self.prelude.append(_fill(name, value))
+            self._constants[key] = self._filled("constant", value, self.prelude).name
         return Blob.of(self._constants[key], value.shape, value.dtype)
+
+    def _filled(self, name: str, value: np.ndarray, fills: list[Op]) -> Blob:
+        if value.dtype not in TYPE_CODES:
+            raise ConversionError(f"weight {name!r} is {value.dtype}; {TYPES}: convert it first")
+        name = self.root.input(self.claim(name))
+        if value.size >= _BIG and (value == value.flat[0]).all():
+            args = {"shape": list(value.shape), "dtype": TYPE_CODES[value.dtype], "value": value.flat[0]}
+            fills.append(Op.of("ConstantFill", [], [name], **args))
+        else:
+            fills.append(fill(name, value))
+        return Blob.of(name, value.shape, value.dtype)
 
     # operators
 
-    def op(
-        self,
-        type: str,
-        inputs: Sequence[str | Blob],
-        shape: Sequence[int],
-        dtype: Any,
-        /,
-        *,
-        extra: int = 0,
-        **args: Any,
-    ) -> Blob:
-        """Appends an operator with one output that matters and returns it. `extra` outputs get names of their own."""
-        outputs = [self.claim(type)] + [self.claim(type + "_unused") for _ in range(extra)]
-        self.b.add(Op.of(type, [i.name if isinstance(i, Blob) else i for i in inputs], outputs, **args))
-        return Blob.of(outputs[0], shape, dtype)
+    def ops(
+        self, type: str, inputs: Sequence[str | Value], outputs: Sequence[tuple[Sequence[int], Any] | None], **args: Any
+    ) -> list[Blob]:
+        """Appends an operator.
+
+        Args:
+            inputs: names, or values, of which the operator gets the full blobs.
+            outputs: (shape, dtype) of each output; None for an output that is not used, which is not returned.
+        """
+        names = [i if isinstance(i, str) else self.blob(i).name for i in inputs]
+        made = [self.claim(type if o else f"{type}_unused") for o in outputs]
+        self.b.add(Op.of(type, names, made, **args))
+        return [Blob.of(name, *o) for name, o in zip(made, outputs) if o]
+
+    def op(self, type: str, inputs: Sequence[str | Value], shape: Sequence[int], dtype: Any, /, **args: Any) -> Blob:
+        """Appends an operator with one output."""
+        return self.ops(type, inputs, [(shape, dtype)], **args)[0]
 
     def blob(self, value: Value) -> Blob:
-        """The value as a blob that holds it all."""
+        """The value as a blob that holds all of its elements."""
         if not isinstance(value, Blob):
             return self.constant(value)
         return self.reshaped(self._spread(value), value.shape)
 
     def loose(self, value: Value) -> Blob:
-        """The value as a blob that may still have to be spread, for operators that broadcast."""
-        if isinstance(value, Blob):
-            return value
-        shrunk = shrink(value)
-        return replace(self.constant(shrunk), shape=value.shape)
+        """The value as a blob that may hold fewer elements, for operators that broadcast."""
+        return value if isinstance(value, Blob) else replace(self.constant(shrink(value)), shape=value.shape)
 
     def _spread(self, blob: Blob) -> Blob:
-        if blob.is_full or math.prod(blob.held) == math.prod(blob.shape):
+        if math.prod(blob.held) == math.prod(blob.shape):
             return replace(blob, shape=blob.held)
         if blob.dtype == BOOL:  # Tile has no booleans
             return self.cast(self._spread(self.cast(blob, INT32)), BOOL)
@@ -159,28 +170,33 @@ class Emitter:
                 found = self.op("Tile", [found], shape, blob.dtype, tiles=want, axis=axis)
         return found
 
-    def reshaped(self, blob: Blob, shape: Sequence[int]) -> Blob:
-        """A full blob with another shape of the same size."""
-        if blob.shape == tuple(shape):
-            return blob
-        blob = self._reshapes.get(blob.name, blob)
-        if blob.shape == tuple(shape):
-            return blob
+    def reshaped(self, value: Value, shape: Sequence[int]) -> Value:
+        """The value with another shape of the same size."""
+        shape = tuple(shape)
+        if not isinstance(value, Blob):
+            return value.reshape(shape)
+        if value.held != value.shape:
+            value = self.blob(value)
+        if value.shape != shape:
+            value = self._reshapes.get(value.name, value)
+        if value.shape == shape:
+            return value
         if 0 in shape:
             raise ConversionError(f"an array of shape {list(shape)} has no elements; Caffe2 cannot reshape to it")
-        made = self.op("Reshape", [blob], shape, blob.dtype, shape=list(shape), extra=1)
-        self._reshapes[made.name] = blob
+        (made,) = self.ops("Reshape", [value.name], [(shape, value.dtype), None], shape=list(shape))
+        self._reshapes[made.name] = value
         return made
 
     def cast(self, value: Value, dtype: Any) -> Blob:
-        blob = value if isinstance(value, Blob) else self.constant(value)
         dtype = np.dtype(dtype)
-        if blob.dtype == dtype:
-            return blob
-        codes = {"to": TYPE_CODES[dtype], "from_type": TYPE_CODES[blob.dtype]}
-        made = self.op("Cast", [blob], blob.held, dtype, **codes)
-        self._casts[made.name] = blob
-        return replace(made, shape=blob.shape)
+        if not isinstance(value, Blob):
+            return self.constant(value.astype(dtype))
+        if value.dtype == dtype:
+            return value
+        codes = {"to": TYPE_CODES[dtype], "from_type": TYPE_CODES[value.dtype]}
+        made = self.op("Cast", [value.name], value.held, dtype, **codes)
+        self._casts[made.name] = value
+        return replace(made, shape=value.shape)
 
     def was_bool(self, blob: Blob) -> Blob | None:
         """The boolean that a blob is a Cast of, or None."""
@@ -188,23 +204,21 @@ class Emitter:
         return source if source is not None and source.dtype == BOOL else None
 
     def copy(self, blob: Blob, name: str | None = None) -> Blob:
-        """A copy of a full blob, into the blob `name` where that is given."""
-        outputs = [name or self.claim("Copy")]
-        self.b.add(Op.of("Copy", [blob.name], outputs))
-        return replace(blob, name=outputs[0])
+        """A copy of a full blob, under a new name or `name`."""
+        name = name or self.claim("Copy")
+        self.b.add(Op.of("Copy", [blob.name], [name]))
+        return replace(blob, name=name)
 
-    def zeros(self, shape: Sequence[int], dtype: Any, name: str = "zeros") -> Blob:
-        """A new blob of zeros, made by the net itself."""
-        outputs = [self.claim(name)]
-        value: Any = 0.0 if np.dtype(dtype) == FLOAT else 0
-        self.b.add(
-            Op.of("ConstantFill", [], outputs, shape=list(shape), dtype=TYPE_CODES[np.dtype(dtype)], value=value)
-        )
+    def zeros(self, shape: Sequence[int], dtype: Any, name: str) -> Blob:
+        """A new blob of zeros, filled by the net itself."""
+        dtype, outputs = np.dtype(dtype), [self.claim(name)]
+        args = {"shape": list(shape), "dtype": TYPE_CODES[dtype], "value": 0.0 if dtype == FLOAT else 0}
+        self.b.add(Op.of("ConstantFill", [], outputs, **args))
         return Blob.of(outputs[0], shape, dtype)
 
     @contextmanager
     def inside(self, b: NetBuilder) -> Iterator[None]:
-        """Operators go to another net for a while."""
+        """Appends operators to another net within the context."""
         before, self.b = self.b, b
         try:
             yield
@@ -218,19 +232,21 @@ class Emitter:
 
         What a rule refuses is noted in `problems`, and conversion goes on, to find all of them.
         """
-        env: dict[Var, Value] = dict(zip(graph.inputs, values))
+        consts = {}
         for var, value in graph.consts.items():
             self._note_type(var, "a constant of the function")
-            env[var] = self._captured(value) if var.dtype == FLOAT else np.asarray(value)
-        graph = self._recognize(graph)
-        users = graph.users()
-        for node in graph.nodes:
-            self.read = tuple(v in users for v in node.outputs)
-            for var, value in zip(node.outputs, self._node(node, [self._value(env, a) for a in node.inputs])):
-                env[var] = value
-                if isinstance(value, Blob) and self.b is self.root:
-                    self.trail.append((node, var, value))
-        return [self._value(env, a) for a in graph.outputs]
+            consts[var] = self._captured(value) if var.dtype == FLOAT else np.asarray(value)
+        graph = self._recognize(replace(graph, consts=consts))
+        used = graph.used()
+
+        def call(node: Node, inputs: list[Value]) -> Sequence[Value]:
+            self.read = tuple(v in used for v in node.outputs)
+            found = self._node(node, inputs)
+            if self.b is self.root:
+                self.trail += [(node, v, x) for v, x in zip(node.outputs, found) if isinstance(x, Blob)]
+            return found
+
+        return read(evaluate(graph, values, call), graph.outputs)
 
     def call(self, fn: Callable, *values: Value) -> Any:
         """Appends a JAX function of values, for primitives that are defined by others; returns its results."""
@@ -244,35 +260,29 @@ class Emitter:
         """An array that the function closes over, as a weight."""
         if id(value) not in self._weights:
             names = [name for name, held in self._closed_over if held is value or _same(held, value)]
-            self._weights[id(value)] = self.weight(names[0] if names else "constant", value)
-            self._alive.append(value)
-        return self._weights[id(value)]
-
-    @staticmethod
-    def _value(env: Mapping[Var, Value], atom: Atom) -> Value:
-        return env[atom] if isinstance(atom, Var) else atom
+            self._weights[id(value)] = value, self.weight(names[0] if names else "constant", value)
+        return self._weights[id(value)][1]
 
     def _node(self, node: Node, values: list[Value]) -> Sequence[Value]:
         if (values and all(isinstance(v, np.ndarray) for v in values)) or node.name == "iota":
             with jax.ensure_compile_time_eval():
                 return [np.asarray(v) for v in node.run(*values)]
-        placeholders = [Blob.of("(unknown)", v.shape, v.dtype or FLOAT) for v in node.outputs]
-        rule = self._rules.get(node.name)
-        if rule is None:
+        placeholders = [Blob.of(UNKNOWN, v.shape, v.dtype or FLOAT) for v in node.outputs]
+        if node.name not in RULES:
             self.problems.append(f"{node.name} has no rule ({node.source})")
             return placeholders
         if not all(self._note_type(v, f"{node.name} ({node.source})") for v in node.outputs) or any(
-            isinstance(v, Blob) and v.name == "(unknown)" for v in values
+            isinstance(v, Blob) and v.name == UNKNOWN for v in values
         ):
             return placeholders
         known, self._source = len(self.problems), node.source
         try:
-            found = rule(self, node, *values)
+            found = RULES[node.name](self, node, *values)
         except ConversionError as e:
             self.problems.append(f"{e} ({node.source})" if node.source not in str(e) else str(e))
             return placeholders
         except JrnnError as e:
-            if len(self.problems) > known:  # something within it was refused, and it could not be completed
+            if len(self.problems) > known:  # something within it was refused, so it could not be completed
                 return placeholders
             raise e.at(f"{node.name} ({node.source})") from None
         return found if isinstance(found, (tuple, list)) else (found,)
@@ -280,34 +290,12 @@ class Emitter:
     def _note_type(self, var: Var, what: str) -> bool:
         if var.dtype in TYPE_CODES:
             return True
-        self.problems.append(f"{what} makes {var.dtype}; Caffe2 has float32, int32, int64 and bool")
+        self.problems.append(f"{what} makes {var.dtype}; {TYPES}")
         return False
-
-    # results
-
-    def init_net(self, used: Collection[str]) -> Net:
-        """The net that fills the weights that are used."""
-        ops = tuple(op for op in self._init if op.outputs[0] in used)
-        return Net(self.root.name + "_init", ops, (), tuple(op.outputs[0] for op in ops))
-
-
-def _fill(name: str, value: np.ndarray) -> Op:
-    if value.dtype not in _FILLS:
-        raise ConversionError(
-            f"weight {name!r} is {value.dtype}; Caffe2 has float32, int32, int64 and bool: convert it first"
-        )
-    shape = list(value.shape)
-    if value.size >= _BIG and (value == value.flat[0]).all():
-        code = TYPE_CODES[value.dtype]
-        return Op.of("ConstantFill", [], [name], shape=shape, dtype=code, value=value.flat[0].item())
-    values = value.reshape(-1)
-    if value.dtype != FLOAT:
-        values = values.astype(np.int64)
-    return Op.of(_FILLS[value.dtype], [], [name], shape=shape, values=values)
 
 
 def _same(held: Any, value: Any) -> bool:
-    """Whether a numpy array that a function closes over is the one that JAX has made a copy of."""
+    """Whether `value` is JAX's copy of `held`, a numpy array that a function closes over."""
     return isinstance(held, np.ndarray) and held.shape == np.shape(value) and np.array_equal(held, np.asarray(value))
 
 

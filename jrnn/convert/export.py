@@ -1,4 +1,4 @@
-"""Trained nets as packages: the two nets of Caffe2's mobile exporter, and the one file of its predictor exporter."""
+"""Packages from nets and files: the two nets of Caffe2's mobile exporter, the one file of its predictor exporter."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -8,28 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.convert.package import Package, placeholder
+from jrnn.convert.package import INIT, PREDICT, Package, fill, placeholder
 from jrnn.errors import ConversionError, near
 from jrnn.graph import extract_sub_net
 from jrnn.ir import Net, Op
 from jrnn.lowering import infer_shapes
+from jrnn.proto import read_net
 from jrnn.proto.predictor_file import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
 
-_FILLS = {
-    np.dtype(np.float32): "GivenTensorFill",
-    np.dtype(np.int32): "GivenTensorIntFill",
-    np.dtype(np.int64): "GivenTensorInt64Fill",
-    np.dtype(np.int16): "GivenTensorInt16Fill",
-    np.dtype(np.bool_): "GivenTensorBoolFill",
-}
 _LOAD = "Load"
 
 
 def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], outputs: Iterable[str]) -> Package:
     """Makes the package that computes `outputs` from `inputs`, as Caffe2's mobile exporter writes it.
 
-    The predict net is the part of `net` that the outputs need, its external inputs `inputs` first. The init net fills
-    each parameter that this part reads, and then each input with a placeholder, a zero of shape [1, 1].
+    The predict net is the part of `net` that the outputs need; its external inputs begin with `inputs`. The init net fills
+    each parameter that this part reads, then each input with a placeholder, a zero of shape [1, 1].
 
     Args:
         net: the net; training operators that the outputs do not need are left out.
@@ -38,8 +32,9 @@ def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], o
         outputs: the blobs that a caller wants.
 
     Raises:
-        ConversionError: a blob that is read and is neither a parameter nor an input, one that is both, a type without fill.
-        NetError: a name that is no blob of the net.
+        ConversionError: a blob that is read but neither a parameter nor an input, one that is both, or a parameter of a type
+            that no operator fills.
+        NetError: a name that is not a blob of the net.
 
     >>> net = Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]), Op.of("AveragedLoss", ["y"], ["loss"])), ("x", "w", "b"))
     >>> params = {"w": np.ones([1, 2], np.float32), "b": np.zeros(1, np.float32)}
@@ -59,21 +54,8 @@ def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], o
                 f"net {net.name!r} reads blob {name!r} to compute {', '.join(map(repr, outputs))}; give its value in "
                 f"params, or name it among the inputs{near(name, params)}"
             )
-    fills = tuple(_fill(name, params[name]) for name in params if name in read)
+    fills = tuple(fill(name, params[name]) for name in params if name in read)
     return Package(Net(net.name + "_init", (*fills, *map(placeholder, inputs))), predict)
-
-
-def _fill(name: str, value: Any) -> Op:
-    value = np.asarray(value)
-    shape = list(value.shape)
-    if value.dtype == np.uint8:
-        return Op.of("GivenTensorByteStringToUInt8Fill", [], [name], shape=shape, values=[value.tobytes()])
-    if value.dtype.kind in "OSU":
-        return Op.of("GivenTensorStringFill", [], [name], shape=shape, values=value.reshape(-1).tolist())
-    if value.dtype not in _FILLS:
-        known = ", ".join(map(str, _FILLS))
-        raise ConversionError(f"parameter {name!r} is {value.dtype}, for which there is no fill; convert it to {known}")
-    return Op.of(_FILLS[value.dtype], [], [name], shape=shape, values=value.reshape(-1))
 
 
 def write_predictor(package: Package, path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> None:
@@ -82,11 +64,11 @@ def write_predictor(package: Package, path: str | os.PathLike[str], inputs: Mapp
     Args:
         package: the package.
         path: the file.
-        inputs: arrays, or shapes with dtypes, of the inputs. Caffe2 wants to know how large inputs and outputs are.
+        inputs: arrays, or shapes with dtypes, of the inputs. The file declares the sizes of inputs and outputs.
     """
     missing = [n for n in package.input_names if n not in inputs]
     if missing:
-        raise ConversionError(f"inputs must tell the shape of {missing[0]!r} too; it has {', '.join(inputs) or 'none'}")
+        raise ConversionError(f"inputs must give the shape of {missing[0]!r} too; it has {', '.join(inputs) or 'none'}")
     weights = package.weights()
     shapes = infer_shapes(package.predict_net, {**weights, **inputs})
     ends = {n: tuple(np.shape(inputs[n])) for n in package.input_names}
@@ -117,7 +99,19 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     ends = {*model.inputs, *model.outputs}
     more = [op for op in model.global_init_net.ops if op.type != _LOAD]
     more += [op for op in model.predict_init_net.ops if not ends.issuperset(op.outputs)]
-    fills = tuple(_fill(name, value) for name, value in model.parameters.items())
+    fills = tuple(fill(name, value) for name, value in model.parameters.items())
     init = Net(model.predict_net.name + "_init", (*fills, *more, *map(placeholder, model.inputs)))
     reads = dict.fromkeys((*model.inputs, *model.predict_net.external_inputs))
     return Package(init, replace(model.predict_net, external_inputs=tuple(reads), external_outputs=model.outputs))
+
+
+def read_nets(path: str | Path, init: str | Path | None = None) -> Package:
+    """Reads the package in a folder, or the net in a file with the init net in another."""
+    path = Path(path)
+    if path.is_dir():
+        if init is not None:
+            raise ConversionError(
+                f"{path} is a folder, whose {INIT} fills the weights; to use another, give {path / PREDICT}"
+            )
+        return Package.load(path)
+    return Package(read_net(Path(init)) if init is not None else Net("init"), read_net(path))

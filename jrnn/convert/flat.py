@@ -1,7 +1,7 @@
-"""Jaxprs as flat lists of nodes: calls are opened, variables are made unique, dead nodes are dropped.
+"""Jaxprs as flat lists of nodes: calls are inlined, variables are unique, dead nodes are dropped.
 
-What comes after (rules, recognition of groups, verification) sees only these nodes. A node can be run by itself, so a
-graph can be evaluated node by node and each value inspected.
+Conversion rules, pattern matching and verification see only these nodes. A node can be run by itself, so a graph can be
+evaluated node by node and each value inspected.
 """
 
 import re
@@ -21,7 +21,7 @@ _PACKAGE = str(Path(__file__).parents[1]) + "/"
 
 @dataclass(frozen=True, eq=False)
 class Var:
-    """A value of a graph, equal to itself alone."""
+    """A value of a graph. Two variables are equal only if they are the same object."""
 
     shape: tuple[Any, ...]
     dtype: Any
@@ -54,17 +54,10 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[Atom, ...]
 
-    def users(self) -> dict[Var, list[Node]]:
-        """The nodes that read each variable; an output of the graph counts as a reader, None."""
-        found: dict[Var, list[Any]] = {}
-        for node in self.nodes:
-            for atom in node.inputs:
-                if isinstance(atom, Var):
-                    found.setdefault(atom, []).append(node)
-        for atom in self.outputs:
-            if isinstance(atom, Var):
-                found.setdefault(atom, []).append(None)
-        return found
+    def used(self) -> set[Var]:
+        """The variables that a node reads or that are outputs."""
+        atoms = [*self.outputs, *(a for node in self.nodes for a in node.inputs)]
+        return {a for a in atoms if isinstance(a, Var)}
 
     def makers(self) -> dict[Var, Node]:
         """The node that makes each variable."""
@@ -79,13 +72,32 @@ def flatten(closed: Any) -> Graph:
     >>> [node.name for node in graph.nodes]
     ['cos']
     """
-    jaxpr = closed.jaxpr
-    env: dict[Any, Atom] = {v: _new(v) for v in (*jaxpr.constvars, *jaxpr.invars)}
-    consts = {env[v]: value for v, value in zip(jaxpr.constvars, closed.consts)}
-    inputs = tuple(env[v] for v in jaxpr.invars)
     nodes: list[Node] = []
-    _walk(jaxpr.eqns, env, nodes, consts)
-    outputs = tuple(_atom(env, v) for v in jaxpr.outvars)
+    consts: dict[Var, Any] = {}
+
+    def add(body: Any, args: Sequence[Atom], caller: str) -> tuple[Atom, ...]:
+        """Appends the nodes of a jaxpr and returns its outputs."""
+        jaxpr = getattr(body, "jaxpr", body)
+        env: dict[Any, Atom] = dict(zip(jaxpr.invars, args))
+        for v, value in zip(jaxpr.constvars, getattr(body, "consts", ())):
+            env[v] = _new(v)
+            consts[env[v]] = value
+        for eqn in jaxpr.eqns:
+            # inside functions of JAX and jrnn, the line that calls them
+            source = source_of(eqn) or caller or _line_of(eqn)
+            name, inputs = eqn.primitive.name, tuple(_atom(env, v) for v in eqn.invars)
+            called = eqn.params.get(jaxprs.LOWERED_CALLS.get(name, ""))
+            called = expanded(eqn) if called is None else called
+            if called is not None:
+                outputs = add(called, inputs, source)
+            else:
+                outputs = tuple(map(_new, eqn.outvars))
+                nodes.append(Node(name, eqn.params, inputs, outputs, source, partial(jaxprs.bind, eqn)))
+            env.update(zip(eqn.outvars, outputs))
+        return tuple(_atom(env, v) for v in jaxpr.outvars)
+
+    inputs = tuple(map(_new, closed.jaxpr.invars))
+    outputs = add(closed, inputs, "")
     return Graph(inputs, consts, live(nodes, outputs), outputs)
 
 
@@ -104,48 +116,14 @@ def _new(v: Any) -> Var:
     return Var(tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None))
 
 
-def _atom(env: dict, atom: Any) -> Atom:
+def _atom(env: Mapping[Any, Atom], atom: Any) -> Atom:
     if jaxprs.is_literal(atom):
         return np.asarray(atom.val, getattr(atom.aval, "dtype", None))
     return env[atom]
 
 
-def _walk(eqns: Iterable[Any], env: dict, nodes: list[Node], consts: dict, caller: str = "") -> None:
-    for eqn in eqns:
-        # inside of JAX's own functions and of jrnn's, the line that calls them
-        source = source_of(eqn) or caller or _line_of(eqn)
-        body = eqn.params.get(jaxprs.LOWERED_CALLS.get(eqn.primitive.name, ""))
-        body = expanded(eqn) if body is None else body
-        if body is not None:
-            _open(body, eqn, env, nodes, consts, source)
-            continue
-        for v in eqn.outvars:
-            env[v] = _new(v)
-        nodes.append(
-            Node(
-                eqn.primitive.name,
-                eqn.params,
-                tuple(_atom(env, v) for v in eqn.invars),
-                tuple(env[v] for v in eqn.outvars),
-                source,
-                partial(jaxprs.bind, eqn),
-            )
-        )
-
-
-def _open(body: Any, eqn: Any, env: dict, nodes: list[Node], consts: dict, source: str) -> None:
-    jaxpr, values = (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
-    inner: dict[Any, Atom] = {}
-    for v, value in zip(jaxpr.constvars, values):
-        inner[v] = _new(v)
-        consts[inner[v]] = value
-    inner.update((v, _atom(env, outer)) for v, outer in zip(jaxpr.invars, eqn.invars))
-    _walk(jaxpr.eqns, inner, nodes, consts, source)
-    env.update((outer, _atom(inner, v)) for outer, v in zip(eqn.outvars, jaxpr.outvars))
-
-
 def source_of(eqn: Any) -> str:
-    """`model.py:12 (forward)`: where the user wrote what became this equation; "" where jrnn itself did."""
+    """The user's line that an equation comes from, as `model.py:12 (forward)`; "" for a line of jrnn itself."""
     return "" if source_line(eqn).startswith(_PACKAGE) else _line_of(eqn)
 
 
@@ -153,9 +131,18 @@ def _line_of(eqn: Any) -> str:
     return re.sub(r"^.*/", "", source_line(eqn))
 
 
-def evaluate(graph: Graph, args: Sequence[Any]) -> dict[Var, Any]:
-    """The value of every variable of a graph."""
-    env: dict[Var, Any] = {**graph.consts, **dict(zip(graph.inputs, args))}
+def evaluate(
+    graph: Graph,
+    args: Sequence[Any],
+    call: Callable[[Node, list[Any]], Sequence[Any]] = lambda node, values: node.run(*values),
+) -> dict[Var, Any]:
+    """The value of every variable of a graph. `call` computes the outputs of a node from the values of its inputs."""
+    env: dict[Var, Any] = {**graph.consts, **dict(zip(graph.inputs, args, strict=True))}
     for node in graph.nodes:
-        env.update(zip(node.outputs, node.run(*(env[a] if isinstance(a, Var) else a for a in node.inputs))))
+        env.update(zip(node.outputs, call(node, read(env, node.inputs)), strict=True))
     return env
+
+
+def read(env: Mapping[Var, Any], atoms: Iterable[Atom]) -> list[Any]:
+    """The values of atoms in an environment."""
+    return [env[a] if isinstance(a, Var) else a for a in atoms]

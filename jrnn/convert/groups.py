@@ -1,12 +1,12 @@
 """Groups of nodes that are one operator of Caffe2: FC, Softmax, LayerNorm, Gelu, LSTMUnit, GRUUnit.
 
-Each group is a reference function, which is traced for the given shapes and searched for in the graph, and a rule for
-the node that replaces it.
+Each group has reference functions, which are traced for the given shapes and searched for in the graph, and a rule for the
+node that replaces a match.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -14,44 +14,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.convert.emit import FLOAT, Blob, Emitter, Value
+from jrnn.convert.emit import FLOAT, Emitter, Value, rule
 from jrnn.convert.flat import Graph, Node, Var
-from jrnn.convert.match import ANY, find, is_view, ordered, pattern
-from jrnn.convert.rules import rule
-from jrnn.convert.rules.matmul import fully_connected
+from jrnn.convert.match import ANY, find, is_view, maker_of, ordered, pattern
+from jrnn.convert.rules.products import fully_connected
 from jrnn.convert.rules.shapes import join
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A group to look for: the rule's name, the reference, and the shapes of its arguments."""
-
-    name: str
-    reference: Callable
-    shapes: tuple[Shape, ...]
+Candidate = tuple[str, Callable, tuple[Shape, ...]]  # name of the group, reference, shapes of its arguments
+Makers = Mapping[Var, Node]
 
 
 def recognize(graph: Graph) -> Graph:
-    """The graph with groups made single nodes; what else reads a value inside of a group keeps the nodes it needs."""
+    """Replaces groups by single nodes. Nodes of a group that others read are kept as well."""
     makers = graph.makers()
     replaced: dict[Node, Node] = {}
     for node in reversed(graph.nodes):
-        for c in _candidates(node, makers):
-            reference = pattern(c.reference, c.shapes)
-            found = find(reference, node.outputs[-1], makers)
-            if found is None or not all(v in found.values for v in (*reference.inputs, *reference.outputs[:-1])):
+        for name, reference, shapes in _candidates(node, makers):
+            sought = pattern(reference, shapes)
+            found = find(sought, node.outputs[-1], makers)
+            if found is None or not all(v in found for v in (*sought.inputs, *sought.outputs[:-1])):
                 continue
-            inputs = tuple(found.values[v] for v in reference.inputs)
-            outputs = (*(found.values[v] for v in reference.outputs[:-1]), node.outputs[-1])
-            if any(made in replaced for made in (makers[v] for v in outputs)):
+            inputs = tuple(found[v] for v in sought.inputs)
+            outputs = (*(found[v] for v in sought.outputs[:-1]), node.outputs[-1])
+            if any(makers[v] in replaced for v in outputs):
                 continue
-            before = _GATES_BEFORE.get(c.name)
+            before = _GATES_BEFORE.get(name)
             if before is not None and (source := _whole(inputs[1:], makers, before)) is not None:
                 inputs = (inputs[0], source)
-            run = _runner(c.reference)
-            group = Node(c.name, {"number": found.number}, inputs, outputs, node.source, run)
+            group = Node(name, {"number": found.get(ANY)}, inputs, outputs, node.source, _runner(reference))
             replaced.update((makers[v], group) for v in outputs)
             break
     if not replaced:
@@ -68,24 +59,23 @@ def _runner(reference: Callable) -> Callable:
     return run
 
 
-def _candidates(node: Node, makers) -> Iterator[Candidate]:
+def _candidates(node: Node, makers: Makers) -> Iterator[Candidate]:
     shape = node.outputs[0].shape
     if not shape or node.outputs[0].dtype != FLOAT:
         return
     if node.name == "div":
-        yield Candidate("group_softmax", _softmax, (shape,))
-        yield Candidate("group_softmax", _plain_softmax, (shape,))
+        yield from (("group_softmax", fn, (shape,)) for fn in (_softmax, _plain_softmax))
         if (before := _before_views(node, makers)) is not None:
-            yield Candidate("group_softmax", _softmax_in_views(shape), (before,))
+            yield "group_softmax", _softmax_in_views(shape), (before,)
     if node.name == "add":
         yield from _products(node, makers)
         if len(shape) > 1:
-            yield from (Candidate("group_layer_norm", fn, (shape, shape[-1:], shape[-1:])) for fn in _NORMS)
-        yield from (Candidate("group_gru_unit", fn, (shape,) * 3) for fn in (_gru, _gru_difference))
+            yield from (("group_layer_norm", fn, (shape, shape[-1:], shape[-1:])) for fn in _NORMS)
+        yield from (("group_gru_unit", fn, (shape,) * 3) for fn in (_gru, _gru_difference))
     if node.name == "mul":
-        yield Candidate("group_fast_gelu", _fast_gelu, (shape,))
-        yield from (Candidate("group_gelu", fn, (shape,)) for fn in (_gelu, _erfc_gelu))
-        yield Candidate("group_lstm_unit", _lstm, (shape,) * 5)
+        yield "group_fast_gelu", _fast_gelu, (shape,)
+        yield from (("group_gelu", fn, (shape,)) for fn in (_gelu, _erfc_gelu))
+        yield "group_lstm_unit", _lstm, (shape,) * 5
 
 
 # Softmax and Gelu ------------------------------------------------------------------------------------------------------
@@ -102,7 +92,7 @@ def _plain_softmax(x):
 
 @cache
 def _softmax_in_views(shape: Shape) -> Callable:
-    """A softmax whose argument gets another shape after its greatest elements are found, as `vmap` leaves it."""
+    """A softmax whose argument is reshaped after its maxima are taken, as `vmap` leaves it."""
 
     def softmax(x):
         greatest = lax.reshape(x.max(-1), (*shape[:-1], 1))
@@ -112,15 +102,15 @@ def _softmax_in_views(shape: Shape) -> Callable:
     return softmax
 
 
-def _before_views(node: Node, makers) -> Shape | None:
-    """The shape of what a quotient of sums of exponentials is made of, where it is another than the quotient's."""
+def _before_views(node: Node, makers: Makers) -> Shape | None:
+    """The shape of x, where a quotient is exp(view of x - ...) / ... and the view changes the shape."""
     atom = node.inputs[0]
     for name in ("exp", "sub"):
-        maker = makers.get(atom) if isinstance(atom, Var) else None
+        maker = maker_of(atom, makers)
         if maker is None or maker.name != name:
             return None
         atom = maker.inputs[0]
-    maker = makers.get(atom) if isinstance(atom, Var) else None
+    maker = maker_of(atom, makers)
     if maker is None or not is_view(maker):
         return None
     before, after = tuple(maker.inputs[0].shape), node.outputs[0].shape
@@ -129,12 +119,11 @@ def _before_views(node: Node, makers) -> Shape | None:
 
 @rule("group_softmax")
 def _(e: Emitter, node: Node, x):
-    x = e.reshaped(e.blob(x), node.outputs[0].shape)
-    axis = len(x.shape) - 1
-    if axis == 0:
-        row = e.op("Softmax", [e.reshaped(x, (1, *x.shape))], (1, *x.shape), FLOAT)
-        return e.reshaped(row, x.shape)
-    return e.op("Softmax", [x], x.shape, FLOAT, **({} if axis == 1 else {"axis": axis}))
+    shape = node.outputs[0].shape
+    rows = shape if len(shape) > 1 else (1, *shape)
+    axis = len(rows) - 1
+    made = e.op("Softmax", [e.reshaped(x, rows)], rows, FLOAT, axis=None if axis == 1 else axis)
+    return e.reshaped(made, shape)
 
 
 def _fast_gelu(x):
@@ -151,7 +140,6 @@ def _erfc_gelu(x):
 
 @rule("group_fast_gelu", "group_gelu")
 def _(e: Emitter, node: Node, x):
-    x = e.blob(x)
     return e.op("Gelu", [x], x.shape, FLOAT, fast_gelu=1 if node.name == "group_fast_gelu" else None)
 
 
@@ -170,9 +158,9 @@ def _contract(axis_of_w: int, transposed: bool) -> Callable:
 _FC, _FC_TRANSPOSE, _FC_TRANSPOSED = _contract(1, False), _contract(0, True), _contract(0, False)
 
 
-def _products(node: Node, makers) -> Iterator[Candidate]:
+def _products(node: Node, makers: Makers) -> Iterator[Candidate]:
     for atom in node.inputs:
-        maker = makers.get(atom) if isinstance(atom, Var) else None
+        maker = maker_of(atom, makers)
         if maker is None or maker.name != "dot_general" or len(maker.inputs[1].shape) != 2:
             continue
         x, w = (tuple(v.shape) for v in maker.inputs)
@@ -181,10 +169,10 @@ def _products(node: Node, makers) -> Iterator[Candidate]:
         if batch or tuple(over_x) != (len(x) - 1,) or len(over_w) != 1:
             continue
         if tuple(over_w) == (1,):
-            yield Candidate("group_fc", _FC, (x, w, bias))
+            yield "group_fc", _FC, (x, w, bias)
         else:
-            yield Candidate("group_fc", _FC_TRANSPOSE, (x, w[::-1], bias))
-            yield Candidate("group_fc_transposed", _FC_TRANSPOSED, (x, w, bias))
+            yield "group_fc", _FC_TRANSPOSE, (x, w[::-1], bias)
+            yield "group_fc_transposed", _FC_TRANSPOSED, (x, w, bias)
 
 
 @rule("group_fc", "group_fc_transposed")
@@ -221,9 +209,8 @@ _NORMS = (_norm_of_squares, _norm_by_division, _norm_by_rsqrt)
 
 @rule("group_layer_norm")
 def _(e: Emitter, node: Node, x, gamma, beta):
-    x, gamma, beta = e.blob(x), e.blob(gamma), e.blob(beta)
     args = {"axis": len(x.shape) - 1, "epsilon": node.params["number"], "elementwise_affine": 1}
-    return e.op("LayerNorm", [x, gamma, beta], x.shape, FLOAT, extra=2, **args)
+    return e.ops("LayerNorm", [x, gamma, beta], [(x.shape, FLOAT), None, None], **args)
 
 
 # The units -------------------------------------------------------------------------------------------------------------
@@ -245,23 +232,24 @@ def _gru_difference(h, u, o):
     return o + u * (h - o)
 
 
-_GATES_BEFORE = {"group_lstm_unit": 0, "group_gru_unit": 1}  # the GRU's reset gate, which the unit itself does not read
+# How many parts precede the gates in their source: GRUUnit does not read the reset gate, which was applied before.
+_GATES_BEFORE = {"group_lstm_unit": 0, "group_gru_unit": 1}
 
 
-def _whole(gates, makers, before: int) -> Var | None:
-    """What the gates are parts of, side by side along the last axis, with `before` parts of their size in front of them."""
+def _whole(gates, makers: Makers, before: int) -> Var | None:
+    """The variable of which the gates are consecutive slices of its last axis, after `before` slices of their size."""
     size = gates[0].shape[-1]
     parts = [part for v in gates if (part := _part(v, makers)) is not None]
-    wanted = [(before + k) * size for k in range(len(gates))]
-    if [start for _, start in parts] != wanted or any(source is not parts[0][0] for source, _ in parts):
+    if [start for _, start in parts] != [(before + k) * size for k in range(len(gates))]:
         return None
     source = parts[0][0]
-    return source if source.shape[-1] == (before + len(gates)) * size else None
+    whole = all(s is source for s, _ in parts) and source.shape[-1] == (before + len(gates)) * size
+    return source if whole else None
 
 
-def _part(v, makers) -> tuple[Var, int] | None:
-    """The variable that `v` is cut from along the last axis alone, and where it begins."""
-    node = makers.get(v) if isinstance(v, Var) else None
+def _part(v, makers: Makers) -> tuple[Var, int] | None:
+    """The variable that `v` is a slice of, along the last axis alone, and the start of the slice."""
+    node = maker_of(v, makers)
     if node is None or not isinstance(node.inputs[0], Var):
         return None
     source, p = node.inputs[0], node.params
@@ -272,28 +260,25 @@ def _part(v, makers) -> tuple[Var, int] | None:
     return None
 
 
-def _rows(e: Emitter, x: Value) -> Blob:
+def _rows(e: Emitter, x: Value) -> Value:
     """[..., D] as [1, N, D]."""
-    x = e.blob(x)
     return e.reshaped(x, (1, math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 @rule("group_lstm_unit")
 def _(e: Emitter, node: Node, c, *gates):
-    cell = _rows(e, c)
-    joined = join(e, [_rows(e, x) for x in gates], 2) if len(gates) > 1 else _rows(e, gates[0])
-    inputs = [cell.name, cell.name, joined.name, e.constant(np.zeros(1, np.int32)).name]
-    # the unit reads the hidden state only where sequences end, so any blob of that shape does
-    names = [e.claim("LSTMUnit_h"), e.claim("LSTMUnit_c")]
-    e.b.op("LSTMUnit", inputs, names, sequence_lengths=0)
-    h, new = (e.reshaped(Blob.of(name, cell.shape, FLOAT), c.shape) for name in names)
-    return new, h
+    cell = e.blob(_rows(e, c))
+    joined = join(e, [_rows(e, x) for x in gates], 2)
+    # LSTMUnit reads the hidden state only where sequences end, so any blob of that shape will do
+    inputs = [cell, cell, joined, np.zeros(1, np.int32)]
+    h, new = e.ops("LSTMUnit", inputs, [(cell.shape, FLOAT)] * 2, sequence_lengths=0)
+    return e.reshaped(new, c.shape), e.reshaped(h, c.shape)
 
 
 @rule("group_gru_unit")
 def _(e: Emitter, node: Node, h, *gates):
     hidden, parts = _rows(e, h), [_rows(e, x) for x in gates]
-    # the reset gate was used before; any numbers do in its place
+    # GRUUnit does not read the reset gate, so any numbers will do in its place
     joined = join(e, [parts[0], *parts], 2) if len(parts) > 1 else parts[0]
-    made = e.op("GRUUnit", [hidden, joined, e.constant(np.zeros(1, np.int32))], hidden.shape, FLOAT, sequence_lengths=0)
+    made = e.op("GRUUnit", [hidden, joined, np.zeros(1, np.int32)], hidden.shape, FLOAT, sequence_lengths=0)
     return e.reshaped(made, h.shape)

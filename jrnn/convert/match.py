@@ -5,7 +5,6 @@ A pattern is written as JAX code, so it matches the primitives that the installe
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,18 +14,13 @@ import numpy as np
 from jrnn.convert.emit import shrink
 from jrnn.convert.flat import Atom, Graph, Node, Var, flatten
 
-ANY = 0.1234567  # in a pattern: any number, the same at all places
+ANY = 0.1234567  # in a pattern: any number, the same in all places
+Found = Mapping[Any, Any]  # variable of a pattern -> atom of the graph; ANY -> its number
+
 _COMMUTATIVE = ("add", "mul", "max", "min")
 _VIEWS = ("reshape", "broadcast_in_dim", "squeeze")
 _IGNORED = ("sharding", "out_sharding", "weak_type", "preferred_element_type", "precision", "accuracy")
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the variables of a pattern are in the graph, and the number that ANY stands for."""
-
-    values: Mapping[Var, Atom]
-    number: float | None = None
+_NEUTRAL = {"max": -np.inf, "add": 0.0}
 
 
 @cache
@@ -43,59 +37,55 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Found | N
         a, b = _through(a, pattern_makers), _through(b, makers)
         if not isinstance(a, Var):
             return _same_number(a, b, found)
-        if a in found.values:
-            return found if found.values[a] is b else None
+        if a in found:
+            return found if found[a] is b else None
         if a.shape != tuple(b.shape):
             return None
-        if a in pattern_makers:
-            if not isinstance(b, Var) or b not in makers:
-                return None
-            after = same(pattern_makers[a], makers[b], a, b, found)
-            return after and Found({**after.values, a: b}, after.number)
-        return Found({**found.values, a: b}, found.number)
+        if a not in pattern_makers:
+            return {**found, a: b}
+        if not isinstance(b, Var) or b not in makers:
+            return None
+        after = same(pattern_makers[a], makers[b], a, b, found)
+        return None if after is None else {**after, a: b}
 
     def same(p: Node, t: Node, a: Var, b: Var, found: Found) -> Found | None:
         if is_view(p) and is_view(t):
             return unify(_base(p, pattern_makers), _base(t, makers), found)
         if not _alike(p, t) or p.outputs.index(a) != t.outputs.index(b) or len(p.inputs) != len(t.inputs):
             return None
-        orders = [t.inputs, t.inputs[::-1]] if p.name in _COMMUTATIVE else [t.inputs]
-        for inputs in orders:
+        for inputs in [t.inputs, t.inputs[::-1]] if p.name in _COMMUTATIVE else [t.inputs]:
             now: Found | None = found
             for x, y in zip(p.inputs, inputs):
-                now = now and unify(x, y, now)
-            if now:
+                now = None if now is None else unify(x, y, now)
+            if now is not None:
                 return now
         return None
 
-    return unify(reference.outputs[-1], target, Found({}))
+    return unify(reference.outputs[-1], target, {})
+
+
+def maker_of(atom: Atom, makers: Mapping[Var, Node]) -> Node | None:
+    return makers.get(atom) if isinstance(atom, Var) else None
 
 
 def _through(atom: Atom, makers: Mapping[Var, Node]) -> Atom:
-    """What an atom is a mere copy of."""
-    while isinstance(atom, Var) and (node := makers.get(atom)) is not None:
-        if node.name in ("stop_gradient", "copy") or (node.name in _VIEWS and _is_copy(node)):
+    """The atom that `atom` is a copy of."""
+    while (node := maker_of(atom, makers)) is not None:
+        is_copy = node.name in _VIEWS and tuple(node.inputs[0].shape) == node.outputs[0].shape
+        if is_copy or node.name in ("stop_gradient", "copy"):
             atom = node.inputs[0]
-        elif (other := _beside_neutral(node)) is not None:
+        elif (other := _next_to_neutral(node)) is not None:
             atom = other
         else:
             break
     return atom
 
 
-def _is_copy(node: Node) -> bool:
-    return tuple(node.inputs[0].shape) == node.outputs[0].shape
-
-
-_NEUTRAL = {"max": -np.inf, "add": 0.0}
-
-
-def _beside_neutral(node: Node) -> Atom | None:
-    """The operand that a node gives back as it is, because the other one changes nothing."""
+def _next_to_neutral(node: Node) -> Atom | None:
+    """The operand that a node returns unchanged, because the other one is neutral."""
     if node.name not in _NEUTRAL:
         return None
-    a, b = node.inputs
-    for x, y in ((a, b), (b, a)):
+    for x, y in (node.inputs, node.inputs[::-1]):
         if not isinstance(x, Var) and x.size and np.all(x == _NEUTRAL[node.name]) and y.shape == node.outputs[0].shape:
             return y
     return None
@@ -106,23 +96,23 @@ def _same_number(a: np.ndarray, b: Atom, found: Found) -> Found | None:
         return None
     a, b = shrink(np.asarray(a)), shrink(np.asarray(b))
     if a.ndim == 0 and a.dtype == np.float32 and a == np.float32(ANY):
-        same = b.ndim == 0 and found.number in (None, float(b))
-        return Found(found.values, float(b)) if same else None
+        same = b.ndim == 0 and found.get(ANY) in (None, float(b))
+        return {**found, ANY: float(b)} if same else None
     return found if a.shape == b.shape and np.array_equal(a, b) else None
 
 
 def _base(node: Node, makers: Mapping[Var, Node]) -> Atom:
-    """What a view of views shows in the end."""
+    """The atom at the end of a chain of views."""
     while True:
         atom = _through(node.inputs[0], makers)
-        maker = makers.get(atom) if isinstance(atom, Var) else None
+        maker = maker_of(atom, makers)
         if maker is None or not is_view(maker):
             return atom
         node = maker
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node gives its operand's elements in another shape, in the same order: a reshape, whatever its name."""
+    """Whether a node gives its operand's elements in the same order in another shape, as a reshape does."""
     if node.name == "transpose":
         kept = [k for k in node.params["permutation"] if node.inputs[0].shape[k] != 1]
         return kept == sorted(kept)
@@ -130,10 +120,8 @@ def is_view(node: Node) -> bool:
 
 
 def _alike(p: Node, t: Node) -> bool:
-    if p.name != t.name:
-        return False
     keys = {*p.params, *t.params}.difference(_IGNORED)
-    return all(_equal(p.params.get(k), t.params.get(k)) for k in keys)
+    return p.name == t.name and all(_equal(p.params.get(k), t.params.get(k)) for k in keys)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -144,17 +132,18 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def ordered(nodes: Sequence[Node], outputs: Sequence[Atom]) -> tuple[Node, ...]:
-    """The nodes that outputs need, each after those that it reads."""
+    """The nodes that outputs need, each after the nodes that it reads."""
     makers = {v: node for node in nodes for v in node.outputs}
     done: dict[Node, None] = {}
-    stack = [(makers[v], False) for v in reversed(outputs) if isinstance(v, Var) and v in makers]
+
+    def before(atoms: Sequence[Atom]) -> list[tuple[Node, bool]]:
+        return [(node, False) for v in reversed(atoms) if (node := maker_of(v, makers)) is not None]
+
+    stack = before(outputs)
     while stack:
         node, ready = stack.pop()
-        if node in done:
-            continue
         if ready:
             done[node] = None
-            continue
-        stack.append((node, True))
-        stack += [(makers[v], False) for v in reversed(node.inputs) if isinstance(v, Var) and v in makers]
+        elif node not in done:
+            stack += [(node, True), *before(node.inputs)]
     return tuple(done)

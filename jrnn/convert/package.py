@@ -1,4 +1,4 @@
-"""Package: a model as Caffe2 stores it, an init net that fills the weights and a predict net that reads them."""
+"""Package: a model as an init net, which fills the weights, and a predict net; Predictor: a package compiled for serving."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError, FormatError, near
@@ -22,24 +23,46 @@ from jrnn.proto import read_net, write_net
 
 INIT, PREDICT, SHAPES = "init_net.pb", "predict_net.pb", "value_info.json"
 CODES = {np.dtype(d): code for code, d in DTYPES.items()}
-_LONGEST = 1 << 20  # bytes of the file of shapes
+_LONGEST = 1 << 20  # bytes that are read of the file of shapes
 _NOT_FILLED = "the init net does not fill it"
 _PLACEHOLDER = "the init net ends in placeholders for it, as Caffe2's mobile exporter writes them"
+_FILLS = {
+    np.dtype(np.float32): "GivenTensorFill",
+    np.dtype(np.int32): "GivenTensorIntFill",
+    np.dtype(np.int64): "GivenTensorInt64Fill",
+    np.dtype(np.int16): "GivenTensorInt16Fill",
+    np.dtype(np.bool_): "GivenTensorBoolFill",
+}
+
+
+def fill(name: str, value: Any) -> Op:
+    """The operator of an init net that fills blob `name` with a value."""
+    value = np.asarray(value)
+    if value.dtype == np.uint8:
+        type, values = "GivenTensorByteStringToUInt8Fill", [value.tobytes()]
+    elif value.dtype.kind in "OSU":
+        type, values = "GivenTensorStringFill", value.reshape(-1).tolist()
+    elif value.dtype in _FILLS:
+        type, values = _FILLS[value.dtype], value.reshape(-1)
+    else:
+        known = ", ".join(map(str, _FILLS))
+        raise ConversionError(f"parameter {name!r} is {value.dtype}, for which there is no fill; convert it to {known}")
+    return Op.of(type, [], [name], shape=list(value.shape), values=values)
 
 
 def placeholder(name: str) -> Op:
-    """What stands for an input in the init nets of Caffe2's mobile exporter: a zero of shape [1, 1]."""
-    return Op.of("GivenTensorFill", [], [name], shape=[1, 1], values=[0.0])
+    """The fill of an input in the init nets of Caffe2's mobile exporter: a zero of shape [1, 1]."""
+    return fill(name, np.zeros((1, 1), np.float32))
 
 
 @dataclass(frozen=True)
 class Package:
-    """`init_net` fills the weights, `predict_net` reads them and the inputs and gives the outputs.
+    """A model: `init_net` fills the weights, `predict_net` computes the outputs from weights and inputs.
 
     An init net may also fill the inputs: with placeholders, as Caffe2's mobile exporter and Caffe's translator do, or with
-    an example. Nothing on the wire sets these fills apart from weights, so `inputs` says how it chose. A caller may give any
-    other blob as well, in the place of what the init net fills. `shapes` are the shapes and types of inputs, where they are
-    known.
+    an example. The file format does not distinguish these fills from weights, so `inputs` gives the reason for each
+    choice. A caller may pass any other blob too, which replaces what the init net fills. `shapes` are the shapes and types
+    of the inputs whose shapes are known.
     """
 
     init_net: Net
@@ -48,12 +71,12 @@ class Package:
 
     @property
     def weight_names(self) -> tuple[str, ...]:
-        """The blobs that the init net makes, without inputs."""
+        """The blobs that the init net fills, without the inputs."""
         return tuple(n for n in self._made() if n not in self.inputs)
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The blobs to give, by name, each with the reason why it counts as an input.
+        """The inputs, by name, each with the reason why it counts as an input.
 
         >>> ops = (Op.of("Relu", ["data"], ["y"]),)
         >>> Package(Net("init"), Net("predict", ops, ("data",), ("y",))).inputs
@@ -71,7 +94,7 @@ class Package:
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The outputs that the predict net declares; where it declares none, the blobs that none of its operators reads."""
+        """The outputs that the predict net declares; if it declares none, the blobs that none of its operators reads."""
         net = self.predict_net
         read = {i for op in net.ops for i in op.inputs}
         return net.external_outputs or tuple(dict.fromkeys(o for op in net.ops for o in op.outputs if o not in read))
@@ -82,7 +105,7 @@ class Package:
         return {n: found[n] for n in self.weight_names}
 
     def filled(self, *, key: Any = None) -> dict[str, Any]:
-        """The weights, and the values that the init net has for suggested inputs: what serves where nothing is given."""
+        """All that the init net fills but placeholders: the weights, and the examples that serve as default inputs."""
         made, placeholders = run_net(self.init_net, {}, key=key), self._placeholders()
         return {n: v for n, v in made.items() if n not in placeholders}
 
@@ -96,9 +119,10 @@ class Package:
         """Raises ConversionError for a blob that the predict net does not read, and for an input without a value."""
         given = set(given)
         self.check_known(given)
-        for name in self._required(self.inputs):
+        inputs = self.inputs
+        for name in self._required(inputs):
             if name not in given:
-                raise ConversionError(f"the package needs {', '.join(map(repr, self.inputs))}; {name!r} is missing")
+                raise ConversionError(f"the package needs {', '.join(map(repr, inputs))}; {name!r} is missing")
 
     def _made(self) -> dict[str, Op]:
         return {o: op for op in self.init_net.ops for o in op.outputs}
@@ -108,7 +132,7 @@ class Package:
         return [n for n in names if n not in made or n in placeholders]
 
     def _placeholders(self) -> tuple[str, ...]:
-        """The longest start of the predict net's inputs that the init net's last operators are placeholders of."""
+        """The longest prefix of the predict net's inputs for which the init net ends in placeholders."""
         ops, inputs = self.init_net.ops, self.predict_net.external_inputs
         last = 0
         while last < len(ops) and _is_placeholder(ops[-1 - last]):
@@ -117,7 +141,7 @@ class Package:
         return inputs[: next(ends, 0)]
 
     def _suggested(self, read: Iterable[str]) -> dict[str, str]:
-        """Of a package whose init net fills everything: single numbers in front, and what the first operator reads first."""
+        """Inputs of a package whose init net fills every blob: leading single numbers, and the first operator's input."""
         made = self._made()
         single = takewhile(lambda n: _fills_one_number(made[n]), read)
         found = dict.fromkeys(single, "the init net fills it with a single number, before the first weight")
@@ -129,7 +153,7 @@ class Package:
         return found
 
     def to_jax(self) -> Callable[..., dict[str, Any]]:
-        """The function `fn(inputs, weights=None) -> outputs` of dicts of arrays; by default the init net's weights.
+        """The function `fn(inputs, weights=None) -> outputs` of dicts of arrays. The weights default to the init net's.
 
         >>> import jax.numpy as jnp
         >>> import jrnn
@@ -147,9 +171,9 @@ class Package:
         return fn
 
     def save(self, folder: str | Path) -> None:
-        """Writes `init_net.pb` and `predict_net.pb` into a folder, which is made where it is not there.
+        """Writes `init_net.pb` and `predict_net.pb` into a folder, which is created if it does not exist.
 
-        Known shapes of inputs go into `value_info.json`, as in Caffe2's model zoo: name -> [data type, sizes].
+        Known shapes of inputs are written to `value_info.json`, as in Caffe2's model zoo: name -> [data type, sizes].
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +185,7 @@ class Package:
 
     @classmethod
     def load(cls, folder: str | Path) -> Package:
-        """Reads what `save` wrote; a ConversionError where one of the files is missing."""
+        """Reads the folder that `save` wrote. Raises ConversionError if one of the nets is missing."""
         folder = Path(folder)
         for name in (INIT, PREDICT):
             if not (folder / name).is_file():
@@ -170,7 +194,7 @@ class Package:
 
 
 def _read_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of inputs in a file of the form `{"x": [1, [2, 3]]}`; none where there is no file."""
+    """The shapes of inputs in a file such as `{"x": [1, [2, 3]]}`; none if there is no file."""
     try:
         found = json.loads(path.read_bytes()[:_LONGEST]) if path.is_file() else {}
         return {n: jax.ShapeDtypeStruct(tuple(map(int, shape)), DTYPES[code]) for n, (code, shape) in found.items()}
@@ -179,14 +203,55 @@ def _read_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def _fills_one_number(op: Op) -> bool:
-    """Whether an operator of an init net makes one number of known size."""
+    """Whether an operator of an init net makes a single number."""
     shape = op.arg("shape")
     return not op.inputs and isinstance(shape, (Numbers, tuple)) and math.prod(shape) == 1
 
 
 def _is_placeholder(op: Op) -> bool:
-    return len(op.outputs) == 1 and (op.type, op.inputs, op.args) == (
-        (wanted := placeholder(op.outputs[0])).type,
-        wanted.inputs,
-        wanted.args,
-    )
+    if len(op.outputs) != 1:
+        return False
+    wanted = placeholder(op.outputs[0])
+    return (op.type, op.inputs, op.args) == (wanted.type, wanted.inputs, wanted.args)
+
+
+class Predictor:
+    """Serves a package: compiles it once for each shape of the inputs, and keeps the weights on the device.
+
+    >>> net = Net("n", (Op.of("Mul", ["x", "w"], ["y"]),), ("x", "w"), ("y",))
+    >>> init = Net("init", (fill("w", np.array([1.0, 2.0], np.float32)),))
+    >>> predict = Predictor(Package(init, net))
+    >>> predict(x=np.array([3.0, 4.0], np.float32))
+    {'y': array([3., 8.], dtype=float32)}
+    """
+
+    def __init__(self, package: Package):
+        self.package = package
+        self.inputs = package.inputs
+        self.input_names = tuple(self.inputs)
+        self.output_names = package.output_names
+        weights = package.filled()
+        self._weights = {n: jnp.asarray(w) for n, w in weights.items() if w.dtype.kind == "f"}
+        static = {n: w for n, w in weights.items() if w.dtype.kind != "f"}  # integers and strings may decide shapes
+        run = to_jax(package.predict_net, self.output_names)
+        self._run = jax.jit(lambda weights, inputs: run({**static, **weights, **inputs}))
+
+    def __call__(self, *values: Any, **named: Any) -> dict[str, np.ndarray]:
+        """The outputs, by name, from inputs given in the order of `input_names` or by name.
+
+        Any other blob that the predict net reads may be given by name too, and replaces what the init net fills.
+
+        Raises:
+            ConversionError: inputs that are missing, unknown, or given twice.
+            OpError: inputs that do not fit the net.
+        """
+        if len(values) > len(self.input_names):
+            raise ConversionError(f"{len(values)} inputs given, the package has {len(self.input_names)}")
+        given = dict(zip(self.input_names, values))
+        for name in named:
+            if name in given:
+                raise ConversionError(f"input {name!r} is given twice, by place and by name")
+        given |= named
+        self.package.check_inputs(given)
+        found = self._run(self._weights, {n: np.asarray(v) if isinstance(v, list) else v for n, v in given.items()})
+        return {n: np.asarray(found[n]) for n in self.output_names}

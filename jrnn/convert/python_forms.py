@@ -1,13 +1,18 @@
-"""How one equation of a jaxpr is written in Python: a table from primitives to expressions of jnp and lax.
+"""Python source: a table from primitives to expressions of jnp and lax, and lines of code that hold expressions.
 
 An expression is a format string whose `{0}`, `{1}`, ... are the operands. A primitive that is not in the table becomes a
-call of its `bind`, with the parameters spelled out.
+call of its `bind`, with its parameters.
 """
+
+from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -40,13 +45,14 @@ def form_of(eqn: Any) -> str:
     """The expression of an equation without control flow.
 
     Raises:
-        ConversionError: a parameter of an unknown primitive that cannot be spelled out.
+        ConversionError: a parameter of a primitive that cannot be written as Python.
     """
     name, p = eqn.primitive.name, eqn.params
     operands = [f"{{{k}}}" for k in range(len(eqn.invars))]
-    rule = _RULES.get(name)
-    if rule is not None and (found := rule(eqn, p)) is not None:
-        return found
+    form = _FORMS.get(name)
+    form = form(eqn) if callable(form) else form
+    if form is not None:
+        return _filled(form, eqn)
     if name in INFIX:
         return f"{{0}} {INFIX[name]} {{1}}"
     if name in _JNP and p.get("accuracy") is None:
@@ -54,18 +60,25 @@ def form_of(eqn: Any) -> str:
     if name in _AS_IN_LAX:
         function = name.replace("-", "_")
         known = inspect.signature(getattr(lax, function)).parameters
-        return _call(f"lax.{function}", operands, {k: v for k, v in p.items() if k in known})
+        given = [f"{k}={show(v)}" for k, v in p.items() if k in known and v is not None]
+        return f"lax.{function}({', '.join([*operands, *given])})"
     if name in ELEMENTWISE and hasattr(lax, name) and all(v is None for v in p.values()):
         return f"lax.{name}({', '.join(operands)})"
-    home = next((h for h in ("lax", "lax.linalg") if hasattr(_HOMES[h], f"{name}_p")), None)
+    home = next((h for h in _HOMES if hasattr(_HOMES[h], f"{name}_p")), None)
     if home is None:
         raise ConversionError(f"primitive {name!r} has no public name in JAX, so that it cannot be written as Python")
     return f"{home}.{name}_p.bind({', '.join([*operands, *(f'{k}={show(v)}' for k, v in p.items())])})"
 
 
-def _call(function: str, operands: Sequence[str], keywords: Mapping[str, Any]) -> str:
-    given = [f"{k}={show(v)}" for k, v in keywords.items() if v is not None]
-    return f"{function}({', '.join([*operands, *given])})"
+def _filled(form: str, eqn: Any) -> str:
+    """Fills the fields of a form: parameters by name, shape and dtype of the result, tuples of the operands from k on."""
+    fields = {k: show(v) for k, v in eqn.params.items() if f"{{{k}}}" in form}
+    for k in range(3):
+        fields[f"from_{k}"] = operands_tuple(k, len(eqn.invars))
+    if "{result_" in form:
+        out = eqn.outvars[0].aval
+        fields |= {"result_shape": show(tuple(out.shape)), "result_dtype": show(out.dtype)}
+    return form.format("{0}", "{1}", "{2}", **fields)
 
 
 def show(value: Any) -> str:
@@ -78,8 +91,8 @@ def show(value: Any) -> str:
         return f"lax.{type(value).__name__}.{value.name}"
     if value is None or isinstance(value, (bool, int, str)):
         return repr(value)
-    if isinstance(value, np.dtype):
-        return f"jnp.{value.name.replace('bool', 'bool_')}"
+    if isinstance(value, (np.dtype, type)):
+        return f"jnp.{np.dtype(value).name.replace('bool', 'bool_')}"
     if isinstance(value, (float, np.generic)):
         return number(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -119,44 +132,42 @@ def number(value: Any) -> str:
 
 
 def typed(value: Any, dtype: Any) -> str:
-    """A literal with its type, for where nothing else would give it one."""
+    """A literal with its type."""
     return f"{show(np.dtype(dtype))}({number(value)})"
 
 
-def _reshape(eqn: Any, p: Mapping[str, Any]) -> str:
-    return f"{{0}}.reshape({show(_shape(eqn))})"
+def _argument(eqn: Any) -> str:
+    return f"lax.{eqn.primitive.name}({{0}}, {eqn.params['axes'][0]}, {{index_dtype}})"
 
 
-def _shape(eqn: Any) -> tuple[int, ...]:
-    return tuple(eqn.outvars[0].aval.shape)
-
-
-def _zeros(eqn: Any, p: Mapping[str, Any]) -> str:
-    return f"jnp.zeros({show(_shape(eqn))}, {show(eqn.outvars[0].aval.dtype)})"
-
-
-def _broadcast(eqn: Any, p: Mapping[str, Any]) -> str:
-    shape, old, dims = _shape(eqn), eqn.invars[0].aval.shape, p.get("broadcast_dimensions")
+def _broadcast(eqn: Any) -> str:
+    shape, old, dims = (
+        tuple(eqn.outvars[0].aval.shape),
+        eqn.invars[0].aval.shape,
+        eqn.params.get("broadcast_dimensions"),
+    )
     last = tuple(range(len(shape) - len(old), len(shape)))
     dims = last if dims is None else tuple(dims)
     if not old:
-        return f"jnp.full({show(shape)}, {{0}})"
+        return "jnp.full({result_shape}, {0})"
     placed = tuple(old[dims.index(k)] if k in dims else 1 for k in range(len(shape)))
     if placed == shape:
-        return f"{{0}}.reshape({show(shape)})"
-    return f"jnp.broadcast_to({{0}}{'' if dims == last else f'.reshape({show(placed)})'}, {show(shape)})"
+        return _RESHAPE
+    return f"jnp.broadcast_to({{0}}{'' if dims == last else f'.reshape({show(placed)})'}, {{result_shape}})"
 
 
-def _dot(eqn: Any, p: Mapping[str, Any]) -> str:
+def _dot(eqn: Any) -> str:
     a, b = (v.aval for v in eqn.invars)
+    p = eqn.params
     natural = p["preferred_element_type"] in (None, a.dtype) and a.dtype == b.dtype and p["precision"] is None
     if natural and (a.ndim, b.ndim) == (2, 2) and p["dimension_numbers"] == (((1,), (0,)), ((), ())):
         return "{0} @ {1}"
-    return _call("lax.dot_general", ["{0}", "{1}"], {k: v for k, v in p.items() if k != "out_sharding"})
+    given = [f"{k}={{{k}}}" for k, v in p.items() if v is not None and k != "out_sharding"]
+    return f"lax.dot_general({', '.join(['{0}', '{1}', *given])})"
 
 
-def _slice(eqn: Any, p: Mapping[str, Any]) -> str:
-    parts = []
+def _slice(eqn: Any) -> str:
+    p, parts = eqn.params, []
     steps = p["strides"] or (1,) * len(p["start_indices"])
     for start, limit, step, size in zip(p["start_indices"], p["limit_indices"], steps, eqn.invars[0].aval.shape):
         text = f"{start or ''}:{limit if limit != size else ''}"
@@ -164,91 +175,155 @@ def _slice(eqn: Any, p: Mapping[str, Any]) -> str:
     return f"{{0}}[{', '.join(parts)}]"
 
 
-def _reduce(name: str) -> Callable[[Any, Mapping[str, Any]], str | None]:
-    def rule(eqn: Any, p: Mapping[str, Any]) -> str | None:
-        kind = eqn.invars[0].aval.dtype.kind
-        if (name in ("sum", "prod") and kind != "f") or (name in ("and", "or") and kind != "b"):
-            return None
-        axes = tuple(p["axes"])
-        return f"{{0}}.{_REDUCTIONS[name]}({show(axes) if len(axes) < eqn.invars[0].aval.ndim else ''})"
-
-    return rule
+def _reduce(eqn: Any) -> str | None:
+    name, operand, axes = eqn.primitive.name.removeprefix("reduce_"), eqn.invars[0].aval, tuple(eqn.params["axes"])
+    if name not in ("max", "min") and operand.dtype.kind != ("b" if name in ("and", "or") else "f"):
+        return None
+    return f"{{0}}.{_REDUCTIONS[name]}({show(axes) if len(axes) < operand.ndim else ''})"
 
 
-def _keyed(text: str) -> Callable[[Any, Mapping[str, Any]], str]:
-    """A function of one key."""
-
-    def rule(eqn: Any, p: Mapping[str, Any]) -> str:
+def _of_one_key(form: str) -> Callable[[Any], str]:
+    def rule(eqn: Any) -> str:
         if eqn.invars[0].aval.shape:
             raise ConversionError("random numbers of many keys at once cannot be written as Python")
-        return text.format("{0}", "{1}", shape=show(tuple(p.get("shape", ()))), bits=p.get("bit_width"))
+        return form
 
     return rule
 
 
-def _several(text: str) -> Callable[[Any, Mapping[str, Any]], str]:
-    """A function that takes a tuple of all operands; `text` has the parameters in it by name."""
-
-    def rule(eqn: Any, p: Mapping[str, Any]) -> str:
-        return text.format(operands_tuple(0, len(eqn.invars)), **{k: show(v) for k, v in p.items()})
-
-    return rule
-
-
-def _argument(name: str) -> Callable[[Any, Mapping[str, Any]], str]:
-    return lambda eqn, p: f"lax.{name}({{0}}, {p['axes'][0]}, {show(np.dtype(p['index_dtype']))})"
-
-
-_RULES: dict[str, Callable[[Any, Mapping[str, Any]], str | None]] = {
-    "argmax": _argument("argmax"),
-    "argmin": _argument("argmin"),
+_RESHAPE = "{0}.reshape({result_shape})"
+# A form, or a function of the equation that returns one. None: the form of a primitive that is not in the table.
+_FORMS: Mapping[str, str | Callable[[Any], str | None]] = {
+    "argmax": _argument,
+    "argmin": _argument,
+    "bitcast_convert_type": "lax.bitcast_convert_type({0}, {new_dtype})",
     "broadcast_in_dim": _broadcast,
     "broadcast_to": _broadcast,
-    "concatenate": _several("jnp.concatenate({0}, axis={dimension})"),
-    "convert_element_type": lambda eqn, p: f"{{0}}.astype({show(np.dtype(p['new_dtype']))})",
-    "bitcast_convert_type": lambda eqn, p: f"lax.bitcast_convert_type({{0}}, {show(np.dtype(p['new_dtype']))})",
-    "div": lambda eqn, p: "{0} / {1}" if eqn.outvars[0].aval.dtype.kind == "f" else None,
+    "concatenate": "jnp.concatenate({from_0}, axis={dimension})",
+    "convert_element_type": "{0}.astype({new_dtype})",
+    "div": lambda eqn: "{0} / {1}" if eqn.outvars[0].aval.dtype.kind == "f" else None,
     "dot_general": _dot,
-    "dynamic_slice": lambda eqn, p: (
-        f"lax.dynamic_slice({{0}}, {operands_tuple(1, len(eqn.invars))}, {show(p['slice_sizes'])})"
-    ),
-    "dynamic_update_slice": lambda eqn, p: (
-        f"lax.dynamic_update_slice({{0}}, {{1}}, {operands_tuple(2, len(eqn.invars))})"
-    ),
-    "empty": _zeros,
-    "empty2": _zeros,
-    "expand_dims": _reshape,
-    "integer_pow": lambda eqn, p: f"{{0}} ** {p['y']}",
-    "iota": lambda eqn, p: (
-        f"lax.broadcasted_iota({show(np.dtype(p['dtype']))}, {show(tuple(p['shape']))}, {p['dimension']})"
-        if not eqn.invars
-        else None
-    ),
-    "logistic": lambda eqn, p: "jax.nn.sigmoid({0})" if p.get("accuracy") is None else None,
-    "neg": lambda eqn, p: "-{0}",
-    "not": lambda eqn, p: "~{0}",
-    "platform_index": lambda eqn, p: (
-        f"next(k for k, p in enumerate({show(p['platforms'])}) if p is None or jax.default_backend() in p)"
-    ),
-    "random_bits": _keyed("jax.random.bits({0}, {shape}, jnp.uint{bits})"),
-    "random_fold_in": _keyed("jax.random.fold_in({0}, {1})"),
-    "random_seed": lambda eqn, p: None if eqn.invars[0].aval.shape else "jax.random.key({0})",
-    "random_split": _keyed("jax.random.split({0}, {shape})"),
-    "random_unwrap": lambda eqn, p: "jax.random.key_data({0})",
-    "random_wrap": lambda eqn, p: "jax.random.wrap_key_data({0})",
-    "reshape": lambda eqn, p: None if p["dimensions"] else _reshape(eqn, p),
-    "select_n": lambda eqn, p: (
-        "jnp.where({0}, {2}, {1})" if eqn.invars[0].aval.dtype == bool else _several("lax.select_n(*{0})")(eqn, p)
+    "dynamic_slice": "lax.dynamic_slice({0}, {from_1}, {slice_sizes})",
+    "dynamic_update_slice": "lax.dynamic_update_slice({0}, {1}, {from_2})",
+    "empty": "jnp.zeros({result_shape}, {result_dtype})",
+    "empty2": "jnp.zeros({result_shape}, {result_dtype})",
+    "expand_dims": _RESHAPE,
+    "integer_pow": "{0} ** {y}",
+    "iota": "lax.broadcasted_iota({dtype}, {shape}, {dimension})",
+    "logistic": lambda eqn: "jax.nn.sigmoid({0})" if eqn.params.get("accuracy") is None else None,
+    "neg": "-{0}",
+    "not": "~{0}",
+    "platform_index": "next(k for k, p in enumerate({platforms}) if p is None or jax.default_backend() in p)",
+    "random_bits": _of_one_key("jax.random.bits({0}, {shape}, jnp.uint{bit_width})"),
+    "random_fold_in": _of_one_key("jax.random.fold_in({0}, {1})"),
+    "random_seed": lambda eqn: None if eqn.invars[0].aval.shape else "jax.random.key({0})",
+    "random_split": _of_one_key("jax.random.split({0}, {shape})"),
+    "random_unwrap": "jax.random.key_data({0})",
+    "random_wrap": "jax.random.wrap_key_data({0})",
+    "reshape": lambda eqn: None if eqn.params["dimensions"] else _RESHAPE,
+    "select_n": lambda eqn: (
+        "jnp.where({0}, {2}, {1})" if eqn.invars[0].aval.dtype == bool else "lax.select_n(*{from_0})"
     ),
     "slice": _slice,
-    "sort": _several("lax.sort({0}, dimension={dimension}, is_stable={is_stable}, num_keys={num_keys})"),
-    "split": lambda eqn, p: f"lax.split({{0}}, {show(tuple(map(int, p['sizes'])))}, axis={p['axis']})",
-    "squeeze": _reshape,
-    "stack": _several("jnp.stack({0}, axis={axis})"),
-    "tile": lambda eqn, p: f"jnp.tile({{0}}, {show(tuple(p['reps']))})",
-    "transpose": lambda eqn, p: (
-        "{0}.T" if tuple(p["permutation"]) == (1, 0) else f"{{0}}.transpose({show(tuple(p['permutation']))})"
-    ),
-    "unstack": lambda eqn, p: f"jnp.unstack({{0}}, axis={p['axis']})",
-    **{f"reduce_{name}": _reduce(name) for name in _REDUCTIONS},
+    "sort": "lax.sort({from_0}, dimension={dimension}, is_stable={is_stable}, num_keys={num_keys})",
+    "split": "lax.split({0}, {sizes}, axis={axis})",
+    "squeeze": _RESHAPE,
+    "stack": "jnp.stack({from_0}, axis={axis})",
+    "tile": "jnp.tile({0}, {reps})",
+    "transpose": lambda eqn: "{0}.T" if tuple(eqn.params["permutation"]) == (1, 0) else "{0}.transpose({permutation})",
+    "unstack": "jnp.unstack({0}, axis={axis})",
+    **{f"reduce_{name}": _reduce for name in _REDUCTIONS},
 }
+
+
+# Lines ----------------------------------------------------------------------------------------------------------------
+
+_INLINE = 60  # most characters of an expression that is written where it is used
+
+
+class Constant(NamedTuple):
+    """A number that is written where it is used."""
+
+    value: Any
+    dtype: Any
+
+
+Operand = Any  # str, a name | Constant
+
+
+@dataclass(frozen=True)
+class Line:
+    """`shown = text`, where `{0}`, `{1}`, ... in the text are the operands. With a body, the definition of a function."""
+
+    targets: tuple[str, ...]
+    text: str
+    operands: tuple[Operand, ...] = ()
+    shown: str = ""
+    body: tuple[Line, ...] | None = None
+
+
+def live_lines(lines: Iterable[Line], wanted: set[str]) -> tuple[list[Line], set[str]]:
+    """The lines that are needed for the names wanted and for returns, and the names that they read from outside."""
+    kept, wanted = [], set(wanted)
+    for line in reversed(list(lines)):
+        if line.targets and not wanted.intersection(line.targets):
+            continue
+        wanted -= set(line.targets)
+        wanted.update(x for x in line.operands if isinstance(x, str))
+        if line.body is not None:
+            body, free = live_lines(line.body, set())
+            line = replace(line, body=tuple(body))
+            wanted |= free
+        kept.append(line)
+    return kept[::-1], wanted
+
+
+def uses_of(lines: Iterable[Line]) -> Counter[str]:
+    """How often each name is read; a read in a nested function counts twice, so that it is not inlined there."""
+    found: Counter[str] = Counter()
+    for line in lines:
+        found.update(x for x in line.operands if isinstance(x, str))
+        if line.body is not None:
+            inner = uses_of(line.body)
+            made = {t for at in line.body for t in at.targets}
+            found.update({n: count + (n not in made) for n, count in inner.items()})
+    return found
+
+
+def render(lines: Iterable[Line], uses: Mapping[str, int], depth: int) -> Iterator[str]:
+    """Python lines; a short expression that is used once is written where it is used."""
+    pending: dict[str, str] = {}
+    indent = "    " * depth
+    for line in lines:
+        if line.body is not None:
+            yield ""
+            yield indent + line.text
+            yield from render(line.body, uses, depth + 1)
+            yield ""
+            continue
+        text = line.text.format(*(_shown(x, pending, line.text) for x in line.operands))
+        text = re.sub(r"\.reshape\(\([\d, ]*\)\)(?=\.reshape\()", "", text)
+        if not line.targets:
+            yield indent + text
+        elif not line.shown and uses[line.targets[0]] == 1 and len(text) <= _INLINE:
+            pending[line.targets[0]] = text
+        else:
+            yield f"{indent}{line.shown or line.targets[0]} = {text}"
+
+
+def _shown(operand: Operand, pending: Mapping[str, str], text: str) -> str:
+    if isinstance(operand, Constant):
+        return typed(operand.value, operand.dtype)
+    found = pending.get(operand, operand)
+    binds = text.startswith(("{0}", "-", "~")) or "({0}.reshape" in text
+    return f"({found})" if binds and _is_loose(found) else found
+
+
+def _is_loose(text: str) -> bool:
+    """Whether an expression has an operator outside of brackets."""
+    depth = 0
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        if depth == 0 and c == " ":
+            return True
+    return text.startswith(("-", "~"))

@@ -1,4 +1,4 @@
-"""Verification of an export: function and nets are run on the same numbers, and the first blob that differs is named."""
+"""Verification of an export: runs function and nets on the same numbers, and names the first blob that differs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.convert.emit import Blob
-from jrnn.convert.flat import Graph, Node, Var, evaluate
+from jrnn.convert.flat import Graph, Node, Var, evaluate, read
 from jrnn.convert.package import Package
 from jrnn.errors import ConversionError, describe_op
 from jrnn.lowering import run_net
@@ -25,7 +25,7 @@ def verify(
     trail: Sequence[tuple[Node, Var, Blob]],
     renamed: Mapping[str, str],
 ) -> None:
-    """Raises ConversionError where package and graph differ, on the examples and on random numbers.
+    """Raises ConversionError if package and graph differ, on the examples or on random numbers.
 
     Args:
         examples: a value, or a shape and type, for each input of the graph; params come first.
@@ -36,7 +36,7 @@ def verify(
     names = list(given)
     first = len(examples) - len(names)
     rng = np.random.default_rng(SEED)
-    expected = jax.jit(lambda args: _outputs(graph, args))
+    expected = jax.jit(lambda args: read(evaluate(graph, args), graph.outputs))
     run = jax.jit(package.to_jax())
     trials = [[drawn(rng, x) if k >= first else x for k, x in enumerate(examples)]]
     if not any(isinstance(x, jax.ShapeDtypeStruct) for x in examples):
@@ -51,25 +51,21 @@ def verify(
                 raise ConversionError(_explain(package, graph, args, inputs, trail, renamed, bad))
 
 
-def _outputs(graph: Graph, args: Sequence[Any]) -> list[Any]:
-    env = evaluate(graph, args)
-    return [env[a] if isinstance(a, Var) else a for a in graph.outputs]
-
-
 def drawn(rng: np.random.Generator, example: Any) -> Any:
-    """Random numbers near an example; integers and booleans stay, as they may be indices or lengths."""
-    shape, dtype = (
-        np.shape(example) if not hasattr(example, "shape") else example.shape,
+    """Random numbers near an example; integers and booleans are kept, as they may be indices or lengths."""
+    is_spec, shape, dtype = (
+        isinstance(example, jax.ShapeDtypeStruct),
+        np.shape(example),
         jax.dtypes.result_type(example),
     )
     if not jnp.issubdtype(dtype, jnp.floating):
-        return jnp.zeros(shape, dtype) if isinstance(example, jax.ShapeDtypeStruct) else example
+        return jnp.zeros(shape, dtype) if is_spec else example
     noise = rng.standard_normal(shape).astype(np.float32)
-    return noise if isinstance(example, jax.ShapeDtypeStruct) else np.asarray(example, np.float32) + 0.1 * noise
+    return noise if is_spec else np.asarray(example, np.float32) + 0.1 * noise
 
 
 def close(found: Any, wanted: Any) -> bool:
-    """Whether two arrays agree to TOLERANCE of the greater of 1 and the largest number; NaNs and infinities alike."""
+    """Whether arrays agree, to TOLERANCE relative to the larger of 1 and the largest number; NaN equals NaN."""
     found, wanted = np.asarray(found), np.asarray(wanted)
     if found.shape != wanted.shape:
         return False
@@ -81,9 +77,9 @@ def close(found: Any, wanted: Any) -> bool:
 
 
 def _explain(package: Package, graph: Graph, args, inputs, trail, renamed, bad) -> str:
-    """Says which blob is the first to differ."""
+    """The error message, with the first blob that differs."""
     net = package.predict_net
-    head = f"the nets of {net.name!r} give other numbers than the function for {', '.join(map(repr, bad))}"
+    head = f"the nets of {net.name!r} compute other numbers than the function for {', '.join(map(repr, bad))}"
     env = evaluate(graph, args)
     blobs = run_net(net, {**package.weights(), **inputs})
     for node, var, blob in trail:

@@ -12,14 +12,14 @@ import onnx
 from jax.export import symbolic_args_specs
 from onnx import checker, helper
 
-from jrnn.convert.arguments import Leaf, arguments_of, callable_of, closed_over, path_of
-from jrnn.convert.flat import Graph, flatten
+from jrnn.convert.arguments import Call, call_of
+from jrnn.convert.flat import Graph
+from jrnn.convert.verify import close
 from jrnn.errors import ConversionError
 from jrnn.nn.layers import whole_layers
 from jrnn.onnx.emit import Emitter, Ref, info, tensor
 
 OPSETS = range(17, 23)
-TOLERANCE = 1e-5
 
 
 def to_onnx(
@@ -37,17 +37,17 @@ def to_onnx(
 
     Args:
         fn: a pure function of arrays or pytrees, or a module, as `jrnn.from_jax` takes them.
-        examples: arguments; their values are what the model is tried on.
+        examples: arguments. The model is verified on their values.
         params: a pytree of weights that `fn` takes before the other arguments; they become initializers.
         dims: sizes that stay open, as `jax.export.symbolic_args_specs` takes them: one string for each argument, or one for
-            all, such as "T, N, ..." or "batch, _, 3". The model is tried on other sizes too.
+            all, such as "T, N, ..." or "batch, _, 3". The model is verified at other sizes too.
         path: a file to write.
         opset: ONNX's operator set, 17 to 22.
-        name: of the graph; by default the function's.
+        name: the name of the graph; defaults to the function's.
 
     Returns:
-        The model. Inputs are named as in the function's signature, with the path in a pytree after it; a single output is
-        "output", several are "output/...".
+        The model. Inputs are named as in the function's signature and by their path in the pytree. A single output is
+        named "output", several "output/...".
 
     Raises:
         ConversionError: a primitive without a rule, with the line that uses it, or a model that computes something else.
@@ -62,33 +62,35 @@ def to_onnx(
     """
     if opset not in OPSETS:
         raise ConversionError(f"opset is {opset}; operator sets {OPSETS.start} to {OPSETS.stop - 1} are written")
-    fn, params, own = callable_of(fn, params)
-    name = name or getattr(fn, "__name__", type(fn).__name__).strip("<>")
-    leaves, call = arguments_of(fn, examples, params, own, name)
-    specs = _specs(leaves, examples, dims, name)
-    graph, out_names = _trace(call, specs, name)
+    call = call_of(fn, examples, params, name)
+    specs = _specs(call, examples, dims)
+    try:
+        with whole_layers(True):
+            graph, out_names = call.trace(specs)
+    except NotImplementedError:  # a gradient or a batch of a layer is written step by step
+        with whole_layers(False):
+            graph, out_names = call.trace(specs)
     symbols = {
         str(size): (leaf.name, axis)
-        for leaf, spec in reversed(list(zip(leaves, specs, strict=True)))
+        for leaf, spec in reversed(list(zip(call.leaves, specs, strict=True)))
         if not leaf.is_param
         for axis, size in enumerate(spec.shape)
         if not isinstance(size, int) and str(size).isidentifier()
     }
-    e = Emitter(opset=opset, symbols=symbols)
-    model = _model(e, graph, leaves, out_names, name, closed_over(fn))
+    model = _model(Emitter(opset=opset, symbols=symbols), graph, call, out_names)
     try:
         checker.check_model(model, full_check=True)
     except (checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ConversionError(f"{name}: ONNX's checker refuses the model: {error}") from error
+        raise ConversionError(f"{call.name}: ONNX's checker rejects the model: {error}") from error
     for sizes in ({}, dict(zip(symbols, range(3, 3 + len(symbols))))) if symbols else ({},):
-        _verify(model, call, _resized(leaves, specs, sizes), leaves, out_names, name)
+        _verify(model, call, _resized(call, specs, sizes), out_names)
     if path is not None:
         onnx.save(model, os.fspath(path))
     return model
 
 
-def _specs(leaves: Sequence[Leaf], examples: Sequence[Any], dims: Any, name: str) -> list[jax.ShapeDtypeStruct]:
-    weights, plain = ([leaf.spec for leaf in leaves if leaf.is_param == which] for which in (True, False))
+def _specs(call: Call, examples: Sequence[Any], dims: Any) -> list[jax.ShapeDtypeStruct]:
+    weights, plain = ([leaf.spec for leaf in call.leaves if leaf.is_param == which] for which in (True, False))
     if dims is None:
         return [*weights, *plain]
     given = jax.tree.unflatten(jax.tree.structure(tuple(examples)), plain)
@@ -98,67 +100,32 @@ def _specs(leaves: Sequence[Leaf], examples: Sequence[Any], dims: Any, name: str
             raise ValueError(f"they have shapes {[s.shape for s in plain]}")
         return [*weights, *opened]
     except ValueError as error:
-        raise ConversionError(f"{name}: dims {dims!r} do not fit the examples: {error}") from error
+        raise ConversionError(f"{call.name}: dims {dims!r} do not fit the examples: {error}") from error
 
 
-def _trace(call: Callable[..., Any], specs: Sequence[jax.ShapeDtypeStruct], name: str) -> tuple[Graph, list[str]]:
-    def trace(whole: bool) -> Any:
-        with whole_layers(whole):
-            return jax.make_jaxpr(call, return_shape=True)(specs)
-
-    try:
-        try:
-            closed, out = trace(True)
-        except NotImplementedError:  # a gradient or a batch of a layer: it is written step by step
-            closed, out = trace(False)
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
-        first = str(error).splitlines()[0]
-        raise ConversionError(f"{name}: depends on values that are known only when it runs: {first}") from error
-    graph = flatten(closed)
-    bad = [n for n in graph.nodes if n.name.startswith(("random_", "threefry", "rng_")) or "callback" in n.name]
-    if bad or closed.effects:
-        where = ", ".join(dict.fromkeys(f"{n.name} ({n.source})" for n in bad)) or str(closed.effects)
-        raise ConversionError(
-            f"{name} draws random numbers or has effects: {where}; give noise as an argument, or put a module in evaluation"
-        )
-    paths = [path_of("output", path) for path, _ in jax.tree_util.tree_flatten_with_path(out)[0]]
-    if not paths:
-        raise ConversionError(f"{name} returns no array")
-    return graph, paths
-
-
-def _model(
-    e: Emitter,
-    graph: Graph,
-    leaves: Sequence[Leaf],
-    out_names: Sequence[str],
-    name: str,
-    closed: Sequence[tuple[str, Any]],
-) -> onnx.ModelProto:
-    used = graph.users()
+def _model(e: Emitter, graph: Graph, call: Call, out_names: Sequence[str]) -> onnx.ModelProto:
+    used = graph.used()
     values: list[Any] = []
-    for leaf, var in zip(leaves, graph.inputs, strict=True):
-        if leaf.is_param and var not in used:
-            values.append(None)
-        elif leaf.is_param:
-            values.append(e.hinted(np.asarray(leaf.value), leaf.name))
-        else:
+    for leaf, var in zip(call.leaves, graph.inputs, strict=True):
+        if not leaf.is_param:
             values.append(Ref(e.claim(leaf.name), var.shape, np.dtype(var.dtype)))
-    names = {id(value): key for key, value in closed}
+        else:
+            values.append(e.hinted(np.asarray(leaf.value), leaf.name) if var in used else None)
+    names = {id(value): key for key, value in call.closed_over}
     consts = {
         var: e.hinted(np.asarray(value), names.get(id(value), f"weight_{k}"))
         for k, (var, value) in enumerate(graph.consts.items())
         if var in used
     }
-    inputs = [v for v in values if isinstance(v, Ref)]
+    inputs = [info(v) for v in values if isinstance(v, Ref)]
     e.taken.update(out_names)
     results = e.owned(e.run(replace(graph, consts=consts), values))
     renamed = {r.name: out for r, out in zip(results, out_names, strict=True)}
     for node in e.nodes:
         _rename(node, renamed)
-    outputs = [info(Ref(renamed[r.name], r.shape, r.dtype)) for r in results]
+    outputs = [info(replace(r, name=renamed[r.name])) for r in results]
     tensors = [tensor(n, v) for n, v in e.initializers.items()]
-    proto = helper.make_graph(e.nodes, re.sub(r"\W", "_", name) or "graph", [info(i) for i in inputs], outputs, tensors)
+    proto = helper.make_graph(e.nodes, re.sub(r"\W", "_", call.name) or "graph", inputs, outputs, tensors)
     opsets = [helper.make_opsetid("", e.opset)]
     return helper.make_model(
         proto, producer_name="jrnn", opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets)
@@ -166,7 +133,7 @@ def _model(
 
 
 def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    """Gives values other names, in the graphs inside of a node too."""
+    """Renames values, in the graphs inside of a node too."""
     for field in (node.input, node.output):
         field[:] = [names.get(n, n) for n in field]
     for a in node.attribute:
@@ -176,10 +143,10 @@ def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
             output.name = names.get(output.name, output.name)
 
 
-def _resized(leaves: Sequence[Leaf], specs: Sequence[Any], sizes: dict[str, int]) -> list[Any]:
+def _resized(call: Call, specs: Sequence[Any], sizes: dict[str, int]) -> list[Any]:
     """The examples, with their values repeated to other sizes where those are open."""
     found = []
-    for leaf, spec in zip(leaves, specs, strict=True):
+    for leaf, spec in zip(call.leaves, specs, strict=True):
         if leaf.is_param:
             found.append(leaf.value)
             continue
@@ -192,34 +159,27 @@ def _resized(leaves: Sequence[Leaf], specs: Sequence[Any], sizes: dict[str, int]
     return found
 
 
-def _verify(
-    model: onnx.ModelProto,
-    call: Callable[..., Any],
-    args: Sequence[Any],
-    leaves: Sequence[Leaf],
-    out_names: Sequence[str],
-    name: str,
-) -> None:
+def _verify(model: onnx.ModelProto, call: Call, args: Sequence[Any], out_names: Sequence[str]) -> None:
     """Compares the model, run by onnxruntime, with the function."""
     try:
         import onnxruntime
     except ImportError as error:
-        raise ConversionError("a model is tried with onnxruntime: pip install 'jrnn[onnx]'") from error
+        raise ConversionError("models are verified with onnxruntime: pip install 'jrnn[onnx]'") from error
     declared = {i.name for i in model.graph.input}
-    feeds = {leaf.name: arg for leaf, arg in zip(leaves, args, strict=True) if leaf.name in declared}
+    feeds = {leaf.name: arg for leaf, arg in zip(call.leaves, args, strict=True) if leaf.name in declared}
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         found = session.run(None, feeds)
     except Exception as error:  # onnxruntime's own have no common base
-        raise ConversionError(f"{name}: onnxruntime does not run the model: {error}") from error
-    expected = jax.tree.leaves(jax.jit(call)(args))
+        raise ConversionError(f"{call.name}: onnxruntime does not run the model: {error}") from error
+    expected = jax.tree.leaves(jax.jit(call.run)(args))
     for key, ours, theirs in zip(out_names, expected, found, strict=True):
-        ours, theirs = np.asarray(ours), np.asarray(theirs)
-        scale = max(1.0, np.abs(ours[np.isfinite(ours)]).max(initial=0)) if ours.dtype.kind == "f" else 1
-        if ours.shape != theirs.shape or not np.allclose(theirs, ours, rtol=0, atol=TOLERANCE * scale, equal_nan=True):
-            by = np.abs(theirs.astype(float) - ours).max() if ours.shape == theirs.shape else "another shape"
+        if not close(theirs, ours):
+            same = np.shape(ours) == np.shape(theirs)
+            by = np.abs(np.asarray(theirs, float) - np.asarray(ours, float)).max() if same else "its shape"
             raise ConversionError(
-                f"{name}: onnxruntime gives another {key!r}, by {by}; this is a defect of the conversion"
+                f"{call.name}: onnxruntime computes another {key!r}, which differs by {by}; this is a defect of the "
+                "conversion"
             )

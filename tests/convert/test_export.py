@@ -11,7 +11,8 @@ import pytest
 
 import jrnn
 from jrnn import Net, Op
-from jrnn.convert import Package, Predictor, export_package, load_package, predictor, write_predictor, write_python
+from jrnn.convert import Package, Predictor, export_package, load_package, write_predictor, write_python
+from jrnn.convert import package as package_module
 from jrnn.errors import ConversionError, FormatError, NetError, OpError
 from jrnn.proto import Limits, message_class
 from jrnn.proto.minidb import format_minidb, parse_minidb
@@ -138,7 +139,7 @@ def test_a_predictor_compiles_once_a_shape(monkeypatch):
         run = jrnn.to_jax(net, outputs)
         return lambda blobs: traces.append(1) or run(blobs)
 
-    monkeypatch.setattr(predictor, "to_jax", counting)
+    monkeypatch.setattr(package_module, "to_jax", counting)
     predict = Predictor(export_package(NET, PARAMS, ["x"], ["y"]))
     for rows in (2, 2, 3, 2, 3):
         np.testing.assert_allclose(predict(X[:1].repeat(rows, 0))["y"], Y[:1].repeat(rows, 0), rtol=1e-6)
@@ -168,7 +169,7 @@ def test_refused_exports():
         export_package(NET, {**PARAMS, "w": PARAMS["w"].astype(np.float64)}, ["x"], ["y"])
     with pytest.raises(NetError, match="no blob 'z'"):
         export_package(NET, PARAMS, ["x"], ["z"])
-    with pytest.raises(ConversionError, match="must tell the shape of 'x'"):
+    with pytest.raises(ConversionError, match="must give the shape of 'x'"):
         write_predictor(export_package(NET, PARAMS, ["x"], ["y"]), "unused", {})
 
 

@@ -9,9 +9,9 @@ from zoo import MODELS, model
 
 import jrnn
 from jrnn.convert import write_python
+from jrnn.convert.emit import RULES
 from jrnn.convert.flat import flatten
 from jrnn.convert.groups import recognize
-from jrnn.convert.rules import RULES
 
 
 def trace(fn, args):

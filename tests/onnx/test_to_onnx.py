@@ -143,5 +143,5 @@ def test_what_cannot_be_written_is_named(tmp_path):
 
 def test_a_model_that_computes_something_else_is_not_handed_out(monkeypatch):
     monkeypatch.setitem(primitives._UNARY, "sin", "Cos")
-    with pytest.raises(ConversionError, match="onnxruntime gives another 'output'"):
+    with pytest.raises(ConversionError, match="onnxruntime computes another 'output'"):
         jrnn.to_onnx(jnp.sin, X)

@@ -1,49 +1,54 @@
-"""Rules for `cond` and `while`: they become If and While, whose nets hold a Do each."""
+"""Rules for control flow: `cond` becomes If and `while` becomes While, whose nets hold a Do each; `scan` RecurrentNetwork.
 
+Shapes: T time, N batch, D features. Caffe2 runs a step net over one sequence [T, N, D] of float32, with states [1, N, D].
+So float sequences are concatenated along their features, carries and outputs of any shape are folded to [1, N, D],
+booleans and int32 are carried as floats that hold them exactly, and other sequences are looked up by the timestep. A carry
+that only counts is computed from the timestep, and one that never changes is read from outside.
+"""
+
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jrnn.convert.emit import BOOL, Blob, Emitter, Value
-from jrnn.convert.flat import Graph, Node, flatten
-from jrnn.convert.rules.elementwise import binary
-from jrnn.convert.rules.table import rule
+from jrnn.builder import NetBuilder
+from jrnn.convert.emit import BOOL, FLOAT, INT32, Blob, Emitter, Value, rule
+from jrnn.convert.flat import Graph, Node, Var, flatten, live
+from jrnn.convert.rules.elementwise import binary, is_static
+from jrnn.convert.rules.reduce import from_halves, halves
+from jrnn.convert.rules.shapes import cut, join, pick, reverse
+from jrnn.errors import ConversionError, GradientError
+from jrnn.executor.jaxprs import scan_counts
+from jrnn.graph import live_ops
+from jrnn.recurrent import RecurrentState, recurrent_net
 
 
 @rule("cond")
 def _(e: Emitter, node: Node, index, *values):
     branches = [flatten(b) for b in node.params["branches"]]
-    if isinstance(index, np.ndarray):
+    if is_static(index):
         return tuple(e.graph(branches[min(max(int(index), 0), len(branches) - 1)], values))
     outputs = [e.zeros(v.shape, v.dtype, "branched") for v in node.outputs]
-    _choose(e, index, branches, list(values), outputs, 0)
-    return tuple(outputs)
-
-
-def _choose(e: Emitter, index: Blob, branches: Sequence[Graph], values: list[Value], outputs, first: int) -> None:
-    """Appends an If for the branches from `first` on; the last one is what is left."""
 
     def run(k: int) -> None:
         for value, out in zip(e.graph(branches[k], values), outputs):
             e.copy(e.blob(value), out.name)
 
-    def rest() -> None:
-        if first + 2 == len(branches):
-            run(first + 1)
-        else:
-            _choose(e, index, branches, values, outputs, first + 1)
+    def choose(first: int) -> None:
+        """Appends an If for the branches from `first` on."""
+        if first + 1 == len(branches):
+            return run(first)
+        is_later = e.was_bool(index) if len(branches) == 2 else None
+        if is_later is None:
+            is_later = binary(e, "GT", index, np.asarray(first, index.dtype), BOOL)
+        with e.b.if_(e.blob(is_later).name):
+            choose(first + 1)
+        with e.b.else_():
+            run(first)
 
-    if first + 1 == len(branches):
-        run(first)
-        return
-    is_later = e.was_bool(index) if first == 0 and len(branches) == 2 else None
-    if is_later is None:
-        is_later = binary(e, "GT", index, np.asarray(first, index.dtype), BOOL)
-    with e.b.if_(e.blob(is_later).name):
-        rest()
-    with e.b.else_():
-        run(first)
+    choose(0)
+    return tuple(outputs)
 
 
 @rule("while")
@@ -51,23 +56,223 @@ def _(e: Emitter, node: Node, *values):
     p = node.params
     test, body = flatten(p["cond_jaxpr"]), flatten(p["body_jaxpr"])
     first, after = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-    start = list(values[after:])
     carried = body.inputs[p["body_nconsts"] :]
+    changing = [new is not v for v, new in zip(carried, body.outputs)]
     state: list[Value] = [
-        value if new is v else replace(e.copy(e.blob(value), e.claim("loop")), shape=v.shape)
-        for value, v, new in zip(start, carried, body.outputs)
+        replace(e.copy(e.blob(value), e.claim("loop")), shape=v.shape) if changes else value
+        for value, v, changes in zip(values[after:], carried, changing)
     ]
-    changing = {s.name for s, v, new in zip(state, carried, body.outputs) if new is not v}
+    names = {s.name for s, changes in zip(state, changing) if changes}
     with e.b.while_():
         with e.b.condition():
             e.copy(e.blob(e.graph(test, [*values[:first], *state])[0]))
-        made = [
-            e.blob(value) if new is not v else None
-            for value, v, new in zip(e.graph(body, [*values[first:after], *state]), carried, body.outputs)
-        ]
+        found = e.graph(body, [*values[first:after], *state])
+        made = [(e.blob(value), s.name) for value, s, changes in zip(found, state, changing) if changes]
         # all new values are known before the first old one is overwritten
-        made = [e.copy(m) if m is not None and m.name in changing else m for m in made]
-        for m, s in zip(made, state):
-            if m is not None:
-                e.copy(m, s.name)
+        made = [(e.copy(m) if m.name in names else m, name) for m, name in made]
+        for m, name in made:
+            e.copy(m, name)
     return tuple(state)
+
+
+# Scan ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _State:
+    """A carry or an output that the recurrent network holds: its new value in the step, and how it is folded."""
+
+    new: Var | np.ndarray
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def width(self, batch: int) -> int:
+        return math.prod(self.shape) // batch * (2 if self.dtype == INT32 else 1)
+
+
+def _fold(e: Emitter, value: Value, batch: int) -> Blob:
+    """A value as floats [1, N, D]; an int32 as two floats that hold its halves."""
+    if value.dtype == INT32:
+        return join(e, [_fold(e, e.cast(v, FLOAT), batch) for v in halves(e, value)], 2)
+    return e.reshaped(e.cast(e.blob(value), FLOAT), (1, batch, math.prod(value.shape) // batch))
+
+
+def _unfold(e: Emitter, name: str, state: _State, batch: int, lead: tuple[int, ...] = ()) -> Value:
+    """The blob `name` of folded floats [1 or T, N, D] as values of a state, [*lead, ...]."""
+    blob = Blob.of(name, (*(lead or (1,)), batch, state.width(batch)), FLOAT)
+    if state.dtype == INT32:
+        half = blob.shape[2] // 2
+        high, low = (e.cast(cut(e, blob, 2, k * half, (k + 1) * half), INT32) for k in (0, 1))
+        return e.reshaped(from_halves(e, high, low), (*lead, *state.shape))
+    return e.cast(e.reshaped(blob, (*lead, *state.shape)), state.dtype)
+
+
+@rule("scan")
+def _(e: Emitter, node: Node, *values):
+    p = node.params
+    steps, read = p["length"], list(e.read)
+    if steps == 0:
+        raise ConversionError("a scan of no steps; leave it out")
+    body = flatten(p["jaxpr"])
+    first, count = scan_counts(p)
+    after = first + count
+    carried, sequences = body.inputs[first:after], body.inputs[after:]
+    new, outs = body.outputs[:count], body.outputs[count:]
+    constants = {k for k, v in enumerate(carried) if new[k] is v}
+    counters = {k: n for k, v in enumerate(carried) if (n := _growth(body, v, new[k])) is not None}
+    plain = {*constants, *counters}
+    kept, nodes = _needed(body, carried, read, plain)
+    body = replace(body, nodes=nodes)
+    used = body.used()
+
+    held = [k for k in kept if k not in plain]
+    states = [_State(new[k], carried[k].shape, np.dtype(carried[k].dtype)) for k in held]
+    place: dict[int, int] = {}  # output -> the state that it shows
+    for k, v in enumerate(outs):
+        if not read[count + k]:
+            continue
+        place[k] = next((i for i, s in enumerate(states) if s.new is v), len(states))
+        if place[k] == len(states):
+            states.append(_State(v, node.outputs[count + k].shape[1:], np.dtype(v.dtype)))
+    for s in states:
+        if s.dtype not in (FLOAT, BOOL, INT32) or not math.prod(s.shape):
+            raise ConversionError(
+                f"a scan carries {s.dtype}{list(s.shape)}; float32, int32 and bool with elements convert"
+            )
+
+    xs = {v: x for v, x in zip(sequences, values[after:]) if v in used}
+    xs = {v: reverse(e, x, 0) if p["reverse"] else x for v, x in xs.items()}
+    floats = {v: e.blob(x) for v, x in xs.items() if isinstance(x, Blob) and x.dtype == FLOAT}
+    batch = _batch([x.shape[1:] for x in floats.values()] + [s.shape for s in states])
+    prefix = e.claim("recurrent")
+    step = NetBuilder(prefix, parent=e.b)
+    input_t, timestep = step.input(e.claim("input_t")), step.input(e.claim("timestep"))
+    previous = [step.input(e.claim("previous")) for _ in states]
+    with e.inside(step):
+        clock = Blob.of(timestep, (1,), INT32)
+        env: dict[Var, Value] = dict(zip(body.inputs[:first], values[:first]))
+        env.update((carried[k], values[first + k]) for k in constants)
+        env.update(
+            (carried[k], _counted(e, clock, values[first + k], n)) for k, n in counters.items() if carried[k] in used
+        )
+        env.update(_sequences(e, clock, xs, floats, input_t, batch))
+        env.update((carried[k], _unfold(e, name, s, batch)) for k, s, name in zip(held, states, previous))
+        body_inputs = [env.get(v, np.zeros(v.shape, v.dtype) if v.dtype else None) for v in body.inputs]
+        results = e.graph(replace(body, outputs=tuple(s.new for s in states)), body_inputs)
+        made: list[str] = []
+        for value in results:
+            blob = _fold(e, value, batch)
+            written = any(blob.name in op.outputs for op in step.ops)
+            made.append((blob if written and blob.name not in made else e.copy(blob)).name)
+
+    taken = set(step.external_inputs)
+    initial = [values[first + k] for k in held]
+    initial += [np.zeros(s.shape, s.dtype) for s in states[len(held) :]]
+    starts = [_start(e, value, s, batch, taken) for value, s in zip(initial, states)]
+    if floats:
+        parts = [e.reshaped(x, (steps, batch, math.prod(x.shape[1:]) // batch)) for x in floats.values()]
+        sequence = join(e, parts, 2)
+    else:
+        sequence = e.zeros((steps, batch, 1), FLOAT, "no_input")
+    if sequence.name in taken:
+        sequence = e.copy(sequence)
+    wanted = [2 * i for i in place.values()] + [2 * i + 1 for i, k in enumerate(held) if read[k]]
+    with_grads = {i for i in wanted if states[i // 2].dtype == FLOAT}
+
+    net = step.build(outputs=made)
+    net = replace(net, ops=tuple(net.ops[k] for k in live_ops(net, made)))
+
+    def append(forward_only: bool) -> list[RecurrentState]:
+        return recurrent_net(
+            e.b,
+            net,
+            [(input_t, sequence.name)],
+            [(name, start.name) for name, start in zip(previous, starts)],
+            dict(zip(previous, made)),
+            timestep=timestep,
+            scope=prefix,
+            outputs_with_grads=sorted(with_grads),
+            forward_only=forward_only,
+        )
+
+    try:
+        found = append(forward_only=not with_grads)
+    except GradientError:  # an operator of the step has no gradient
+        found = append(forward_only=True)
+
+    results_out: list[Value] = []
+    for k, value in enumerate(values[first:after]):
+        if k in counters:
+            value = binary(e, "Add", value, np.asarray(counters[k] * steps, value.dtype))
+        elif k in held:
+            i = held.index(k)
+            value = _unfold(e, found[i].last, states[i], batch) if read[k] else None
+        results_out.append(value)
+    for k in range(len(outs)):
+        y = _unfold(e, found[place[k]].all, states[place[k]], batch, (steps,)) if k in place else None
+        results_out.append(reverse(e, y, 0) if p["reverse"] and k in place else y)
+    return tuple(results_out)
+
+
+def _growth(body: Graph, before: Var, after: Var | np.ndarray) -> int | None:
+    """How much an integer carry grows at every step, or None if that is not a known number."""
+    maker = body.makers().get(after) if isinstance(after, Var) else None
+    if maker is None or maker.name != "add" or before.shape or before.dtype.kind != "i":
+        return None
+    a, b = maker.inputs
+    amount = b if a is before else a if b is before else None
+    return int(amount) if isinstance(amount, np.ndarray) else None
+
+
+def _needed(body: Graph, carried: Sequence[Var], read: Sequence[bool], plain: set[int]):
+    """The carries and the nodes that are needed to compute what is read of a scan."""
+    new = body.outputs[: len(carried)]
+    kept = {k for k in range(len(carried)) if read[k]}
+    while True:
+        outs = [new[k] for k in kept if k not in plain]
+        outs += [v for v, r in zip(body.outputs[len(carried) :], read[len(carried) :]) if r]
+        nodes = live(body.nodes, outs)
+        seen = replace(body, nodes=nodes, outputs=tuple(outs)).used()
+        more = kept | {k for k, v in enumerate(carried) if v in seen}
+        if more == kept:
+            return sorted(kept), nodes
+        kept = more
+
+
+def _batch(shapes: Sequence[tuple[int, ...]]) -> int:
+    """N: the first dimension of the sequences and states, if it divides the size of all of them, else 1."""
+    n = next((shape[0] for shape in shapes if len(shape) > 1), 1)
+    return n if n and all(math.prod(shape) % n == 0 for shape in shapes) else 1
+
+
+def _counted(e: Emitter, clock: Blob, start: Value, amount: int) -> Value:
+    """start + amount * timestep, a scalar of the type of `start`."""
+    now = e.cast(e.reshaped(clock, ()), start.dtype)
+    if amount != 1:
+        now = binary(e, "Mul", now, np.asarray(amount, start.dtype))
+    return now if is_static(start) and not start else binary(e, "Add", now, start)
+
+
+def _sequences(e: Emitter, clock: Blob, xs, floats, input_t: str, batch: int) -> dict[Var, Value]:
+    """The current element of each sequence."""
+    widths = [math.prod(x.shape[1:]) // batch for x in floats.values()]
+    parts: list[Value] = [Blob.of(input_t, (1, batch, sum(widths)), FLOAT)]
+    if len(widths) > 1:
+        parts = e.ops("Split", [input_t], [((1, batch, width), FLOAT) for width in widths], axis=2, split=widths)
+    env: dict[Var, Value] = {v: e.reshaped(part, v.shape) for v, part in zip(floats, parts)}
+    for v, x in xs.items():
+        if v in env:
+            continue
+        if is_static(x) and x.dtype.kind == "i" and x.ndim == 1 and len(set(np.diff(x).tolist())) == 1:
+            env[v] = _counted(e, clock, x[0], int(x[1] - x[0]))
+        else:
+            env[v] = e.reshaped(pick(e, x, 0, clock), x.shape[1:])
+    return env
+
+
+def _start(e: Emitter, value: Value, state: _State, batch: int, taken: set[str]) -> Blob:
+    """The initial state, in a blob that the step net does not read by name."""
+    if is_static(value) and not value.any():
+        return e.zeros((1, batch, state.width(batch)), FLOAT, "initial")
+    blob = _fold(e, value, batch)
+    return e.copy(blob) if blob.name in taken else blob

@@ -1,29 +1,42 @@
-"""Rules for primitives that work element by element: arithmetic, functions, comparisons, logic, choosing, casts."""
+"""Rules for primitives that work element by element: arithmetic, functions, comparisons, logic, choosing, casts.
+
+Where Caffe2 has no operator for a primitive, its definition is a JAX function, which is traced and converted.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jrnn.convert.emit import BOOL, FLOAT, Blob, Emitter, Value
+from jrnn.convert.emit import BOOL, FLOAT, Blob, Emitter, Value, rule
 from jrnn.convert.flat import Node
-from jrnn.convert.rules.table import rule
 from jrnn.errors import ConversionError
 
+_FOLDED = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum, "And": np.logical_and,
+    "GE": np.greater_equal, "LE": np.less_equal,
+}  # fmt: skip
 
-def binary(e: Emitter, type: str, a: Value, b: Value, dtype: Any = None) -> Blob:
-    """An operator that broadcasts, on operands that may still have to be spread."""
-    shape = np.broadcast_shapes(a.shape, b.shape)
+
+def is_static(*values: Value) -> bool:
+    return not any(isinstance(v, Blob) for v in values)
+
+
+def binary(e: Emitter, type: str, a: Value, b: Value, dtype: Any = None) -> Value:
+    """A broadcasting operator; static where both operands are, if its type is in _FOLDED."""
+    if type in _FOLDED and is_static(a, b):
+        return np.asarray(_FOLDED[type](a, b))
     a, b = e.loose(a), e.loose(b)
-    made = e.op(type, [a, b], np.broadcast_shapes(a.held, b.held), a.dtype if dtype is None else dtype)
-    return replace(made, shape=shape)
+    made = e.op(type, [a.name, b.name], np.broadcast_shapes(a.held, b.held), a.dtype if dtype is None else dtype)
+    return replace(made, shape=np.broadcast_shapes(a.shape, b.shape))
 
 
-def unary(e: Emitter, type: str, x: Blob, dtype: Any = None, **args: Any) -> Blob:
-    made = e.op(type, [x], x.held, x.dtype if dtype is None else dtype, **args)
-    return replace(made, shape=x.shape)
+def unary(e: Emitter, type: str, x: Blob, **args: Any) -> Blob:
+    return replace(e.op(type, [x.name], x.held, x.dtype, **args), shape=x.shape)
 
 
 def need_float(x: Value, what: str) -> None:
@@ -45,7 +58,7 @@ def _(e: Emitter, node: Node, x):
         return binary(e, "Sub", np.zeros((), x.dtype), x)
     if x.dtype != FLOAT and node.name == "square":
         return binary(e, "Mul", x, x)
-    if node.name == "abs" and x.dtype != FLOAT:
+    if x.dtype != FLOAT and node.name == "abs":
         return binary(e, "Mul", x, unary(e, "Sign", x))
     if node.name != "sign":
         need_float(x, node.name)
@@ -59,37 +72,17 @@ def _(e: Emitter, node: Node, x):
         return e.call(lambda x: math.prod([x] * y, start=jnp.ones_like(x)), x)  # JAX has y >= 0 for integers
     if y in (2, 3, -1):
         return unary(e, {2: "Sqr", 3: "Cube", -1: "Reciprocal"}[y], x)
-    odd, even = abs(y) % 2, unary(e, "Pow", unary(e, "Sqr", x), exponent=float(abs(y) // 2))
-    found = binary(e, "Mul", even, x) if odd else even
+    even = unary(e, "Pow", unary(e, "Sqr", x), exponent=float(abs(y) // 2))
+    found = binary(e, "Mul", even, x) if y % 2 else even
     return unary(e, "Reciprocal", found) if y < 0 else found
 
 
 @rule("pow")
 def _(e: Emitter, node: Node, x, y):
     need_float(x, "a power")
-    if isinstance(y, np.ndarray) and isinstance(x, Blob) and np.ptp(y) == 0:
+    if is_static(y) and np.ptp(y) == 0:
         return unary(e, "Pow", x, exponent=float(y.flat[0]))
-    return e.op("Pow", [e.blob(x), e.cast(e.blob(y), FLOAT)], x.shape, FLOAT)
-
-
-@rule("log1p")
-def _(e: Emitter, node: Node, x):
-    return unary(e, "Log", binary(e, "Add", x, np.ones((), FLOAT)))
-
-
-@rule("erfc")
-def _(e: Emitter, node: Node, x):
-    return binary(e, "Sub", np.ones((), FLOAT), unary(e, "Erf", x))
-
-
-@rule("expm1")
-def _(e: Emitter, node: Node, x):
-    return binary(e, "Sub", unary(e, "Exp", x), np.ones((), FLOAT))
-
-
-@rule("exp2")
-def _(e: Emitter, node: Node, x):
-    return unary(e, "Exp", binary(e, "Mul", x, np.float32(math.log(2.0)).reshape(())))
+    return e.op("Pow", [x, e.cast(y, FLOAT)], x.shape, FLOAT)
 
 
 @rule("is_finite")
@@ -97,20 +90,102 @@ def _(e: Emitter, node: Node, x):
     return binary(e, "LT", unary(e, "Abs", x), np.asarray(np.inf, FLOAT), BOOL)
 
 
+# Definitions by other primitives ---------------------------------------------------------------------------------------
+
+
+def _truncated(x: Any) -> Any:
+    return jnp.where(x < 0, jnp.ceil(x), jnp.floor(x))
+
+
+def _round_to_even(x: Any) -> Any:
+    below = jnp.floor(x)
+    rest, odd = x - below, below - 2 * jnp.floor(below * 0.5)
+    return below + jnp.where(rest == 0.5, odd, (rest > 0.5).astype(x.dtype))
+
+
+def _round_from_zero(x: Any) -> Any:
+    size = jnp.abs(x)
+    below = jnp.floor(size)
+    return jnp.sign(x) * (below + (size - below >= 0.5).astype(x.dtype))
+
+
+@rule("round")
+def _(e: Emitter, node: Node, x):
+    even = node.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN
+    return e.call(_round_to_even if even else _round_from_zero, x)
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    if a.dtype != FLOAT:
+        return a - lax.div(a, b) * b
+    rest = a - _truncated(a / b) * b
+    # the quotient is rounded: if that moved it across a whole number, the remainder is off by one divisor
+    size = jnp.abs(b)
+    rest = jnp.where(jnp.abs(rest) >= size, rest - jnp.sign(rest) * size, rest)
+    return jnp.where(rest * jnp.sign(a) < 0, rest + jnp.sign(a) * size, rest)
+
+
+def _atan2(y: Any, x: Any) -> Any:
+    of_ratio = jnp.arctan(y / jnp.where(x == 0, 1.0, x))
+    turned = of_ratio + jnp.where(x < 0, jnp.where(y < 0, -np.pi, np.pi), 0.0)
+    return jnp.where(x == 0, jnp.sign(y) * (np.pi / 2), turned)
+
+
+_DEFINITIONS: dict[str, Callable] = {
+    "acosh": lambda x: jnp.log(x + jnp.sqrt(x * x - 1.0)),
+    "asinh": lambda x: jnp.sign(x) * jnp.log(jnp.abs(x) + jnp.sqrt(x * x + 1.0)),
+    "atan2": _atan2,
+    "atanh": lambda x: 0.5 * jnp.log((1.0 + x) / (1.0 - x)),
+    "erfc": lambda x: 1.0 - lax.erf(x),
+    "exp2": lambda x: lax.exp(x * math.log(2.0)),
+    "expm1": lambda x: lax.exp(x) - 1.0,
+    "log1p": lambda x: lax.log(x + 1.0),
+    "rem": _remainder,
+}
+
+
+@rule(*_DEFINITIONS)
+def _(e: Emitter, node: Node, *xs):
+    return e.call(_DEFINITIONS[node.name], *xs)
+
+
+def _shift_right(x: Any, amount: Any, powers: Any) -> Any:
+    for part in (amount // 2, amount - amount // 2):  # 2**31 is no int32, but both halves are
+        divisor = powers[part]
+        quotient = lax.div(x, divisor)
+        x = jnp.where(quotient * divisor > x, quotient - 1, quotient)
+    return x
+
+
+_SHIFTS = {
+    "shift_left": lambda x, amount, powers: x * powers[amount],
+    "shift_right_arithmetic": _shift_right,
+    "shift_right_logical": lambda x, amount, powers: (
+        _shift_right(x, amount, powers) & (powers[len(powers) - 1 - amount] * 2 - 1)
+    ),
+}
+
+
+@rule(*_SHIFTS)
+def _(e: Emitter, node: Node, x, amount):
+    if x.dtype == BOOL:
+        raise ConversionError(f"{node.name} of booleans: convert to int32 before")
+    bits = x.dtype.itemsize * 8
+    powers = np.asarray([1 << k for k in range(bits - 1)] + [-(1 << (bits - 1))], x.dtype)
+    return e.call(lambda x, amount: _SHIFTS[node.name](x, amount, jnp.asarray(powers)), x, amount)
+
+
+# Two operands, comparisons, logic --------------------------------------------------------------------------------------
+
 _BINARY = {"add": "Add", "add_any": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
 
 
 @rule(*_BINARY)
 def _(e: Emitter, node: Node, a, b):
-    neutral = 0 if node.name in ("add", "add_any", "sub") else 1
-    if isinstance(b, np.ndarray) and a.shape == node.outputs[0].shape and (b == neutral).all():
+    neutral, shape = 0 if _BINARY[node.name] in ("Add", "Sub") else 1, node.outputs[0].shape
+    if is_static(b) and a.shape == shape and (b == neutral).all():
         return a
-    if (
-        isinstance(a, np.ndarray)
-        and node.name in ("add", "mul")
-        and b.shape == node.outputs[0].shape
-        and (a == neutral).all()
-    ):
+    if is_static(a) and node.name in ("add", "mul") and b.shape == shape and (a == neutral).all():
         return b
     return binary(e, _BINARY[node.name], a, b)
 
@@ -119,24 +194,25 @@ def _(e: Emitter, node: Node, a, b):
 def _(e: Emitter, node: Node, a, b):
     if a.dtype == BOOL:
         return binary(e, "Or" if node.name == "max" else "And", a, b)
-    if isinstance(a, np.ndarray):
+    if is_static(a):
         a, b = b, a
-    neutral = -np.inf if node.name == "max" else np.inf
-    if isinstance(b, np.ndarray) and b.dtype == FLOAT and (b == neutral).all() and b.ndim <= len(a.shape):
-        return a
-    if node.name == "max" and isinstance(b, np.ndarray) and b.dtype == FLOAT and (b == 0).all():
-        return unary(e, "Relu", a)
-    return extreme(e, "Max" if node.name == "max" else "Min", a, b)
+    if is_static(b) and b.dtype == FLOAT:
+        neutral = -np.inf if node.name == "max" else np.inf
+        if (b == neutral).all() and b.ndim <= len(a.shape):
+            return a
+        if node.name == "max" and (b == 0).all():
+            return unary(e, "Relu", a)
+    return extreme(e, node.name.capitalize(), a, b)
 
 
-def extreme(e: Emitter, type: str, a: Value, b: Value) -> Blob:
+def extreme(e: Emitter, type: str, a: Value, b: Value) -> Value:
     """Max and Min, which take floats of one shape."""
+    if is_static(a, b):
+        return np.asarray(_FOLDED[type](a, b))
     shape = np.broadcast_shapes(a.shape, b.shape)
     if a.dtype != FLOAT:
-        first = binary(e, "GE" if type == "Max" else "LE", a, b, BOOL)
-        return e.op("Where", [e.blob(spread_to(v, shape)) for v in (first, a, b)], shape, a.dtype)
-    a, b = (e.blob(spread_to(v, shape)) for v in (a, b))
-    return e.op(type, [a, b], shape, a.dtype)
+        return where(e, binary(e, "GE" if type == "Max" else "LE", a, b, BOOL), a, b, shape)
+    return e.op(type, [spread_to(v, shape) for v in (a, b)], shape, a.dtype)
 
 
 def spread_to(value: Value, shape: tuple[int, ...]) -> Value:
@@ -144,32 +220,34 @@ def spread_to(value: Value, shape: tuple[int, ...]) -> Value:
     return replace(value, shape=shape) if isinstance(value, Blob) else np.broadcast_to(value, shape)
 
 
+def where(e: Emitter, which: Value, yes: Value, no: Value, shape: tuple[int, ...]) -> Blob:
+    return e.op("Where", [spread_to(v, shape) for v in (which, yes, no)], shape, yes.dtype)
+
+
 @rule("clamp")
 def _(e: Emitter, node: Node, low, x, high):
-    known = all(isinstance(v, np.ndarray) and v.size and np.ptp(v) == 0 for v in (low, high))
+    known = is_static(low, high) and all(v.size and np.ptp(v) == 0 for v in (low, high))
     if known and x.dtype == FLOAT:
         return unary(e, "Clip", x, min=float(low.flat[0]), max=float(high.flat[0]))
     return extreme(e, "Min", extreme(e, "Max", x, low), high)
 
 
 _COMPARISONS = {"eq": "EQ", "ne": "NE", "lt": "LT", "le": "LE", "gt": "GT", "ge": "GE"}
-
-
-@rule(*_COMPARISONS)
-def _(e: Emitter, node: Node, a, b):
-    if a.dtype == BOOL and node.name == "ne":
-        return binary(e, "Xor", a, b)
-    if a.dtype == BOOL and node.name != "eq":
-        return e.call(_OF_BOOLEANS[node.name], a, b)
-    return binary(e, _COMPARISONS[node.name], a, b, BOOL)
-
-
 _OF_BOOLEANS = {
     "lt": lambda a, b: ~a & b,
     "le": lambda a, b: ~a | b,
     "gt": lambda a, b: a & ~b,
     "ge": lambda a, b: a | ~b,
 }
+
+
+@rule(*_COMPARISONS)
+def _(e: Emitter, node: Node, a, b):
+    if a.dtype == BOOL and node.name == "ne":
+        return binary(e, "Xor", a, b)
+    if a.dtype == BOOL and node.name in _OF_BOOLEANS:
+        return e.call(_OF_BOOLEANS[node.name], a, b)
+    return binary(e, _COMPARISONS[node.name], a, b, BOOL)
 
 
 @rule("and", "or", "xor")
@@ -188,20 +266,15 @@ def _(e: Emitter, node: Node, x):
 @rule("select_n")
 def _(e: Emitter, node: Node, which, *cases):
     shape = np.broadcast_shapes(which.shape, cases[0].shape)
+    if len(cases) == 2:
+        return where(e, which if which.dtype == BOOL else e.cast(which, BOOL), cases[1], cases[0], shape)
     found = cases[-1]
-    if len(cases) > 2:
-        for k in reversed(range(len(cases) - 1)):
-            here = binary(e, "LE", which, np.asarray(k, which.dtype), BOOL)
-            found = _where(e, here, cases[k], found, shape)
-        return found
-    if which.dtype != BOOL:
-        which = e.cast(which, BOOL)
-    return _where(e, which, found, cases[0], shape)
+    for k in reversed(range(len(cases) - 1)):
+        found = where(e, binary(e, "LE", which, np.asarray(k, which.dtype), BOOL), cases[k], found, shape)
+    return found
 
 
-def _where(e: Emitter, which: Value, yes: Value, no: Value, shape: tuple[int, ...]) -> Blob:
-    inputs = [e.blob(spread_to(v, shape)) for v in (which, yes, no)]
-    return e.op("Where", inputs, shape, yes.dtype)
+# Casts and copies ------------------------------------------------------------------------------------------------------
 
 
 @rule("convert_element_type")
@@ -226,4 +299,4 @@ def _(e: Emitter, node: Node, x):
 
 @rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")
 def _(e: Emitter, node: Node, *xs):
-    return xs if len(xs) > 1 else xs[0]
+    return xs

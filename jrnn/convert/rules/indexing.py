@@ -1,6 +1,6 @@
 """Rules for reading and writing at indices: Gather, ScatterAssign, SparseToDense, and Where for slices that move.
 
-An index outside of its axis is an error in Caffe2, where JAX clamps it, fills or drops.
+An index outside of its axis is an error in Caffe2; JAX clamps, fills or drops it.
 """
 
 import math
@@ -11,20 +11,15 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jrnn.convert.emit import BOOL, INT32, Blob, Emitter, Value
+from jrnn.convert.emit import BOOL, INT32, Blob, Emitter, Value, rule
 from jrnn.convert.flat import Node
-from jrnn.convert.rules.elementwise import binary, extreme, spread_to
+from jrnn.convert.rules.elementwise import binary, extreme, is_static, spread_to, where
 from jrnn.convert.rules.shapes import cut, join, pick, transpose
-from jrnn.convert.rules.table import rule
 from jrnn.errors import ConversionError
 
 
-def _start(e: Emitter, index: Value, size: int, most: int) -> Value:
-    """A start index as JAX means it: moved so that `size` elements from it lie within `most`."""
-    if isinstance(index, np.ndarray):
-        return np.clip(index, 0, most - size)
-    limits = np.asarray(0, index.dtype), np.asarray(most - size, index.dtype)
-    return extreme(e, "Min", extreme(e, "Max", index, limits[0]), limits[1])
+def _clip(e: Emitter, x: Value, low: int, high: int) -> Value:
+    return extreme(e, "Min", extreme(e, "Max", x, np.asarray(low, x.dtype)), np.asarray(high, x.dtype))
 
 
 @rule("dynamic_slice")
@@ -33,8 +28,8 @@ def _(e: Emitter, node: Node, x, *starts):
         most = x.shape[axis]
         if size == most:
             continue
-        start = _start(e, start, size, most)
-        if isinstance(start, np.ndarray):
+        start = _clip(e, start, 0, most - size)
+        if is_static(start):
             x = cut(e, x, axis, int(start), int(start) + size)
         else:
             x = pick(e, x, axis, binary(e, "Add", np.arange(size, dtype=start.dtype), start))
@@ -44,38 +39,19 @@ def _(e: Emitter, node: Node, x, *starts):
 @rule("dynamic_update_slice")
 def _(e: Emitter, node: Node, x, update, *starts):
     shape = x.shape
-    inside: Value = None
+    inside: Value = None  # whether each element is replaced
     for axis, (start, size) in enumerate(zip(starts, update.shape)):
         most = shape[axis]
         if size == most:
             continue
-        start = _start(e, start, size, most)
-        places = np.arange(most, dtype=start.dtype)
-        if isinstance(start, np.ndarray):
-            offset: Value = places - start
-        else:
-            offset = binary(e, "Sub", places, start)
-        last = np.asarray(size - 1, start.dtype)
-        zero = np.zeros((), start.dtype)
-        if isinstance(offset, np.ndarray):
-            here: Value = (offset >= 0) & (offset < size)
-            nearest: Value = np.clip(offset, 0, size - 1)
-        else:
-            here = binary(e, "And", binary(e, "GE", offset, zero, BOOL), binary(e, "LE", offset, last, BOOL))
-            nearest = extreme(e, "Min", extreme(e, "Max", offset, zero), last)
-        update = pick(e, update, axis, nearest)
-        here = _along(e, here, axis, len(shape))
+        start = _clip(e, start, 0, most - size)
+        offset = binary(e, "Sub", np.arange(most, dtype=start.dtype), start)
+        zero, last = (np.asarray(k, start.dtype) for k in (0, size - 1))
+        here = binary(e, "And", binary(e, "GE", offset, zero, BOOL), binary(e, "LE", offset, last, BOOL))
+        update = pick(e, update, axis, _clip(e, offset, 0, size - 1))
+        here = e.reshaped(here, [most if k == axis else 1 for k in range(len(shape))])
         inside = here if inside is None else binary(e, "And", inside, here)
-    if inside is None:
-        return update
-    condition, yes, no = (e.blob(v) for v in (spread_to(inside, shape), update, x))
-    return e.op("Where", [condition, yes, no], shape, no.dtype)
-
-
-def _along(e: Emitter, x: Value, axis: int, rank: int) -> Value:
-    """A vector as an array that varies along one axis, to be spread along the others."""
-    held = tuple(x.shape[0] if k == axis else 1 for k in range(rank))
-    return x.reshape(held) if isinstance(x, np.ndarray) else e.reshaped(e.blob(x), held)
+    return update if inside is None else where(e, inside, update, x, shape)
 
 
 # Windows at indices ------------------------------------------------------------------------------------------------------
@@ -83,10 +59,10 @@ def _along(e: Emitter, x: Value, axis: int, rank: int) -> Value:
 
 @dataclass(frozen=True)
 class _Places:
-    """Elements of an array along some of its axes: `flat` counts them, [*outer, *windows], as if the axes were one."""
+    """Elements of an array along some axes. `flat` [*outer, *windows] numbers them as if these axes were one."""
 
     axes: tuple[int, ...]
-    windows: tuple[int, ...]  # the axes along which more than one element is taken for an index
+    windows: tuple[int, ...]  # the axes along which an index selects more than one element
     outer: tuple[int, ...]
     flat: Value
 
@@ -94,18 +70,23 @@ class _Places:
     def amount(self) -> int:
         return math.prod(self.flat.shape)
 
+    def vector(self, e: Emitter) -> Value:
+        return e.reshaped(self.flat.astype(np.int32) if is_static(self.flat) else self.flat, (self.amount,))
 
-def _starts(e: Emitter, indices: Value, axes: Sequence[int], batch: Mapping[int, int], shape, sizes, clip: bool):
-    """Where windows of `sizes` start: along the axes that `indices` [..., K] name, and along those of the batch."""
+
+def _starts(
+    e: Emitter, indices: Value, axes: Sequence[int], batch: Mapping[int, int], shape, sizes, mode: Any
+) -> dict[int, Value]:
+    """The first element of each window of `sizes`, along the axes that `indices` [..., K] name and along batch axes."""
     outer = tuple(indices.shape[:-1])
     found: dict[int, Value] = {}
     for axis, at in batch.items():
         held = [n if k == at else 1 for k, n in enumerate(outer)]
         found[axis] = np.broadcast_to(np.arange(shape[axis], dtype=indices.dtype).reshape(held), outer)
     for k, axis in enumerate(axes):
-        part = cut(e, indices, len(outer), k, k + 1)
-        part = part.reshape(outer) if isinstance(part, np.ndarray) else e.reshaped(e.blob(part), outer)
-        found[axis] = _start(e, part, sizes[axis], shape[axis]) if clip else part
+        part = e.reshaped(cut(e, indices, len(outer), k, k + 1), outer)
+        clip = mode == lax.GatherScatterMode.CLIP
+        found[axis] = _clip(e, part, 0, shape[axis] - sizes[axis]) if clip else part
     return found
 
 
@@ -114,49 +95,30 @@ def _places(e: Emitter, starts: Mapping[int, Value], outer: tuple[int, ...], sha
     windows = tuple(k for k in axes if sizes[k] > 1)
     flat: Value = None
     for axis in axes:
-        part = starts[axis]
-        lead = (*outer, *(1 for _ in windows))
-        part = part.reshape(lead) if isinstance(part, np.ndarray) else e.reshaped(e.blob(part), lead)
+        part = e.reshaped(starts[axis], (*outer, *(1 for _ in windows)))
         if axis in windows:
             held = [1] * len(outer) + [sizes[k] if k == axis else 1 for k in windows]
-            part = _sum(e, part, np.arange(sizes[axis], dtype=part.dtype).reshape(held))
-        flat = part if flat is None else _sum(e, _product(e, flat, shape[axis]), part)
-    full = (*outer, *(sizes[k] for k in windows))
-    return _Places(axes, windows, outer, spread_to(flat, full))
-
-
-def _sum(e: Emitter, a: Value, b: Value) -> Value:
-    both = isinstance(a, np.ndarray) and isinstance(b, np.ndarray)
-    return a + b if both else binary(e, "Add", a, b)
-
-
-def _product(e: Emitter, a: Value, size: int) -> Value:
-    number = np.asarray(size, a.dtype)
-    return a * number if isinstance(a, np.ndarray) else binary(e, "Mul", a, number)
-
-
-def _vector(e: Emitter, places: _Places) -> Blob:
-    flat = places.flat
-    if isinstance(flat, np.ndarray):
-        return e.constant(flat.reshape(-1).astype(np.int32))
-    return e.reshaped(e.blob(flat), (places.amount,))
+            part = binary(e, "Add", part, np.arange(sizes[axis], dtype=part.dtype).reshape(held))
+        if flat is not None:
+            part = binary(e, "Add", binary(e, "Mul", flat, np.asarray(shape[axis], flat.dtype)), part)
+        flat = part
+    return _Places(axes, windows, outer, spread_to(flat, (*outer, *(sizes[k] for k in windows))))
 
 
 def _reordered(e: Emitter, x: Value, have: Sequence[Any], wanted: Sequence[Any]) -> Value:
-    """x, whose dimensions are called `have`, with those in `wanted`, in that order; the others are of size 1."""
+    """Reorders the dimensions of x, labeled `have`, as `wanted`. Dimensions that are not wanted have size 1."""
     kept = [label for label in have if label in wanted]
-    x = e.reshaped(e.blob(x), [n for n, label in zip(x.shape, have) if label in wanted])
+    x = e.reshaped(x, [n for n, label in zip(x.shape, have) if label in wanted])
     return transpose(e, x, [kept.index(label) for label in wanted if label in kept])
 
 
 @rule("gather")
 def _(e: Emitter, node: Node, x, indices):
-    """One Gather along the indexed axes, which are made one where they are several."""
+    """One Gather along the indexed axes, which are merged into one if there are several."""
     d, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
     batch = dict(zip(d.operand_batching_dims, d.start_indices_batching_dims))
-    clip = node.params["mode"] == lax.GatherScatterMode.CLIP
-    starts = _starts(e, indices, d.start_index_map, batch, x.shape, sizes, clip)
-    for axis in set(range(len(x.shape))).difference(starts):  # indices of 0
+    starts = _starts(e, indices, d.start_index_map, batch, x.shape, sizes, node.params["mode"])
+    for axis in set(range(len(x.shape))).difference(starts):  # their index is 0
         x = cut(e, x, axis, 0, sizes[axis])
     if not starts:
         starts = {0: np.zeros(indices.shape[:-1], np.int32)}
@@ -167,56 +129,53 @@ def _(e: Emitter, node: Node, x, indices):
         front, moved = [k for k in rest if k < axis], x
     else:
         front, axis = [], 0
-        moved = e.blob(transpose(e, x, [*places.axes, *rest]))
+        moved = transpose(e, x, [*places.axes, *rest])
         moved = e.reshaped(moved, (math.prod(x.shape[k] for k in places.axes), *(x.shape[k] for k in rest)))
-    found = pick(e, moved, axis, _vector(e, places))
+    found = pick(e, moved, axis, places.vector(e))
     back = [k for k in rest if k not in front]
     outer = [f"outer {k}" for k in range(len(places.outer))]
     have = [*front, *outer, *places.windows, *back]
     found = e.reshaped(found, (*(x.shape[k] for k in front), *places.flat.shape, *(x.shape[k] for k in back)))
     shown = iter(k for k in range(len(x.shape)) if k not in (*d.collapsed_slice_dims, *d.operand_batching_dims))
-    beside = iter(outer)
+    others = iter(outer)
     shape = node.outputs[0].shape
-    wanted = [next(shown) if k in d.offset_dims else next(beside) for k in range(len(shape))]
-    return e.reshaped(e.blob(_reordered(e, found, have, wanted)), shape)
+    wanted = [next(shown) if k in d.offset_dims else next(others) for k in range(len(shape))]
+    return e.reshaped(_reordered(e, found, have, wanted), shape)
 
 
-_SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
-
-
-@rule(*_SCATTERS)
+@rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 def _(e: Emitter, node: Node, x, indices, updates):
-    d, name = node.params["dimension_numbers"], node.name
+    d = node.params["dimension_numbers"]
     if not x.shape:
         raise ConversionError("writes at indices of an array without dimensions; compute the value itself")
     shown = [k for k in range(len(x.shape)) if k not in (*d.inserted_window_dims, *d.operand_batching_dims)]
     taken = {k: updates.shape[at] for k, at in zip(shown, d.update_window_dims)}
     sizes = [taken.get(k, 1) for k in range(len(x.shape))]
-    outer = tuple(indices.shape[:-1])
+    shape = tuple(indices.shape[:-1])
     batch = dict(zip(d.operand_batching_dims, d.scatter_indices_batching_dims))
-    clip = node.params["mode"] == lax.GatherScatterMode.CLIP
-    starts = _starts(e, indices, d.scatter_dims_to_operand_dims, batch, x.shape, sizes, clip)
+    starts = _starts(e, indices, d.scatter_dims_to_operand_dims, batch, x.shape, sizes, node.params["mode"])
     partial = [k for k in range(len(x.shape)) if k not in starts and sizes[k] < x.shape[k]]
-    starts |= {k: np.zeros(outer, indices.dtype) for k in partial or ([] if starts else [0])}
-    places = _places(e, starts, outer, x.shape, sizes)
+    starts |= {k: np.zeros(shape, indices.dtype) for k in partial or ([] if starts else [0])}
+    places = _places(e, starts, shape, x.shape, sizes)
     rest = [k for k in range(len(x.shape)) if k not in places.axes]
 
-    inside, beside = iter(shown), iter(f"outer {k}" for k in range(len(outer)))
-    have = [next(inside) if k in d.update_window_dims else next(beside) for k in range(len(updates.shape))]
-    wanted = [*(f"outer {k}" for k in range(len(outer))), *places.windows, *rest]
+    outer = [f"outer {k}" for k in range(len(shape))]
+    inside, others = iter(shown), iter(outer)
+    have = [next(inside) if k in d.update_window_dims else next(others) for k in range(len(updates.shape))]
     row = tuple(x.shape[k] for k in rest)
-    rows = e.reshaped(e.blob(_reordered(e, updates, have, wanted)), (places.amount, *row))
+    rows = _reordered(e, updates, have, [*outer, *places.windows, *rest])
+    rows = e.blob(e.reshaped(rows, (places.amount, *row)))
     order = [*places.axes, *rest]
     moved = e.blob(transpose(e, x, order))
     data = e.reshaped(moved, (math.prod(x.shape[k] for k in places.axes), *row))
-    unique = node.params["unique_indices"] or places.amount == 1
-    how = name.removeprefix("scatter").strip("-")
-    if not how and isinstance(places.flat, np.ndarray) and _is_range(places.flat, data.shape[0]):
+    how = node.name.removeprefix("scatter").strip("-")
+    if not how and is_static(places.flat) and _is_range(places.flat, data.shape[0]):
         first = int(places.flat.min())
         parts = (cut(e, data, 0, 0, first), rows, cut(e, data, 0, first + places.amount, data.shape[0]))
         found = join(e, [part for part in parts if part.shape[0]], 0)
     else:
-        found = _written(e, how, data, _vector(e, places), rows, unique)
+        unique = node.params["unique_indices"] or places.amount == 1
+        found = _written(e, how, data, e.blob(places.vector(e)), rows, unique)
     return transpose(e, e.reshaped(found, moved.shape), np.argsort(order))
 
 
@@ -226,20 +185,19 @@ def _is_range(places: np.ndarray, size: int) -> bool:
 
 
 def _written(e: Emitter, how: str, data: Blob, at: Blob, rows: Blob, unique: bool) -> Blob:
-    """The data with rows [K, ...] put, added, ... at the places `at` [K]."""
+    """The data with rows [K, ...] assigned, added, ... at the places `at` [K]."""
     if how in ("add", "sub"):
-        dense = e.op("SparseToDense", [at, rows, data], data.shape, data.dtype)
-        return binary(e, how.capitalize(), data, dense)
+        return binary(e, how.capitalize(), data, e.op("SparseToDense", [at, rows, data], data.shape, data.dtype))
     if how:
         if not unique:
             raise ConversionError(
-                f"scatter-{how} at indices that may be equal: Caffe2 adds, but does nothing else at equal indices; say "
-                "unique_indices=True where they are not"
+                f"scatter-{how} at indices that may be equal: at equal indices Caffe2 can only add; pass "
+                "unique_indices=True if they are not equal"
             )
         before = pick(e, data, 0, at)
         rows = binary(e, "Mul", before, rows) if how == "mul" else extreme(e, how.capitalize(), before, rows)
     if data.dtype == BOOL:  # ScatterAssign has no booleans
         return e.cast(_written(e, "", e.cast(data, INT32), at, e.cast(rows, INT32), unique), BOOL)
     made = e.copy(data)
-    e.b.op("ScatterAssign", [made.name, at.name, rows.name], [made.name])
+    e.b.op("ScatterAssign", [made.name, at.name, e.blob(rows).name], [made.name])
     return made

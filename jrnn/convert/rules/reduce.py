@@ -1,17 +1,21 @@
-"""Rules for reductions and running sums."""
+"""Rules for reductions, running results, and order: sort and top_k are TopK, which ranks equal elements by their index."""
 
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.convert.emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value
+from jrnn.convert.emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value, rule
 from jrnn.convert.flat import Node
-from jrnn.convert.rules.defined import halved, running
+from jrnn.convert.rules.elementwise import binary, unary
 from jrnn.convert.rules.shapes import transpose
-from jrnn.convert.rules.table import rule
+from jrnn.errors import ConversionError
 
+_HALF = 2**16  # the high and low half of an int32 are below this, so that float32 holds them exactly
 _TYPES = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
 
 
@@ -20,42 +24,150 @@ def _(e: Emitter, node: Node, x):
     return reduce(e, _TYPES[node.name], x, node.params["axes"])
 
 
-def reduce(e: Emitter, type: str, x: Value, axes: tuple[int, ...]) -> Blob:
-    x = e.blob(x)
+def reduce(e: Emitter, type: str, x: Value, axes: Sequence[int]) -> Value:
     shape = tuple(n for k, n in enumerate(x.shape) if k not in axes)
-    if not axes:
-        return x
-    return e.op(type, [x], shape, x.dtype, axes=tuple(axes), keepdims=0)
+    return e.op(type, [x], shape, x.dtype, axes=tuple(axes), keepdims=0) if axes else x
 
 
-@rule("reduce_or", "reduce_and")
+def _halved(combine: Callable, axes: Sequence[int], x: Any) -> Any:
+    """Combines the first half of the elements along each axis with the second half, until one is left."""
+    for axis in sorted(axes, reverse=True):
+        while (size := x.shape[axis]) > 1:
+            half = size // 2
+            low, high = lax.slice_in_dim(x, 0, half, axis=axis), lax.slice_in_dim(x, half, 2 * half, axis=axis)
+            odd = [lax.slice_in_dim(x, size - 1, size, axis=axis)] if size % 2 else []
+            x = jnp.concatenate([combine(low, high), *odd], axis)
+        x = jnp.squeeze(x, axis)
+    return x
+
+
+_HALVED = {
+    "reduce_prod": jnp.multiply, "reduce_xor": lax.bitwise_xor, "reduce_or": lax.bitwise_or,
+    "reduce_and": lax.bitwise_and,
+}  # fmt: skip
+
+
+@rule(*_HALVED)
 def _(e: Emitter, node: Node, x):
-    if x.dtype != BOOL:
-        combine = lax.bitwise_or if node.name == "reduce_or" else lax.bitwise_and
-        return e.call(partial(halved, combine, node.params["axes"]), x)
-    type = "ReduceMax" if node.name == "reduce_or" else "ReduceMin"
-    return e.cast(reduce(e, type, e.cast(x, INT32), node.params["axes"]), BOOL)
-
-
-@rule("cumsum")
-def _(e: Emitter, node: Node, x):
-    if x.dtype != FLOAT:
-        return e.call(partial(running, jnp.add, node.params["axis"], node.params["reverse"]), x)
-    axis, size, rank = node.params["axis"], x.shape[node.params["axis"]], len(x.shape)
-    order = [k for k in range(rank) if k != axis] + [axis]
-    moved = e.blob(transpose(e, x, order))
-    below = np.tril(np.ones((size, size), np.float32))
-    ones = below.T if node.params["reverse"] else below  # [out, in]
-    product = e.op(
-        "FC", [moved, e.constant(ones), e.constant(np.zeros(size, np.float32))], moved.shape, FLOAT, axis=rank - 1
-    )
-    return transpose(e, product, np.argsort(order))
+    axes = node.params["axes"]
+    if x.dtype == BOOL and node.name in ("reduce_or", "reduce_and"):
+        type = "ReduceMax" if node.name == "reduce_or" else "ReduceMin"
+        return e.cast(reduce(e, type, e.cast(x, INT32), axes), BOOL)
+    return e.call(partial(_halved, _HALVED[node.name], axes), x)
 
 
 @rule("argmax", "argmin")
 def _(e: Emitter, node: Node, x):
     (axis,) = node.params["axes"]
-    x = e.cast(x, INT32) if x.dtype == BOOL else e.blob(x)
+    x = e.cast(x, INT32) if x.dtype == BOOL else x
     type = "ArgMax" if node.name == "argmax" else "ArgMin"
-    found = e.op(type, [e.blob(x)], node.outputs[0].shape, INT64, axis=axis, keepdims=0)
-    return e.cast(found, node.outputs[0].dtype)
+    return e.cast(e.op(type, [x], node.outputs[0].shape, INT64, axis=axis, keepdims=0), node.outputs[0].dtype)
+
+
+# Running results -------------------------------------------------------------------------------------------------------
+
+
+def _running(combine: Callable, axis: int, reverse: bool, x: Any) -> Any:
+    """Combines each element with all before it: with the previous one, then with the two, the four before that."""
+    size, step = x.shape[axis], 1
+    cut = partial(lax.slice_in_dim, axis=axis)
+    while step < size:
+        if reverse:
+            both = combine(cut(x, 0, size - step), cut(x, step, size))
+            x = jnp.concatenate([both, cut(x, size - step, size)], axis)
+        else:
+            both = combine(cut(x, step, size), cut(x, 0, size - step))
+            x = jnp.concatenate([cut(x, 0, step), both], axis)
+        step *= 2
+    return x
+
+
+_RUNNING = {
+    "cumlogsumexp": jnp.logaddexp, "cummax": jnp.maximum, "cummin": jnp.minimum, "cumprod": jnp.multiply,
+    "cumsum": jnp.add,
+}  # fmt: skip
+
+
+@rule(*_RUNNING)
+def _(e: Emitter, node: Node, x):
+    axis, reverse = node.params["axis"], node.params["reverse"]
+    if node.name != "cumsum" or x.dtype != FLOAT:
+        return e.call(partial(_running, _RUNNING[node.name], axis, reverse), x)
+    size, order = x.shape[axis], _last(x, axis)
+    below = np.tril(np.ones((size, size), np.float32))
+    inputs = [transpose(e, x, order), below.T if reverse else below, np.zeros(size, np.float32)]
+    shape = tuple(x.shape[k] for k in order)
+    return transpose(e, e.op("FC", inputs, shape, FLOAT, axis=len(shape) - 1), np.argsort(order))
+
+
+def _last(x: Value, axis: int) -> list[int]:
+    """The order of dimensions that moves `axis` to the end."""
+    return [*(k for k in range(len(x.shape)) if k != axis), axis]
+
+
+# Order -----------------------------------------------------------------------------------------------------------------
+
+
+def _keys(e: Emitter, x: Blob) -> list[Blob]:
+    """Floats that sort like x, the most significant last: TopK sorts floats alone."""
+    if x.dtype == FLOAT:
+        return [x]
+    if x.dtype == BOOL:
+        return [e.cast(x, FLOAT)]
+    if x.dtype != INT32:
+        raise ConversionError(f"the order of {x.dtype}: convert to int32 or float32 before")
+    return [e.cast(v, FLOAT) for v in reversed(halves(e, x))]
+
+
+def halves(e: Emitter, x: Value) -> tuple[Value, Value]:
+    """The high and low half of int32 numbers, both as int32."""
+    unit = np.asarray(_HALF, np.int32)
+    high = binary(e, "Div", x, unit)
+    return high, binary(e, "Sub", x, binary(e, "Mul", high, unit))
+
+
+def from_halves(e: Emitter, high: Value, low: Value) -> Value:
+    return binary(e, "Add", binary(e, "Mul", high, np.asarray(_HALF, np.int32)), low)
+
+
+def _ranked(e: Emitter, keys: Sequence[Blob], k: int, ascending: bool) -> Blob:
+    """The places in the flat array of the first k elements of each row, by keys [..., D], the most significant last."""
+    places: Any = None
+    for key in keys:
+        count = k if key is keys[-1] else key.shape[-1]
+        if places is not None:
+            key = e.reshaped(_at(e, key, places), key.shape)
+        key = unary(e, "Negative", key) if ascending else key
+        shape = (*key.shape[:-1], count)
+        found = e.ops("TopK", [key], [(shape, FLOAT), (shape, INT64), ((math.prod(shape),), INT64)], k=count)[2]
+        places = found if places is None else _at(e, places, found)
+    return places
+
+
+def _at(e: Emitter, x: Blob, places: Blob) -> Blob:
+    return e.op("Gather", [e.reshaped(x, (math.prod(x.shape),)), places], places.shape, x.dtype, dense_gradient=1)
+
+
+@rule("sort")
+def _(e: Emitter, node: Node, *xs):
+    order = _last(xs[0], node.params["dimension"])
+    rows = [e.blob(transpose(e, x, order)) for x in xs]
+    keys = [key for x in reversed(rows[: node.params["num_keys"]]) for key in _keys(e, x)]
+    places = _ranked(e, keys, rows[0].shape[-1], ascending=True)
+    found = [e.reshaped(_at(e, x, places), x.shape) for x in rows]
+    return tuple(transpose(e, x, np.argsort(order)) for x in found)
+
+
+@rule("top_k")
+def _(e: Emitter, node: Node, x: Value):
+    rank, k = len(x.shape), node.params["k"]
+    order = _last(x, node.params.get("axis", rank - 1) % rank)
+    rows = e.blob(transpose(e, x, order))
+    shape = (*rows.shape[:-1], k)
+    places = _ranked(e, _keys(e, rows), k, ascending=False)
+    values = e.reshaped(_at(e, rows, places), shape)
+    lead = math.prod(shape[:-1])
+    first = np.arange(lead, dtype=np.int32).reshape(lead, 1) * rows.shape[-1]
+    within = binary(e, "Sub", e.reshaped(e.cast(places, INT32), (lead, k)), first)
+    indices = e.cast(e.reshaped(within, shape), node.outputs[1].dtype)
+    return transpose(e, values, np.argsort(order)), transpose(e, indices, np.argsort(order))
