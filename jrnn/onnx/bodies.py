@@ -1,4 +1,4 @@
-"""Primitives that hold jaxprs, as Scan, Loop and If, and recurrent layers of `jrnn.nn` as RNN, GRU and LSTM.
+"""Rules for primitives that hold jaxprs, as Scan, Loop and If, and for layers of `jrnn.nn`, as RNN, GRU and LSTM.
 
 Shapes: T time, N batch, D input, H hidden, K directions, G gates.
 """
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jrnn.convert.flat import flatten
+from jrnn.executor.jaxprs import scan_counts
 from jrnn.interop.gates import convention, reorder
 from jrnn.nn.units import RNN_RELU
 from jrnn.onnx.emit import Emitter, Fill, Ref, Value, known, rule
@@ -20,10 +21,10 @@ def _types(values: Sequence) -> list[tuple]:
 @rule("scan")
 def _(e: Emitter, node, *values):
     p, body = node.params, flatten(node.params["jaxpr"])
-    count, constants = _carries(node, body)
+    constants, count = scan_counts(p)
     carried, sequences = values[constants : constants + count], list(values[constants + count :])
     inner = _types(body.inputs[constants:])
-    if not sequences:  # Scan needs one; its steps are the loop's
+    if not sequences:  # Scan needs one, of as many steps
         sequences = [e.expand(np.zeros((1,), np.int32), (p["length"],))]
         inner.append(((), np.int32))
 
@@ -37,16 +38,6 @@ def _(e: Emitter, node, *values):
     return e.ops(
         "Scan", [*carried, *sequences], _types(node.outputs), body=graph, num_scan_inputs=len(sequences), **way
     )
-
-
-def _carries(node, body) -> tuple[int, int]:
-    """How many carries a scan has, and how many constants: what is stacked over time has one axis more outside.
-
-    The parameter that says so has another form in every few versions of JAX.
-    """
-    carries = sum(len(v.shape) == len(inner.shape) for v, inner in zip(node.outputs, body.outputs, strict=True))
-    sequences = sum(len(v.shape) != len(inner.shape) for v, inner in zip(node.inputs, body.inputs, strict=True))
-    return carries, len(body.inputs) - sequences - carries
 
 
 @rule("while")
@@ -91,12 +82,16 @@ def _(e: Emitter, node, x, *rest):
     lengths = rest[-1] if node.params["lengths"] else None
     hidden = first[0].shape[-1]
     gates = (convention(system, unit.name).order for system in ("pytorch", "onnx"))
-    order = reorder(np.arange(unit.gates * hidden), *gates)
+    order = reorder(np.arange(unit.gates * hidden), *gates).astype(np.int64)
 
     def packed(name: str, *kinds: int) -> Value:
         """A parameter of all directions, in ONNX's order of gates, [K, ...]."""
-        rows = [_join(e, [_rows(e, weights[k * per + kind], order) for kind in kinds], 0) for k in range(directions)]
-        return e.hinted(_stack(e, rows), f"{unit.name}_{name}")
+        found = []
+        for k in range(directions):
+            parts = [weights[k * per + kind] for kind in kinds]
+            rows = [x[order] if known(x) else e.op("Gather", [x, order], x.shape, x.dtype, axis=0) for x in parts]
+            found.append(e.concat(rows, 0))
+        return e.hinted(e.stack(found, 0), f"{unit.name}_{name}")
 
     initial = [first[s :: unit.states] for s in range(unit.states)]
     zero = not any(isinstance(s, Ref) or np.any(s.value if isinstance(s, Fill) else s) for s in first)
@@ -107,35 +102,15 @@ def _(e: Emitter, node, x, *rest):
     attributes |= {"activations": ["Relu"] * directions} if unit is RNN_RELU else {}
     shape = (directions, batch, hidden)
     inputs = [x, packed("W", 0), packed("R", 1), packed("B", 2, 3) if per == 4 else None, lengths]
-    start = [np.zeros((), x.dtype)] * unit.states if zero else [_stack(e, s) for s in initial]
+    start = [np.zeros((), x.dtype)] * unit.states if zero else [e.stack(s, 0) for s in initial]
     inputs += [] if zero else start
     while inputs[-1] is None:
         inputs.pop()
     types = [((steps, directions, batch, hidden), x.dtype)] + [(shape, x.dtype)] * unit.states
     y, *last = e.ops(unit.name, inputs, types, **attributes)
-    if lengths is not None:  # of a sequence of no steps the last state is the first; runtimes may leave anything there
+    if lengths is not None:  # of a sequence of no steps the last state is the first; runtimes may return anything
         some = e.reshape(e.op("Greater", [lengths, np.zeros((), lengths.dtype)], (batch,), np.bool_), (1, batch, 1))
         last = [e.op("Where", [some, new, old], shape, x.dtype) for new, old in zip(last, start, strict=True)]
     y = e.reshape(e.transpose(y, (0, 2, 1, 3)), (steps, batch, directions * hidden))
     one = [np.asarray(k, np.int64) for k in range(directions)]
     return (y, *(e.op("Gather", [s, k], shape[1:], x.dtype, axis=0) for k in one for s in last))
-
-
-def _rows(e: Emitter, x: Value, order: np.ndarray) -> Value:
-    if known(x):
-        return x[order]
-    return e.op("Gather", [x, order.astype(np.int64)], x.shape, x.dtype, axis=0)
-
-
-def _stack(e: Emitter, values: Sequence[Value]) -> Value:
-    return _join(e, [e.reshape(v, (1, *v.shape)) for v in values], 0)
-
-
-def _join(e: Emitter, values: Sequence[Value], axis: int) -> Value:
-    if len(values) == 1:
-        return values[0]
-    if known(*values):
-        return np.concatenate(values, axis)
-    shape = list(values[0].shape)
-    shape[axis] = sum(v.shape[axis] for v in values)
-    return e.op("Concat", list(values), shape, values[0].dtype, axis=axis)

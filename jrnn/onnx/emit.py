@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from jrnn.convert.flat import Graph, Node, Var
+from jrnn.convert.emit import registering
+from jrnn.convert.flat import Graph, Node, evaluate, read
 from jrnn.errors import ConversionError, near
 
-FOLD = 4096  # elements: a result that is known is computed at once up to this size, and as long as its inputs
+FOLD = 4096  # elements: a result that is known is computed at once up to this size, and up to the size of its inputs
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,8 @@ MOVES = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "gather", "rev", "stack", "concatenate",
 }
 # fmt: on
-RULES: dict[str, Callable[..., Any]] = {}
-
-
-def rule(*names: str) -> Callable[[Callable], Callable]:
-    """Registers `(emitter, node, *values) -> value or tuple of values` for primitives."""
-
-    def register(function: Callable) -> Callable:
-        for name in names:
-            assert name not in RULES, name
-            RULES[name] = function
-        return function
-
-    return register
+RULES: dict[str, Callable[..., Any]] = {}  # primitive -> `(emitter, node, *values) -> value or tuple of values`
+rule = registering(RULES)
 
 
 def known(*values: Value) -> bool:
@@ -68,8 +58,19 @@ def is_static(shape: Sequence[Any]) -> bool:
     return all(isinstance(size, (int, np.integer)) for size in shape)
 
 
+def ints(*values: Any) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+# in the text of a symbolic size
+_OPERATORS: dict[Any, str] = {
+    ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Pow: "Pow",
+    "max": "Max", "min": "Min", "mod": "Mod", "floordiv": "Div",
+}  # fmt: skip
+
+
 class Emitter:
-    """A graph under construction. Constants and sizes stand in the outermost one, where all inner graphs see them."""
+    """A graph under construction. Constants and sizes are in the outermost graph, where all inner graphs see them."""
 
     def __init__(self, parent: Emitter | None = None, opset: int = 0, symbols: Mapping[str, tuple] | None = None):
         self.root: Emitter = self if parent is None else parent.root
@@ -94,7 +95,7 @@ class Emitter:
         return name
 
     def const(self, value: Any, hint: str = "const") -> str:
-        """The name of an initializer; equal ones are one."""
+        """The name of an initializer, which equal values share."""
         hint = self.root.hints.get(id(value), (None, hint))[1]
         value = np.ascontiguousarray(value).reshape(np.shape(value))
         key = (value.dtype.str, value.shape, value.tobytes())
@@ -104,13 +105,13 @@ class Emitter:
         return self.root._constants[key]
 
     def hinted(self, value: Value, hint: str) -> Value:
-        """The value; where it is known, its initializer takes this name."""
+        """The value; if it is known, its initializer gets this name."""
         if known(value):
             self.root.hints[id(value)] = (value, hint)
         return value
 
     def name(self, value: Value) -> str:
-        """The name of a value; "" for an input that is left out."""
+        """The name of a value; "" for None, an input that is left out."""
         if isinstance(value, Fill):
             value = self.op("Expand", [value.value, self.sizes(value.shape)], value.shape, value.dtype)
         return "" if value is None else value.name if isinstance(value, Ref) else self.const(value)
@@ -126,13 +127,10 @@ class Emitter:
         self.made.update(r.name for r in refs)
         return refs
 
-    def ints(self, *values: Any) -> np.ndarray:
-        return np.asarray(values, np.int64)
-
     # Sizes
 
     def size(self, size: Any) -> Value:
-        """A size as an int64 scalar, computed at run time where it is symbolic."""
+        """A size as an int64 scalar, computed at run time if it is symbolic."""
         if isinstance(size, (int, np.integer)):
             return np.asarray(size, np.int64)
         root = self.root
@@ -146,25 +144,26 @@ class Emitter:
         if isinstance(tree, ast.Name):
             name, axis = self.symbols[tree.id]
             found = self.op("Shape", [Ref(name, (), np.float32)], (1,), np.int64, start=axis, end=axis + 1)
-            return self.op("Squeeze", [found, self.ints(0)], (), np.int64)
+            return self.op("Squeeze", [found, ints(0)], (), np.int64)
         if isinstance(tree, ast.UnaryOp):
             return self.op("Neg", [self._expression(tree.operand)], (), np.int64)
         if isinstance(tree, ast.BinOp):
-            kind = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul", ast.Pow: "Pow"}[tree.op.__class__]
-            return self.op(kind, [self._expression(tree.left), self._expression(tree.right)], (), np.int64)
-        if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-            kind = {"max": "Max", "min": "Min", "mod": "Mod", "floordiv": "Div"}.get(tree.func.id)
-            if kind:
-                return self.op(kind, [self._expression(a) for a in tree.args], (), np.int64)
-        raise ConversionError(f"the size {ast.unparse(tree)} is no sum or product of the open sizes")
+            kind, args = _OPERATORS.get(type(tree.op)), [tree.left, tree.right]
+        elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+            kind, args = _OPERATORS.get(tree.func.id), tree.args
+        else:
+            kind, args = None, []
+        if kind is None:
+            raise ConversionError(f"the size {ast.unparse(tree)} is not a sum or product of the open sizes")
+        return self.op(kind, [self._expression(a) for a in args], (), np.int64)
 
     def sizes(self, shape: Sequence[Any]) -> Value:
         """A shape as an int64 vector."""
         if is_static(shape):
-            return self.ints(*shape)
+            return ints(*shape)
         root, key = self.root, str(tuple(shape))
         if key not in root._sizes:
-            zero = self.ints(0)
+            zero = ints(0)
             parts = [root.op("Unsqueeze", [root.size(s), zero], (1,), np.int64) for s in shape]
             root._sizes[key] = root.op("Concat", parts, (len(parts),), np.int64, axis=0)
         return root._sizes[key]
@@ -184,16 +183,16 @@ class Emitter:
             return x
         if known(x) and is_static(shape):
             return x.reshape(shape)
-        # Of one open size the node finds the value itself; 0 is taken as a size, not as "the same as before".
+        # The node finds a single open size itself, for which -1 stands. With allowzero, 0 is a size.
         open_sizes = [k for k, size in enumerate(shape) if not is_static([size])]
         if len(open_sizes) == 1 and 0 not in shape:
-            wanted: Value = self.ints(*(-1 if k in open_sizes else size for k, size in enumerate(shape)))
+            wanted: Value = ints(*(-1 if k in open_sizes else size for k, size in enumerate(shape)))
         else:
             wanted = self.sizes(shape)
         return self.op("Reshape", [x, wanted], shape, x.dtype, allowzero=1)
 
     def expand(self, x: Value, shape: Sequence[Any]) -> Value:
-        """Sizes 1 spread to those of `shape`."""
+        """Broadcasts a value to `shape`."""
         shape = tuple(shape)
         if x.shape == shape:
             return x
@@ -213,25 +212,35 @@ class Emitter:
 
     def clip(self, x: Value, low: Value, high: Value) -> Value:
         if known(x, low, high):
-            return np.clip(x, low, high)
+            return np.asarray(np.clip(x, low, high))
         return self.op("Min", [self.op("Max", [x, low], x.shape, x.dtype), high], x.shape, x.dtype)
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        if len(values) == 1:
+            return values[0]
+        if known(*values):
+            return np.concatenate(values, axis)
+        shape = list(values[0].shape)
+        shape[axis] = sum(v.shape[axis] for v in values)
+        return self.op("Concat", values, shape, values[0].dtype, axis=axis)
+
+    def stack(self, values: Sequence[Value], axis: int) -> Value:
+        return self.concat([self.reshape(v, (*v.shape[:axis], 1, *v.shape[axis:])) for v in values], axis)
 
     # Graphs
 
     def run(self, graph: Graph, values: Sequence[Value]) -> list[Value]:
         """Emits a flattened jaxpr; returns the values of its outputs."""
-        env: dict[Var, Value] = {v: np.asarray(value) for v, value in graph.consts.items()}
-        env.update(zip(graph.inputs, values, strict=True))
-        for node in graph.nodes:
-            args = [env[a] if isinstance(a, Var) else a for a in node.inputs]
+        graph = replace(graph, consts={v: np.asarray(value) for v, value in graph.consts.items()})
+
+        def call(node: Node, args: list[Value]) -> Sequence[Value]:
             found = self._folded(node, args)
-            if found is None:
-                found = self._by_rule(node, args)
-            env.update(zip(node.outputs, found, strict=True))
-        return [env[a] if isinstance(a, Var) else a for a in graph.outputs]
+            return self._by_rule(node, args) if found is None else found
+
+        return read(evaluate(graph, values, call), graph.outputs)
 
     def _folded(self, node: Node, args: Sequence[Value]) -> Any:
-        """The outputs of a node whose inputs are all known, where they are not much larger than those."""
+        """The outputs of a node whose inputs are all known, unless they are much larger; else None."""
         moved = args[: 1 if node.name == "gather" else None]
         if node.name in MOVES and moved and all(isinstance(a, Fill) and a.value == moved[0].value for a in moved):
             return [Fill(moved[0].value, node.outputs[0].shape)]
@@ -256,16 +265,14 @@ class Emitter:
         return found if isinstance(found, tuple) else (found,)
 
     def inner(self, name: str, inputs: Sequence[tuple], body: Callable[[Emitter, Sequence[Ref]], Sequence[Value]]):
-        """A graph inside of this one: `body(emitter, inputs) -> outputs`, and the values that it returns."""
+        """An inner graph with the nodes of `body(emitter, inputs) -> outputs`, and its outputs."""
         e = Emitter(self)
         refs = [Ref(self.claim("in"), tuple(shape), np.dtype(dtype)) for shape, dtype in inputs]
         outputs = e.owned(body(e, refs))
-        return helper.make_graph(
-            e.nodes, self.claim(name), [info(r) for r in refs], [info(r) for r in outputs]
-        ), outputs
+        return helper.make_graph(e.nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))), outputs
 
     def owned(self, values: Sequence[Value]) -> list[Ref]:
-        """Values as outputs of this graph: each made by a node of it, and no two the same."""
+        """Values as outputs of this graph, each of which a node of its own must make."""
         found: list[Ref] = []
         for value in values:
             if not isinstance(value, Ref) or value.name not in self.made or any(value.name == r.name for r in found):
@@ -282,7 +289,7 @@ def type_code(dtype: Any) -> int:
 
 
 def info(ref: Ref) -> onnx.ValueInfoProto:
-    """The declaration of an input or output; an open size keeps its name, what follows from open sizes has none."""
+    """The declaration of an input or output. An open size keeps its name; a size computed from open ones has none."""
     shape = [int(size) if is_static([size]) else str(size) if str(size).isidentifier() else None for size in ref.shape]
     return helper.make_tensor_value_info(ref.name, type_code(ref.dtype), shape)
 

@@ -1,12 +1,12 @@
-"""ONNX graphs as frozen records, and their evaluation node by node.
+"""ONNX graphs as frozen records, their evaluation node by node, and the table of operators.
 
-A value is a numpy array where it is known while the graph is traced (shapes, axes, numbers of steps and what follows from
-them), a JAX array otherwise, a list for a sequence, or None for what is left out or an empty optional.
+A value is a numpy array if it is known while the graph is traced (shapes, axes, numbers of steps and what is computed from
+them), else a JAX array; a list for a sequence; or None for an input that is left out or an empty optional.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +16,38 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
+from jrnn.convert.emit import registering
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
 from jrnn.jax_names import is_traced
-from jrnn.onnx.table import OPERATORS
 
 STANDARD = ("", "ai.onnx")
 DEPTH = 32  # of graphs inside graphs
+OPERATORS: dict[str, Callable[..., Any]] = {}  # type -> `(node, *inputs) -> output or tuple of outputs`
+op = registering(OPERATORS)
+
+
+def known(*values: Any) -> bool:
+    """Whether all values are known while the graph is traced."""
+    return all(isinstance(v, (np.ndarray, np.generic)) for v in values)
+
+
+def xp(*values: Any) -> Any:
+    """numpy where all values are known, so that 64-bit integers and shapes stay exact; else jax.numpy."""
+    return np if known(*values) else jnp
+
+
+def spread(*values: Any) -> list[Any]:
+    """Values of one rank, by leading axes of size 1: ONNX broadcasts as numpy does."""
+    rank = max(np.ndim(v) for v in values)
+    return [v if np.ndim(v) == rank else v.reshape((1,) * (rank - np.ndim(v)) + np.shape(v)) for v in values]
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """`x` in another type; JAX arrays only have 64 bits if `jax_enable_x64` is set."""
+    if known(x):
+        with np.errstate(all="ignore"):
+            return np.asarray(x).astype(dtype)
+    return x.astype(jax.dtypes.canonicalize_dtype(dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +64,7 @@ class Graph:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One node. `run(graph, args)` evaluates a graph that the node holds, where the node is."""
+    """One node. `run(graph, args)` evaluates a graph that the node holds, in the scope of the node."""
 
     type: str
     name: str
@@ -57,7 +83,7 @@ class Node:
         return self.attributes.get(name, default)
 
     def ints(self, name: str, given: Any = None) -> tuple[int, ...] | None:
-        """Integers that newer operator sets pass as an input and older ones as an attribute; None where both are absent."""
+        """Integers that newer operator sets pass as an input and older ones as an attribute; None if both are absent."""
         if given is not None:
             return tuple(int(v) for v in np.atleast_1d(self.known(given, name)).tolist())
         found = self.get(name)
@@ -69,14 +95,14 @@ class Node:
             return np.asarray(value)
         if not isinstance(value, (np.ndarray, np.generic)):
             raise ConversionError(
-                f"{self}: {what} depends on values that are not known while the function is traced, so the shape of the "
-                "result would not be either; give the integer inputs behind it as numpy arrays from outside of jit"
+                f"{self}: {what} depends on values that are not known while the function is traced, so neither is the "
+                "shape of the result; pass the integer inputs that it depends on as numpy arrays, outside of jit"
             )
         return np.asarray(value)
 
 
 class Reader:
-    """Turns a GraphProto into a Graph; collects the parameters as it goes."""
+    """Turns a GraphProto into a Graph, and collects the parameters."""
 
     def __init__(self, opset: int) -> None:
         self.opset = opset
@@ -138,7 +164,7 @@ class Reader:
 
 
 def is_param(value: np.ndarray) -> bool:
-    """Whether a constant is a parameter: floating, and of rank 1 or more. Scalars are constants, such as an epsilon."""
+    """Whether a constant is a parameter: floating point, of rank 1 or more. A scalar, such as an epsilon, is none."""
     return value.ndim > 0 and jnp.issubdtype(value.dtype, jnp.floating)
 
 
@@ -177,7 +203,7 @@ _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError
 
 
 def evaluate(graph: Graph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any]) -> list[Any]:
-    """The outputs of a graph for values of its inputs; `outer` are the values of the graphs around it."""
+    """The outputs of a graph for values of its inputs; `outer` holds the values of the graphs around it."""
     env = {**outer, **graph.consts, **{name: params[key] for name, key in graph.params.items()}}
     env.update(zip(graph.inputs, args, strict=True))
     for node in graph.nodes:

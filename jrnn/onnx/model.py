@@ -20,7 +20,7 @@ from jrnn.onnx.graph import STANDARD, Graph, Reader, evaluate
 
 @dataclass(frozen=True)
 class Spec:
-    """An input or output: its type, and its shape with a name or None for a size that may vary; None for no array."""
+    """An input or output: its dtype and shape. A size that may vary is a name or None; a sequence has no shape."""
 
     name: str
     dtype: Any
@@ -37,8 +37,8 @@ class OnnxModel:
     """A pure function of inputs and parameters.
 
     Attributes:
-        params: every floating constant of rank 1 or more, by its name in the file; of a constant inside of If, Loop or Scan,
-            with the path to it. These are what `jax.grad` and optimizers work on.
+        params: every floating-point constant of rank 1 or more, by its name in the file, preceded by the path of the graph
+            if it is inside an If, Loop or Scan. `jax.grad` and optimizers work on these.
         inputs, outputs: what the function takes and returns.
     """
 
@@ -53,12 +53,12 @@ class OnnxModel:
 
         Args:
             inputs: arrays by name. Integers and booleans that are numpy arrays or Python numbers are known while the
-                function is traced: what the graph derives from them may decide shapes, branches and numbers of steps.
-            params: instead of the file's own, all or some of them.
+                function is traced, so shapes, branches and numbers of steps may depend on them.
+            params: values that replace some or all of the model's own.
 
         Raises:
             OpError: inputs that are missing, unknown, or of another type or shape.
-            ConversionError: a shape, or whether a branch is taken, that must be known and is not.
+            ConversionError: a shape, branch or number of steps that depends on values that are not known.
         """
         own = self.params
         for name in params or ():
@@ -72,7 +72,7 @@ class OnnxModel:
         return {spec.name: v if isinstance(v, list) else jnp.asarray(v) for spec, v in zip(self.outputs, found)}
 
     def save(self, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
-        """Writes the model with other parameters, such as fine-tuned ones.
+        """Writes the model, with other values of some parameters, such as fine-tuned ones.
 
         Raises:
             OpError: a parameter that is unknown or of another shape.
@@ -90,16 +90,16 @@ class OnnxModel:
 def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
     """Reads an ONNX model as a pure JAX function with named inputs and outputs and its parameters as a pytree.
 
-    RNN, LSTM, GRU, Loop and Scan run on `jrnn.scan`; all of it can be jitted, differentiated and vmapped. A size
-    that varies is that of the array that is given.
+    RNN, LSTM, GRU, Loop and Scan run on `jrnn.scan`. The function can be jitted, differentiated and vmapped. Sizes
+    that vary are those of the arrays passed in.
 
     Args:
-        source: the path of a file, which may keep its tensors in files next to it; its bytes; or a `ModelProto`.
+        source: the path of a file, which may store its tensors in files next to it; its bytes; or a `ModelProto`.
 
     Raises:
-        FormatError: no valid ONNX model.
+        FormatError: not a valid ONNX model.
         UnknownOperatorError: an operator that jrnn does not read, with its node and a near name.
-        ConversionError: what cannot be a JAX function.
+        ConversionError: a model that cannot become a JAX function.
 
     >>> head = '<ir_version: 8, opset_import: ["" : 17]>'
     >>> proto = onnx.parser.parse_model(head + "twice (float[N] x) => (float[N] y) { y = Add(x, x) }")
@@ -131,17 +131,15 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
 def _load(source: Any) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
+    if not isinstance(source, bytes) and not Path(source).is_file():
+        raise FormatError(f"{os.fspath(source)}: no such file")
     try:
         if isinstance(source, bytes):
             return onnx.load_model_from_string(source)
-        if not Path(source).is_file():
-            raise FormatError(f"{os.fspath(source)}: no such file")
         return onnx.load(os.fspath(source))
     except (DecodeError, ValueError, OSError, checker.ValidationError) as error:
         where = "the bytes" if isinstance(source, bytes) else os.fspath(source)
-        raise (
-            error if isinstance(error, FormatError) else FormatError(f"{where}: cannot be read as ONNX: {error}")
-        ) from error
+        raise FormatError(f"{where}: cannot be read as ONNX: {error}") from error
 
 
 def _spec(value: onnx.ValueInfoProto) -> Spec:
@@ -154,13 +152,8 @@ def _spec(value: onnx.ValueInfoProto) -> Spec:
         raise FormatError(
             f"{value.name!r} has the element type {tensor.elem_type}, which jrnn does not read"
         ) from error
-    if not tensor.HasField("shape"):
-        return Spec(value.name, dtype, None)
-    return Spec(
-        value.name,
-        dtype,
-        tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim),
-    )
+    shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+    return Spec(value.name, dtype, shape if tensor.HasField("shape") else None)
 
 
 def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
@@ -182,7 +175,7 @@ def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
 
 
 def _replace(graph: onnx.GraphProto, params: Mapping[str, Any], path: str = "") -> None:
-    """Puts other values in the place of a graph's floating constants; names are as in `Reader.graph`."""
+    """Replaces the values of a graph's parameters; names are as in `Reader.graph`."""
 
     def put(tensor: onnx.TensorProto, key: str) -> None:
         if key in params:

@@ -1,6 +1,8 @@
-"""Primitives of JAX as nodes of ONNX: all but those that hold jaxprs."""
+"""Rules for primitives of JAX as nodes of ONNX, apart from those that hold jaxprs."""
 
 import string
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,14 +11,13 @@ import numpy as np
 
 from jrnn.convert.flat import Node
 from jrnn.errors import ConversionError
-from jrnn.onnx.emit import Emitter, Value, is_static, known, rule
+from jrnn.onnx.emit import Emitter, Value, ints, is_static, known, rule
 
 _UNARY = {
     "neg": "Neg", "abs": "Abs", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "tanh": "Tanh", "logistic": "Sigmoid",
     "sin": "Sin", "cos": "Cos", "tan": "Tan", "asin": "Asin", "acos": "Acos", "atan": "Atan", "sinh": "Sinh",
     "cosh": "Cosh", "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "erf": "Erf", "floor": "Floor", "ceil": "Ceil",
-    "sign": "Sign", "not": "Not", "copy": "Identity", "copy_p": "Identity", "stop_gradient": "Identity",
-    "optimization_barrier": "Identity", "reduce_precision": "Identity", "name": "Identity",
+    "sign": "Sign", "not": "Not",
 }  # fmt: skip
 _BINARY = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "max": "Max", "min": "Min", "add_any": "Add",
@@ -30,14 +31,16 @@ def same(e: Emitter, node: Node, type: str, *inputs: Value, **attributes: Any) -
     return e.op(type, inputs, node.outputs[0].shape, node.outputs[0].dtype, **attributes)
 
 
-@rule(*_UNARY)
+@rule("copy", "copy_p", "name", "optimization_barrier", "reduce_precision", "stop_gradient")
 def _(e, node, *values):
-    if node.name == "not" and node.outputs[0].dtype != bool:
+    return values
+
+
+@rule(*_UNARY)
+def _(e, node, x):
+    if node.name == "not" and x.dtype != bool:
         raise ConversionError("bits of integers are not written")
-    found = tuple(
-        v if _UNARY[node.name] == "Identity" else e.op(_UNARY[node.name], [v], v.shape, v.dtype) for v in values
-    )
-    return found
+    return same(e, node, _UNARY[node.name], x)
 
 
 @rule(*_BINARY)
@@ -50,19 +53,23 @@ def _(e, node, a, b):
     return same(e, node, _BINARY[node.name], a, b)
 
 
-@rule("ne")
-def _(e, node, a, b):
-    return same(e, node, "Not", same(e, node, "Equal", a, b))
+# Of `op(type, *inputs)`, which makes a node of the type and shape of the equation's output.
+_DEFINED: dict[str, Callable] = {
+    "clamp": lambda op, low, x, high: op("Min", op("Max", x, low), high),
+    "exp2": lambda op, x: op("Pow", np.asarray(2, x.dtype), x),
+    "expm1": lambda op, x: op("Sub", op("Exp", x), np.ones((), x.dtype)),
+    "is_finite": lambda op, x: op("Not", op("Or", op("IsNaN", x), op("IsInf", x))),
+    "log1p": lambda op, x: op("Log", op("Add", x, np.ones((), x.dtype))),
+    "ne": lambda op, a, b: op("Not", op("Equal", a, b)),
+    "rem": lambda op, a, b: op("Mod", a, b, fmod=1),
+    "rsqrt": lambda op, x: op("Reciprocal", op("Sqrt", x)),
+    "square": lambda op, x: op("Mul", x, x),
+}
 
 
-@rule("rem")
-def _(e, node, a, b):
-    return same(e, node, "Mod", a, b, fmod=1)
-
-
-@rule("square")
-def _(e, node, x):
-    return same(e, node, "Mul", x, x)
+@rule(*_DEFINED)
+def _(e, node, *values):
+    return _DEFINED[node.name](partial(same, e, node), *values)
 
 
 @rule("integer_pow")
@@ -71,41 +78,11 @@ def _(e, node, x):
     return same(e, node, "Mul", x, x) if y == 2 else same(e, node, "Pow", x, np.asarray(y, x.dtype))
 
 
-@rule("rsqrt")
-def _(e, node, x):
-    return same(e, node, "Reciprocal", same(e, node, "Sqrt", x))
-
-
-@rule("log1p")
-def _(e, node, x):
-    return same(e, node, "Log", same(e, node, "Add", x, np.ones((), x.dtype)))
-
-
-@rule("expm1")
-def _(e, node, x):
-    return same(e, node, "Sub", same(e, node, "Exp", x), np.ones((), x.dtype))
-
-
-@rule("exp2")
-def _(e, node, x):
-    return same(e, node, "Pow", np.asarray(2, x.dtype), x)
-
-
 @rule("round")
 def _(e, node, x):
-    if int(node.params["rounding_method"]) != 1:  # to even
+    if node.params["rounding_method"] != jax.lax.RoundingMethod.TO_NEAREST_EVEN:
         raise ConversionError("only rounding to even is written")
     return same(e, node, "Round", x)
-
-
-@rule("clamp")
-def _(e, node, low, x, high):
-    return same(e, node, "Min", same(e, node, "Max", x, low), high)
-
-
-@rule("is_finite")
-def _(e, node, x):
-    return same(e, node, "Not", same(e, node, "Or", same(e, node, "IsNaN", x), same(e, node, "IsInf", x)))
 
 
 @rule("select_n")
@@ -147,12 +124,12 @@ def _(e, node, x, *_):
 
 @rule("squeeze")
 def _(e, node, x):
-    return same(e, node, "Squeeze", x, e.ints(*node.params["dimensions"]))
+    return same(e, node, "Squeeze", x, ints(*node.params["dimensions"]))
 
 
 @rule("expand_dims")
 def _(e, node, x):
-    return same(e, node, "Unsqueeze", x, e.ints(*node.params["dimensions"]))
+    return same(e, node, "Unsqueeze", x, ints(*node.params["dimensions"]))
 
 
 @rule("transpose")
@@ -162,14 +139,12 @@ def _(e, node, x):
 
 @rule("concatenate")
 def _(e, node, *values):
-    return same(e, node, "Concat", *values, axis=node.params["dimension"])
+    return e.concat(values, node.params["dimension"])
 
 
 @rule("stack")
 def _(e, node, *values):
-    axis = node.params["axis"]
-    rows = [e.reshape(v, (*v.shape[:axis], 1, *v.shape[axis:])) for v in values]
-    return same(e, node, "Concat", *rows, axis=axis)
+    return e.stack(values, node.params["axis"])
 
 
 @rule("split")
@@ -181,16 +156,17 @@ def _(e, node, x):
 @rule("slice")
 def _(e, node, x):
     starts, ends, steps = (node.params[k] for k in ("start_indices", "limit_indices", "strides"))
-    axes = [k for k, size in enumerate(x.shape) if (starts[k], ends[k], (steps or {k: 1})[k]) != (0, size, 1)]
-    starts, ends = (e.sizes([v[k] for k in axes]) for v in (starts, ends))
-    return same(e, node, "Slice", x, starts, ends, e.ints(*axes), e.ints(*((steps or {k: 1})[k] for k in axes)))
+    steps = steps or (1,) * len(x.shape)
+    axes = [k for k, size in enumerate(x.shape) if (starts[k], ends[k], steps[k]) != (0, size, 1)]
+    starts, ends, steps = (e.sizes([v[k] for k in axes]) for v in (starts, ends, steps))
+    return same(e, node, "Slice", x, starts, ends, ints(*axes), steps)
 
 
 @rule("rev")
 def _(e, node, x):
     axes = node.params["dimensions"]
     ones, far = np.ones(len(axes), np.int64), np.full(len(axes), np.iinfo(np.int64).min)
-    return same(e, node, "Slice", x, -ones, far, e.ints(*axes), -ones)
+    return same(e, node, "Slice", x, -ones, far, ints(*axes), -ones)
 
 
 @rule("pad")
@@ -210,12 +186,10 @@ def _(e, node):
 
 
 def _starts(e: Emitter, x: Value, starts, sizes) -> Value:
-    """Where a window of `sizes` starts, moved inside as JAX does, as an int64 vector."""
-    parts = []
-    for start, size, whole in zip(starts, sizes, x.shape, strict=True):
-        last = e.size(whole - size)
-        parts.append(e.reshape(e.clip(e.cast(start, np.int64), np.zeros((), np.int64), last), (1,)))
-    return np.concatenate(parts) if known(*parts) else e.op("Concat", parts, (len(parts),), np.int64, axis=0)
+    """The start of a window of `sizes`, clipped so that the window is inside x, as an int64 vector."""
+    zero = np.zeros((), np.int64)
+    places = zip(starts, sizes, x.shape, strict=True)
+    return e.stack([e.clip(e.cast(start, np.int64), zero, e.size(whole - n)) for start, n, whole in places], 0)
 
 
 @rule("dynamic_slice")
@@ -237,14 +211,13 @@ def _(e, node, x, update, *starts):
 
 @rule("gather")
 def _(e, node, x, indices):
-    """Whole rows along one axis, as `x[indices]` and `jnp.take` pick them."""
+    """Whole rows along one axis, as in `x[indices]` and `jnp.take`."""
     d, sizes, mode = (node.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
-    axis = d.start_index_map[0] if len(d.start_index_map) == 1 else None
+    axis = d.start_index_map[0] if len(d.start_index_map) == 1 else len(x.shape)
     rows = all(n == (1 if k == axis else x.shape[k]) for k, n in enumerate(sizes))
     rank = len(indices.shape) - 1
-    beside = tuple(range(axis, axis + rank)) if axis is not None else ()
-    offsets = tuple(k for k in range(len(x.shape) - 1 + rank) if k not in beside)
-    if axis is None or d.collapsed_slice_dims != (axis,) or not rows or tuple(d.offset_dims) != offsets:
+    offsets = tuple(k for k in range(len(x.shape) - 1 + rank) if not axis <= k < axis + rank)
+    if d.collapsed_slice_dims != (axis,) or not rows or tuple(d.offset_dims) != offsets:
         raise ConversionError("only indices along one axis, for whole rows, are written: x[i], jnp.take(x, i, axis)")
     shape, dtype = node.outputs[0].shape, indices.dtype
     indices = e.reshape(indices, indices.shape[:-1])
@@ -271,7 +244,7 @@ def _(e, node, x):
     type = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "and": "Min", "or": "Max"}[node.name[7:]]
     x = e.cast(x, np.int32) if np.issubdtype(dtype, np.bool_) else x
     if type == "Sum" or e.root.opset >= 18:
-        found = e.op(f"Reduce{type}", [x, e.ints(*axes)], node.outputs[0].shape, x.dtype, keepdims=0)
+        found = e.op(f"Reduce{type}", [x, ints(*axes)], node.outputs[0].shape, x.dtype, keepdims=0)
     else:
         found = e.op(f"Reduce{type}", [x], node.outputs[0].shape, x.dtype, keepdims=0, axes=list(axes))
     return e.cast(found, dtype)
@@ -297,9 +270,8 @@ def _(e, node, a, b):
     a, b = e.cast(a, dtype), e.cast(b, dtype)
     if not batch_a and over_a == (len(a.shape) - 1,) and len(b.shape) == 2 and len(over_b) == 1 and len(a.shape) > 1:
         return e.op("MatMul", [a, e.transpose(b, (over_b[0], 1 - over_b[0]))], shape, dtype)
-    letters = iter(string.ascii_lowercase)
-    names_a = [next(letters) for _ in a.shape]
-    names_b = [next(letters) for _ in b.shape]
+    names_a = list(string.ascii_lowercase[: len(a.shape)])
+    names_b = list(string.ascii_lowercase[len(a.shape) :][: len(b.shape)])
     for k, j in (*zip(batch_a, batch_b), *zip(over_a, over_b)):
         names_b[j] = names_a[k]
     kept = [names_a[k] for k in batch_a]

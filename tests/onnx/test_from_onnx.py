@@ -1,6 +1,15 @@
-"""from_onnx: parameters, transformations, control flow, files and their errors."""
+"""from_onnx: parameters, transformations, control flow, files and their errors; ONNX's own backend node tests; models
+that torch exports, recorded by scripts/record/torch_onnx.py; docs/onnx.md, whose examples run."""
 
+import collections
+import doctest
+import importlib
+import pkgutil
 import random
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +18,21 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
+from onnx.backend.test.case import node as cases
 
 import jrnn
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError
 
+DOCS = Path(__file__).parents[2] / "docs"
+with np.load(Path(__file__).parents[1] / "golden" / "torch_onnx.npz", allow_pickle=False) as stored:
+    GOLDEN = dict(stored)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the package's own warnings
+    for family in ("rnn", "gru", "lstm", "if", "loop", "scan"):  # each module registers its cases
+        names = [name for _, name, _ in pkgutil.iter_modules(cases.__path__) if name.rstrip("_") == family]
+        importlib.import_module(f"onnx.backend.test.case.node.{names[0]}")
+NODE_CASES = {case.name: case for case in cases._NodeTestCases}
+EXPORTS = sorted({name.split("|")[0] for name in GOLDEN})
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 
 
@@ -193,3 +213,56 @@ def test_damaged_files_end_in_an_error():
         except JrnnError:
             ends["refused"] += 1
     assert min(ends.values()) > 10, ends
+
+
+def test_all_cases_were_found():
+    families = collections.Counter(name.removeprefix("test_").removeprefix("simple_")[:2] for name in NODE_CASES)
+    least = {"rn": 4, "gr": 4, "ls": 4, "if": 3, "lo": 3, "sc": 2}  # onnx 1.19; 1.23 has 6, 6, 6, 3, 3, 4
+    assert families.keys() == least.keys() and all(families[name] >= count for name, count in least.items()), families
+
+
+@pytest.mark.parametrize("name", NODE_CASES)
+def test_node(name):
+    case = NODE_CASES[name]
+    model = jrnn.from_onnx(case.model)
+    for inputs, expected in case.data_sets:
+        found = model({spec.name: value for spec, value in zip(model.inputs, inputs, strict=True)})
+        assert len(found) == len(expected)
+        for value, other in zip(found.values(), expected, strict=True):
+            same(value, other, case.rtol)
+
+
+def same(value, other, rtol):
+    if isinstance(other, list):
+        assert len(value) == len(other)
+        for a, b in zip(value, other, strict=True):
+            same(a, b, rtol)
+        return
+    assert value.shape == np.shape(other)
+    np.testing.assert_allclose(np.asarray(value, np.float64), np.asarray(other, np.float64), rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", EXPORTS)
+def test_export(case):
+    model = jrnn.from_onnx(GOLDEN[f"{case}|file"].tobytes())
+    (tokens,) = model.inputs
+    found = jax.jit(lambda x: model({tokens.name: x}))(GOLDEN[f"{case}|tokens"])
+    for k, spec in enumerate(model.outputs):
+        np.testing.assert_allclose(found[spec.name], GOLDEN[f"{case}|output{k}"], atol=1e-6)
+
+
+def test_every_exporter_and_kind_was_recorded():
+    assert len(EXPORTS) == 18
+
+
+def test_page():
+    failed, attempted = doctest.testfile(str(DOCS / "onnx.md"), module_relative=False)
+    assert failed == 0 and attempted > 20
+
+
+def test_onnx_loads_when_it_is_asked_for():
+    code = "import sys, jrnn; assert not {'onnx', 'onnxruntime'} & set(sys.modules); jrnn.from_onnx"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    hidden = "import sys; sys.modules['onnx'] = None; import jrnn; jrnn.to_onnx"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+    assert "jrnn.to_onnx needs the extra 'onnx': pip install 'jrnn[onnx]'" in done.stderr

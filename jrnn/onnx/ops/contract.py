@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
-from jrnn.onnx.table import cast, op, spread, xp
+from jrnn.onnx.graph import cast, op, spread, xp
 
 
 def precision() -> lax.Precision | None:

@@ -10,7 +10,7 @@ from jax import lax
 from jrnn.errors import ConversionError
 from jrnn.executor import scan, while_loop
 from jrnn.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
-from jrnn.onnx.table import op
+from jrnn.onnx.graph import op
 
 
 def _concrete(value: Any) -> bool:
@@ -53,7 +53,7 @@ def _(node, count, condition, *carried):
 
 
 def _goes_on(body) -> bool:
-    """Whether the condition that the body returns is the one that it is given, or is true."""
+    """Whether the body returns the condition that it is given, or true."""
     name, makers = body.outputs[0], {o: n for n in body.nodes for o in n.outputs}
     while name in makers and makers[name].type == "Identity":
         name = makers[name].inputs[0]
@@ -61,7 +61,7 @@ def _goes_on(body) -> bool:
 
 
 def _scanned(node, body, steps: int, carried):
-    """A loop of a known number of steps as a scan; None where the carries change their shapes or are sequences."""
+    """A loop of a known number of steps as a scan; None if the carries change their shapes or are sequences."""
     start = _arrays(carried)
     true = np.asarray(True)
 
@@ -80,7 +80,7 @@ def _scanned(node, body, steps: int, carried):
 
 
 def _while(node, body, count, condition, carried):
-    """A loop whose number of steps depends on values that are computed; it has no outputs of every step."""
+    """A loop whose number of steps depends on computed values; it has no outputs of every step."""
 
     def go(k, on, *_):
         return on if count is None else on & (k < jnp.asarray(count).reshape(()).astype(k.dtype))
@@ -103,13 +103,13 @@ def _while(node, body, count, condition, carried):
 
 
 def _without_closure(function, state):
-    """`function` of the values that it sees from outside and of a state, and these values."""
+    """`function` with the values that it closes over as its first argument, and these values."""
     closed = jax.make_jaxpr(function)(*state)
     return lambda values, state: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, values))(*state), closed.consts
 
 
 def _unrolled(node, body, count, condition, state):
-    """A loop step by step while the graph is traced; its condition must be known."""
+    """A loop that runs while the graph is traced; its condition must be known."""
     steps = np.inf if count is None else int(node.known(count, "the number of steps").reshape(()))
     on, k, width = True if condition is None else condition, 0, len(state)
     outputs: list[list[Any]] = [[] for _ in body.outputs[1 + width :]]
@@ -134,7 +134,7 @@ def _(node, *values):
     in_axes, in_ways = node.get("scan_input_axes", [0] * sequences), node.get("scan_input_directions", [0] * sequences)
     out_axes, out_ways = node.get("scan_output_axes", [0] * outputs), node.get("scan_output_directions", [0] * outputs)
     xs = tuple(jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, in_axes, strict=True))
-    # The first input's direction is the loop's; what goes the other way is turned around.
+    # The loop has the first input's direction; sequences of the other direction are flipped.
     reverse = bool(in_ways[0])
     xs = tuple(jnp.flip(x, 0) if way != reverse else x for x, way in zip(xs, in_ways, strict=True))
     last, ys = scan(_scan_step(node, body, width), start, xs, reverse=reverse)

@@ -10,7 +10,7 @@ from jax import lax
 from onnx import TensorProto, helper
 
 from jrnn.errors import ConversionError
-from jrnn.onnx.table import cast, known, op, spread, xp
+from jrnn.onnx.graph import cast, known, op, spread, xp
 
 _NUMPY = {
     "Abs": "abs", "Neg": "negative", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Sin": "sin", "Cos": "cos", "Tan": "tan",
@@ -38,23 +38,29 @@ def _(node, a, b):
     return getattr(xp(a, b), _BINARY[node.type])(*spread(a, b))
 
 
+for _type, _function in {
+    "Cast": lambda node, x: cast(x, _dtype(node, node.get("to"))),
+    "CastLike": lambda node, x, like: cast(x, like.dtype),
+    "Celu": lambda node, x: jax.nn.celu(jnp.asarray(x), node.get("alpha", 1.0)),
+    "Erf": lambda node, x: lax.erf(jnp.asarray(x)),
+    "Gelu": lambda node, x: jax.nn.gelu(jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh"),
+    "HardSwish": lambda node, x: x * ACTIVATIONS["HardSigmoid"][0](jnp.asarray(x), 1 / 6, 0.5),
+    "Identity": lambda node, x: x,
+    "Mish": lambda node, x: x * jnp.tanh(jax.nn.softplus(jnp.asarray(x))),
+    "Mod": lambda node, a, b: (xp(a, b).fmod if node.get("fmod") else xp(a, b).mod)(*spread(a, b)),
+    "Pow": lambda node, a, b: cast(xp(a, b).power(*spread(a, b)), a.dtype),
+    "Relu": lambda node, x: np.maximum(x, x.dtype.type(0)) if known(x) else jax.nn.relu(x),
+    "Where": lambda node, condition, a, b: xp(condition, a, b).where(*spread(condition, a, b)),
+}.items():
+    op(_type)(_function)
+
+
 @op("Div")
 def _(node, a, b):
     a, b = spread(a, b)
     if np.issubdtype(a.dtype, np.integer):  # towards zero
         return np.asarray(a - np.fmod(a, b)) // b if known(a, b) else lax.div(*jnp.broadcast_arrays(a, b))
     return xp(a, b).divide(a, b)
-
-
-@op("Mod")
-def _(node, a, b):
-    return (xp(a, b).fmod if node.get("fmod") else xp(a, b).mod)(*spread(a, b))
-
-
-@op("Pow")
-def _(node, a, b):
-    found = xp(a, b).power(*spread(a, b))
-    return cast(found, a.dtype)
 
 
 @op("Sum", "Mean", "Min", "Max")
@@ -64,31 +70,11 @@ def _(node, *values):
     return total / len(values) if node.type == "Mean" else total
 
 
-@op("Where")
-def _(node, condition, a, b):
-    return xp(condition, a, b).where(*spread(condition, a, b))
-
-
-@op("Identity")
-def _(node, x):
-    return x
-
-
 @op("Dropout")
 def _(node, x, ratio=None, training=None):
     if training is not None and node.known(training, "training_mode").item():
         raise ConversionError(f"{node}: training_mode is set; graphs are read for inference")
     return x, np.ones(x.shape, bool)
-
-
-@op("Cast")
-def _(node, x):
-    return cast(x, _dtype(node, node.get("to")))
-
-
-@op("CastLike")
-def _(node, x, like):
-    return cast(x, like.dtype)
 
 
 def _dtype(node, code: Any) -> np.dtype:
@@ -100,15 +86,9 @@ def _dtype(node, code: Any) -> np.dtype:
 @op("Clip")
 def _(node, x, low=None, high=None):
     low, high = (node.get(name) if v is None else v for name, v in (("min", low), ("max", high)))
-    low, high = (None if v is None else xp(x, v).asarray(v).astype(x.dtype) for v in (low, high))
-    return x if low is None and high is None else xp(x, *(v for v in (low, high) if v is not None)).clip(
-        x, *(None if v is None else v.reshape((1,) * x.ndim) for v in (low, high))
-    )  # fmt: skip
-
-
-@op("Relu")
-def _(node, x):
-    return xp(x).maximum(x, x.dtype.type(0)) if known(x) else jax.nn.relu(x)
+    bounds = [None if v is None else xp(x, v).asarray(v).astype(x.dtype).reshape((1,) * x.ndim) for v in (low, high)]
+    given = [v for v in bounds if v is not None]
+    return xp(x, *given).clip(x, *bounds) if given else x
 
 
 @op("IsInf")
@@ -147,31 +127,6 @@ def _(node, x):
     x = jnp.asarray(x)
     alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
     return _scaled(x, gamma) * ACTIVATIONS["Elu"][0](x, alpha, None)
-
-
-@op("Celu")
-def _(node, x):
-    return jax.nn.celu(jnp.asarray(x), node.get("alpha", 1.0))
-
-
-@op("Gelu")
-def _(node, x):
-    return jax.nn.gelu(jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh")
-
-
-@op("HardSwish")
-def _(node, x):
-    return x * ACTIVATIONS["HardSigmoid"][0](jnp.asarray(x), 1 / 6, 0.5)
-
-
-@op("Mish")
-def _(node, x):
-    return x * jnp.tanh(jax.nn.softplus(jnp.asarray(x)))
-
-
-@op("Erf")
-def _(node, x):
-    return lax.erf(jnp.asarray(x))
 
 
 @op("PRelu")

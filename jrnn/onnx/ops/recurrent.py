@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jrnn.errors import ConversionError, near
 from jrnn.executor import scan
 from jrnn.nn.layers import contract
+from jrnn.onnx.graph import op
 from jrnn.onnx.ops.elementwise import ACTIVATIONS
-from jrnn.onnx.table import op
 
 _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -28,7 +28,7 @@ Activation = Callable[[jax.Array], jax.Array]
 
 
 def _activations(node, directions: int) -> list[list[Activation]]:
-    """The functions of each direction. Those that take alpha or beta use up the lists of them in order."""
+    """The functions of each direction. Those that have an alpha or beta take the next one of the list."""
     defaults = _DEFAULTS[node.type]
     names = node.get("activations") or list(defaults) * directions
     if len(names) != directions * len(defaults):

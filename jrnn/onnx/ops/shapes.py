@@ -8,17 +8,33 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
-from jrnn.onnx.table import known, op, xp
+from jrnn.onnx.graph import Node, known, op, xp
+
+# Sequences and optionals are lists, and values or None, while the graph is traced.
+for _type, _function in {
+    "Concat": lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)),
+    "Expand": lambda node, x, shape: xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, node.ints("shape", shape))),
+    "EyeLike": lambda node, x: np.eye(*x.shape, k=node.get("k", 0), dtype=x.dtype),
+    "GatherElements": lambda node, x, indices: xp(x, indices).take_along_axis(x, indices, axis=node.get("axis", 0)),
+    "NonZero": lambda node, x: np.asarray(np.nonzero(node.known(x, "its input")), np.int64),
+    "Optional": lambda node, value=None: value,
+    "OptionalHasElement": lambda node, value=None: np.asarray(value is not None),
+    "SequenceAt": lambda node, sequence, position: sequence[_position(node, position)],
+    "SequenceConstruct": lambda node, *values: list(values),
+    "SequenceEmpty": lambda node: [],
+    "SequenceLength": lambda node, sequence: np.asarray(len(sequence), np.int64),
+    "Shape": lambda node, x: np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))],
+    "Size": lambda node, x: np.asarray(math.prod(x.shape), np.int64),
+    "Squeeze": lambda node, x, axes=None: xp(x).squeeze(x, node.ints("axes", axes)),
+    "Tile": lambda node, x, repeats: xp(x).tile(x, node.ints("repeats", repeats)),
+    "Transpose": lambda node, x: xp(x).transpose(x, node.get("perm")),
+    "Unsqueeze": lambda node, x, axes=None: xp(x).expand_dims(x, node.ints("axes", axes)),
+}.items():
+    op(_type)(_function)
 
 
-@op("Shape")
-def _(node, x):
-    return np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))]
-
-
-@op("Size")
-def _(node, x):
-    return np.asarray(math.prod(x.shape), np.int64)
+def _position(node: Node, position) -> int:
+    return int(node.known(position, "position").item())
 
 
 @op("Reshape")
@@ -33,27 +49,6 @@ def _(node, x, shape=None):
 def _(node, x):
     axis = range(x.ndim + 1)[node.get("axis", 1)] if node.get("axis", 1) >= 0 else x.ndim + node.get("axis")
     return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
-
-
-@op("Squeeze")
-def _(node, x, axes=None):
-    axes = node.ints("axes", axes)
-    return xp(x).squeeze(x, axes)
-
-
-@op("Unsqueeze")
-def _(node, x, axes=None):
-    return xp(x).expand_dims(x, node.ints("axes", axes))
-
-
-@op("Transpose")
-def _(node, x):
-    return xp(x).transpose(x, node.get("perm"))
-
-
-@op("Concat")
-def _(node, *values):
-    return xp(*values).concatenate(values, axis=node.get("axis", 1))
 
 
 @op("Split")
@@ -89,11 +84,6 @@ def _(node, x, indices):
     return jnp.take(jnp.asarray(x), jnp.asarray(indices), axis=axis, mode="wrap" if x.shape[axis] else None)
 
 
-@op("GatherElements")
-def _(node, x, indices):
-    return xp(x, indices).take_along_axis(x, indices, axis=node.get("axis", 0))
-
-
 @op("GatherND")
 def _(node, x, indices):
     def pick(x, indices):
@@ -104,14 +94,15 @@ def _(node, x, indices):
     return pick(jnp.asarray(x), jnp.asarray(indices))
 
 
-def _scatter(x, index, updates, reduction: str):
-    at = jnp.asarray(x).at[index]
-    return {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[reduction](updates)
+def _scatter(node, x, index, updates):
+    at = jnp.asarray(x).at[tuple(index)]
+    write = {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}
+    return write[node.get("reduction", "none")](updates)
 
 
 @op("ScatterND")
 def _(node, x, indices, updates):
-    return _scatter(x, tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0)), updates, node.get("reduction", "none"))
+    return _scatter(node, x, jnp.moveaxis(jnp.asarray(indices), -1, 0), updates)
 
 
 @op("ScatterElements", "Scatter")
@@ -119,18 +110,7 @@ def _(node, x, indices, updates):
     indices = jnp.asarray(indices)
     index = list(jnp.indices(indices.shape, sparse=True))
     index[node.get("axis", 0)] = indices
-    return _scatter(x, tuple(index), updates, node.get("reduction", "none"))
-
-
-@op("Expand")
-def _(node, x, shape):
-    sizes = node.ints("shape", shape)
-    return xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, sizes))
-
-
-@op("Tile")
-def _(node, x, repeats):
-    return xp(x).tile(x, node.ints("repeats", repeats))
+    return _scatter(node, x, index, updates)
 
 
 @op("Pad")
@@ -160,11 +140,6 @@ def _(node, start, limit, delta):
     return np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
 
 
-@op("EyeLike")
-def _(node, x):
-    return np.eye(*x.shape, k=node.get("k", 0), dtype=x.dtype)
-
-
 @op("OneHot")
 def _(node, indices, depth, values):
     depth, axis = int(node.known(depth, "depth").item()), node.get("axis", -1)
@@ -177,11 +152,6 @@ def _(node, indices, depth, values):
 def _(node, x, k=None):
     k = 0 if k is None else int(node.known(k, "k").item())
     return (xp(x).triu if node.get("upper", 1) else xp(x).tril)(x, k)
-
-
-@op("NonZero")
-def _(node, x):
-    return np.asarray(np.nonzero(node.known(x, "its input")), np.int64)
 
 
 @op("ReverseSequence")
@@ -212,40 +182,17 @@ def _(node, x, k=None):
     return jnp.take_along_axis(x, index, axis=axis), index
 
 
-# Sequences and optionals are lists, and values or None, while the graph is traced.
-
-
-@op("SequenceEmpty")
-def _(node):
-    return []
-
-
-@op("SequenceConstruct")
-def _(node, *values):
-    return list(values)
-
-
 @op("SequenceInsert")
 def _(node, sequence, value, position=None):
-    at = len(sequence) if position is None else int(node.known(position, "position").item())
+    at = len(sequence) if position is None else _position(node, position)
     at = at + len(sequence) if at < 0 else at
     return [*sequence[:at], value, *sequence[at:]]
 
 
 @op("SequenceErase")
 def _(node, sequence, position=None):
-    at = -1 if position is None else int(node.known(position, "position").item())
+    at = -1 if position is None else _position(node, position)
     return [v for k, v in enumerate(sequence) if k != range(len(sequence))[at]]
-
-
-@op("SequenceAt")
-def _(node, sequence, position):
-    return sequence[int(node.known(position, "position").item())]
-
-
-@op("SequenceLength")
-def _(node, sequence):
-    return np.asarray(len(sequence), np.int64)
 
 
 @op("ConcatFromSequence")
@@ -263,16 +210,6 @@ def _(node, x, split=None):
         sizes = [sizes[0]] * (size // sizes[0]) + [size % sizes[0]] * bool(size % sizes[0])
     parts = xp(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis)
     return [p if split is not None or node.get("keepdims", 1) else p.squeeze(axis) for p in parts]
-
-
-@op("Optional")
-def _(node, value=None):
-    return value
-
-
-@op("OptionalHasElement")
-def _(node, value=None):
-    return np.asarray(value is not None)
 
 
 @op("OptionalGetElement")
