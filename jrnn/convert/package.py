@@ -50,6 +50,12 @@ def fill(name: str, value: Any) -> Op:
     return Op.of(type, [], [name], shape=list(value.shape), values=values)
 
 
+def outputs_of(net: Net) -> tuple[str, ...]:
+    """The outputs that a net declares; if it declares none, the blobs that none of its operators reads."""
+    read = {i for op in net.ops for i in op.inputs}
+    return net.external_outputs or tuple(dict.fromkeys(o for op in net.ops for o in op.outputs if o not in read))
+
+
 def placeholder(name: str) -> Op:
     """The fill of an input in the init nets of Caffe2's mobile exporter: a zero of shape [1, 1]."""
     return fill(name, np.zeros((1, 1), np.float32))
@@ -95,9 +101,7 @@ class Package:
     @property
     def output_names(self) -> tuple[str, ...]:
         """The outputs that the predict net declares; if it declares none, the blobs that none of its operators reads."""
-        net = self.predict_net
-        read = {i for op in net.ops for i in op.inputs}
-        return net.external_outputs or tuple(dict.fromkeys(o for op in net.ops for o in op.outputs if o not in read))
+        return outputs_of(self.predict_net)
 
     def weights(self, *, key: Any = None) -> dict[str, Any]:
         """The weights as numpy arrays, by name; `key` is for init nets that draw random numbers."""

@@ -1,15 +1,13 @@
-"""Proofs of gradients: JAX's, the generated net's, and central differences, in float64, side by side.
+"""Checks of gradients: JAX's, the generated net's, and central differences, compared in float64.
 
-The first two are exact and must agree to rounding; differences are less
-precise, but detect an error that the first two share, a wrong forward function.
+The first two are exact and must agree to rounding. Differences are less precise, but detect an error that the first two
+share, such as a wrong forward function.
 """
 
 from jrnn.gradcheck.check import check, check_gradients
 from jrnn.gradcheck.compare import INEXACT, TOLERANCE, Effort
-from jrnn.gradcheck.functions import over_time, subject_of_function
-from jrnn.gradcheck.page import page
-from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport, table_of
-from jrnn.gradcheck.sources import subject_of_file, subject_of_target
+from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport, page, table_of
+from jrnn.gradcheck.sources import over_time, subject_of_file, subject_of_function, subject_of_target
 from jrnn.gradcheck.subject import Subject, subject_of_net
 
 __all__ = [

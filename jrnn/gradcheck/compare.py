@@ -1,26 +1,31 @@
-"""How much the gradients of a subject differ, blob by blob.
+"""Gradients in three ways, in float64: JAX's, the generated net's, and central differences; and how much they differ.
 
 Shapes: S gradients that arrive at the outputs; a gradient of a blob is [S, *its shape].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
+from jrnn.autodiff import add_gradients
+from jrnn.errors import GradientError
 from jrnn.gradcheck.report import BlobAgreement
 from jrnn.gradcheck.subject import Subject
-from jrnn.gradcheck.three_ways import (
-    by_jax,
-    by_net,
-    direction_errors,
-    element_differences,
-    second_errors,
-    without_gradient,
-)
+from jrnn.gradient_maker import GradientSlice
+from jrnn.graph.scope import all_names
+from jrnn.ir import Net, Op
+from jrnn.lowering import infer_shapes, to_jax
+from jrnn.registry import ACCUMULATE
 
+STEP = 6e-6  # about the cube root of float64's epsilon, which balances rounding and truncation of central differences
+Gradients = dict[str, Any]
 TOLERANCE = 1e-10
 INEXACT = 1e-6  # where the net's constants are those of the function rounded to float32
 DIFFERENCE_TOLERANCE = 1e-6
@@ -31,10 +36,10 @@ class Effort:
     """How closely to look.
 
     Attributes:
-        tolerance: for JAX's gradient against the net's, relative to the gradient's largest element where that is above 1.
-        difference_tolerance: the same for JAX's gradient against central differences.
+        tolerance: of JAX's gradient and the net's, relative to the gradient's largest element if that is above 1.
+        difference_tolerance: the same of JAX's gradient and central differences.
         max_elements: how many elements of a blob are checked by differences one by one.
-        directions: along how many random directions larger blobs are checked in addition.
+        directions: the number of random directions along which larger blobs are checked in addition.
         second: whether second derivatives are compared too.
     """
 
@@ -78,7 +83,7 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
 
 
 def chosen(off: np.ndarray, most: int) -> np.ndarray:
-    """Flat indices of up to `most` elements, spread evenly, and of the one where `off` is largest."""
+    """Flat indices of up to `most` evenly spaced elements, and of the one where `off` is largest."""
     off = off.reshape(-1)
     if not off.size:
         return np.zeros(0, np.int64)
@@ -87,7 +92,7 @@ def chosen(off: np.ndarray, most: int) -> np.ndarray:
 
 
 def scale_of(gradient: Any) -> float:
-    """What errors of a gradient are relative to: its largest element, where that is above 1."""
+    """The scale of errors of a gradient: the larger of 1 and its largest element."""
     return max(1.0, float(np.max(np.abs(gradient), initial=0.0)))
 
 
@@ -96,7 +101,7 @@ def net_error(by_jax: Any, by_net: Any) -> float:
 
 
 def compare(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, differences: Any) -> BlobAgreement:
-    """The agreement of one blob whose gradients are [S, ...], and whose differences [S, len(where)] are at `where`."""
+    """The agreement of one blob. Gradients are [S, ...]; differences [S, len(where)] are at flat indices `where`."""
     shape = np.shape(by_jax)[1:]
     size = int(np.prod(shape))
     mine, theirs = (np.asarray(g).reshape(s.rows, size)[:, where] for g in (by_jax, by_net))
@@ -104,7 +109,7 @@ def compare(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, 
     off_net, off_difference = np.abs(mine - theirs) / scale, np.abs(mine - differences) / scale
     values, worst, row = (0.0, 0.0, 0.0), (), 0
     if len(where):
-        # of the elements that differences were taken of, the one where either of the others is farthest off
+        # among the elements with differences, the one where JAX's gradient differs most from either of the others
         row, k = np.unravel_index(
             int(np.argmax(off_net / TOLERANCE + off_difference / DIFFERENCE_TOLERANCE)), off_net.shape
         )
@@ -124,7 +129,7 @@ def compare(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, 
 
 
 def disagree(s: Subject, effort: Effort, kind: str) -> bool:
-    """Whether gradients of a subject disagree, looked at in one way: "net" or "difference"."""
+    """Whether JAX's gradients disagree with the other `kind`: "net" or "difference"."""
     mine = by_jax(s)
     if kind == "net":
         theirs = by_net(s)
@@ -132,3 +137,202 @@ def disagree(s: Subject, effort: Effort, kind: str) -> bool:
         return not all(net_error(mine[n], theirs[n]) <= effort.tolerance for n in given)
     along = direction_errors(s, mine, [n for n in s.wrt if np.size(s.blobs[n])], max(2, effort.directions))
     return not all(e <= effort.difference_tolerance for e in along.values())
+
+
+# Three ways ------------------------------------------------------------------------------------------------------------
+
+
+def by_jax(s: Subject) -> Gradients:
+    """JAX's gradient of each blob."""
+
+    def run(point: Mapping[str, Any]) -> Gradients:
+        _, pull = jax.vjp(lambda p: {y: s.function(p)[y] for y in s.seeds}, point)
+        return _each(lambda arriving: pull(arriving)[0], s.seeds)
+
+    return jax.jit(run)(s.point)
+
+
+def by_net(s: Subject) -> Gradients:
+    """The gradient of each blob by the operators that `add_gradients` appends; zeros if they compute none."""
+    arriving = _arriving(s)
+    full, found = add_gradients(s.net, arriving)
+    reached = {n: found[n] for n in s.wrt if n in found}
+    blobs = [b for g in reached.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
+    wanted = dict.fromkeys(b for b in blobs if b not in arriving.values())  # one may be passed through
+    fn = to_jax(full, wanted, wide=True)
+
+    def run(point: Mapping[str, Any]) -> Gradients:
+        def one(seeds: Mapping[str, Any]) -> Gradients:
+            given = {arriving[y]: seed for y, seed in seeds.items()}
+            got = given | fn({**s.blobs, **point, **given}, key=s.key)
+            return {n: _dense(n, reached.get(n), got, point[n]) for n in s.wrt}
+
+        return _each(one, s.seeds)
+
+    return jax.jit(run)(s.point)
+
+
+def without_gradient(s: Subject) -> list[str]:
+    """The blobs that the backward net has no gradient of."""
+    _, found = add_gradients(s.net, dict.fromkeys(s.seeds))
+    return [n for n in s.wrt if n not in found]
+
+
+def _each(gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[str, Any]) -> Gradients:
+    """The gradients of each row of the seeds, one after the other."""
+    arriving = {y: jnp.asarray(v) for y, v in seeds.items()}
+    if len(next(iter(seeds.values()))) > 1:
+        return jax.lax.map(gradients, arriving)
+    return jax.tree.map(lambda g: g[None], gradients({y: v[0] for y, v in arriving.items()}))
+
+
+def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any:
+    if gradient is None:
+        return jnp.zeros(like.shape)
+    if isinstance(gradient, GradientSlice):
+        rows = jnp.reshape(blobs[gradient.values], (-1, *like.shape[1:]))
+        return jnp.zeros(like.shape).at[jnp.reshape(blobs[gradient.indices], -1)].add(rows)
+    found = jnp.asarray(blobs[gradient])
+    if found.shape != like.shape:
+        raise GradientError(f"gradient of {name!r}: JAX's is {list(like.shape)}, the net's {list(found.shape)}")
+    return found
+
+
+def weighted(s: Subject) -> Callable[[Mapping[str, Any]], Any]:
+    """The function of the point that is differentiated: the outputs, weighted by the seeds, summed: [S]."""
+
+    def value(point: Mapping[str, Any]) -> Any:
+        outputs = s.function(point)
+        return sum(jnp.sum((seeds * outputs[y][None]).reshape(len(seeds), -1), axis=1) for y, seeds in s.seeds.items())
+
+    return value
+
+
+def element_differences(s: Subject, where: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """(f(x + h) - f(x - h)) / 2h at flat indices of each blob, by one compiled function: [S, elements]."""
+    value = weighted(s)
+    flat, unflatten = ravel_pytree(s.point)
+    names = sorted(s.wrt)  # the order of ravel_pytree
+    starts = dict(zip(names, np.cumsum([0, *(np.size(s.blobs[n]) for n in names)])))
+    at = np.concatenate([starts[n] + where[n] for n in names]) if names else np.zeros(0, np.int64)
+    steps = STEP * np.maximum(1.0, np.abs(np.asarray(flat)[at]))
+
+    # eight elements at a time: a whole batch would hold the net's blobs once for every element
+    moves = np.concatenate([steps, -steps])
+    spare = -len(moves) % 8  # a remainder would compile the function a second time
+    every = np.pad(np.tile(at, 2), (0, spare)), np.pad(moves, (0, spare))
+    values = jax.jit(
+        lambda w, h: jax.lax.map(lambda a: value(unflatten(flat.at[a[0]].add(a[1]))), (w, h), batch_size=8)
+    )(*every)
+    ahead, behind = np.split(np.asarray(values)[: len(moves)], 2)
+    found = (ahead - behind) / (2 * steps[:, None])
+    ends = np.cumsum([len(where[n]) for n in names])[:-1]
+    return dict(zip(names, np.split(found.T, ends, axis=1)))
+
+
+def direction_errors(s: Subject, gradients: Gradients, names: list[str], count: int) -> dict[str, float]:
+    """The largest error of each blob's gradient along `count` random directions, next to central differences.
+
+    A direction changes all elements of one blob and has length 1. A slope is then about the gradient's norm over the root
+    of the number of elements; the error is relative to that, if it is above 1.
+    """
+    value = jax.jit(weighted(s))
+    rng = np.random.default_rng(0)
+    point = s.point
+    found = {}
+    for n in names:
+        errors = [0.0]
+        for _ in range(count):
+            d = rng.standard_normal(point[n].shape)
+            d /= np.linalg.norm(d)
+            slope = np.asarray(gradients[n]).reshape(s.rows, -1) @ d.reshape(-1)
+            ahead, behind = (np.asarray(value({**point, n: point[n] + h * d})) for h in (STEP, -STEP))
+            size = max(1.0, float(np.linalg.norm(gradients[n])) / np.sqrt(d.size))
+            errors.append(float(np.max(np.abs((ahead - behind) / (2 * STEP) - slope))) / size)
+        found[n] = float(np.max(errors))
+    return found
+
+
+def second_errors(s: Subject) -> dict[str, float]:
+    """The error of JAX's second derivative along a random direction in all blobs, next to differences of its gradient.
+
+    Raises what JAX raises for a function without second derivative.
+    """
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal(s.rows)
+    value = weighted(s)
+    point = s.point
+    towards = {n: rng.standard_normal(v.shape) for n, v in point.items()}
+    length = np.sqrt(sum(np.sum(d * d) for d in towards.values()))
+    towards = {n: d * min(1.0, 10.0 / max(length, 1e-300)) for n, d in towards.items()}
+    slope = jax.grad(lambda p: jnp.sum(value(p) * rows))
+
+    def along(p: Mapping[str, Any]) -> tuple[Any, Any]:
+        found = slope(p)
+        return sum(jnp.sum(found[n] * towards[n]) for n in found), found
+
+    both = jax.jit(jax.grad(along, has_aux=True))  # one program gives the second derivative and the gradient
+    second, _ = both(point)
+    (_, ahead), (_, behind) = (both({n: v + h * towards[n] for n, v in point.items()}) for h in (STEP, -STEP))
+    errors = {}
+    for n, by_jax in second.items():
+        difference = (np.asarray(ahead[n]) - np.asarray(behind[n])) / (2 * STEP)
+        errors[n] = net_error(by_jax, difference)
+    return errors
+
+
+# Within a net ----------------------------------------------------------------------------------------------------------
+
+
+def inner_errors(s: Subject) -> dict[str, float]:
+    """The net error of every blob that an operator of the net writes and a gradient reaches, for the first seeds.
+
+    JAX's gradient of a blob is that of a zero that is added to it. For a blob that is overwritten, the first value counts.
+    """
+    taken = set(all_names(s.net))
+    known = infer_shapes(s.net, s.blobs, key=s.key, wide=True)
+    first: dict[str, int] = {}
+    for k, op in enumerate(s.net.ops):
+        for name in op.outputs:
+            if name not in s.blobs and getattr(known.get(name), "dtype", None) == np.float64:
+                first.setdefault(name, k)
+    shifts = {name: _free_name(f"{name}_shift", taken) for name in first}
+    copied = _after_first(s.net, first, lambda n: Op.of(ACCUMULATE, [n], [shifts[n]]))
+    shapes = infer_shapes(copied, s.blobs, key=s.key, wide=True)
+    shifted = to_jax(_after_first(s.net, first, lambda n: Op.of(ACCUMULATE, [n, shifts[n]], [n])), s.seeds, wide=True)
+
+    def loss(zeros):
+        outputs = shifted({**s.blobs, **zeros}, key=s.key)
+        return sum(jnp.sum(outputs[y] * seeds[0]) for y, seeds in s.seeds.items())
+
+    by_jax = jax.jit(jax.grad(loss))({g: jnp.zeros(shapes[g].shape) for g in shifts.values()})
+    arriving = _arriving(s)
+    full, found = add_gradients(s.net, arriving)
+    dense = {n: found[n] for n in first if n in found and not isinstance(found[n], GradientSlice)}
+    fn = to_jax(full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()), wide=True)
+    given = {**s.blobs, **{arriving[y]: seeds[0] for y, seeds in s.seeds.items()}}
+    by_net = given | jax.jit(lambda floats: fn({**given, **floats}, key=s.key))(
+        {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}
+    )
+    return {n: net_error(by_jax[shifts[n]], by_net[g]) for n, g in dense.items()}
+
+
+def _after_first(net: Net, first: Mapping[str, int], make: Callable[[str], Op]) -> Net:
+    """The net with an operator after each one that is the first to write a blob."""
+    ops: list[Op] = []
+    for k, op in enumerate(net.ops):
+        ops += [op, *(make(n) for n in op.outputs if first.get(n) == k)]
+    return replace(net, ops=tuple(ops), external_outputs=())
+
+
+def _arriving(s: Subject) -> dict[str, str]:
+    """Free names for the blobs of the gradients that arrive at the outputs."""
+    taken = set(all_names(s.net))
+    return {y: _free_name(f"{y}_arriving", taken) for y in s.seeds}
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, with underscores appended until it is not taken."""
+    while name in taken:
+        name += "_"
+    return name

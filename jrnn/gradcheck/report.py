@@ -1,13 +1,34 @@
-"""What a check of gradients found: how well those of each blob agree, and the operator at fault where they do not."""
+"""The result of a check of gradients: the agreement of each blob, the operator at fault, and an HTML page of both."""
 
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
 
+import jax
 from rich.table import Table
+
+from jrnn.graph.svg import to_svg
+from jrnn.ir import Net
+
+_WORST = 20  # blobs in the list
+_GOOD, _NEAR, _BAD = "#b7e1b0", "#f6e3a1", "#f2a6a0"
+_STYLE = f"""
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #222 }}
+h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.15rem; margin-top: 2rem }}
+table {{ border-collapse: collapse; font-size: .9rem; white-space: nowrap }}
+th, td {{ padding: .25rem .6rem; text-align: right }}
+th {{ border-bottom: 2px solid #999 }} td {{ border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums }}
+th:first-child, td:first-child {{ text-align: left; font-family: ui-monospace, monospace }}
+.scroll {{ overflow: auto; max-height: 60rem; border: 1px solid #ddd }}
+.verdict {{ padding: .6rem 1rem; border-radius: .4rem }}
+.agrees {{ background: {_GOOD} }} .near {{ background: {_NEAR} }} .disagrees {{ background: {_BAD} }}
+.key span {{ padding: .1rem .6rem; border-radius: .7rem; margin-right: .6rem }}
+"""
 
 
 @dataclass(frozen=True)
@@ -19,12 +40,12 @@ class BlobAgreement:
     Attributes:
         net_error: between JAX's and the generated net's gradient, over all elements.
         difference_error: between JAX's gradient and central differences, over the `checked` elements.
-        direction_error: between JAX's slope along random directions and central differences along them, each of which
-            moves every element of the blob; None where all elements were checked one by one.
+        direction_error: between JAX's slope along random directions, which change every element of the blob, and central
+            differences; None if all elements were checked one by one.
         second_error: between JAX's second derivative along a random direction and central differences of its gradient;
-            None where it was not asked for or does not exist.
-        worst: the index where net or differences are farthest from JAX; `values` are the three gradients there, and `of`
-            names the element of an output that is differentiated, where the whole Jacobian was compared.
+            None if it was not requested or does not exist.
+        worst: the index where the net or differences are farthest from JAX. `values` are the three gradients there. `of`
+            names the element of an output that is differentiated, if the whole Jacobian was compared.
     """
 
     name: str
@@ -42,12 +63,14 @@ class BlobAgreement:
 
 @dataclass(frozen=True)
 class Fault:
-    """The first operator of the backward pass at which gradients part.
+    """The first operator of the backward pass at which gradients differ.
 
-    `operator` names it, `blob` is the input whose gradient is wrong while those of the outputs are right, and `values`
-    are JAX's gradient, the net's and the central difference at `index`. `inside` is the operator of its step net. Where a
-    JAX function is at fault, `operator` is an equation of it, and there is no net's gradient. `cut` says which gradients the
-    operator stops because its arguments ask for that.
+    Attributes:
+        operator: describes the operator, or an equation of a JAX function, which has no gradient by the net.
+        blob: the input whose gradient is wrong, while the gradients of the outputs are right.
+        values: JAX's gradient, the net's, and the central difference at `index`.
+        inside: the fault inside its step net.
+        cut: which gradients the operator stops, because its arguments say so.
     """
 
     operator: str
@@ -59,33 +82,29 @@ class Fault:
     cut: str | None = None
 
     def __str__(self) -> str:
-        jax, net, difference = self.values
+        by_jax, by_net, difference = self.values
         at = f" at {list(self.index)}" if self.index else ""
-        by_net = "" if net is None else f"{net:.10g} by the net, "
+        net = "" if by_net is None else f"{by_net:.10g} by the net, "
         text = (
-            f"{self.operator}: the gradient of its input {self.blob!r}{at} is {jax:.10g} by JAX, {by_net}"
+            f"{self.operator}: the gradient of its input {self.blob!r}{at} is {by_jax:.10g} by JAX, {net}"
             f"{difference:.10g} by central differences; {self.odd_one()}"
         )
         return text if self.inside is None else f"{text}\n  inside: {self.inside}"
 
     def odd_one(self) -> str:
-        """Which of the three stands alone."""
-        jax, net, difference = self.values
-        if net is None:
+        """Which of the three gradients differs from the other two."""
+        by_jax, by_net, difference = self.values
+        if by_net is None:
             return "a derivative rule that is not the derivative, or a kink within a step of here"
-        near = 1e-5 * max(1.0, *(abs(v) for v in (jax, net, difference) if math.isfinite(v)))
-        by_jax, by_net = abs(jax - difference) <= near, abs(net - difference) <= near
-        if by_jax and not by_net:
-            return "the net's is wrong"
-        if by_net and not by_jax:
-            return "JAX's is wrong"
-        if abs(jax - net) <= near:
-            if self.cut:
-                return f"differences stand alone, because {self.cut}"
-            return (
-                "differences stand alone: a gradient rule that is not the derivative, or a kink within a step of here"
-            )
-        return "all three differ"
+        near = 1e-5 * max(1.0, *(abs(v) for v in (by_jax, by_net, difference) if math.isfinite(v)))
+        jax_agrees, net_agrees = abs(by_jax - difference) <= near, abs(by_net - difference) <= near
+        if jax_agrees != net_agrees:
+            return "the net's is wrong" if jax_agrees else "JAX's is wrong"
+        if abs(by_jax - by_net) > near:
+            return "all three differ"
+        if self.cut:
+            return f"differences stand alone, because {self.cut}"
+        return "differences stand alone: a gradient rule that is not the derivative, or a kink within a step of here"
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,7 @@ class GradientReport:
     Attributes:
         loss: the loss, or None where the Jacobian of several outputs was compared.
         inner: the agreement of JAX's and the net's gradient at blobs within the net, by name, where asked for.
-        fault: where gradients part, if they do.
+        fault: where gradients differ, if they do.
         notes: what could not be checked, and why.
     """
 
@@ -115,20 +134,18 @@ class GradientReport:
 
     @property
     def worst(self) -> tuple[BlobAgreement, ...]:
-        """The blobs, those that are nearest to their tolerance or beyond it first."""
+        """The blobs, those with the largest errors relative to their tolerances first."""
         return tuple(sorted(self.blobs, key=self.strain, reverse=True))
 
     def strain(self, b: BlobAgreement) -> float:
-        """The greatest error of a blob in units of its tolerance: above 1 it disagrees."""
+        """The largest error of a blob relative to its tolerance; above 1 it disagrees."""
         errors = (b.difference_error, b.direction_error, b.second_error)
         found = [b.net_error / self.tolerance, *(e / self.difference_tolerance for e in errors if e is not None)]
         return math.inf if any(math.isnan(e) for e in found) else max(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it; numbers that are not finite become text."""
-        found = _plain({**asdict(self), "agrees": self.agrees})
-        assert isinstance(found, dict)
-        return found
+        """The report as values of JSON; numbers that are not finite become text."""
+        return {name: _plain(value) for name, value in {**asdict(self), "agrees": self.agrees}.items()}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns, and a row of cells for each blob, the worst first; see `docs/checking.md`."""
@@ -146,7 +163,7 @@ class GradientReport:
         return ["blob", "shape", *errors, "jax", "net", "difference", "at", *self._verdict("verdict")], rows
 
     def _verdict(self, text: str) -> list[str]:
-        """The cell of a column that is there only where something disagrees."""
+        """The cell of a column that only exists if something disagrees."""
         return [] if self.agrees else [text]
 
     def __str__(self) -> str:
@@ -179,3 +196,63 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+# The page --------------------------------------------------------------------------------------------------------------
+
+
+def page(report: GradientReport, net: Net) -> str:
+    """The page, as HTML. Blobs are green if they agree, yellow within a factor of ten of a tolerance, red beyond it."""
+    verdict = "the gradients agree" if report.agrees else "the gradients DISAGREE"
+    name = escape(report.name or "net")
+    fault = []
+    if report.fault is not None:
+        text = "<br>inside: ".join(map(escape, str(report.fault).split("inside: ")))
+        fault = [f'<p id="fault">First fault: {text}</p>']
+    parts = [
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}: {verdict}</title>',
+        f"<style>{_STYLE}</style></head><body>",
+        f"<h1>Gradients of {name}</h1>",
+        f'<p class="verdict {"agrees" if report.agrees else "disagrees"}" id="verdict">{verdict}</p>',
+        *fault,
+        *(f"<p>{escape(note)}</p>" for note in report.notes),
+        f"<p>{_how(report)}</p>",
+        "<h2>The net</h2>",
+        '<p class="key"><span class="agrees">agrees</span><span class="near">within a factor of ten of a tolerance</span>'
+        '<span class="disagrees">disagrees</span><span>no gradient was compared</span></p>',
+        f'<div class="scroll">{to_svg(net, marks(report))}</div>',
+        f"<h2>The worst {min(_WORST, len(report.blobs))} of {len(report.blobs)} blobs</h2>",
+        f'<div class="scroll">{_table(report)}</div>',
+        f"<p>jax {jax.__version__}, Python {platform.python_version()}, {platform.platform()}</p>",
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def marks(report: GradientReport) -> dict[str, tuple[str, str]]:
+    """For each blob that was compared, its color in the picture and its largest error relative to the tolerance."""
+    strains = {name: e / report.tolerance if math.isfinite(e) else math.inf for name, e in report.inner.items()}
+    strains |= {b.name: report.strain(b) for b in report.blobs}
+    colors = {"agrees": _GOOD, "near": _NEAR, "disagrees": _BAD}
+    return {n: (colors[_class(s)], f"{_class(s)}, {s:.1e} of the tolerance") for n, s in strains.items()}
+
+
+def _class(strain: float) -> str:
+    return "agrees" if strain <= 0.1 else "near" if strain <= 1 else "disagrees"
+
+
+def _how(report: GradientReport) -> str:
+    of = f"the loss {report.loss:.10g}" if report.loss is not None else f"outputs {', '.join(report.outputs)}"
+    return escape(
+        f"Of {of}, in float64: JAX's gradient, that of the generated backward net, and central differences. Errors are the "
+        "largest absolute ones, relative to the gradient's largest element where that is above 1. Tolerances: "
+        f"{report.tolerance:g} between the first two, {report.difference_tolerance:g} from differences."
+    )
+
+
+def _table(report: GradientReport) -> str:
+    heads, rows = report.table()
+    lines = [f"<tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>"]
+    for b, row in zip(report.worst[:_WORST], rows):
+        lines.append(f'<tr class="{_class(report.strain(b))}">{"".join(f"<td>{escape(c)}</td>" for c in row)}</tr>')
+    return f'<table id="worst">{"".join(lines)}</table>'

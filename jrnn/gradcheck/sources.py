@@ -1,17 +1,21 @@
-"""The target of `jrnn check`: a NetDef, a package, or `MODULE:FUNCTION`."""
+"""What `jrnn check` names, as subjects: JAX functions, NetDefs, packages, and `MODULE:FUNCTION`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from jrnn.convert import example_of, load_function, load_package
-from jrnn.errors import FormatError, GradientError
-from jrnn.gradcheck.functions import arguments_of, over_time, required, subject_of_function
-from jrnn.gradcheck.subject import Subject, subject_of_net
+from jrnn.convert import example_of, from_jax, load_function, load_package
+from jrnn.convert.arguments import call_of
+from jrnn.errors import FormatError, GradientError, near
+from jrnn.gradcheck.subject import Subject, as_float64, seeds_of, subject_of_net
 from jrnn.ir import Net
 from jrnn.lowering import run_net
 from jrnn.proto import read_net
@@ -19,15 +23,66 @@ from jrnn.proto import read_net
 LOSS = "loss"
 
 
+def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None) -> Subject:
+    """A function at a point; its net is what `from_jax` converts it to. To be called with 64-bit types enabled.
+
+    Args:
+        fn, args, params: as for `from_jax`. The function is differentiated with respect to args and params, but not to
+            arrays that it closes over. This is done in float64, so its types must follow those of its arguments.
+
+    Raises:
+        ConversionError: as `from_jax` does.
+        GradientError: a function that does not run in float64.
+    """
+    with jax.enable_x64(False):
+        args, params = jax.tree.map(_as_float32, (tuple(args), params))
+        package = from_jax(fn, *args, params=params)
+        call = call_of(fn, args, params)
+    names = [leaf.name for leaf in call.leaves if leaf.is_param] + list(package.input_names)
+    values = {n: as_float64(leaf.value) for n, leaf in zip(names, call.leaves, strict=True)}
+    fixed = {n: v for n, v in values.items() if v.dtype != np.float64}
+    point = {n: v for n, v in values.items() if n not in fixed}
+
+    def function(point: Mapping[str, Any]) -> dict[str, Any]:
+        results = call.run([point[n] if n in point else jnp.asarray(fixed[n]) for n in names])
+        return dict(zip(package.output_names, jax.tree.leaves(results), strict=True))
+
+    name = package.predict_net.name
+    try:
+        shapes = jax.eval_shape(function, point)
+    except (TypeError, ValueError) as e:
+        raise GradientError(
+            f"{name} does not run in float64: {str(e).splitlines()[0]}; gradients are compared in float64: let types follow "
+            "those of the arguments, as in jnp.zeros(n, x.dtype)"
+        ) from e
+    seeds = seeds_of(name, shapes, point)
+    net, constants = _without_constants(package.predict_net)
+    blobs = {n: as_float64(v) for n, v in {**package.weights(), **constants}.items()} | values
+    return Subject(net, blobs, tuple(point), seeds, lambda p: {y: function(p)[y] for y in seeds}, exact=False)
+
+
+def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
+    """The net without the operators that fill floats, and what they fill: float32, as in the file format."""
+    found = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
+    floats = {n: v for n, v in found.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
+    return replace(net, ops=tuple(op for op in net.ops if op.inputs or not floats.keys() >= set(op.outputs))), floats
+
+
+def _as_float32(value: Any) -> Any:
+    value = np.asarray(value)
+    return value.astype(np.float32) if value.dtype.kind == "f" else value
+
+
 def subject_of_file(path: str, feeds: Mapping[str, Any], loss: str | None, *, init: str | None, key: Any) -> Subject:
     """A NetDef with its init net, or a package: a folder, or a file of Caffe2's predictor exporter.
 
     Args:
-        feeds: blobs that no init net makes.
-        loss: by default `loss` where the net writes such a blob, else all outputs.
+        feeds: blobs that no init net fills.
+        loss: defaults to `loss` if the net writes such a blob, else to all outputs.
 
     Raises:
-        FormatError: for a file that is neither. GradientError, NetError, OpError: as `subject_of_net` does.
+        FormatError: for a file that is neither.
+        GradientError, NetError, OpError: as `subject_of_net` does.
     """
     net, blobs = _read(path, init, key)
     if loss is None and any(LOSS in op.outputs for op in net.ops):
@@ -51,14 +106,20 @@ def _read(path: str, init: str | None, key: Any) -> tuple[Net, dict[str, Any]]:
 
 
 def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -> Subject:
-    """`MODULE:FUNCTION`: a function of arrays, with them among `feeds`, or one without arguments that gives `(fn, args)` or
-    `(fn, args, params)`. `scanned`: it is a step `(..., carry, x) -> (carry, y)`, run over sequences.
+    """The function that `MODULE:FUNCTION` names.
+
+    Args:
+        target: a function of arrays, which are in `feeds`, or a function without arguments that returns `(fn, args)` or
+            `(fn, args, params)`.
+        feeds: arrays by name.
+        scanned: whether the function is a step `(..., carry, x) -> (carry, y)`, which is run over sequences.
 
     Raises:
-        ConversionError: for what is not there or does not convert. GradientError: arguments that are not given.
+        ConversionError: a function that does not exist or convert.
+        GradientError: arguments that are not given.
     """
     params = None
-    with jax.enable_x64(False):  # its module is another's code, which makes arrays as it always does
+    with jax.enable_x64(False):  # the user's module makes arrays of JAX's default types
         found = load_function(target)
         if required(found):
             args = tuple(arguments_of(found, feeds))
@@ -69,3 +130,59 @@ def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -
         else:
             found, args, params = example_of(target, found())
     return subject_of_function(over_time(found) if scanned else found, args, params)
+
+
+def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a function, assembled from arrays by name; `carry/0`, `carry/1` make a tuple, `p/w` a dict.
+
+    Raises:
+        GradientError: an argument that is missing, or a name that is not an argument.
+
+    >>> arguments_of(lambda carry, x: None, {"x": 1.0, "carry/0": 2.0, "carry/1": 3.0})
+    [(2.0, 3.0), 1.0]
+    """
+    names = required(fn)
+    trees: dict[str, Any] = {}
+    for path, value in blobs.items():
+        first, *rest = path.split("/")
+        if first not in names:
+            raise GradientError(
+                f"the function has no argument {first!r}; it takes {', '.join(names)}{near(first, names)}"
+            )
+        at, key = trees, first
+        for part in rest:
+            at, key = at.setdefault(key, {}), part
+        at[key] = value
+    for name in names:
+        if name not in trees:
+            raise GradientError(
+                f"the function's argument {name!r} is not given: {name}=normal[2,3], or {name}/0=normal[2,3], ..."
+            )
+    return [_as_tuples(trees[name]) for name in names]
+
+
+def required(fn: Callable) -> list[str]:
+    """The names of the required arguments of a function."""
+    parameters = inspect.signature(fn).parameters.values()
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in places and p.default is p.empty]
+
+
+def _as_tuples(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if all(key.isdigit() for key in tree):
+        return tuple(_as_tuples(tree[key]) for key in sorted(tree, key=int))
+    return {key: _as_tuples(value) for key, value in tree.items()}
+
+
+def over_time(step: Callable) -> Callable:
+    """A step `(..., carry, x) -> (carry, y)` as a function of sequences [T, ...], over which the last argument scans."""
+
+    def scanned(*args: Any) -> Any:
+        *weights, carry, xs = args
+        return jax.lax.scan(lambda c, x: step(*weights, c, x), carry, xs)
+
+    scanned.__name__ = getattr(step, "__name__", "step").strip("<>")
+    scanned.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+    return scanned

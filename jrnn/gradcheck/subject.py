@@ -1,6 +1,6 @@
 """What is checked: a net, the JAX function that it should equal, the point, and the gradients that arrive at the outputs.
 
-Shapes: S gradients that arrive, one after the other: 1 for a loss, as many as the outputs have elements for a Jacobian.
+Shapes: S gradients that arrive at an output: 1 for a loss, the number of elements of all outputs for a Jacobian.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.convert.package import outputs_of
 from jrnn.errors import GradientError, near
 from jrnn.ir import Net
 from jrnn.lowering import to_jax, without_sources
@@ -26,14 +27,14 @@ class Subject:
 
     Attributes:
         net: forward operators.
-        blobs: all that the net reads from outside.
-        wrt: the blobs to differentiate by.
+        blobs: everything that the net reads from outside.
+        wrt: the blobs with respect to which gradients are computed.
         seeds: output -> the gradients that arrive there, [S, ...].
-        function: the JAX function `{blob of wrt: value} -> {output: value}`; the lowered net, unless it was made from a
-            function.
+        function: the JAX function `{blob of wrt: value} -> {output: value}`; the lowered net, unless the subject was made
+            from a function.
         key: for operators that draw random numbers.
-        optional: blobs of wrt of which the net need not have a gradient, such as the running means of a normalization.
-        exact: whether the net's constants are those of the function; on the wire they are float32.
+        optional: blobs of wrt that may have no gradient by the net, such as the running means of a normalization.
+        exact: whether the net has the constants of the function; those of converted functions are rounded to float32.
     """
 
     net: Net
@@ -55,17 +56,13 @@ class Subject:
         return len(next(iter(self.seeds.values())))
 
     def row_name(self, row: int) -> str:
-        """The element of an output that row `row` of a Jacobian is about, such as `y[0, 2]`; empty for one row."""
+        """The output element of row `row` of a Jacobian, such as `y[0, 2]`; "" if there is only one row."""
         if self.rows == 1:
             return ""
         for name, seeds in self.seeds.items():
             if seeds[row].any():
                 return f"{name}{[int(i) for i in np.argwhere(seeds[row])[0]]}"
         raise AssertionError("a row of a Jacobian without an element")
-
-    def row(self, row: int) -> Subject:
-        """The same with the gradients of one row alone."""
-        return replace(self, seeds={y: s[row : row + 1] for y, s in self.seeds.items()})
 
 
 def subject_of_net(
@@ -75,25 +72,21 @@ def subject_of_net(
     *,
     wrt: Iterable[str] | None = None,
     key: Any = None,
-    seed: int = 0,
 ) -> Subject:
     """A net at a point. To be called with 64-bit types enabled.
 
     Args:
-        net: the forward net, or a training net, whose backward pass is left aside.
-        blobs: what the net reads; floating point blobs are converted to float64.
-        loss: a blob of one element. None: every floating point output of the net; the whole Jacobian where it is small,
-            else one gradient is drawn that arrives at them.
-        wrt: blobs to differentiate by; every floating point one given that the net reads, by default.
-        seed: of the gradients that arrive.
+        net: the forward net, or a training net, whose backward pass is ignored.
+        blobs: what the net reads; floating-point blobs are converted to float64.
+        loss: a blob of one element. If None, every floating-point output of the net is differentiated: the whole Jacobian
+            if it is small, else one random combination of the outputs.
+        wrt: the blobs with respect to which gradients are computed; defaults to all floating-point blobs that the net reads.
 
     Raises:
-        GradientError: for a loss of more than one element, an unknown blob, or outputs without floating point numbers.
+        GradientError: a loss of more than one element, an unknown blob, or outputs without floating-point numbers.
         NetError, OpError: as `run_net` does.
     """
-    if loss is not None:
-        net = forward_part(net, loss)
-    net = without_sources(net, blobs)
+    net = without_sources(net if loss is None else _forward_part(net, loss), blobs)
     given = {n: as_float64(v) for n, v in blobs.items()}
     read = {i for op in net.ops for i in op.inputs}
     floating = [n for n, v in given.items() if v.dtype == np.float64]
@@ -101,44 +94,38 @@ def subject_of_net(
         if name not in floating:
             raise GradientError(f"cannot differentiate by {name!r}, not a floating point blob{near(name, floating)}")
     names = tuple(wrt) if wrt is not None else tuple(n for n in floating if n in read)
-    outputs = (loss,) if loss is not None else _ends(net)
+    outputs = (loss,) if loss is not None else outputs_of(net)
     point = {n: given[n] for n in names}
     shapes = jax.eval_shape(function_of(net, outputs, given, key), point)
     if loss is not None and shapes[loss].size != 1:
         raise GradientError(f"loss {loss!r} has shape {list(shapes[loss].shape)}; it must have one element")
-    seeds = seeds_of(net.name, shapes, point, seed)
+    seeds = seeds_of(net.name, shapes, point)
     optional = frozenset(names if wrt is None else ())
     return Subject(net, given, names, seeds, function_of(net, seeds, given, key), key, optional)
 
 
 def function_of(net: Net, outputs: Iterable[str], given: Mapping[str, Any], key: Any) -> Callable:
-    """The net as a function of some of its blobs, with the others as given."""
+    """The net as a function of some of its blobs; the others are in `given`."""
     run = to_jax(net, outputs, wide=True)
     return lambda point: run({**given, **point}, key=key)
 
 
-def _ends(net: Net) -> tuple[str, ...]:
-    """The outputs that a net declares, else the blobs that nothing reads."""
-    read = {i for op in net.ops for i in op.inputs}
-    return net.external_outputs or tuple(dict.fromkeys(o for op in net.ops for o in op.outputs if o not in read))
-
-
-def seeds_of(name: str, outputs: Mapping[str, Any], point: Mapping[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """The gradients that arrive at outputs of these shapes: 1 at a single element, else a Jacobian's or a drawn one."""
+def seeds_of(name: str, outputs: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The gradients that arrive at outputs of these shapes: the rows of an identity, or random ones if it is large."""
     smooth = {y: s.shape for y, s in outputs.items() if hasattr(s, "dtype") and jnp.issubdtype(s.dtype, jnp.floating)}
     sizes = [int(np.prod(shape)) for shape in smooth.values()]
     total = sum(sizes)
     if not total:
         raise GradientError(f"{name!r} has no output of floating point numbers to differentiate: {', '.join(outputs)}")
     if total * sum(np.size(v) for v in point.values()) > SMALL:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         return {y: rng.standard_normal((1, *shape)) for y, shape in smooth.items()}
     parts = np.split(np.eye(total), np.cumsum(sizes)[:-1], axis=1)
     return {y: part.reshape(total, *shape) for (y, shape), part in zip(smooth.items(), parts)}
 
 
-def forward_part(net: Net, loss: str) -> Net:
-    """The operators of a training net before the one that seeds the gradient of `loss`; the whole net where none does."""
+def _forward_part(net: Net, loss: str) -> Net:
+    """The operators of a training net before the one that seeds the gradient of `loss`; all of them if none does."""
     seed = f"{loss}_autogen_grad"
     k = next((k for k, op in enumerate(net.ops) if seed in op.outputs), len(net.ops))
     return replace(net, ops=net.ops[:k], external_outputs=())
@@ -147,10 +134,3 @@ def forward_part(net: Net, loss: str) -> Net:
 def as_float64(value: Any) -> Any:
     value = np.asarray(value)
     return value.astype(np.float64) if value.dtype.kind == "f" else value
-
-
-def free_name(name: str, taken: set[str]) -> str:
-    """`name`, with underscores after it where that is taken."""
-    while name in taken:
-        name += "_"
-    return name

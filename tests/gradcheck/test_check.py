@@ -11,8 +11,8 @@ import jrnn
 from jrnn import Op, cells, registry
 from jrnn.convert.flat import source_of
 from jrnn.gradcheck import Effort, Fault, GradientReport, check, over_time, subject_of_function, subject_of_net
-from jrnn.gradcheck.page import marks
-from jrnn.gradcheck.three_ways import direction_errors
+from jrnn.gradcheck.compare import direction_errors
+from jrnn.gradcheck.report import marks
 
 RNG = np.random.default_rng(0)
 

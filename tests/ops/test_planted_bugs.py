@@ -19,8 +19,7 @@ from recorded import read_cases
 import jrnn
 from jrnn import registry
 from jrnn.gradcheck import Effort, Subject
-from jrnn.gradcheck.compare import compare
-from jrnn.gradcheck.three_ways import by_jax, by_net
+from jrnn.gradcheck.compare import by_jax, by_net, compare
 
 MOST = 8  # outputs of a gradient operator that are mixed
 KEY = jax.random.key(0)
