@@ -63,8 +63,7 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
     if lost:
         notes.append(f"the net has no gradient of {', '.join(lost)}, and JAX has: they were left out")
         s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
-    off = {n: np.max(np.abs(np.asarray(mine[n]) - np.asarray(theirs[n])), axis=0) for n in s.wrt}
-    where = {n: chosen(off[n], effort.max_elements) for n in s.wrt}
+    where = {n: chosen(np.max(np.abs(mine[n] - theirs[n]), axis=0), effort.max_elements) for n in s.wrt}
     differences = element_differences(s, where)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
     along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
@@ -74,17 +73,14 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
             twice = second_errors(s)
         except (NotImplementedError, TypeError, ValueError) as e:  # what JAX raises where a rule is missing
             notes.append(f"second derivatives were not compared: {str(e).splitlines()[0]}")
-    found = []
-    for n in s.wrt:
-        b = compare(s, n, mine[n], theirs[n], where[n], differences[n])
-        b = replace(b, direction_error=along.get(n), second_error=twice.get(n))
-        found.append(replace(b, agrees=effort.agrees(b)))
-    return found, notes
+    found = [compare(s, n, mine[n], theirs[n], where[n], differences[n]) for n in s.wrt]
+    found = [replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in found]
+    return [replace(b, agrees=effort.agrees(b)) for b in found], notes
 
 
 def chosen(off: np.ndarray, most: int) -> np.ndarray:
     """Flat indices of up to `most` evenly spaced elements, and of the one where `off` is largest."""
-    off = off.reshape(-1)
+    off = np.asarray(off).reshape(-1)
     if not off.size:
         return np.zeros(0, np.int64)
     spread = np.linspace(0, off.size - 1, min(off.size, most)).astype(np.int64)
@@ -107,25 +103,15 @@ def compare(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, 
     mine, theirs = (np.asarray(g).reshape(s.rows, size)[:, where] for g in (by_jax, by_net))
     scale = scale_of(by_jax)
     off_net, off_difference = np.abs(mine - theirs) / scale, np.abs(mine - differences) / scale
-    values, worst, row = (0.0, 0.0, 0.0), (), 0
-    if len(where):
-        # among the elements with differences, the one where JAX's gradient differs most from either of the others
-        row, k = np.unravel_index(
-            int(np.argmax(off_net / TOLERANCE + off_difference / DIFFERENCE_TOLERANCE)), off_net.shape
-        )
-        worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
-        values = (float(mine[row, k]), float(theirs[row, k]), float(differences[row, k]))
-    return BlobAgreement(
-        name,
-        shape,
-        net_error(by_jax, by_net),
-        float(np.max(off_difference, initial=0.0)),
-        len(where),
-        worst,
-        values,
-        False,
-        s.row_name(int(row)),
-    )
+    errors = net_error(by_jax, by_net), float(np.max(off_difference, initial=0.0))
+    if not len(where):
+        return BlobAgreement(name, shape, *errors, 0, (), (0.0, 0.0, 0.0), False, s.row_name(0))
+    # among the elements with differences, the one where JAX's gradient differs most from either of the others
+    off = off_net / TOLERANCE + off_difference / DIFFERENCE_TOLERANCE
+    row, k = (int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
+    worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
+    values = (float(mine[row, k]), float(theirs[row, k]), float(differences[row, k]))
+    return BlobAgreement(name, shape, *errors, len(where), worst, values, False, s.row_name(row))
 
 
 def disagree(s: Subject, effort: Effort, kind: str) -> bool:

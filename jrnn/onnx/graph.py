@@ -52,7 +52,7 @@ def cast(x: Any, dtype: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes in order. `consts` are known values; `params` maps a value's name to its key among the parameters."""
+    """Nodes in order. `consts` are known values; `params` maps a value's name to the name of the parameter."""
 
     name: str
     inputs: tuple[str, ...]
@@ -101,14 +101,11 @@ class Node:
         return np.asarray(value)
 
 
-class Reader:
-    """Turns a GraphProto into a Graph, and collects the parameters."""
+def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[Graph, dict[str, np.ndarray]]:
+    """The graph of a GraphProto, and the parameters in it and in the graphs inside it."""
+    found: dict[str, np.ndarray] = {}
 
-    def __init__(self, opset: int) -> None:
-        self.opset = opset
-        self.params: dict[str, np.ndarray] = {}
-
-    def graph(self, proto: onnx.GraphProto, path: str = "", depth: int = 0) -> Graph:
+    def read(proto: onnx.GraphProto, path: str, depth: int) -> Graph:
         if depth > DEPTH:
             raise FormatError(f"graphs are nested deeper than {DEPTH} levels")
         consts: dict[str, np.ndarray] = {}
@@ -117,7 +114,7 @@ class Reader:
         def put(name: str, value: np.ndarray) -> None:
             if is_param(value):
                 params[name] = path + name
-                self.params[path + name] = value
+                found[path + name] = value
             else:
                 consts[name] = value
 
@@ -126,41 +123,44 @@ class Reader:
         for sparse in proto.sparse_initializer:
             put(sparse.values.name, _dense(sparse))
         nodes = []
-        for node in proto.node:
-            domain, label = node.domain, node.name or next(iter(node.output), "")
-            if domain not in STANDARD or node.op_type not in (*OPERATORS, "Constant"):
-                raise self._unknown(node)
-            attributes = {a.name: self._attribute(a, f"{path}{label}/", depth) for a in node.attribute}
-            if node.op_type == "Constant":
-                put(node.output[0], _constant(attributes, label))
-                continue
-            inputs, outputs = tuple(node.input), tuple(node.output)
-            nodes.append(Node(node.op_type, node.name, inputs, outputs, attributes, self.opset))
+        for n in proto.node:
+            label = f"{path}{n.name or next(iter(n.output), '')}"
+            node = Node(n.op_type, n.name, tuple(n.input), tuple(n.output), {}, opset)
+            if n.domain not in STANDARD:
+                raise UnknownOperatorError(f"{node}: operators of the domain {n.domain!r} are not read")
+            if n.op_type not in (*OPERATORS, "Constant"):
+                hint = near(n.op_type, OPERATORS)
+                raise UnknownOperatorError(f"{node}: jrnn has no operator {n.op_type!r} of ONNX{hint}")
+            attributes = {
+                a.name: read(a.g, f"{label}/{a.name}/", depth + 1) if a.type == AttributeProto.GRAPH else _attribute(a)
+                for a in n.attribute
+            }
+            if n.op_type == "Constant":
+                put(n.output[0], _constant(attributes, label))
+            else:
+                nodes.append(replace(node, attributes=attributes))
         inputs = tuple(i.name for i in proto.input if depth or i.name not in {*consts, *params})
         return Graph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params)
 
-    def _unknown(self, node: onnx.NodeProto) -> UnknownOperatorError:
-        shown = Node(node.op_type, node.name, (), tuple(node.output), {}, self.opset)
-        if node.domain not in STANDARD:
-            return UnknownOperatorError(f"{shown}: operators of the domain {node.domain!r} are not read")
-        hint = near(node.op_type, OPERATORS)
-        return UnknownOperatorError(f"{shown}: jrnn has no operator {node.op_type!r} of ONNX{hint}")
+    return read(proto, "", 0), found
 
-    def _attribute(self, a: onnx.AttributeProto, path: str, depth: int) -> Any:
-        if a.ref_attr_name:
-            raise FormatError(f"the attribute {a.name!r} refers to {a.ref_attr_name!r} outside of a function")
-        if a.type == AttributeProto.GRAPH:
-            return self.graph(a.g, f"{path}{a.name}/", depth + 1)
-        value = helper.get_attribute_value(a)
-        if a.type == AttributeProto.TENSOR:
+
+def _attribute(a: onnx.AttributeProto) -> Any:
+    if a.ref_attr_name:
+        raise FormatError(f"the attribute {a.name!r} refers to {a.ref_attr_name!r} outside of a function")
+    value = helper.get_attribute_value(a)
+    match a.type:
+        case AttributeProto.TENSOR:
             return array_of(value)
-        if a.type == AttributeProto.SPARSE_TENSOR:
+        case AttributeProto.SPARSE_TENSOR:
             return _dense(value)
-        if a.type == AttributeProto.STRING:
+        case AttributeProto.STRING:
             return value.decode(errors="replace")
-        if a.type == AttributeProto.STRINGS:
+        case AttributeProto.STRINGS:
             return [v.decode(errors="replace") for v in value]
-        return list(value) if a.type in (AttributeProto.INTS, AttributeProto.FLOATS) else value
+        case AttributeProto.INTS | AttributeProto.FLOATS:
+            return list(value)
+    return value
 
 
 def is_param(value: np.ndarray) -> bool:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
-from jrnn.onnx.graph import STANDARD, Graph, Reader, evaluate
+from jrnn.onnx.graph import STANDARD, Graph, evaluate, read_graph
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,10 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
     except (checker.ValidationError, shape_inference.InferenceError, ValueError, RuntimeError, DecodeError) as error:
         raise FormatError(f"not a valid ONNX model: {str(error).strip()}") from error
     opset = max((o.version for o in proto.opset_import if o.domain in STANDARD), default=0)
-    reader = Reader(opset)
-    graph = reader.graph(proto.graph)
+    graph, params = read_graph(proto.graph, opset)
     names = {i.name: i for i in proto.graph.input}
     return OnnxModel(
-        {name: jnp.asarray(value) for name, value in reader.params.items()},
+        {name: jnp.asarray(value) for name, value in params.items()},
         tuple(_spec(names[name]) for name in graph.inputs),
         tuple(_spec(o) for o in proto.graph.output),
         graph,
@@ -175,7 +174,7 @@ def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
 
 
 def _replace(graph: onnx.GraphProto, params: Mapping[str, Any], path: str = "") -> None:
-    """Replaces the values of a graph's parameters; names are as in `Reader.graph`."""
+    """Replaces the values of a graph's parameters; names are as in `read_graph`."""
 
     def put(tensor: onnx.TensorProto, key: str) -> None:
         if key in params:

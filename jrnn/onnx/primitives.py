@@ -31,11 +31,6 @@ def same(e: Emitter, node: Node, type: str, *inputs: Value, **attributes: Any) -
     return e.op(type, inputs, node.outputs[0].shape, node.outputs[0].dtype, **attributes)
 
 
-@rule("copy", "copy_p", "name", "optimization_barrier", "reduce_precision", "stop_gradient")
-def _(e, node, *values):
-    return values
-
-
 @rule(*_UNARY)
 def _(e, node, x):
     if node.name == "not" and x.dtype != bool:
@@ -95,17 +90,17 @@ def _(e, node, which, *cases):
     return same(e, node, "Where", which, cases[1], cases[0])
 
 
-@rule("convert_element_type")
-def _(e, node, x):
-    return e.cast(x, node.outputs[0].dtype)
+# Shapes and types
 
-
-# Shapes
-
-
-@rule("dim_as_value")
-def _(e, node):
-    return e.cast(e.size(node.params["dim"]), node.outputs[0].dtype)
+rule("concatenate")(lambda e, node, *values: e.concat(values, node.params["dimension"]))
+rule("convert_element_type")(lambda e, node, x: e.cast(x, node.outputs[0].dtype))
+rule("copy", "copy_p", "name", "optimization_barrier", "reduce_precision", "stop_gradient")(lambda e, node, *xs: xs)
+rule("dim_as_value")(lambda e, node: e.cast(e.size(node.params["dim"]), node.outputs[0].dtype))
+rule("expand_dims")(lambda e, node, x: same(e, node, "Unsqueeze", x, ints(*node.params["dimensions"])))
+rule("reshape")(lambda e, node, x, *_: e.reshape(x, node.outputs[0].shape))
+rule("squeeze")(lambda e, node, x: same(e, node, "Squeeze", x, ints(*node.params["dimensions"])))
+rule("stack")(lambda e, node, *values: e.stack(values, node.params["axis"]))
+rule("transpose")(lambda e, node, x: e.transpose(x, node.params["permutation"]))
 
 
 @rule("broadcast_in_dim")
@@ -115,36 +110,6 @@ def _(e, node, x, *_):
     for k, axis in enumerate(kept):
         row[axis] = x.shape[k]
     return e.expand(e.reshape(x, row), shape)
-
-
-@rule("reshape")
-def _(e, node, x, *_):
-    return e.reshape(x, node.outputs[0].shape)
-
-
-@rule("squeeze")
-def _(e, node, x):
-    return same(e, node, "Squeeze", x, ints(*node.params["dimensions"]))
-
-
-@rule("expand_dims")
-def _(e, node, x):
-    return same(e, node, "Unsqueeze", x, ints(*node.params["dimensions"]))
-
-
-@rule("transpose")
-def _(e, node, x):
-    return e.transpose(x, node.params["permutation"])
-
-
-@rule("concatenate")
-def _(e, node, *values):
-    return e.concat(values, node.params["dimension"])
-
-
-@rule("stack")
-def _(e, node, *values):
-    return e.stack(values, node.params["axis"])
 
 
 @rule("split")

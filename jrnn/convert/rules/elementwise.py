@@ -85,11 +85,6 @@ def _(e: Emitter, node: Node, x, y):
     return e.op("Pow", [x, e.cast(y, FLOAT)], x.shape, FLOAT)
 
 
-@rule("is_finite")
-def _(e: Emitter, node: Node, x):
-    return binary(e, "LT", unary(e, "Abs", x), np.asarray(np.inf, FLOAT), BOOL)
-
-
 # Definitions by other primitives ---------------------------------------------------------------------------------------
 
 
@@ -277,16 +272,6 @@ def _(e: Emitter, node: Node, which, *cases):
 # Casts and copies ------------------------------------------------------------------------------------------------------
 
 
-@rule("convert_element_type")
-def _(e: Emitter, node: Node, x):
-    return e.cast(x, node.outputs[0].dtype)
-
-
-@rule("stop_gradient")
-def _(e: Emitter, node: Node, x):
-    return unary(e, "StopGradient", x)
-
-
 @rule("reduce_precision")
 def _(e: Emitter, node: Node, x):
     p = node.params
@@ -297,6 +282,7 @@ def _(e: Emitter, node: Node, x):
     return x
 
 
-@rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")
-def _(e: Emitter, node: Node, *xs):
-    return xs
+rule("convert_element_type")(lambda e, node, x: e.cast(x, node.outputs[0].dtype))
+rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")(lambda e, node, *xs: xs)
+rule("is_finite")(lambda e, node, x: binary(e, "LT", unary(e, "Abs", x), np.asarray(np.inf, FLOAT), BOOL))
+rule("stop_gradient")(lambda e, node, x: unary(e, "StopGradient", x))

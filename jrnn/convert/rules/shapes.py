@@ -35,11 +35,6 @@ def _(e: Emitter, node: Node, x, *sizes):
     return replace(e.reshaped(replace(x, shape=x.held), held), shape=shape)
 
 
-@rule("transpose")
-def _(e: Emitter, node: Node, x):
-    return transpose(e, x, node.params["permutation"])
-
-
 def transpose(e: Emitter, x: Value, axes: Sequence[int]) -> Value:
     """Dimension k of the result is dimension axes[k] of x."""
     axes = tuple(axes)
@@ -115,11 +110,6 @@ def _(e: Emitter, node: Node, *xs):
     return join(e, [e.reshaped(x, (*shape[:axis], 1, *shape[axis + 1 :])) for x in xs], axis)
 
 
-@rule("concatenate")
-def _(e: Emitter, node: Node, *xs):
-    return join(e, xs, node.params["dimension"])
-
-
 def join(e: Emitter, xs: Sequence[Value], axis: int) -> Value:
     """Values one after the other along an axis."""
     if len(xs) == 1:
@@ -127,11 +117,6 @@ def join(e: Emitter, xs: Sequence[Value], axis: int) -> Value:
     shape = list(xs[0].shape)
     shape[axis] = sum(x.shape[axis] for x in xs)
     return e.ops("Concat", xs, [(shape, xs[0].dtype), None], axis=axis)[0]
-
-
-@rule("pad")
-def _(e: Emitter, node: Node, x, value):
-    return padded(e, x, value, node.params["padding_config"])
 
 
 def padded(e: Emitter, x: Value, value: Value, config: Any) -> Value:
@@ -147,3 +132,8 @@ def padded(e: Emitter, x: Value, value: Value, config: Any) -> Value:
         around = [spread_to(value, (*before, n, *after)) if n > 0 else None for n in (low, high)]
         x = join(e, [part for part in (around[0], x, around[1]) if part is not None], axis)
     return x
+
+
+rule("concatenate")(lambda e, node, *xs: join(e, xs, node.params["dimension"]))
+rule("pad")(lambda e, node, x, value: padded(e, x, value, node.params["padding_config"]))
+rule("transpose")(lambda e, node, x: transpose(e, x, node.params["permutation"]))

@@ -16,9 +16,8 @@ def precision() -> lax.Precision | None:
     return lax.Precision.HIGHEST if jax.config.jax_default_matmul_precision is None else None  # type: ignore[attr-defined]
 
 
-@op("MatMul")
-def _(node, a, b):
-    return jnp.matmul(a, b, precision=precision())
+op("Einsum")(lambda node, *values: jnp.einsum(node.get("equation"), *values, precision=precision()))
+op("MatMul")(lambda node, a, b: jnp.matmul(a, b, precision=precision()))
 
 
 @op("Gemm")
@@ -32,11 +31,6 @@ def _(node, a, b, c=None):
         return found
     found, c = spread(found, c)
     return found + (c if node.get("beta", 1.0) == 1.0 else c * jnp.asarray(node.get("beta"), c.dtype))
-
-
-@op("Einsum")
-def _(node, *values):
-    return jnp.einsum(node.get("equation"), *values, precision=precision())
 
 
 def _pads(node, shape, kernel, strides, dilations):
@@ -60,15 +54,8 @@ def _(node, x, weight, bias=None):
     rank = x.ndim - 2
     strides, dilations = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
     pads = _pads(node, x.shape[2:], weight.shape[2:], strides, dilations)
-    found = lax.conv_general_dilated(
-        x,
-        weight,
-        strides,
-        pads,
-        rhs_dilation=dilations,
-        feature_group_count=node.get("group", 1),
-        precision=precision(),
-    )
+    options = {"rhs_dilation": dilations, "feature_group_count": node.get("group", 1), "precision": precision()}
+    found = lax.conv_general_dilated(x, weight, strides, pads, **options)
     return found if bias is None else found + bias.reshape((1, -1) + (1,) * rank)
 
 
@@ -86,9 +73,10 @@ def _(node, x):
     if node.type == "MaxPool":
         return lax.reduce_window(x, np.asarray(-np.inf, x.dtype), lax.max, *window)
     zero = np.zeros((), x.dtype)
-    counted = jnp.ones_like(x) if not node.get("count_include_pad", 0) else None
     total = lax.reduce_window(x, zero, lax.add, *window)
-    return total / (math.prod(kernel) if counted is None else lax.reduce_window(counted, zero, lax.add, *window))
+    if node.get("count_include_pad", 0):
+        return total / math.prod(kernel)
+    return total / lax.reduce_window(jnp.ones_like(x), zero, lax.add, *window)
 
 
 @op("GlobalAveragePool", "GlobalMaxPool")
@@ -141,25 +129,25 @@ def _(node, x):
     return found.reshape(x.shape)
 
 
+def _normal(node, x, axes):
+    """x normalized over axes, its mean, and the inverse of its standard deviation."""
+    mean = jnp.mean(x, axes, keepdims=True)
+    variance = jnp.mean(jnp.square(x - mean), axes, keepdims=True)
+    inverse = lax.rsqrt(variance + np.asarray(node.get("epsilon", 1e-5), x.dtype))
+    return (x - mean) * inverse, mean, inverse
+
+
 @op("LayerNormalization")
 def _(node, x, scale, bias=None):
-    axes = tuple(range(x.ndim))[node.get("axis", -1) :]
-    mean = jnp.mean(x, axes, keepdims=True)
-    inverse = lax.rsqrt(
-        jnp.mean(jnp.square(x - mean), axes, keepdims=True) + np.asarray(node.get("epsilon", 1e-5), x.dtype)
-    )
-    found, scale = spread((x - mean) * inverse, scale)
-    found = found * scale
+    normal, mean, inverse = _normal(node, x, tuple(range(x.ndim))[node.get("axis", -1) :])
+    found = normal * spread(normal, scale)[1]
     return (found if bias is None else found + spread(found, bias)[1]), mean, inverse
 
 
 @op("InstanceNormalization")
 def _(node, x, scale, bias):
-    axes, row = tuple(range(2, x.ndim)), (1, -1) + (1,) * (x.ndim - 2)
-    centered = x - jnp.mean(x, axes, keepdims=True)
-    variance = jnp.mean(jnp.square(centered), axes, keepdims=True)
-    normal = centered * lax.rsqrt(variance + np.asarray(node.get("epsilon", 1e-5), x.dtype))
-    return normal * scale.reshape(row) + bias.reshape(row)
+    row = (1, -1) + (1,) * (x.ndim - 2)
+    return _normal(node, x, tuple(range(2, x.ndim)))[0] * scale.reshape(row) + bias.reshape(row)
 
 
 @op("BatchNormalization")

@@ -38,21 +38,18 @@ def _(node, a, b):
     return getattr(xp(a, b), _BINARY[node.type])(*spread(a, b))
 
 
-for _type, _function in {
-    "Cast": lambda node, x: cast(x, _dtype(node, node.get("to"))),
-    "CastLike": lambda node, x, like: cast(x, like.dtype),
-    "Celu": lambda node, x: jax.nn.celu(jnp.asarray(x), node.get("alpha", 1.0)),
-    "Erf": lambda node, x: lax.erf(jnp.asarray(x)),
-    "Gelu": lambda node, x: jax.nn.gelu(jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh"),
-    "HardSwish": lambda node, x: x * ACTIVATIONS["HardSigmoid"][0](jnp.asarray(x), 1 / 6, 0.5),
-    "Identity": lambda node, x: x,
-    "Mish": lambda node, x: x * jnp.tanh(jax.nn.softplus(jnp.asarray(x))),
-    "Mod": lambda node, a, b: (xp(a, b).fmod if node.get("fmod") else xp(a, b).mod)(*spread(a, b)),
-    "Pow": lambda node, a, b: cast(xp(a, b).power(*spread(a, b)), a.dtype),
-    "Relu": lambda node, x: np.maximum(x, x.dtype.type(0)) if known(x) else jax.nn.relu(x),
-    "Where": lambda node, condition, a, b: xp(condition, a, b).where(*spread(condition, a, b)),
-}.items():
-    op(_type)(_function)
+op("Cast")(lambda node, x: cast(x, _dtype(node, node.get("to"))))
+op("CastLike")(lambda node, x, like: cast(x, like.dtype))
+op("Celu")(lambda node, x: jax.nn.celu(jnp.asarray(x), node.get("alpha", 1.0)))
+op("Erf")(lambda node, x: lax.erf(jnp.asarray(x)))
+op("Gelu")(lambda node, x: jax.nn.gelu(jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh"))
+op("HardSwish")(lambda node, x: x * ACTIVATIONS["HardSigmoid"][0](jnp.asarray(x), 1 / 6, 0.5))
+op("Identity")(lambda node, x: x)
+op("Mish")(lambda node, x: x * jnp.tanh(jax.nn.softplus(jnp.asarray(x))))
+op("Mod")(lambda node, a, b: (xp(a, b).fmod if node.get("fmod") else xp(a, b).mod)(*spread(a, b)))
+op("Pow")(lambda node, a, b: cast(xp(a, b).power(*spread(a, b)), a.dtype))
+op("Relu")(lambda node, x: np.maximum(x, x.dtype.type(0)) if known(x) else jax.nn.relu(x))
+op("Where")(lambda node, condition, a, b: xp(condition, a, b).where(*spread(condition, a, b)))
 
 
 @op("Div")

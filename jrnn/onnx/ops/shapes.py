@@ -11,26 +11,23 @@ from jrnn.errors import ConversionError
 from jrnn.onnx.graph import Node, known, op, xp
 
 # Sequences and optionals are lists, and values or None, while the graph is traced.
-for _type, _function in {
-    "Concat": lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)),
-    "Expand": lambda node, x, shape: xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, node.ints("shape", shape))),
-    "EyeLike": lambda node, x: np.eye(*x.shape, k=node.get("k", 0), dtype=x.dtype),
-    "GatherElements": lambda node, x, indices: xp(x, indices).take_along_axis(x, indices, axis=node.get("axis", 0)),
-    "NonZero": lambda node, x: np.asarray(np.nonzero(node.known(x, "its input")), np.int64),
-    "Optional": lambda node, value=None: value,
-    "OptionalHasElement": lambda node, value=None: np.asarray(value is not None),
-    "SequenceAt": lambda node, sequence, position: sequence[_position(node, position)],
-    "SequenceConstruct": lambda node, *values: list(values),
-    "SequenceEmpty": lambda node: [],
-    "SequenceLength": lambda node, sequence: np.asarray(len(sequence), np.int64),
-    "Shape": lambda node, x: np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))],
-    "Size": lambda node, x: np.asarray(math.prod(x.shape), np.int64),
-    "Squeeze": lambda node, x, axes=None: xp(x).squeeze(x, node.ints("axes", axes)),
-    "Tile": lambda node, x, repeats: xp(x).tile(x, node.ints("repeats", repeats)),
-    "Transpose": lambda node, x: xp(x).transpose(x, node.get("perm")),
-    "Unsqueeze": lambda node, x, axes=None: xp(x).expand_dims(x, node.ints("axes", axes)),
-}.items():
-    op(_type)(_function)
+op("Concat")(lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)))
+op("Expand")(lambda node, x, shape: xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, node.ints("shape", shape))))
+op("EyeLike")(lambda node, x: np.eye(*x.shape, k=node.get("k", 0), dtype=x.dtype))
+op("GatherElements")(lambda node, x, indices: xp(x, indices).take_along_axis(x, indices, axis=node.get("axis", 0)))
+op("NonZero")(lambda node, x: np.asarray(np.nonzero(node.known(x, "its input")), np.int64))
+op("Optional")(lambda node, value=None: value)
+op("OptionalHasElement")(lambda node, value=None: np.asarray(value is not None))
+op("SequenceAt")(lambda node, sequence, position: sequence[_position(node, position)])
+op("SequenceConstruct")(lambda node, *values: list(values))
+op("SequenceEmpty")(lambda node: [])
+op("SequenceLength")(lambda node, sequence: np.asarray(len(sequence), np.int64))
+op("Shape")(lambda node, x: np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))])
+op("Size")(lambda node, x: np.asarray(math.prod(x.shape), np.int64))
+op("Squeeze")(lambda node, x, axes=None: xp(x).squeeze(x, node.ints("axes", axes)))
+op("Tile")(lambda node, x, repeats: xp(x).tile(x, node.ints("repeats", repeats)))
+op("Transpose")(lambda node, x: xp(x).transpose(x, node.get("perm")))
+op("Unsqueeze")(lambda node, x, axes=None: xp(x).expand_dims(x, node.ints("axes", axes)))
 
 
 def _position(node: Node, position) -> int:
