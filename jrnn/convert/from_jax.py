@@ -66,7 +66,8 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
     package, renamed = _package(e, results, out_names)
     shapes = {leaf.name: jax.ShapeDtypeStruct(v.shape, v.dtype) for leaf, v in zip(leaves, graph.inputs)}
     package = replace(package, shapes={n: shapes[n] for n in package.input_names if n in shapes})
-    verify(package, graph, [leaf.value for leaf in leaves], e.given, e.trail, renamed)
+    trail = [(node, var, replace(blob, name=renamed.get(blob.name, blob.name))) for node, var, blob in e.trail]
+    verify(package, graph, [leaf.value for leaf in leaves], e.given, trail)
     return package
 
 

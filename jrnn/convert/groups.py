@@ -194,17 +194,15 @@ def _norm_of_squares(x, gamma, beta):
     return (x - jnp.expand_dims(mean, -1)) * scale + _last(x, beta)
 
 
-def _norm_by_division(x, gamma, beta):
-    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) / jnp.sqrt(var + ANY) * _last(x, gamma) + _last(x, beta)
+def _norm_by(scaled: Callable) -> Callable:
+    def norm(x, gamma, beta):
+        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return scaled(x - mean, var + ANY) * _last(x, gamma) + _last(x, beta)
+
+    return norm
 
 
-def _norm_by_rsqrt(x, gamma, beta):
-    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    return (x - mean) * lax.rsqrt(var + ANY) * _last(x, gamma) + _last(x, beta)
-
-
-_NORMS = (_norm_of_squares, _norm_by_division, _norm_by_rsqrt)
+_NORMS = (_norm_of_squares, _norm_by(lambda d, v: d / jnp.sqrt(v)), _norm_by(lambda d, v: d * lax.rsqrt(v)))
 
 
 @rule("group_layer_norm")

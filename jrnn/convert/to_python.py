@@ -87,7 +87,7 @@ def load_weights(path=__file__.removesuffix(".py") + ".npz"):
 
 if __name__ == "__main__":
     print($inputs)
-    print("a value for any of these may be among the inputs too:")
+    print("inputs may also replace these weights:")
     for name, value in load_weights().items():
         print(f"  {name} {value.dtype}{list(value.shape)}")
 ''')

@@ -1,6 +1,6 @@
 """Verification of an export: runs function and nets on the same numbers, and names the first blob that differs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -23,15 +23,13 @@ def verify(
     examples: Sequence[Any],
     given: Iterable[str],
     trail: Sequence[tuple[Node, Var, Blob]],
-    renamed: Mapping[str, str],
 ) -> None:
     """Raises ConversionError if package and graph differ, on the examples or on random numbers.
 
     Args:
         examples: a value, or a shape and type, for each input of the graph; params come first.
         given: the names of the inputs of the predict net, in the order of the last examples.
-        trail: which blob stands for which variable of the graph.
-        renamed: later names of the blobs in the trail.
+        trail: the blobs that stand for variables of the graph, with the nodes that make these.
     """
     names = list(given)
     first = len(examples) - len(names)
@@ -48,7 +46,7 @@ def verify(
             found = run(inputs)
             bad = [n for n, want in zip(package.output_names, wanted) if not close(found[n], want)]
             if bad:
-                raise ConversionError(_explain(package, graph, args, inputs, trail, renamed, bad))
+                raise ConversionError(_explain(package, graph, args, inputs, trail, bad))
 
 
 def drawn(rng: np.random.Generator, example: Any) -> Any:
@@ -76,22 +74,20 @@ def close(found: Any, wanted: Any) -> bool:
     return np.allclose(found, wanted, rtol=0.0, atol=TOLERANCE * scale, equal_nan=True)
 
 
-def _explain(package: Package, graph: Graph, args, inputs, trail, renamed, bad) -> str:
+def _explain(package: Package, graph: Graph, args, inputs, trail, bad) -> str:
     """The error message, with the first blob that differs."""
     net = package.predict_net
     head = f"the nets of {net.name!r} compute other numbers than the function for {', '.join(map(repr, bad))}"
     env = evaluate(graph, args)
     blobs = run_net(net, {**package.weights(), **inputs})
     for node, var, blob in trail:
-        name = renamed.get(blob.name, blob.name)
-        if name not in blobs or var not in env:
+        found = blobs.get(blob.name)
+        if found is None or var not in env:
             continue
-        held = np.broadcast_to(blobs[name], blob.shape) if blobs[name].shape == blob.held else blobs[name]
-        if not close(held, env[var]):
-            index = next(k for k, op in enumerate(net.ops) if name in op.outputs)
-            op = net.ops[index]
+        if not close(np.broadcast_to(found, blob.shape) if found.shape == blob.held else found, env[var]):
+            index, op = next((k, op) for k, op in enumerate(net.ops) if blob.name in op.outputs)
             return (
-                f"{head}; the first blob that differs is {name!r}, made from {node.name} ({node.source}) by "
+                f"{head}; the first blob that differs is {blob.name!r}, made from {node.name} ({node.source}) by "
                 f"{describe_op(index, op.type, op.outputs, net.name)}"
             )
     return f"{head}; every blob before them agrees"

@@ -27,13 +27,13 @@ from jrnn.registry import ACCUMULATE
 STEP = 6e-6  # about the cube root of float64's epsilon, which balances rounding and truncation of central differences
 Gradients = dict[str, Any]
 TOLERANCE = 1e-10
-INEXACT = 1e-6  # where the net's constants are those of the function rounded to float32
+INEXACT = 1e-6  # the tolerance if the net's constants are rounded to float32
 DIFFERENCE_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How closely to look.
+    """Tolerances, and how much is checked.
 
     Attributes:
         tolerance: of JAX's gradient and the net's, relative to the gradient's largest element if that is above 1.

@@ -35,7 +35,7 @@ th:first-child, td:first-child {{ text-align: left; font-family: ui-monospace, m
 class BlobAgreement:
     """How well the gradients of one blob agree.
 
-    Every error is a largest absolute difference, divided by the gradient's own largest element where that is above 1.
+    Every error is the largest absolute difference, divided by the gradient's largest element if that is above 1.
 
     Attributes:
         net_error: between JAX's and the generated net's gradient, over all elements.
@@ -109,7 +109,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """The result of a gradient check: one agreement for each blob, and the fault where there is one.
+    """The result of a gradient check: the agreement of each blob, and the fault if they disagree.
 
     Attributes:
         loss: the loss, or None where the Jacobian of several outputs was compared.
@@ -245,7 +245,7 @@ def _how(report: GradientReport) -> str:
     of = f"the loss {report.loss:.10g}" if report.loss is not None else f"outputs {', '.join(report.outputs)}"
     return escape(
         f"Of {of}, in float64: JAX's gradient, that of the generated backward net, and central differences. Errors are the "
-        "largest absolute ones, relative to the gradient's largest element where that is above 1. Tolerances: "
+        "largest absolute ones, relative to the gradient's largest element if that is above 1. Tolerances: "
         f"{report.tolerance:g} between the first two, {report.difference_tolerance:g} from differences."
     )
 

@@ -272,7 +272,7 @@ class Emitter:
         return helper.make_graph(e.nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))), outputs
 
     def owned(self, values: Sequence[Value]) -> list[Ref]:
-        """Values as outputs of this graph, each of which a node of its own must make."""
+        """Values as outputs of this graph, which must be made by its nodes, each by another output."""
         found: list[Ref] = []
         for value in values:
             if not isinstance(value, Ref) or value.name not in self.made or any(value.name == r.name for r in found):

@@ -4,7 +4,7 @@ An index outside of its axis is an error in Caffe2; JAX clamps, fills or drops i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,27 +74,33 @@ class _Places:
         return e.reshaped(self.flat.astype(np.int32) if is_static(self.flat) else self.flat, (self.amount,))
 
 
-def _starts(
-    e: Emitter, indices: Value, axes: Sequence[int], batch: Mapping[int, int], shape, sizes, mode: Any
-) -> dict[int, Value]:
-    """The first element of each window of `sizes`, along the axes that `indices` [..., K] name and along batch axes."""
+def _places(
+    e: Emitter,
+    node: Node,
+    indices: Value,
+    axes: Sequence[int],
+    batch: Mapping[int, int],
+    first: Iterable[int],
+    shape,
+    sizes,
+) -> _Places:
+    """The elements in windows of `sizes`.
+
+    A window starts at the indices [..., K] along `axes`, at 0 along the axes `first`, and at each element along the batch
+    axes, which are mapped to dimensions of the indices.
+    """
     outer = tuple(indices.shape[:-1])
-    found: dict[int, Value] = {}
+    starts: dict[int, Value] = {axis: np.zeros(outer, indices.dtype) for axis in first}
     for axis, at in batch.items():
         held = [n if k == at else 1 for k, n in enumerate(outer)]
-        found[axis] = np.broadcast_to(np.arange(shape[axis], dtype=indices.dtype).reshape(held), outer)
+        starts[axis] = np.broadcast_to(np.arange(shape[axis], dtype=indices.dtype).reshape(held), outer)
     for k, axis in enumerate(axes):
-        part = e.reshaped(cut(e, indices, len(outer), k, k + 1), outer)
-        clip = mode == lax.GatherScatterMode.CLIP
-        found[axis] = _clip(e, part, 0, shape[axis] - sizes[axis]) if clip else part
-    return found
-
-
-def _places(e: Emitter, starts: Mapping[int, Value], outer: tuple[int, ...], shape, sizes) -> _Places:
-    axes = tuple(sorted(starts))
-    windows = tuple(k for k in axes if sizes[k] > 1)
+        starts[axis] = e.reshaped(cut(e, indices, len(outer), k, k + 1), outer)
+        if node.params["mode"] == lax.GatherScatterMode.CLIP:
+            starts[axis] = _clip(e, starts[axis], 0, shape[axis] - sizes[axis])
+    windows = tuple(k for k in sorted(starts) if sizes[k] > 1)
     flat: Value = None
-    for axis in axes:
+    for axis in sorted(starts):
         part = e.reshaped(starts[axis], (*outer, *(1 for _ in windows)))
         if axis in windows:
             held = [1] * len(outer) + [sizes[k] if k == axis else 1 for k in windows]
@@ -102,7 +108,7 @@ def _places(e: Emitter, starts: Mapping[int, Value], outer: tuple[int, ...], sha
         if flat is not None:
             part = binary(e, "Add", binary(e, "Mul", flat, np.asarray(shape[axis], flat.dtype)), part)
         flat = part
-    return _Places(axes, windows, outer, spread_to(flat, (*outer, *(sizes[k] for k in windows))))
+    return _Places(tuple(sorted(starts)), windows, outer, spread_to(flat, (*outer, *(sizes[k] for k in windows))))
 
 
 def _reordered(e: Emitter, x: Value, have: Sequence[Any], wanted: Sequence[Any]) -> Value:
@@ -117,12 +123,10 @@ def _(e: Emitter, node: Node, x, indices):
     """One Gather along the indexed axes, which are merged into one if there are several."""
     d, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
     batch = dict(zip(d.operand_batching_dims, d.start_indices_batching_dims))
-    starts = _starts(e, indices, d.start_index_map, batch, x.shape, sizes, node.params["mode"])
-    for axis in set(range(len(x.shape))).difference(starts):  # their index is 0
+    for axis in set(range(len(x.shape))).difference(d.start_index_map, batch):  # their index is 0
         x = cut(e, x, axis, 0, sizes[axis])
-    if not starts:
-        starts = {0: np.zeros(indices.shape[:-1], np.int32)}
-    places = _places(e, starts, tuple(indices.shape[:-1]), x.shape, sizes)
+    first = () if batch or d.start_index_map else (0,)
+    places = _places(e, node, indices, d.start_index_map, batch, first, x.shape, sizes)
     rest = [k for k in range(len(x.shape)) if k not in places.axes]
     if len(places.axes) == 1:
         (axis,) = places.axes
@@ -151,15 +155,15 @@ def _(e: Emitter, node: Node, x, indices, updates):
     shown = [k for k in range(len(x.shape)) if k not in (*d.inserted_window_dims, *d.operand_batching_dims)]
     taken = {k: updates.shape[at] for k, at in zip(shown, d.update_window_dims)}
     sizes = [taken.get(k, 1) for k in range(len(x.shape))]
-    shape = tuple(indices.shape[:-1])
     batch = dict(zip(d.operand_batching_dims, d.scatter_indices_batching_dims))
-    starts = _starts(e, indices, d.scatter_dims_to_operand_dims, batch, x.shape, sizes, node.params["mode"])
-    partial = [k for k in range(len(x.shape)) if k not in starts and sizes[k] < x.shape[k]]
-    starts |= {k: np.zeros(shape, indices.dtype) for k in partial or ([] if starts else [0])}
-    places = _places(e, starts, shape, x.shape, sizes)
+    axes = d.scatter_dims_to_operand_dims
+    first = [k for k in range(len(x.shape)) if k not in (*axes, *batch) and sizes[k] < x.shape[k]]
+    if not (first or axes or batch):
+        first = [0]
+    places = _places(e, node, indices, axes, batch, first, x.shape, sizes)
     rest = [k for k in range(len(x.shape)) if k not in places.axes]
 
-    outer = [f"outer {k}" for k in range(len(shape))]
+    outer = [f"outer {k}" for k in range(len(places.outer))]
     inside, others = iter(shown), iter(outer)
     have = [next(inside) if k in d.update_window_dims else next(others) for k in range(len(updates.shape))]
     row = tuple(x.shape[k] for k in rest)

@@ -43,7 +43,7 @@ def _matrices(e: Emitter, x: Value, batch, first, second, shape: tuple[int, ...]
     order, swapped = (
         [d for d in dims if x.shape[d] != 1] for dims in ([*batch, *first, *second], [*batch, *second, *first])
     )
-    if swapped == sorted(swapped) and order != swapped:  # dimensions of size 1 may stand anywhere
+    if swapped == sorted(swapped) and order != swapped:  # the order of dimensions of size 1 is irrelevant
         return e.reshaped(x, (*shape[:-2], shape[-1], shape[-2])), 1
     return e.reshaped(transpose(e, x, [*batch, *first, *second]), shape), None
 

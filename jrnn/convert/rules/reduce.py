@@ -33,9 +33,7 @@ def _halved(combine: Callable, axes: Sequence[int], x: Any) -> Any:
     """Combines the first half of the elements along each axis with the second half, until one is left."""
     for axis in sorted(axes, reverse=True):
         while (size := x.shape[axis]) > 1:
-            half = size // 2
-            low, high = lax.slice_in_dim(x, 0, half, axis=axis), lax.slice_in_dim(x, half, 2 * half, axis=axis)
-            odd = [lax.slice_in_dim(x, size - 1, size, axis=axis)] if size % 2 else []
+            low, high, *odd = jnp.split(x, [size // 2, size // 2 * 2][: 1 + size % 2], axis)
             x = jnp.concatenate([combine(low, high), *odd], axis)
         x = jnp.squeeze(x, axis)
     return x
@@ -72,12 +70,9 @@ def _running(combine: Callable, axis: int, reverse: bool, x: Any) -> Any:
     size, step = x.shape[axis], 1
     cut = partial(lax.slice_in_dim, axis=axis)
     while step < size:
-        if reverse:
-            both = combine(cut(x, 0, size - step), cut(x, step, size))
-            x = jnp.concatenate([both, cut(x, size - step, size)], axis)
-        else:
-            both = combine(cut(x, step, size), cut(x, 0, size - step))
-            x = jnp.concatenate([cut(x, 0, step), both], axis)
+        low, high = cut(x, 0, size - step), cut(x, step, size)
+        parts = [combine(low, high), cut(x, size - step, size)] if reverse else [cut(x, 0, step), combine(high, low)]
+        x = jnp.concatenate(parts, axis)
         step *= 2
     return x
 

@@ -13,10 +13,6 @@ from jrnn.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.onnx.graph import op
 
 
-def _concrete(value: Any) -> bool:
-    return not is_traced(value)
-
-
 def _arrays(values) -> tuple[jax.Array, ...]:
     return tuple(jnp.asarray(v) for v in values)
 
@@ -24,7 +20,7 @@ def _arrays(values) -> tuple[jax.Array, ...]:
 @op("If")
 def _(node, condition):
     branches = node.get("else_branch"), node.get("then_branch")
-    if _concrete(condition):
+    if not is_traced(condition):
         return tuple(node.run(branches[bool(np.asarray(condition).reshape(()))], []))
     types = [jax.eval_shape(lambda b=b: _arrays(node.run(b, []))) for b in branches]
     for name, no, yes in zip(node.outputs, *types, strict=True):
@@ -40,10 +36,10 @@ def _(node, condition):
 @op("Loop")
 def _(node, count, condition, *carried):
     body, width = node.get("body"), len(carried)
-    if count is not None and not _concrete(count) and len(body.outputs) > 1 + width:
+    if count is not None and is_traced(count) and len(body.outputs) > 1 + width:
         node.known(count, "the number of steps")
     goes_on = _goes_on(body)
-    if goes_on and count is not None and _concrete(count) and (condition is None or _concrete(condition)):
+    if goes_on and count is not None and not is_traced(count) and (condition is None or not is_traced(condition)):
         steps = int(np.asarray(count).reshape(())) if condition is None or np.asarray(condition).all() else 0
         if all(hasattr(v, "dtype") for v in carried) and (found := _scanned(node, body, steps, carried)) is not None:
             return found
@@ -113,7 +109,7 @@ def _unrolled(node, body, count, condition, state):
     steps = np.inf if count is None else int(node.known(count, "the number of steps").reshape(()))
     on, k, width = True if condition is None else condition, 0, len(state)
     outputs: list[list[Any]] = [[] for _ in body.outputs[1 + width :]]
-    while k < steps and bool(node.known(np.asarray(on) if _concrete(on) else on, "the condition").all()):
+    while k < steps and bool(node.known(on if is_traced(on) else np.asarray(on), "the condition").all()):
         on, *found = node.run(body, [np.asarray(k, np.int64), np.asarray(on), *state])
         state, k = found[:width], k + 1
         for values, value in zip(outputs, found[width:], strict=True):
@@ -125,42 +121,29 @@ def _unrolled(node, body, count, condition, state):
 
 @op("Scan")
 def _(node, *values):
-    if node.opset < 9:
-        return _scan8(node, *values)
+    lengths, batched = None, node.opset < 9  # then states and sequences have a batch in front, and may have lengths
+    if batched:
+        lengths, *values = values
     body, sequences = node.get("body"), node.get("num_scan_inputs")
     width = len(values) - sequences
-    start, xs = _arrays(values[:width]), _arrays(values[width:])
     outputs = len(body.outputs) - width
-    in_axes, in_ways = node.get("scan_input_axes", [0] * sequences), node.get("scan_input_directions", [0] * sequences)
-    out_axes, out_ways = node.get("scan_output_axes", [0] * outputs), node.get("scan_output_directions", [0] * outputs)
-    xs = tuple(jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, in_axes, strict=True))
-    # The loop has the first input's direction; sequences of the other direction are flipped.
-    reverse = bool(in_ways[0])
-    xs = tuple(jnp.flip(x, 0) if way != reverse else x for x, way in zip(xs, in_ways, strict=True))
-    last, ys = scan(_scan_step(node, body, width), start, xs, reverse=reverse)
-    ys = [jnp.flip(y, 0) if way != reverse else y for y, way in zip(ys, out_ways, strict=True)]
-    return (*last, *(jnp.moveaxis(y, 0, axis) for y, axis in zip(ys, out_axes, strict=True)))
+    start, xs = _arrays(values[:width]), _arrays(values[width:])
+    in_ways = node.get("directions" if batched else "scan_input_directions", [0] * sequences)
+    reverse = bool(in_ways[0])  # the direction of the loop; sequences of the other direction are flipped
+    if batched and len(set(in_ways)) > 1:
+        raise ConversionError(f"{node}: sequences that run in two directions are read from operator set 9 on")
+    out_ways = [reverse] * outputs if batched else node.get("scan_output_directions", [0] * outputs)
+    in_axes = node.get("scan_input_axes", [int(batched)] * sequences)
+    out_axes = node.get("scan_output_axes", [int(batched)] * outputs)
 
-
-def _scan_step(node, body, width: int):
     def step(state, x):
         found = node.run(body, [*state, *x])
         new = tuple(v.astype(s.dtype).reshape(s.shape) for v, s in zip(_arrays(found[:width]), state, strict=True))
         return new, _arrays(found[width:])
 
-    return step
-
-
-def _scan8(node, lengths, *values):
-    """Operator set 8: every state and sequence has a batch in front, and sequences may have lengths."""
-    body, sequences = node.get("body"), node.get("num_scan_inputs")
-    width = len(values) - sequences
-    start, xs = _arrays(values[:width]), _arrays(values[width:])
-    ways = node.get("directions", [0] * sequences)
-    reverse = bool(ways[0])
-    if len(set(ways)) > 1:
-        raise ConversionError(f"{node}: sequences that run in two directions are read from operator set 9 on")
-    xs = tuple(jnp.swapaxes(x, 0, 1) for x in xs)
-    step = jax.vmap(_scan_step(node, body, width))
-    last, ys = scan(step, start, xs, reverse=reverse, lengths=None if lengths is None else jnp.asarray(lengths))
-    return (*last, *(jnp.swapaxes(y, 0, 1) for y in ys))
+    xs = (jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, in_axes, strict=True))
+    xs = tuple(jnp.flip(x, 0) if way != reverse else x for x, way in zip(xs, in_ways, strict=True))
+    lengths = None if lengths is None else jnp.asarray(lengths)
+    last, ys = scan(jax.vmap(step) if batched else step, start, xs, reverse=reverse, lengths=lengths)
+    ys = [jnp.flip(y, 0) if way != reverse else y for y, way in zip(ys, out_ways, strict=True)]
+    return (*last, *(jnp.moveaxis(y, 0, axis) for y, axis in zip(ys, out_axes, strict=True)))
