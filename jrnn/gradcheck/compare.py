@@ -33,15 +33,7 @@ DIFFERENCE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Effort:
-    """Tolerances, and how much is checked.
-
-    Attributes:
-        tolerance: of JAX's gradient and the net's, relative to the gradient's largest element if that is above 1.
-        difference_tolerance: the same of JAX's gradient and central differences.
-        max_elements: how many elements of a blob are checked by differences one by one.
-        directions: the number of random directions along which larger blobs are checked in addition.
-        second: whether second derivatives are compared too.
-    """
+    """Tolerances, and how much is checked: the options of `check_gradients`."""
 
     tolerance: float = TOLERANCE
     difference_tolerance: float = DIFFERENCE_TOLERANCE

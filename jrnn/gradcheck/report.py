@@ -152,19 +152,15 @@ class GradientReport:
         errors = {"jax - net": "net_error", "jax - diff": "difference_error"}
         more = {"along": "direction_error", "second": "second_error"}
         errors |= {head: name for head, name in more.items() if any(getattr(b, name) is not None for b in self.blobs)}
+        heads = ["blob", "shape", *errors, "jax", "net", "difference", "at", *([] if self.agrees else ["verdict"])]
         rows = []
         for b in self.worst:
             found = [getattr(b, name) for name in errors.values()]
             at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
             row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in found)]
-            rows.append(
-                [*row, *(f"{v:.6g}" for v in b.values), at, *self._verdict("agrees" if b.agrees else "DISAGREES")]
-            )
-        return ["blob", "shape", *errors, "jax", "net", "difference", "at", *self._verdict("verdict")], rows
-
-    def _verdict(self, text: str) -> list[str]:
-        """The cell of a column that only exists if something disagrees."""
-        return [] if self.agrees else [text]
+            row += [*(f"{v:.6g}" for v in b.values), at, "agrees" if b.agrees else "DISAGREES"]
+            rows.append(row[: len(heads)])
+        return heads, rows
 
     def __str__(self) -> str:
         heads, rows = self.table()

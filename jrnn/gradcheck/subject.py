@@ -75,12 +75,7 @@ def subject_of_net(
 ) -> Subject:
     """A net at a point. To be called with 64-bit types enabled.
 
-    Args:
-        net: the forward net, or a training net, whose backward pass is ignored.
-        blobs: what the net reads; floating-point blobs are converted to float64.
-        loss: a blob of one element. If None, every floating-point output of the net is differentiated: the whole Jacobian
-            if it is small, else one random combination of the outputs.
-        wrt: the blobs with respect to which gradients are computed; defaults to all floating-point blobs that the net reads.
+    Takes the arguments of `check_gradients`.
 
     Raises:
         GradientError: a loss of more than one element, an unknown blob, or outputs without floating-point numbers.
