@@ -59,7 +59,7 @@ class Call:
             closed, out = jax.make_jaxpr(self.run, return_shape=True)(specs)
         except _NOT_KNOWN as e:
             raise ConversionError(
-                f"{self.name}: depends on values that are known only when it runs: {str(e).splitlines()[0]}"
+                f"{self.name} depends on values that are known only when it runs: {str(e).splitlines()[0]}"
             ) from e
         graph = flatten(closed)
         kinds = {str(effect) for effect in closed.effects}
@@ -89,11 +89,11 @@ def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) 
         own, params, fn = True, fn, _named_after(fn, lambda module, *xs: module(*xs))
     elif hasattr(fn, "apply") and hasattr(fn, "init"):
         if params is None:
-            raise ConversionError(f"a {type(fn).__name__} is applied to its variables: give them as `params`")
+            raise ConversionError(f"a {type(fn).__name__} is applied to its variables: pass them as `params`")
         module = fn
         fn = _named_after(module, lambda variables, *xs: module.apply(variables, *xs))
     elif not callable(fn):
-        raise ConversionError(f"a conversion takes a function, was given a {type(fn).__name__}")
+        raise ConversionError(f"a conversion takes a function, but was given a {type(fn).__name__}")
     name = name or getattr(fn, "__name__", type(fn).__name__).strip("<>")
     names = [""] if len(args) == 1 and isinstance(args[0], dict) else _names_of(fn, len(args), params is not None)
     trees = [("", params, True)] if params is not None else []

@@ -138,5 +138,5 @@ def load_function(target: str) -> Callable[..., Any]:
     """
     found = load_named(target, ConversionError, "FUNCTION")
     if not callable(found):
-        raise ConversionError(f"{target} is no function but a {type(found).__name__}")
+        raise ConversionError(f"{target} is a {type(found).__name__}, not a function")
     return found

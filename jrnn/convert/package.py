@@ -46,7 +46,7 @@ def fill(name: str, value: Any) -> Op:
         type, values = _FILLS[value.dtype], value.reshape(-1)
     else:
         known = ", ".join(map(str, _FILLS))
-        raise ConversionError(f"parameter {name!r} is {value.dtype}, for which there is no fill; convert it to {known}")
+        raise ConversionError(f"parameter {name!r} is {value.dtype}, which no operator fills; convert it to {known}")
     return Op.of(type, [], [name], shape=list(value.shape), values=values)
 
 
@@ -250,11 +250,11 @@ class Predictor:
             OpError: inputs that do not fit the net.
         """
         if len(values) > len(self.input_names):
-            raise ConversionError(f"{len(values)} inputs given, the package has {len(self.input_names)}")
+            raise ConversionError(f"{len(values)} inputs were given, but the package has {len(self.input_names)}")
         given = dict(zip(self.input_names, values))
         for name in named:
             if name in given:
-                raise ConversionError(f"input {name!r} is given twice, by place and by name")
+                raise ConversionError(f"input {name!r} is given twice, by position and by name")
         given |= named
         self.package.check_inputs(given)
         found = self._run(self._weights, {n: np.asarray(v) if isinstance(v, list) else v for n, v in given.items()})

@@ -66,7 +66,7 @@ def form_of(eqn: Any) -> str:
         return f"lax.{name}({', '.join(operands)})"
     home = next((h for h in _HOMES if hasattr(_HOMES[h], f"{name}_p")), None)
     if home is None:
-        raise ConversionError(f"primitive {name!r} has no public name in JAX, so that it cannot be written as Python")
+        raise ConversionError(f"primitive {name!r} has no public name in JAX, so it cannot be written as Python")
     return f"{home}.{name}_p.bind({', '.join([*operands, *(f'{k}={show(v)}' for k, v in p.items())])})"
 
 
@@ -185,7 +185,7 @@ def _reduce(eqn: Any) -> str | None:
 def _of_one_key(form: str) -> Callable[[Any], str]:
     def rule(eqn: Any) -> str:
         if eqn.invars[0].aval.shape:
-            raise ConversionError("random numbers of many keys at once cannot be written as Python")
+            raise ConversionError("random numbers of several keys at once cannot be written as Python")
         return form
 
     return rule

@@ -80,7 +80,7 @@ class OnnxModel:
         given = dict(params or {})
         for name, value in given.items():
             if name not in self.params or np.shape(value) != self.params[name].shape:
-                raise OpError(f"{name!r} of {np.shape(value)} is no parameter{near(name, self.params)}")
+                raise OpError(f"{name!r} of shape {np.shape(value)} is not a parameter{near(name, self.params)}")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         _replace(proto.graph, given)

@@ -34,14 +34,14 @@ def same(e: Emitter, node: Node, type: str, *inputs: Value, **attributes: Any) -
 @rule(*_UNARY)
 def _(e, node, x):
     if node.name == "not" and x.dtype != bool:
-        raise ConversionError("bits of integers are not written")
+        raise ConversionError("bitwise operators of integers are not supported")
     return same(e, node, _UNARY[node.name], x)
 
 
 @rule(*_BINARY)
 def _(e, node, a, b):
     if node.name in ("and", "or", "xor") and a.dtype != bool:
-        raise ConversionError("bits of integers are not written")
+        raise ConversionError("bitwise operators of integers are not supported")
     if a.dtype == bool and node.name in ("lt", "le", "gt", "ge", "max", "min", "add", "mul"):
         a, b = e.cast(a, np.int32), e.cast(b, np.int32)
         return e.cast(e.op(_BINARY[node.name], [a, b], node.outputs[0].shape, np.int32), node.outputs[0].dtype)
@@ -76,14 +76,14 @@ def _(e, node, x):
 @rule("round")
 def _(e, node, x):
     if node.params["rounding_method"] != jax.lax.RoundingMethod.TO_NEAREST_EVEN:
-        raise ConversionError("only rounding to even is written")
+        raise ConversionError("only rounding to even is supported")
     return same(e, node, "Round", x)
 
 
 @rule("select_n")
 def _(e, node, which, *cases):
     if which.dtype != bool or len(cases) != 2:
-        raise ConversionError("choices among more than two values are not written")
+        raise ConversionError("selecting among more than two values is not supported")
     if cases[0].dtype == bool:  # onnxruntime has no Where of booleans
         cases = tuple(e.cast(case, np.int32) for case in cases)
         return e.cast(e.op("Where", [which, cases[1], cases[0]], node.outputs[0].shape, np.int32), bool)
@@ -138,7 +138,7 @@ def _(e, node, x):
 def _(e, node, x, value):
     low, high, inner = zip(*node.params["padding_config"], strict=True)
     if any(inner):
-        raise ConversionError("padding between elements is not written")
+        raise ConversionError("padding between elements is not supported")
     return same(e, node, "Pad", x, e.sizes([*low, *high]), value)
 
 
@@ -168,7 +168,7 @@ def _(e, node, x, *starts):
 @rule("dynamic_update_slice")
 def _(e, node, x, update, *starts):
     if not is_static(update.shape):
-        raise ConversionError("an update of an open size is not written")
+        raise ConversionError("an update of an open size is not supported")
     first = _starts(e, x, starts, update.shape)
     grid = np.stack(np.meshgrid(*map(np.arange, update.shape), indexing="ij"), -1).astype(np.int64)
     return same(e, node, "ScatterND", x, e.op("Add", [grid, first], grid.shape, np.int64), update)
@@ -183,7 +183,7 @@ def _(e, node, x, indices):
     rank = len(indices.shape) - 1
     offsets = tuple(k for k in range(len(x.shape) - 1 + rank) if not axis <= k < axis + rank)
     if d.collapsed_slice_dims != (axis,) or not rows or tuple(d.offset_dims) != offsets:
-        raise ConversionError("only indices along one axis, for whole rows, are written: x[i], jnp.take(x, i, axis)")
+        raise ConversionError("only indices of whole rows along one axis are supported: x[i], jnp.take(x, i, axis)")
     shape, dtype = node.outputs[0].shape, indices.dtype
     indices = e.reshape(indices, indices.shape[:-1])
     inside = e.clip(indices, np.zeros((), dtype), e.cast(e.size(x.shape[axis] - 1), dtype))

@@ -61,7 +61,7 @@ def to_onnx(
     (['Scan'], ['output/0: float32[2]', 'output/1: float32[T, 2]'])
     """
     if opset not in OPSETS:
-        raise ConversionError(f"opset is {opset}; operator sets {OPSETS.start} to {OPSETS.stop - 1} are written")
+        raise ConversionError(f"opset is {opset}; operator sets {OPSETS.start} to {OPSETS.stop - 1} can be written")
     call = call_of(fn, examples, params, name)
     specs = _specs(call, examples, dims)
     try:

@@ -69,7 +69,7 @@ def test_a_module_in_training():
 
 
 def test_a_module_without_its_variables():
-    assert "give them as `params`" in refused(linen.Dense(3), X)
+    assert "pass them as `params`" in refused(linen.Dense(3), X)
     assert "leave `params` out" in refused(nnx.Linear(3, 3, rngs=nnx.Rngs(0)), X, params={})
 
 

@@ -150,7 +150,7 @@ def test_a_predictor_says_what_it_needs():
     predict = Predictor(export_package(NET, PARAMS, ["x"], ["y"]))
     for call, message in (
         (lambda: predict(), "'x' is missing"),
-        (lambda: predict(X, X), "2 inputs given, the package has 1"),
+        (lambda: predict(X, X), "2 inputs were given, but the package has 1"),
         (lambda: predict(X, x=X), "given twice"),
         (lambda: predict(X, xx=X), "no input 'xx'; did you mean 'x'"),
     ):
@@ -165,7 +165,7 @@ def test_refused_exports():
         export_package(NET, {"b": PARAMS["b"]}, ["x"], ["y"])
     with pytest.raises(ConversionError, match="'x' is given both as an input and as a parameter"):
         export_package(NET, {**PARAMS, "x": X}, ["x"], ["y"])
-    with pytest.raises(ConversionError, match="parameter 'w' is float64, for which there is no fill"):
+    with pytest.raises(ConversionError, match="parameter 'w' is float64, which no operator fills"):
         export_package(NET, {**PARAMS, "w": PARAMS["w"].astype(np.float64)}, ["x"], ["y"])
     with pytest.raises(NetError, match="no blob 'z'"):
         export_package(NET, PARAMS, ["x"], ["z"])

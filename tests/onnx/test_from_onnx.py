@@ -93,7 +93,7 @@ def test_a_model_is_fine_tuned_and_saved(tmp_path):
     np.testing.assert_allclose(out, model({"x": x}, params)["out"], atol=1e-5)
     again = jrnn.from_onnx(tmp_path / "tuned.onnx")
     np.testing.assert_array_equal(again.params["R"], params["R"])
-    with pytest.raises(OpError, match=r"'r' of \(1,\) is no parameter"):
+    with pytest.raises(OpError, match=r"'r' of shape \(1,\) is not a parameter"):
         model.save(tmp_path / "no.onnx", {"r": np.ones(1)})
 
 

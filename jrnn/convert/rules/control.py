@@ -112,7 +112,7 @@ def _(e: Emitter, node: Node, *values):
     p = node.params
     steps, read = p["length"], list(e.read)
     if steps == 0:
-        raise ConversionError("a scan of no steps; leave it out")
+        raise ConversionError("a scan of zero steps: remove it")
     body = flatten(p["jaxpr"])
     first, count = scan_counts(p)
     after = first + count
@@ -137,7 +137,7 @@ def _(e: Emitter, node: Node, *values):
     for s in states:
         if s.dtype not in (FLOAT, BOOL, INT32) or not math.prod(s.shape):
             raise ConversionError(
-                f"a scan carries {s.dtype}{list(s.shape)}; float32, int32 and bool with elements convert"
+                f"a scan that carries {s.dtype}{list(s.shape)}: only float32, int32 and bool with elements can be carried"
             )
 
     xs = {v: x for v, x in zip(sequences, values[after:]) if v in used}

@@ -41,7 +41,7 @@ def unary(e: Emitter, type: str, x: Blob, **args: Any) -> Blob:
 
 def need_float(x: Value, what: str) -> None:
     if x.dtype != FLOAT:
-        raise ConversionError(f"{what} of {x.dtype}: Caffe2 has it for float32 alone; convert to float32 before")
+        raise ConversionError(f"{what} of {x.dtype}: Caffe2 only has it for float32; convert to float32 first")
 
 
 _UNARY = {
@@ -164,7 +164,7 @@ _SHIFTS = {
 @rule(*_SHIFTS)
 def _(e: Emitter, node: Node, x, amount):
     if x.dtype == BOOL:
-        raise ConversionError(f"{node.name} of booleans: convert to int32 before")
+        raise ConversionError(f"{node.name} of booleans: convert to int32 first")
     bits = x.dtype.itemsize * 8
     powers = np.asarray([1 << k for k in range(bits - 1)] + [-(1 << (bits - 1))], x.dtype)
     return e.call(lambda x, amount: _SHIFTS[node.name](x, amount, jnp.asarray(powers)), x, amount)
@@ -277,7 +277,7 @@ def _(e: Emitter, node: Node, x):
     p = node.params
     if p["exponent_bits"] < 8 or p["mantissa_bits"] < 23:
         raise ConversionError(
-            f"rounds to {p['exponent_bits']} bits of exponent and {p['mantissa_bits']} of mantissa: Caffe2 has float32 alone"
+            f"rounding to {p['exponent_bits']} exponent and {p['mantissa_bits']} mantissa bits: Caffe2 only has float32"
         )
     return x
 

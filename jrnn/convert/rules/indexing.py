@@ -151,7 +151,7 @@ def _(e: Emitter, node: Node, x, indices):
 def _(e: Emitter, node: Node, x, indices, updates):
     d = node.params["dimension_numbers"]
     if not x.shape:
-        raise ConversionError("writes at indices of an array without dimensions; compute the value itself")
+        raise ConversionError("a write at indices of a scalar; compute the new value instead")
     shown = [k for k in range(len(x.shape)) if k not in (*d.inserted_window_dims, *d.operand_batching_dims)]
     taken = {k: updates.shape[at] for k, at in zip(shown, d.update_window_dims)}
     sizes = [taken.get(k, 1) for k in range(len(x.shape))]

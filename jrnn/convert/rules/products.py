@@ -65,7 +65,9 @@ def _(e: Emitter, node: Node, x, w):
     p = node.params
     spatial = len(x.shape) - 2
     if not 1 <= spatial <= 3 or x.dtype != FLOAT:
-        raise ConversionError(f"a convolution over {spatial} dimensions of {x.dtype}; 1 to 3 of float32 convert")
+        raise ConversionError(
+            f"a convolution over {spatial} dimensions of {x.dtype}: only 1 to 3 dimensions of float32 can be converted"
+        )
     numbers, group = p["dimension_numbers"], p["feature_group_count"]
     dilated = any(n != 1 for n in p["lhs_dilation"])
     last = spatial == 2 and group == 1 and numbers.lhs_spec == numbers.out_spec == (0, 3, 1, 2) and not dilated
@@ -75,7 +77,9 @@ def _(e: Emitter, node: Node, x, w):
     shape = tuple(node.outputs[0].shape[numbers.out_spec[k]] for k in order)
     if (groups := p["batch_group_count"]) != 1:
         if last or group != 1:
-            raise ConversionError("batch groups together with channels last or feature groups do not convert")
+            raise ConversionError(
+                "a convolution with batch groups and channels last or feature groups cannot be converted"
+            )
         x, group = _groups_as_channels(e, x, groups), groups
     pads: Sequence[tuple[int, int]] = _two(p["padding"], (0, 0))
     strides, dilations, stretch = (_two(p[k], 1) for k in ("window_strides", "rhs_dilation", "lhs_dilation"))
@@ -142,14 +146,14 @@ def _(e: Emitter, node: Node, x):
     p = node.params
     window = p["window_dimensions"]
     if any(n != 1 for n in p["window_dilation"]) or x.dtype != FLOAT:
-        raise ConversionError("a window with dilation, or over another type than float32: Caffe2's pooling has neither")
+        raise ConversionError("a window with dilation or of another type than float32: Caffe2's pooling has neither")
     if any(n != 1 for n in p["base_dilation"]):
         x = padded(e, x, np.asarray(_LEAST[node.name], np.float32), [(0, 0, n - 1) for n in p["base_dilation"]])
     axes = [k for k, n in enumerate(window) if n > 1 or p["window_strides"][k] > 1 or any(p["padding"][k])]
     if not axes:
         return x
     if len(axes) > 3:
-        raise ConversionError(f"a window over {len(axes)} dimensions; pooling over 1 to 3 converts")
+        raise ConversionError(f"a window over {len(axes)} dimensions: Caffe2 pools over 1 to 3")
     rest = [k for k in range(len(x.shape)) if k not in axes]
     order = [*rest, *axes]
     lead = math.prod(x.shape[k] for k in rest)

@@ -110,7 +110,7 @@ def _keys(e: Emitter, x: Blob) -> list[Blob]:
     if x.dtype == BOOL:
         return [e.cast(x, FLOAT)]
     if x.dtype != INT32:
-        raise ConversionError(f"the order of {x.dtype}: convert to int32 or float32 before")
+        raise ConversionError(f"sorting {x.dtype}: Caffe2 sorts floats; convert to int32 or float32 first")
     return [e.cast(v, FLOAT) for v in reversed(halves(e, x))]
 
 

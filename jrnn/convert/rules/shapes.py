@@ -24,7 +24,7 @@ def _(e: Emitter, node: Node, x):
 @rule("broadcast_in_dim")
 def _(e: Emitter, node: Node, x, *sizes):
     if sizes:
-        raise ConversionError("a broadcast to a size that is not known before the function runs")
+        raise ConversionError("a broadcast to a size that is only known when the function runs")
     shape, at = node.params["shape"], node.params["broadcast_dimensions"]
     full = x.held if len(x.held) == len(x.shape) else (1,) * (len(x.shape) - len(x.held)) + x.held
     held = [1] * len(shape)

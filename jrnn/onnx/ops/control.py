@@ -131,7 +131,7 @@ def _(node, *values):
     in_ways = node.get("directions" if batched else "scan_input_directions", [0] * sequences)
     reverse = bool(in_ways[0])  # the direction of the loop; sequences of the other direction are flipped
     if batched and len(set(in_ways)) > 1:
-        raise ConversionError(f"{node}: sequences that run in two directions are read from operator set 9 on")
+        raise ConversionError(f"{node}: sequences of both directions are only supported from operator set 9 on")
     out_ways = [reverse] * outputs if batched else node.get("scan_output_directions", [0] * outputs)
     in_axes = node.get("scan_input_axes", [int(batched)] * sequences)
     out_axes = node.get("scan_output_axes", [int(batched)] * outputs)
