@@ -86,9 +86,7 @@ def flatten(closed: Any) -> Graph:
             # inside functions of JAX and jrnn, the line that calls them
             source = source_of(eqn) or caller or _line_of(eqn)
             name, inputs = eqn.primitive.name, tuple(_atom(env, v) for v in eqn.invars)
-            called = eqn.params.get(jaxprs.LOWERED_CALLS.get(name, ""))
-            called = expanded(eqn) if called is None else called
-            if called is not None:
+            if (called := body_of(eqn)) is not None:
                 outputs = add(called, inputs, source)
             else:
                 outputs = tuple(map(_new, eqn.outvars))
@@ -99,6 +97,14 @@ def flatten(closed: Any) -> Graph:
     inputs = tuple(map(_new, closed.jaxpr.invars))
     outputs = add(closed, inputs, "")
     return Graph(inputs, consts, live(nodes, outputs), outputs)
+
+
+def body_of(eqn: Any) -> Any | None:
+    """The jaxpr of an equation that is a call, or that JAX expands when it lowers it; None for any other equation."""
+    parameter = jaxprs.LOWERED_CALLS.get(eqn.primitive.name)
+    if parameter is None:
+        return expanded(eqn)
+    return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # of `eval_jaxpr` from jax 0.12 on
 
 
 def live(nodes: Sequence[Node], outputs: Iterable[Atom]) -> tuple[Node, ...]:

@@ -7,7 +7,7 @@ node that replaces a match.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -74,15 +74,14 @@ def _candidates(node: Node, makers: Makers) -> Iterator[Candidate]:
         yield from (("group_gru_unit", fn, (shape,) * 3) for fn in (_gru, _gru_difference))
     if node.name == "mul":
         yield "group_fast_gelu", _fast_gelu, (shape,)
-        yield from (("group_gelu", fn, (shape,)) for fn in (_gelu, _erfc_gelu))
+        yield from (("group_gelu", fn, (shape,)) for fn in (_gelu, _erf_gelu))
         yield "group_lstm_unit", _lstm, (shape,) * 5
 
 
 # Softmax and Gelu ------------------------------------------------------------------------------------------------------
 
 
-def _softmax(x):
-    return jax.nn.softmax(x, axis=-1)
+_softmax = partial(jax.nn.softmax, axis=-1)
 
 
 def _plain_softmax(x):
@@ -126,15 +125,10 @@ def _(e: Emitter, node: Node, x):
     return e.reshaped(made, shape)
 
 
-def _fast_gelu(x):
-    return jax.nn.gelu(x, approximate=True)
+_fast_gelu, _gelu = (partial(jax.nn.gelu, approximate=approximate) for approximate in (True, False))
 
 
-def _gelu(x):
-    return jax.nn.gelu(x, approximate=False)
-
-
-def _erfc_gelu(x):
+def _erf_gelu(x):
     return 0.5 * x * (1 + lax.erf(x / math.sqrt(2)))
 
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.convert.flat import body_of
 from jrnn.convert.package import Package
 from jrnn.convert.python_forms import (
     IDENTITIES,
@@ -38,8 +39,7 @@ from jrnn.convert.python_forms import (
 )
 from jrnn.convert.verify import close, drawn
 from jrnn.errors import ConversionError, OpError
-from jrnn.executor.jaxprs import LOWERED_CALLS, called, is_literal, scan_counts
-from jrnn.jax_names import expanded
+from jrnn.executor.jaxprs import is_literal, scan_counts
 from jrnn.lowering import to_jax
 
 # fmt: off
@@ -283,14 +283,9 @@ class _Printer:
             return operands
         if name == "convert_element_type" and eqn.params["new_dtype"] == eqn.invars[0].aval.dtype:
             return operands
-        body = called(eqn, LOWERED_CALLS)
-        body = expanded(eqn) if body is None else body
-        if body is not None:
-            text = (
-                _NAMED.get(str(getattr(body, "jaxpr", body).debug_info.func_name))
-                if name == "custom_jvp_call"
-                else None
-            )
+        if (body := body_of(eqn)) is not None:
+            function = str(getattr(body, "jaxpr", body).debug_info.func_name)
+            text = _NAMED.get(function) if name == "custom_jvp_call" else None
             return [self._add(text, operands, hint)] if text else self.walk(body, operands)
         if name in ("scan", "while", "cond"):
             return getattr(self, f"_{name}")(eqn, operands, hint)

@@ -227,10 +227,12 @@ def _call(node: Node, env: Mapping[str, Any], params: Mapping[str, Any]) -> Sequ
     except JrnnError as error:
         raise error if str(error).startswith("node") else error.at(str(node)) from None
     except _MISTAKES as error:
-        shapes = ", ".join("-" if v is None else _shown(v) for v in values)
+        shapes = ", ".join(map(_shown, values))
         raise OpError(f"{node}: cannot be run on ({shapes}): {error}") from error
     return found if isinstance(found, tuple) else (found,)
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
     return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a sequence of {len(value)}"

@@ -88,10 +88,6 @@ def _(e: Emitter, node: Node, x, y):
 # Definitions by other primitives ---------------------------------------------------------------------------------------
 
 
-def _truncated(x: Any) -> Any:
-    return jnp.where(x < 0, jnp.ceil(x), jnp.floor(x))
-
-
 def _round_to_even(x: Any) -> Any:
     below = jnp.floor(x)
     rest, odd = x - below, below - 2 * jnp.floor(below * 0.5)
@@ -113,7 +109,7 @@ def _(e: Emitter, node: Node, x):
 def _remainder(a: Any, b: Any) -> Any:
     if a.dtype != FLOAT:
         return a - lax.div(a, b) * b
-    rest = a - _truncated(a / b) * b
+    rest = a - jnp.trunc(a / b) * b
     # the quotient is rounded: if that moved it across a whole number, the remainder is off by one divisor
     size = jnp.abs(b)
     rest = jnp.where(jnp.abs(rest) >= size, rest - jnp.sign(rest) * size, rest)
