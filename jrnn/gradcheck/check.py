@@ -114,7 +114,7 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
 
 
 def _bisect(count: int, is_wrong: Callable[[int], bool]) -> int:
-    """The largest k in range(count) for which `is_wrong(k)`, which holds for 0 and up to that k."""
+    """The last k below `count` for which `is_wrong(k)`; it holds for 0, and for no k after the first that is not wrong."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2

@@ -62,7 +62,7 @@ def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None) -
 
 
 def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
-    """The net without the operators that fill floats, and what they fill: float32, as in the file format."""
+    """The net without the operators that fill floats, and the float32 values that these fill."""
     found = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
     floats = {n: v for n, v in found.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
     return replace(net, ops=tuple(op for op in net.ops if op.inputs or not floats.keys() >= set(op.outputs))), floats

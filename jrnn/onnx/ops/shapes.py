@@ -44,7 +44,7 @@ def _(node, x, shape=None):
 
 @op("Flatten")
 def _(node, x):
-    axis = range(x.ndim + 1)[node.get("axis", 1)] if node.get("axis", 1) >= 0 else x.ndim + node.get("axis")
+    axis = node.get("axis", 1)
     return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
@@ -68,7 +68,7 @@ def _(node, x, starts=None, ends=None, axes=None, steps=None):
     index = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         if step < 0 and end < -x.shape[axis]:
-            end = None  # down to and with the first element
+            end = None  # including the first element
         index[axis] = slice(start, end, step)
     return x[tuple(index)]
 
@@ -97,9 +97,7 @@ def _scatter(node, x, index, updates):
     return write[node.get("reduction", "none")](updates)
 
 
-@op("ScatterND")
-def _(node, x, indices, updates):
-    return _scatter(node, x, jnp.moveaxis(jnp.asarray(indices), -1, 0), updates)
+op("ScatterND")(lambda node, x, i, updates: _scatter(node, x, jnp.moveaxis(jnp.asarray(i), -1, 0), updates))
 
 
 @op("ScatterElements", "Scatter")
