@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jrnn.train.shipped import config_names
+from jrnn.train.config import config_names
 
 ROOT = Path(__file__).parents[1]
 TRAINING = [

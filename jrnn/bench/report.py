@@ -13,6 +13,7 @@ from rich.table import Table
 
 from jrnn.bench.sizes import SETS
 from jrnn.errors import DataError
+from jrnn.train.plot import picture
 
 
 @dataclass(frozen=True)
@@ -156,26 +157,21 @@ def plot(path: Path, records: Sequence[Record]) -> None:
     """Bars of milliseconds, one panel a cell and mode, on a logarithmic axis.
 
     Raises:
-        DataError: matplotlib is not installed.
+        UsageError: see `picture`.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise DataError("--plot needs matplotlib: pip install 'jrnn[plot]'") from e
     panels = list(dict.fromkeys((r.cell, r.mode) for r in records))
     peers = list(dict.fromkeys(r.peer for r in records))
     most = max(len({r.size for r in records if (r.cell, r.mode) == panel}) for panel in panels)
-    figure = Figure(figsize=(max(11, 0.8 * most), 3.6 * len(panels)), layout="constrained")
-    for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels):
-        mine = [r for r in records if (r.cell, r.mode) == panel]
-        sizes = list(dict.fromkeys(r.size for r in mine))
-        width = 0.8 / len(peers)
-        for k, peer in enumerate(peers):
-            rows = [r for r in mine if r.peer == peer]
-            at = [sizes.index(r.size) + (k - (len(peers) - 1) / 2) * width for r in rows]
-            axes.bar(at, [r.median * 1e3 for r in rows], width, label=peer)
-        axes.set(title=" ".join(panel), yscale="log", ylabel="ms", xticks=range(len(sizes)), xticklabels=sizes)
-        axes.tick_params(axis="x", labelrotation=30 if most > 8 else 0)
-        axes.legend(fontsize="small", ncols=len(peers))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with picture(path, (max(11, 0.8 * most), 3.6 * len(panels))) as figure:
+        for axes, panel in zip(figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels):
+            mine = [r for r in records if (r.cell, r.mode) == panel]
+            sizes = list(dict.fromkeys(r.size for r in mine))
+            width = 0.8 / len(peers)
+            for k, peer in enumerate(peers):
+                rows = [r for r in mine if r.peer == peer]
+                at = [sizes.index(r.size) + (k - (len(peers) - 1) / 2) * width for r in rows]
+                axes.bar(at, [r.median * 1e3 for r in rows], width, label=peer)
+            axes.set(title=" ".join(panel), yscale="log", ylabel="ms", xticks=range(len(sizes)), xticklabels=sizes)
+            axes.tick_params(axis="x", labelrotation=30 if most > 8 else 0)
+            axes.legend(fontsize="small", ncols=len(peers))

@@ -37,7 +37,7 @@ from jrnn.plans import net_of_plan, run_plan, show_steps, upgraded
 from jrnn.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.train import export_run, load_config
 from jrnn.train.check import subject_of_config
-from jrnn.train.shipped import find_config
+from jrnn.train.config import find_config
 
 
 def run_command(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
@@ -14,12 +15,11 @@ from jrnn.cli.console import wide_console
 from jrnn.errors import UsageError
 from jrnn.executor import host_devices
 from jrnn.train import load_config, sample_run, train
+from jrnn.train.config import config_names, describe_config
 from jrnn.train.devices import join
-from jrnn.train.plot import plot_runs
 from jrnn.train.progress import Heartbeat
 from jrnn.train.run_dir import RunDir, first_free
-from jrnn.train.runs import as_json, find_runs, runs_tables, summarize
-from jrnn.train.shipped import config_names, describe_config
+from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
 
 INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
 
@@ -82,7 +82,7 @@ def plot_command(args: argparse.Namespace) -> int:
 def runs_command(args: argparse.Namespace) -> int:
     found = [summarize(run) for run in find_runs(args.folder)]
     if args.json:
-        print(json.dumps(as_json(found), indent=1))
+        print(json.dumps([asdict(run) for run in found], indent=1))
     else:
         wide_console().print(*runs_tables(found))
     return 0

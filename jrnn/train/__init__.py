@@ -13,9 +13,9 @@ from jrnn.train.models import (
     Signature,
     build_model,
 )
+from jrnn.train.run_dir import export_run, sample_run
 from jrnn.train.tasks import Task, TaskKind, Trained
-from jrnn.train.tasks.examples import Examples, HeldOutTask, Shuffled, checksum, split
-from jrnn.train.trained import export_run, sample_run
+from jrnn.train.tasks.task import Examples, HeldOutTask, Shuffled, checksum, split
 
 __all__ = [
     "FEATURE_MODELS",

@@ -1,7 +1,7 @@
 """Checkpoints by orbax: written under another name and renamed when complete, so a checkpoint is whole or absent.
 
-A seal, the checksums of a checkpoint's files, is written next to them when it is complete: a file that is damaged later is
-detected before anything is read from it. One that lacks its seal (the process was killed just then) is read all the same.
+A complete checkpoint gets a seal: a file with the checksums of its files, so that later damage is detected before anything
+is read. A checkpoint without a seal, because the process was killed just before, is read without this check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SEAL = "sha256.json"
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps orbax's own warnings off the terminal: what is wrong is checked here, and said in the run's words."""
+    """Keeps orbax's own warnings off the terminal; this module checks for the same faults."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -58,15 +58,15 @@ class Checkpoints:
             )
 
     def steps(self) -> list[int]:
-        """The steps of complete checkpoints, ascending."""
+        """Returns the steps of complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
     @_quiet()
     def save(self, step: int, state: Any) -> None:
-        """Saves a pytree of arrays as of `step`, unless that step is there already.
+        """Saves a pytree of arrays for `step`, unless that step is there already.
 
         Raises:
-            CheckpointError: where it cannot be written; the ones before are intact.
+            CheckpointError: if it cannot be written; older checkpoints stay intact.
         """
         if step in self._manager.all_steps():
             return
@@ -77,55 +77,41 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {_first_line(e)}") from e
 
     @_quiet()
-    def restore(self, like: Any, step: int | None = None) -> tuple[Any, list[str]]:
-        """The newest checkpoint that loads, or that of `step`, and warnings about newer ones that are damaged.
+    def restore(self, like: Any) -> tuple[Any, list[str]]:
+        """Returns the newest checkpoint that loads, and warnings about newer ones that are damaged.
 
         Args:
             like: a pytree of arrays, or of shapes and dtypes, that the checkpoint must match.
 
         Raises:
-            CheckpointError: where there is none, none is undamaged, or it is of another model.
+            CheckpointError: if there is no checkpoint, all are damaged, or the newest belongs to another model.
         """
-        steps = self.steps() if step is None else [step]
-        if not steps:
+        if not self.steps():
             raise CheckpointError(f"{self.folder}: holds no complete checkpoint")
+        flat = _as_dict(like)
         damaged: list[str] = []
-        for number in reversed(steps):
+        for number in reversed(self.steps()):
             where = self.folder / str(number)
             if (changed := broken_seal(where)) is not None:
                 damaged.append(f"{where}: is damaged ({changed})")
                 continue
             try:
-                self._check_match(number, like)
-                abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _as_dict(like))
+                _check_match(where, _shapes(self._manager.item_metadata(number)), _shapes(flat))
+                abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, flat)
                 found = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
             except CheckpointError:
                 raise
-            except Exception as e:  # whatever orbax, tensorstore or a parser meets in damaged files
+            except Exception as e:  # whatever orbax, tensorstore or a parser raises for damaged files
                 damaged.append(f"{where}: is damaged ({_first_line(e)})")
                 continue
-            leaves = [found[name] for name in _as_dict(like)]
-            return jax.tree.unflatten(jax.tree.structure(like), leaves), damaged
+            return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in flat]), damaged
         raise CheckpointError("; ".join(damaged) + "; no checkpoint is left to continue from")
-
-    def _check_match(self, number: int, like: Any) -> None:
-        saved = _shapes(self._manager.item_metadata(number))
-        wanted = _shapes(_as_dict(like))
-        where = self.folder / str(number)
-        for name in [*wanted, *saved]:
-            if saved.get(name) != wanted.get(name):
-                there, here = (_describe(x.get(name)) for x in (saved, wanted))
-                raise CheckpointError(f"{where}: is of another model: {name} is {there} there, and {here} here")
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends orbax's threads."""
-        self._manager.close()
+        self._manager.close()  # ends orbax's threads
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -140,7 +126,7 @@ def _seal(folder: Path) -> None:
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
-    """Of several processes only this one writes and reads, and waits for no other."""
+    """Lets only this one of several processes write and read, without waiting for the others."""
     me = jax.process_index()
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
@@ -148,7 +134,7 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def broken_seal(folder: Path) -> str | None:
-    """What is wrong with the files of a checkpoint; None where nothing is, or there is no seal."""
+    """Describes what is wrong with the files of a checkpoint; None if nothing is, or there is no seal."""
     try:
         sealed = parse_json((folder / SEAL).read_text())
         found = _digests(folder)
@@ -162,16 +148,19 @@ def broken_seal(folder: Path) -> str | None:
 
 
 def _as_dict(state: Any) -> dict[str, Any]:
-    """A pytree as a flat dict from paths to arrays, whatever containers it is made of."""
+    """Returns a pytree of any containers as a flat dict from paths to arrays."""
     return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(state)}
 
 
-def _shapes(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (tuple(x.shape), str(np.dtype(x.dtype))) for name, x in dict(tree).items()}
+def _shapes(tree: Any) -> dict[str, str]:
+    return {name: f"{np.dtype(x.dtype)}{list(x.shape)}" for name, x in dict(tree).items()}
 
 
-def _describe(found: tuple[tuple[int, ...], str] | None) -> str:
-    return "absent" if found is None else f"{found[1]}{list(found[0])}"
+def _check_match(where: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
+    for name in [*wanted, *saved]:
+        there, here = saved.get(name, "absent"), wanted.get(name, "absent")
+        if there != here:
+            raise CheckpointError(f"{where}: is of another model: {name} is {there} there, and {here} here")
 
 
 def _first_line(e: BaseException) -> str:

@@ -1,22 +1,23 @@
 """The configuration of a training run: one frozen dataclass for each table of the TOML file, with all defaults.
 
-The tables that all tasks share are here. The tables [data] and [sample] are the task's own, and [model] is the model's: they
-stand next to what reads them.
+This file has the tables that all tasks share, and finds the configs that ship. The task defines the tables [data] and
+[sample], and the model defines [model], each next to the code that reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from jrnn.errors import ConfigError, near
 from jrnn.named import load_named
-from jrnn.train.models import MAKERS, model_table
-from jrnn.train.shipped import find_config
+from jrnn.train.models import MAKERS, ModelKind, load_kind
 from jrnn.train.tasks import KINDS, TaskKind
-from jrnn.train.toml_codec import decode, override, read_toml, require
+from jrnn.train.toml_codec import decode, override, read_toml, require, require_at_least
+
+FOLDER = Path(__file__).parents[1] / "configs"  # the configs that ship
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,16 @@ class OptimizerConfig:
     schedule_steps: int = 0  # the schedule's length; 0: train.steps
     final_rate: float = 0.0  # of the schedules cosine and linear, at the schedule's last step
     warmup: int = 0  # steps of linear growth from 0 before the schedule starts
-    clip: float = 1.0  # the greatest norm of the gradient; 0 leaves it as it is
+    clip: float = 1.0  # the greatest norm of the gradient; 0: no clipping
     options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
-    decay: Literal["all", "matrices"] = "all"  # what weight decay acts on: all parameters, or none that is a vector
-    accumulate: int = (
-        1  # parts that a batch is read in, one after the other, for one step: less memory, the same result
-    )
+    decay: Literal["all", "matrices"] = "all"  # the parameters that weight decay acts on: all, or all but vectors
+    accumulate: int = 1  # parts in which a step reads its batch, one after the other: less memory, the same result
     ema: float = 0.0  # decay of a running mean of the parameters, which is validated, sampled and exported; 0: none
 
     def __post_init__(self):
         require(self.learning_rate > 0, "optimizer.learning_rate must be positive", self.learning_rate)
-        require(self.final_rate >= 0, "optimizer.final_rate must not be negative", self.final_rate)
-        require(self.schedule_steps >= 0, "optimizer.schedule_steps must not be negative", self.schedule_steps)
-        require(self.warmup >= 0, "optimizer.warmup must not be negative", self.warmup)
-        require(self.clip >= 0, "optimizer.clip must not be negative", self.clip)
-        require(self.accumulate >= 1, "optimizer.accumulate must be at least 1", self.accumulate)
+        require_at_least(0, "optimizer", self, "final_rate", "schedule_steps", "warmup", "clip")
+        require_at_least(1, "optimizer", self, "accumulate")
         require(0 <= self.ema < 1, "optimizer.ema must lie in [0, 1)", self.ema)
 
 
@@ -53,11 +49,11 @@ class GradientConfig:
     """Which gradient trains the model: JAX's of the lowered net, or the generated backward net's."""
 
     source: Literal["jax", "net"] = "jax"
-    check: bool = False  # compare in float64 on the first batch, and stop where they disagree
-    check_every: int = 0  # the same again after every so many steps, with the parameters of then; 0: not again
+    check: bool = False  # compare both in float64 on the first batch, and stop if they disagree
+    check_every: int = 0  # compare them again after every so many steps; 0: never
 
     def __post_init__(self):
-        require(self.check_every >= 0, "gradient.check_every must not be negative", self.check_every)
+        require_at_least(0, "gradient", self, "check_every")
 
 
 @dataclass(frozen=True)
@@ -67,24 +63,19 @@ class TrainConfig:
     steps: int = 1500
     steps_per_call: int = 10  # steps in one call of the compiled function
     validate_every: int = 250
-    patience: int = (
-        0  # validations without a better loss after which training stops, with the best parameters; 0: never
-    )
+    patience: int = 0  # stop after so many validations without a better loss, and keep the best parameters; 0: never
     checkpoint_every: int = 250
     keep: int = 2  # checkpoints kept
-    devices: int = 1  # that share each batch; 0: all that there are
+    devices: int = 1  # devices that share each batch; 0: all that there are
     tensorboard: bool = False  # also write the metrics as TensorBoard's events, into the run directory
     precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
-    on_nan: Literal["stop", "skip"] = "stop"  # what a step does whose loss, gradient or update is not finite
-    loss_limit: float = 0.0  # a greater loss counts as not finite; 0: none does
-    metrics: list[str] = field(default_factory=list)  # functions of one's own, MODULE:FUNCTION, called at validations
+    on_nan: Literal["stop", "skip"] = "stop"  # what to do if a step's loss, gradient or update is not finite
+    loss_limit: float = 0.0  # a greater loss counts as not finite; 0: no limit
+    metrics: list[str] = field(default_factory=list)  # your functions, MODULE:FUNCTION, called at validations
 
     def __post_init__(self):
-        for name in ("steps", "steps_per_call", "validate_every", "checkpoint_every", "keep"):
-            require(getattr(self, name) >= 1, f"train.{name} must be at least 1", getattr(self, name))
-        require(self.devices >= 0, "train.devices must not be negative", self.devices)
-        require(self.patience >= 0, "train.patience must not be negative", self.patience)
-        require(self.loss_limit >= 0, "train.loss_limit must not be negative", self.loss_limit)
+        require_at_least(1, "train", self, "steps", "steps_per_call", "validate_every", "checkpoint_every", "keep")
+        require_at_least(0, "train", self, "devices", "patience", "loss_limit")
 
 
 @dataclass(frozen=True)
@@ -109,69 +100,81 @@ class Config:
         for name, table in self.choose({"task": self.task}).items():
             if getattr(self, name) is None and table is not None:
                 object.__setattr__(self, name, table())
-        parts = self.optimizer.accumulate
-        require(
-            self.data.batch % parts == 0,
-            f"data.batch must be a multiple of optimizer.accumulate = {parts}",
-            self.data.batch,
-        )
+        batch, parts = self.data.batch, self.optimizer.accumulate
+        require(batch % parts == 0, f"data.batch must be a multiple of optimizer.accumulate = {parts}", batch)
 
     @property
     def kind(self) -> TaskKind:
-        return _kind(self.task)
+        return _task_kind(self.task)
 
     def metrics(self) -> dict[str, Callable[..., float]]:
-        """The functions of `train.metrics`, by their names."""
-        return {name.rpartition(":")[2]: _function(name) for name in self.train.metrics}
+        """Returns the functions of `train.metrics` by their names."""
+        found = {}
+        for name in self.train.metrics:
+            function = load_named(name, ConfigError, "FUNCTION")
+            if not callable(function):
+                raise ConfigError(f"train.metrics: {name} is a {type(function).__name__}; it must be a function")
+            found[name.rpartition(":")[2]] = function
+        return found
 
     @staticmethod
     def choose(given: Mapping[str, Any]) -> dict[str, type | None]:
-        """The dataclasses of the tables that depend on the task, from what a file says; None for a table it lacks."""
-        kind = _kind(given.get("task", Config.task))
+        """Returns the dataclasses of the tables that depend on what a file says; None for a table that the task lacks."""
+        kind = _task_kind(given.get("task", Config.task))
         return {"data": kind.data, "model": _model_table(kind, given.get("model", {})), "sample": kind.sample}
 
 
-def _function(name: str) -> Callable[..., float]:
-    found = load_named(name, ConfigError, "FUNCTION")
-    if not callable(found):
-        raise ConfigError(f"train.metrics: {name} is a {type(found).__name__}; it must be a function")
-    return found
-
-
-def _kind(task: Any) -> TaskKind:
+def _task_kind(task: Any) -> TaskKind:
     if isinstance(task, str) and ":" in task:
-        return _own_kind(task)
+        return load_kind("task", task, TaskKind, "data", "batch")
     if task not in KINDS:
         raise ConfigError(f"there is no task {task!r}{_hint(task, KINDS)}")
     return KINDS[task]
 
 
-def _own_kind(task: str) -> TaskKind:
-    found = load_named(task, ConfigError)
-    if not isinstance(found, TaskKind):
-        raise ConfigError(f"task: {task} is a {type(found).__name__}; it must be a jrnn.train.TaskKind")
-    if not is_dataclass(found.data) or "batch" not in {f.name for f in fields(found.data)}:
-        raise ConfigError(
-            f"task: the `data` of {task} must be a dataclass with a field `batch`, the examples of a step"
-        )
-    return found
-
-
-def _model_table(kind: TaskKind, given: Any) -> type:
-    named = given.get("kind") if isinstance(given, Mapping) else None
-    if named is None and isinstance(given, Mapping) and given.get("net") is not None:
-        named = "net"
+def _model_table(kind: TaskKind, model: Any) -> type:
+    """Returns the dataclass of the table [model], of which a file says `model`."""
+    given = model if isinstance(model, Mapping) else {}
+    named = given.get("kind", "net" if given.get("net") is not None else None)
     if named is None:
         return next(iter(kind.models.values()))
     if isinstance(named, str) and ":" in named and set(kind.models) & set(MAKERS):
-        return model_table(named)
+        return load_kind("model.kind", named, ModelKind, "table", "kind").table
     if named not in kind.models:
         raise ConfigError(f"model.kind: task {kind.name!r} has no models of kind {named!r}{_hint(named, kind.models)}")
     return kind.models[named]
 
 
-def _hint(name: Any, known: Mapping[str, Any]) -> str:
+def _hint(name: Any, known: Iterable[str]) -> str:
     return (near(name, known) if isinstance(name, str) else "") or f"; known are {', '.join(known)}"
+
+
+def config_names() -> list[str]:
+    """Returns the names of the configs that ship, in alphabetical order.
+
+    >>> "char_lstm" in config_names()
+    True
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def find_config(given: str | Path) -> Path:
+    """Returns the file `given` if it exists, else the shipped config of that name.
+
+    >>> find_config("char_lstm").name
+    'char_lstm.toml'
+    """
+    path = Path(given)
+    if not path.exists() and str(given) in config_names():
+        return FOLDER / f"{given}.toml"
+    return path
+
+
+def describe_config(name: str) -> str:
+    """Returns the comment that opens a shipped config, without its first line, which is the command."""
+    lines = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    return " ".join(line.removeprefix("# ") for line in lines[1:end])
 
 
 def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
@@ -184,7 +187,8 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
         ConfigError: for a missing file, a key that does not exist (with the near name), or an impossible value.
     """
     path = find_config(path)
-    tables = read_toml(path)
+    hint = near(path.stem, config_names()) or "; `jrnn configs` lists the configs that ship"
+    tables = read_toml(path, hint)
     decode(Config, tables, str(path))  # so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)
     where = f"{path} with --set {' '.join(assignments)}" if assignments else str(path)

@@ -26,7 +26,7 @@ AXIS = "batch"  # the one axis of the mesh
 
 
 class _Nowhere:
-    """Stands, in all processes but the first, for what only the first writes: takes every call and does nothing."""
+    """Replaces the writers of the first process in all others: takes every call and does nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
@@ -36,16 +36,17 @@ NOWHERE = _Nowhere()
 
 
 def join(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
-    """Makes this process one of several that train together; to be called before anything is computed.
+    """Makes this process one of several that train together; call it before any computation.
+
+    JAX itself finds all three arguments under SLURM, Open MPI, Kubernetes and on TPUs.
 
     Args:
-        coordinator: HOST:PORT of the first process, which listens there; all three are found out by JAX itself under SLURM,
-            Open MPI, Kubernetes and on TPUs.
-        processes: how many there are.
-        process: this one's number, from 0.
+        coordinator: HOST:PORT, where the first process listens.
+        processes: the number of processes.
+        process: the index of this process, from 0.
 
     Raises:
-        ConfigError: where the others are not found.
+        ConfigError: if the other processes are not found.
     """
     try:
         jax.distributed.initialize(coordinator, processes, process)
@@ -58,16 +59,16 @@ def join(coordinator: str | None = None, processes: int | None = None, process: 
 
 @dataclass(frozen=True)
 class Devices:
-    """A row of devices, over all processes."""
+    """The devices of all processes."""
 
     mesh: Mesh
 
     @classmethod
     def of(cls, config: Config) -> Devices:
-        """The devices that `train.devices` asks for; with several processes, all that they have.
+        """Returns the devices that `train.devices` asks for; with several processes, all that they have.
 
         Raises:
-            ConfigError: where there are fewer, or a batch cannot be divided among them equally.
+            ConfigError: if there are fewer, or a batch cannot be divided among them equally.
         """
         count, there = config.train.devices, jax.devices()
         if jax.process_count() > 1:
@@ -91,7 +92,7 @@ class Devices:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this process is the one that writes."""
         return jax.process_index() == 0
 
     @property
@@ -99,66 +100,68 @@ class Devices:
         return self.mesh.size
 
     def _sharding(self, axis: int | None = None) -> NamedSharding:
-        """Of an array that is divided along `axis`, or that every device has."""
+        """Returns the sharding of an array that is divided along `axis`, or copied to every device."""
         spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
         return NamedSharding(self.mesh, spec)
 
     @property
     def state_sharding(self) -> State:
-        """How a state lies on the devices: its members, or what stands for all of a member's arrays."""
-        members: dict[str, Any] = dict.fromkeys(State._fields, self._sharding())
-        return State(**{**members, "carry": self._sharding(CARRY_AXIS)})
+        """The sharding of each member of a state, which holds for all arrays in it."""
+        everywhere: Any = self.result_sharding
+        return State(*[everywhere] * len(State._fields))._replace(carry=self._sharding(CARRY_AXIS))
 
     @property
     def result_sharding(self) -> NamedSharding:
-        """How what every process must see lies on the devices."""
+        """The sharding of results, which every device has."""
         return self._sharding()
 
     def put_state(self, state: State) -> State:
-        """A state of host arrays, the same in every process, on the devices."""
+        """Puts a state of host arrays, the same in every process, on the devices."""
         members = zip(state, self.state_sharding)
         return State(*(jax.tree.map(lambda x, to=to: _put(x, to), member) for member, to in members))
 
     def put_batches(self, batches: Any, axes: Mapping[str, int]) -> Any:
-        """Stacked batches [K, ...] of host arrays on the devices: a process keeps what its own devices need.
+        """Puts stacked batches [K, ...] of host arrays on the devices.
 
-        axes: of the members of one batch, see `Task`. A member whose examples cannot be divided equally, as may be in
-        validation, every device gets whole.
+        Args:
+            batches: a NamedTuple of arrays.
+            axes: see `Task`. Every device gets the whole of a member whose examples cannot be divided equally, as may
+                happen in validation.
         """
-        found: dict[str, Any] = {}
-        for name, value in batches._asdict().items():
+
+        def put(name: str, value: Any) -> jax.Array:
             axis = axes.get(name)
-            if value is None:
-                found[name] = None
-                continue
-            divided = axis is not None and value.shape[axis + 1] % self.count == 0
-            found[name] = _put(value, self._sharding(axis + 1 if divided and axis is not None else None))
-        return type(batches)(**found)
+            if axis is None or value.shape[axis + 1] % self.count:
+                return _put(value, self._sharding())
+            return _put(value, self._sharding(axis + 1))
+
+        members = batches._asdict().items()
+        return type(batches)(**{name: None if value is None else put(name, value) for name, value in members})
 
     def get(self, tree: T) -> T:
-        """Arrays on the devices as host arrays, whole, in every process."""
+        """Returns arrays on the devices as whole host arrays, in every process."""
         return process_allgather(tree, tiled=True) if jax.process_count() > 1 else jax.device_get(tree)
 
     def local(self, tree: T) -> T:
-        """Arrays that every device has, on one device of this process."""
+        """Returns arrays that every device has, on one device of this process."""
         return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
     def from_first(self, tree: T) -> T:
-        """The host arrays of the first process, in every process."""
+        """Returns the host arrays of the first process, in every process."""
         return broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
+        """Returns whether the flag is set in any process."""
         if jax.process_count() == 1:
             return flag
         return bool(np.any(process_allgather(np.asarray(flag))))
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What all processes do before they may go on: where one of them fails, all do.
+        """Runs a `with` block that must succeed in all processes: if one of them fails, all do.
 
         Raises:
-            TrainError: where another process failed.
+            TrainError: if another process failed.
         """
         try:
             yield
@@ -170,16 +173,12 @@ class Devices:
 
     @contextmanager
     def in_touch(self) -> Iterator[None]:
-        """What needs all processes until its end.
-
-        Raises:
-            TrainError: where one of them is lost.
-        """
+        """Runs a `with` block that needs all processes until its end; raises TrainError if one of them is lost."""
         try:
             yield
         except JrnnError:
             raise
-        except (RuntimeError, ValueError) as e:  # as JAX's runtime tells of a collective that fails
+        except (RuntimeError, ValueError) as e:  # raised by JAX's runtime for a collective that fails
             if jax.process_count() == 1:
                 raise
             raise TrainError(

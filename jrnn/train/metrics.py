@@ -19,28 +19,22 @@ from jrnn.train.step import Measured
 from jrnn.train.tasks import Task
 from jrnn.train.toml_codec import parse_json
 
-MOST_SKIPS = 100  # steps left out in a row, after which a run that may skip ends too
+MOST_SKIPS = 100  # steps skipped in a row, after which a run ends
 
 
 class MetricsFile:
-    """Appends one JSON object a line; every line carries the step it belongs to."""
+    """Appends one JSON object a line; each has its step."""
 
     def __init__(self, path: Path, resume_at: int | None = None, board: Board | None = None):
-        """Starts anew, or (`resume_at`) keeps the lines up to that step: the rest is about to be measured again."""
+        """Starts anew, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
         self._board = board
-        kept = []
-        if resume_at is not None and path.exists():
-            kept = [line for line in _lines(path) if _step(line) <= resume_at]
+        kept = [] if resume_at is None else [line for line in _lines(path) if _step(line) <= resume_at]
         with _reporting(path):
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             self._file: TextIO = path.open("a", encoding="utf-8")
 
     def write(self, step: int, **values: Any) -> None:
-        """Writes a line.
-
-        Raises:
-            TrainError: where it cannot be written.
-        """
+        """Writes a line; raises TrainError if it cannot."""
         with _reporting(Path(self._file.name)):
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
@@ -51,7 +45,7 @@ class MetricsFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with suppress(OSError):  # what could not be written has been told
+        with suppress(OSError):  # `write` has raised it already
             self._file.close()
         if self._board is not None:
             self._board.close()
@@ -69,11 +63,7 @@ class Board:
     """Writes scalars as TensorBoard's events, for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path, resume_at: int | None = None):
-        """`resume_at`: what is there of later steps is no longer shown.
-
-        Raises:
-            ConfigError: where tensorboardX is not installed.
-        """
+        """Hides events after step `resume_at`; raises ConfigError if tensorboardX is not installed."""
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
@@ -92,7 +82,7 @@ class Board:
 
 
 def _step(line: str) -> float:
-    """The step of a line; infinite for one that was cut off when the process was killed."""
+    """Returns the step of a line; infinity for a line that was cut off when the process was killed."""
     try:
         step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
@@ -101,16 +91,16 @@ def _step(line: str) -> float:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file."""
+    """Returns the complete lines of a metrics file; none if there is no file."""
     return [json.loads(line) for line in _lines(path) if _step(line) < math.inf]
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
 
 
 def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:
-    """A validation in words.
+    """Returns a validation in words.
 
     >>> describe(0.25, "nats", {"accuracy": 0.9})
     'validation loss 0.2500 nats, accuracy 0.9'
@@ -128,20 +118,20 @@ class Patience:
     ([True, True, False, False], True)
     """
 
-    limit: int  # after so many it is over; 0: never
+    limit: int  # patience is over after so many; 0: never
     best: float = math.inf
     since: int = 0
 
     @classmethod
     def after(cls, limit: int, losses: Iterable[float]) -> Patience:
-        """As it is after validations with these losses."""
+        """Returns the patience after validations with these losses."""
         patience = cls(limit)
         for loss in losses:
             patience.see(loss)
         return patience
 
     def see(self, loss: float) -> bool:
-        """Whether a validation's loss is the best so far."""
+        """Counts a validation, and returns whether its loss is the best so far."""
         better = loss < self.best
         self.best, self.since = (loss, 0) if better else (self.best, self.since + 1)
         return better
@@ -152,7 +142,7 @@ class Patience:
 
 
 class NotFinite(Exception):
-    """Says which step measured what."""
+    """A step measured something that is not finite."""
 
     def __init__(self, step: int, what: str):
         super().__init__(f"step {step}: {what}")
@@ -160,7 +150,7 @@ class NotFinite(Exception):
 
 
 class Recorder:
-    """Writes what calls measured, each while the next one runs: fetching a result waits for its call."""
+    """Writes what each call measured while the next one runs, because fetching a result waits for its call."""
 
     def __init__(self, metrics: Any, report: Any, task: Task, config: TrainConfig):
         self._metrics = metrics
@@ -175,17 +165,17 @@ class Recorder:
         self._since = time.perf_counter()
 
     def idle(self) -> float:
-        """Seconds for which the devices have had nothing to do, at most; 0 while a call runs."""
+        """Returns an upper bound of the seconds for which the devices have been idle; 0 while a call runs."""
         running = self._pending is not None and not self._pending[2].loss.is_ready()
         return 0.0 if running else time.perf_counter() - self._since
 
     def record(self, step: int, n: int, measured: Measured) -> None:
-        """Keeps the measurements of steps `step + 1` to `step + n`, and writes those kept before."""
+        """Keeps the measurements of steps `step + 1` to `step + n`, and writes the previous ones."""
         self.flush()
         self._pending = (step, n, measured)
 
     def flush(self) -> None:
-        """Writes what is kept; NotFinite where a step measured what ends the run."""
+        """Writes the measurements that are kept; raises NotFinite for a step that ends the run."""
         if self._pending is None:
             return
         (step, n, measured), self._pending = self._pending, None

@@ -16,8 +16,8 @@ from jrnn.train.config import OptimizerConfig
 Schedule = Callable[[Any], Any]
 
 
-# What makes a whole optimizer from gradients and losses. Left out are lbfgs and sophia, which call the loss function; dpsgd,
-# which needs the gradient of each example; and schedule_free, which wraps another optimizer.
+# Optimizers that need only gradients and losses: not lbfgs and sophia, which call the loss function; dpsgd, which needs the
+# gradient of each example; and schedule_free, which wraps another optimizer.
 NAMES = """
 adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb lars lion nadam nadamw noisy_sgd
 novograd optimistic_adam_v2 optimistic_gradient_descent radam rmsprop rprop sgd sign_sgd signum sm3 yogi contrib.acprop
@@ -33,26 +33,24 @@ warmup_cosine_decay_schedule warmup_exponential_decay_schedule
 
 
 def _found(names: str) -> dict[str, Callable[..., Any]]:
-    """The functions of optax of these names; an older optax lacks some of them."""
-    found = {}
-    for name in names.split():
-        function = getattr(contrib if name.startswith("contrib.") else optax, name.removeprefix("contrib."), None)
-        if function is not None:
-            found[name] = function
-    return found
+    """Returns the functions of optax with these names; an older optax lacks some of them."""
+    modules = {name: contrib if name.startswith("contrib.") else optax for name in names.split()}
+    functions = {name: getattr(module, name.removeprefix("contrib."), None) for name, module in modules.items()}
+    return {name: function for name, function in functions.items() if function is not None}
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = _found(NAMES)
 SCHEDULES: dict[str, Callable[..., Schedule]] = _found(NAMES_OF_SCHEDULES)
-_GREATEST = ("peak_value", "init_value", "value")  # what schedules call their greatest rate: the first that is there
-_LENGTHS = ("decay_steps", "transition_steps")  # and the number of steps
+_GREATEST = ("peak_value", "init_value", "value")  # names of a schedule's greatest rate; the first that it has
+_LENGTHS = ("decay_steps", "transition_steps")  # names of a schedule's number of steps
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> Schedule:
-    """The learning rate as a function of the step: linear warm-up, then the schedule until its end.
+    """Returns the learning rate as a function of the step: linear warm-up, then the schedule until its end.
 
     Args:
-        steps: the steps of the run, which the schedule takes where the config gives it no length of its own.
+        config: the table [optimizer].
+        steps: the steps of the run, which are the length of the schedule unless the config has one.
 
     Raises:
         ConfigError: for an unknown schedule, or options that it does not take.
@@ -66,7 +64,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> Schedule:
 
 
 def follows_the_run(config: OptimizerConfig) -> bool:
-    """Whether the learning rate at a step depends on how many steps the run has."""
+    """Returns whether the learning rate at a step depends on the number of steps of the run."""
     if config.schedule_steps or config.schedule == "constant":
         return False
     known = signature(SCHEDULES[config.schedule]).parameters if config.schedule in SCHEDULES else _LENGTHS
@@ -95,12 +93,12 @@ def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
 
 
 def _by_step(value: Any) -> Any:
-    """A table whose keys are steps, which TOML writes as strings, with integers; anything else as it is."""
+    """Converts the keys of a table from strings, which TOML requires, to steps; returns other values unchanged."""
     return {int(k) if k.isdigit() else k: v for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformationExtraArgs:
-    """Clipping, then the optimizer with its schedule; `update` also takes the loss, as `value`.
+    """Returns clipping, then the optimizer with its schedule; `update` also takes the loss, as `value`.
 
     Raises:
         ConfigError: for an unknown optimizer or schedule, or options that it does not take.
@@ -125,7 +123,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def _mask_of_decay(options: Container[str]) -> str | None:
-    """What an optimizer of these options calls the one that says which parameters decay."""
+    """Returns the name of the option that chooses the parameters that decay."""
     return next((name for name in ("weight_decay_mask", "mask") if name in options), None)
 
 

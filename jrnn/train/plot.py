@@ -1,80 +1,75 @@
-"""Loss curves of runs, drawn to a file."""
+"""Pictures by matplotlib: the losses of runs, and what a decoder attended to.
+
+Shapes: S characters of an input, T characters of its answer.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jrnn.errors import DataError
-from jrnn.train.metrics import read_metrics
-from jrnn.train.runs import RunSummary, differing, summarize
+from jrnn.errors import UsageError
 
 SUFFIXES = (".png", ".svg", ".pdf")
+CELL = 0.26  # inches
+FEWEST = 8  # characters that a picture of attention has room for, so that its title and its scale fit
+
+Curve = tuple[np.ndarray, np.ndarray]  # steps and values
 
 
-def plot_runs(runs: Sequence[Path], out: Path) -> None:
-    """Draws the losses of runs: the training loss smoothed, with what was measured faintly behind it, and validations.
-
-    Args:
-        runs: run directories; the legend names them, and what their configs differ in.
-        out: a file whose name ends in .png, .svg or .pdf.
+@contextmanager
+def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """Gives the `with` block a matplotlib figure of a size in inches, and saves it to `path` afterwards.
 
     Raises:
-        DataError: for a directory that is no run or has measured nothing, another kind of file, or without matplotlib.
+        UsageError: matplotlib is not installed, the name of the file has an unknown suffix, or it cannot be written.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise DataError("plots need matplotlib: pip install 'jrnn[plot]'") from None
-    if out.suffix not in SUFFIXES:
-        raise DataError(f"{out}: the name of a plot must end in {', '.join(SUFFIXES)}")
-    told = [textwrap.fill(label, 110, subsequent_indent="    ") for label in labels([summarize(run) for run in runs])]
-    lines = sum(label.count("\n") + 1 for label in told)
-    figure = Figure(figsize=(9, 5.2 + 0.2 * lines), layout="constrained")
-    axes = figure.subplots()
-    for number, (run, label) in enumerate(zip(runs, told)):
-        color = f"C{number % 10}"
-        (steps, losses), (validation_steps, validations) = curves(run)
-        axes.plot(steps, losses, color=color, alpha=0.2, linewidth=0.6)
-        axes.plot(steps, smoothed(losses), color=color, linewidth=1.2, label=label)
-        axes.plot(validation_steps, validations, "o--", color=color, markersize=4, linewidth=0.8)
-    axes.set(xlabel="step", ylabel="loss", title="training (line) and validation (dots)")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower left", fontsize="small")  # below, as runs may differ in many keys
+        raise UsageError(f"{path}: a picture needs matplotlib: pip install 'jrnn[plot]'") from None
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{path}: the name of a picture must end in one of {', '.join(SUFFIXES)}")
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure
     try:
-        figure.savefig(out, dpi=150)
+        figure.savefig(path, dpi=150)
     except OSError as e:
-        raise DataError(f"{out}: cannot be written: {e.strerror}") from None
+        raise UsageError(f"{path}: cannot be written: {e.strerror}") from None
 
 
-Curve = tuple[np.ndarray, np.ndarray]
+def draw_losses(path: Path, labels: Sequence[str], curves: Sequence[tuple[Curve, Curve]]) -> None:
+    """Draws the training loss of each run, smoothed in front of the measured values, and its validation losses.
 
-
-def curves(run: Path) -> tuple[Curve, Curve]:
-    """Steps and losses of a run's training, and of its validations.
+    Args:
+        path: a file whose name ends in .png, .svg or .pdf.
+        labels: one for each run, for the legend.
+        curves: the training losses and the validation losses of each run.
 
     Raises:
-        DataError: where nothing was measured.
+        UsageError: see `picture`.
     """
-    lines = read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
-    found = tuple(_curve(lines, name) for name in ("loss", "validation_loss"))
-    if not any(len(steps) for steps, _ in found):
-        raise DataError(f"{run}: has no losses in metrics.jsonl yet")
-    return found[0], found[1]
-
-
-def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
-    points = [(m["step"], m[name]) for m in lines if name in m]
-    steps, values = zip(*points) if points else ((), ())
-    return np.asarray(steps, float), np.asarray(values, float)
+    labels = [textwrap.fill(label, 110, subsequent_indent="    ") for label in labels]
+    lines = sum(label.count("\n") + 1 for label in labels)
+    with picture(path, (9, 5.2 + 0.2 * lines)) as figure:
+        axes = figure.subplots()
+        for number, (label, ((steps, losses), validations)) in enumerate(zip(labels, curves)):
+            color = f"C{number % 10}"
+            axes.plot(steps, losses, color=color, alpha=0.2, linewidth=0.6)
+            axes.plot(steps, smoothed(losses), color=color, linewidth=1.2, label=label)
+            axes.plot(*validations, "o--", color=color, markersize=4, linewidth=0.8)
+        axes.set(xlabel="step", ylabel="loss", title="training (line) and validation (dots)")
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside lower left", fontsize="small")  # below the axes: labels may be long
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """A running mean whose weights fall by half in a 50th of the curve; its beginning is not drawn towards 0.
+    """Returns a running mean whose weights halve within a 50th of the curve, without bias at its beginning.
 
     >>> smoothed(np.full(3, 2.0)).tolist()
     [2.0, 2.0, 2.0]
@@ -87,8 +82,23 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return found
 
 
-def labels(runs: Sequence[RunSummary]) -> list[str]:
-    """The name of each run, and the values of what the configs differ in."""
-    keys = differing([r.config for r in runs])
-    told = [", ".join(f"{k} = {r.config[k]}" for k in keys if k in r.config) for r in runs]
-    return [f"{Path(r.path).name}: {text}" if text else Path(r.path).name for r, text in zip(runs, told)]
+def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) -> None:
+    """Draws the weights [T, S] with which the T characters of `target` attend to the S of `source`.
+
+    Raises:
+        UsageError: there is nothing to draw; or see `picture`.
+    """
+    if not target:
+        raise UsageError(f"{path}: the answer is empty, so there is no attention to draw")
+    assert weights.shape == (len(target), len(source)), weights.shape
+    size = (max(len(source), FEWEST) * CELL + 1.4, max(len(target), FEWEST) * CELL + 0.9)
+    with picture(path, size) as figure:
+        axes = figure.add_subplot()
+        image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
+        axes.set_xticks(range(len(source)), source.replace(" ", "␣"), family="monospace")
+        axes.set_yticks(range(len(target)), target.replace(" ", "␣"), family="monospace")
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+        axes.tick_params(length=0)
+        axes.set(xlabel="input", ylabel="output")
+        figure.colorbar(image, ax=axes, shrink=0.8, label="weight").outline.set_visible(False)

@@ -1,7 +1,8 @@
-"""What a run prints: a progress line, a heartbeat, the time left, and where the time went."""
+"""The output of a run: a progress line, a heartbeat, the time left, and where the time went."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,15 +14,15 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-SILENCE = 7.0  # seconds without a line, after which a sign of life is printed
-MEASURED = 3.0  # seconds of steps from which the time of a run is predicted
+SILENCE = 7.0  # seconds without a line, after which the heartbeat prints one
+MEASURED = 3.0  # seconds of steps after which the time of a run is predicted
 
 
 class Heartbeat:
-    """Prints what goes on, from a thread of its own, where nothing else was printed for some seconds."""
+    """Prints what goes on, from its own thread, whenever nothing else was printed for some seconds."""
 
     def __init__(self, console: Console, what: str, silence: float | None = None):
-        """`what` goes on; see `doing`. silence: seconds without a word, by default SILENCE."""
+        """`what`: see `doing`. `silence`: seconds without a line, by default SILENCE."""
         self.console = console
         self._silence = SILENCE if silence is None else silence
         self._lock = threading.Lock()
@@ -31,12 +32,12 @@ class Heartbeat:
         self.heard()
 
     def doing(self, what: str | Callable[[], str]) -> None:
-        """Says from now on that this goes on, and for how long; or what the function returns."""
+        """Sets what the heartbeat prints: what goes on and for how long, or what the function returns."""
         self._what, self._since = what, time.monotonic()
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """Says so within a `with` block, and afterwards what was said before."""
+        """Replaces what goes on within a `with` block."""
         before, since = self._what, self._since
         self.doing(what)
         try:
@@ -45,7 +46,7 @@ class Heartbeat:
             self._what, self._since = before, since
 
     def heard(self) -> None:
-        """Something was printed."""
+        """Notes that something was printed."""
         self._last = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -69,42 +70,8 @@ class Heartbeat:
         self._thread.join()
 
 
-class Forecast:
-    """How long a run will take, from the time that its steps took so far, with what stands between them."""
-
-    def __init__(self, step: int, steps: int):
-        """The run is at `step` of `steps`."""
-        self._steps = steps
-        self._from = self._at = step
-        self._begun: float | None = None
-        self._now = 0.0
-
-    def update(self, step: int, now: float) -> None:
-        """Step `step` has been done at the time `now`; the first one to be told compiled, and is not counted."""
-        if self._begun is None:
-            self._begun, self._from = now, step
-        self._at, self._now = step, now
-
-    @property
-    def measured(self) -> float:
-        """Seconds of steps that were measured."""
-        return 0.0 if self._begun is None else self._now - self._begun
-
-    def remaining(self) -> float | None:
-        """Seconds until the last step; None where nothing has been measured.
-
-        >>> forecast = Forecast(0, 100)
-        >>> forecast.update(10, 5.0), forecast.update(20, 7.0)
-        (None, None)
-        >>> forecast.remaining()
-        16.0
-        """
-        done = self._at - self._from
-        return self.measured / done * (self._steps - self._at) if done else None
-
-
 def duration(seconds: float) -> str:
-    """Seconds in words.
+    """Returns seconds in words.
 
     >>> [duration(s) for s in (4.4, 89.0, 91.0, 3600.0, 9000.0)]
     ['4 s', '89 s', '2 min', '60 min', '2.5 h']
@@ -120,10 +87,10 @@ class Report:
     def __init__(self, beat: Heartbeat, steps: int, done: int):
         console = beat.console
         self._beat = beat
-        self._is_shown = console.is_terminal  # the progress line
         self._steps = steps
-        self._forecast = Forecast(done, steps)
         self._last = f"step {done} of {steps}"
+        self._first: tuple[int, float] | None = None  # the first step whose end was measured, and when that was
+        self._left = math.nan  # seconds
         self._predicted = False
         self._progress = Progress(
             TextColumn("[bold]step"),
@@ -136,7 +103,7 @@ class Report:
             console=console,
             transient=True,
             refresh_per_second=4,
-            disable=not console.is_terminal,  # in a log file, only the lines that stay
+            disable=not console.is_terminal,  # a log file has only the lines that stay
         )
         self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="-")
 
@@ -149,25 +116,29 @@ class Report:
         self._progress.stop()
 
     def update(self, step: int, loss: float, speed: str) -> None:
+        now = time.monotonic()
         self._progress.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
-        self._forecast.update(step, time.monotonic())
+        if self._first is None:
+            self._first = step, now  # the first call compiles, and is not counted
+        begun, since = self._first
+        if step > begun:
+            self._left = (now - since) / (step - begun) * (self._steps - step)
         self._last = f"step {step} of {self._steps}: loss {loss:.3f}, {speed}"
-        if self._is_shown:
+        if self._beat.console.is_terminal:
             self._beat.heard()
-        if not self._predicted and self._forecast.measured >= MEASURED:
+        if not self._predicted and now - since >= MEASURED:
             self.say(self._status())
 
     def _status(self) -> str:
-        left = self._forecast.remaining()
-        self._predicted |= left is not None
-        return self._last if left is None else f"{self._last}, about {duration(left)} to go"
+        self._predicted |= not math.isnan(self._left)
+        return self._last if math.isnan(self._left) else f"{self._last}, about {duration(self._left)} to go"
 
     def say(self, text: str) -> None:
         self._beat.say(text)
 
 
 class Clock:
-    """Seconds by what they are spent on; time that nothing else claims is that of `otherwise`.
+    """Counts seconds by what they are spent on; `otherwise` gets the time that nothing else claims.
 
     >>> clock = Clock("steps")
     >>> with clock("validation"):
@@ -191,20 +162,20 @@ class Clock:
             self.add(what, time.perf_counter() - begun)
 
     def add(self, what: str, seconds: float) -> None:
-        """Counts time that has been measured."""
+        """Adds seconds that were measured elsewhere."""
         self._spent[what] = self._spent.get(what, 0.0) + seconds
 
     def claim(self, what: str) -> None:
-        """Counts as `what` the time that nothing else has claimed so far."""
+        """Counts as `what` all time that nothing else has claimed so far."""
         self.add(what, self.seconds()[self._otherwise])
 
     def seconds(self) -> dict[str, float]:
-        """What was spent since the clock was made."""
+        """Returns what was spent since the clock was made."""
         total = time.perf_counter() - self._begun
         return {self._otherwise: total - sum(self._spent.values()), **self._spent}
 
     def table(self, *once: str) -> str:
-        """A line for each thing, with its share of the time that is not spent on what happens only `once`."""
+        """Returns a line for each name, with its share of the time; the names `once` do not count for shares."""
         found = self.seconds()
         total = sum(spent for name, spent in found.items() if name not in once)
         rows = []
@@ -215,22 +186,22 @@ class Clock:
 
 
 class Trace:
-    """A trace by JAX's profiler of a few calls, for TensorBoard, XProf or ui.perfetto.dev.
+    """A trace of a few calls by JAX's profiler, for TensorBoard, XProf or ui.perfetto.dev; none without a folder.
 
     The first call compiles, and the second may still find cold caches: the trace begins after both.
     """
 
     BEGIN, END = 2, 4  # calls
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path | None):
         self.folder = folder
         self._calls = 0
         self._runs = False
 
     def after_call(self, result: Any) -> bool:
-        """To be told after each call; `result` is what the call computes. True where it was waited for."""
+        """Counts a call that computes `result`; returns whether it waited for the result."""
         self._calls += 1
-        if self._calls not in (self.BEGIN, self.END):
+        if self.folder is None or self._calls not in (self.BEGIN, self.END):
             return False
         jax.block_until_ready(result)
         if self._calls == self.BEGIN:

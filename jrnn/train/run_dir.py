@@ -1,11 +1,12 @@
-"""A run's directory: its resolved config, where it came from, its metrics and checkpoints, and the lock that protects them.
+"""A run's directory: its resolved config, its origin, its metrics and checkpoints; and the use of the model in it.
 
-config.toml    the resolved configuration, from which the run can be done again
+config.toml    the resolved configuration, from which the run can be repeated
 run.json       seed, versions, machine, git state, and when it was started
 data.json      what the task keeps of its data: a vocabulary, a scaling, a checksum
 metrics.jsonl  one JSON object a line
 checkpoints/   one folder a step
-best/          the parameters that were validated best, where train.patience asks for them
+best/          with train.patience, the parameters of the best validation
+lock           held by the process that trains
 """
 
 from __future__ import annotations
@@ -13,22 +14,29 @@ from __future__ import annotations
 import datetime
 import fcntl
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jrnn.convert import Package
 from jrnn.errors import CheckpointError, ConfigError, DataError
 from jrnn.named import from_the_root
+from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config, load_config
+from jrnn.train.models import Model
+from jrnn.train.models.net import NetModel
 from jrnn.train.optimizers import follows_the_run
-from jrnn.train.tasks import Task
+from jrnn.train.step import State, initial_state, make_steps
+from jrnn.train.tasks import Task, Trained
 from jrnn.train.toml_codec import encode, parse_json
 
 PATHS = {"data": ("path",), "model": ("net", "init_net")}  # the keys, by table, that name files
@@ -39,20 +47,10 @@ class RunDir:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._lock: int | None = None
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        """Where the parameters that were validated best are, in a run with train.patience."""
-        return self.path / "best"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.best = self.path / "best"
+        self.metrics = self.path / "metrics.jsonl"
+        self._lock = -1
 
     def __enter__(self) -> RunDir:
         try:
@@ -66,45 +64,42 @@ class RunDir:
             os.pwrite(self._lock, f"pid {os.getpid()}".ljust(len(held)).encode(), 0)
         except BlockingIOError:
             holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
-            os.close(self._lock)
+            self.__exit__()
             raise ConfigError(
                 f"{self.path}: another process ({holder or 'unknown'}) is training in this directory; wait for it, or give "
                 "another directory with --out"
             ) from None
         except OSError as e:
-            os.close(self._lock)
+            self.__exit__()
             raise ConfigError(f"{self.path / 'lock'}: cannot be written: {e.strerror}") from None
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        os.close(self._lock)
 
     def is_begun(self) -> bool:
-        """Whether its configuration was written: before that, nothing of a run is there."""
+        """Returns whether the configuration was written, which is the last file written before the first step."""
         return (self.path / "config.toml").exists()
 
     def has_checkpoint(self) -> bool:
         return self.checkpoints.is_dir() and any(p.name.isdigit() for p in self.checkpoints.iterdir())
 
     def load_config(self) -> Config:
-        """The run's configuration; CheckpointError where the directory holds no run."""
+        """Returns the run's configuration; raises CheckpointError if the directory holds no run."""
         if not self.is_begun():
             why = "it has no config.toml" if self.path.exists() else "there is no such folder"
             raise CheckpointError(f"{self.path}: is not a run directory: {why}")
         return load_config(self.path / "config.toml")
 
     def check_continues(self, config: Config, task: Task) -> None:
-        """Raises where the run was of another model or of other data than the one that is to be continued."""
-        before, config = self.load_config(), _resolved(config)
-        for name in ("task", "seed"):
-            self._check_same(name, getattr(before, name), getattr(config, name))
-        for table in ("model", "data"):
-            old, new = vars(getattr(before, table)), vars(getattr(config, table))
-            for key in dict.fromkeys([*old, *new]):
-                if table == "model" or key not in ("source", *PATHS["data"]):  # data may move: the fingerprint tells
-                    self._check_same(f"{table}.{key}", old.get(key), new.get(key))
+        """Raises CheckpointError, ConfigError or DataError if `config` cannot continue the run in this directory."""
+        before = self.load_config()
+        old, new = _identity(before), _identity(_resolved(config))
+        for name in dict.fromkeys([*old, *new]):
+            if old.get(name) != new.get(name):
+                raise CheckpointError(
+                    f"{self.path}: is another run: {name} is {old.get(name)!r} there, and {new.get(name)!r} here"
+                )
         length, now = before.optimizer.schedule_steps or before.train.steps, config.train.steps
         if length != now and follows_the_run(config.optimizer):
             raise ConfigError(
@@ -112,15 +107,11 @@ class RunDir:
                 f"and train.steps is {now} now; add --set optimizer.schedule_steps={length} to keep it as it is, or "
                 f"--set optimizer.schedule_steps={now} to stretch or shorten it to the run's length"
             )
-        if self.load_fingerprint() != _as_json(task.fingerprint()):
+        if self.load_fingerprint() != json.loads(json.dumps(task.fingerprint())):
             raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
 
-    def _check_same(self, name: str, old: Any, new: Any) -> None:
-        if old != new:
-            raise CheckpointError(f"{self.path}: is another run: {name} is {old!r} there, and {new!r} here")
-
     def load_fingerprint(self) -> dict[str, Any]:
-        """What the task kept of its data: see `Task.fingerprint`."""
+        """Returns what the task kept of its data; see `Task.fingerprint`."""
         path = self.path / "data.json"
         try:
             found = parse_json(path.read_text(encoding="utf-8"))
@@ -133,7 +124,7 @@ class RunDir:
         return found
 
     def write(self, config: Config, task: Task) -> None:
-        """Writes what is known before the first step: with it, the run can be done again from any working directory."""
+        """Writes what is known before the first step, so that the run can be repeated from any working directory."""
         config = _resolved(config)
         self._write_text("data.json", json.dumps(task.fingerprint(), ensure_ascii=False) + "\n")
         self._write_text("run.json", json.dumps({"seed": config.seed, **provenance()}, indent=2) + "\n")
@@ -149,7 +140,7 @@ class RunDir:
 
 
 def _resolved(config: Config) -> Config:
-    """A configuration whose files are named from the root, not from the working directory."""
+    """Returns the configuration with absolute paths."""
     tables = {}
     for table, keys in PATHS.items():
         found = getattr(config, table)
@@ -161,13 +152,17 @@ def _resolved(config: Config) -> Config:
     return replace(config, task=from_the_root(config.task), train=named, **tables)
 
 
-def _as_json(value: Any) -> Any:
-    """A value as it is after being written and read."""
-    return json.loads(json.dumps(value))
+def _identity(config: Config) -> dict[str, Any]:
+    """Returns the keys that must not change between a run and its continuation, by name."""
+    found = {"task": config.task, "seed": config.seed}
+    found |= {f"model.{key}": value for key, value in vars(config.model).items()}
+    # The files of the data may move: the fingerprint says whether they have changed.
+    moving = ("source", *PATHS["data"])
+    return found | {f"data.{key}": value for key, value in vars(config.data).items() if key not in moving}
 
 
 def provenance() -> dict[str, Any]:
-    """Where a result comes from: versions, devices, command, and the state of the repository it was run in."""
+    """Returns where a result comes from: versions, devices, command, and the state of the repository."""
     packages = ("jrnn", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -189,7 +184,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """The commit of the source tree and whether it was changed since; None outside a repository."""
+    """Returns the commit of the source tree and the changed files; None outside a repository."""
     here = Path(__file__).parent
 
     def git(*args: str) -> str:
@@ -202,9 +197,90 @@ def _git_state() -> dict[str, Any] | None:
 
 
 def first_free(folder: Path, name: str) -> Path:
-    """`folder/name`, or with -2, -3, ... after it where that exists."""
-    found, number = folder / name, 1
-    while found.exists():
-        number += 1
-        found = folder / f"{name}-{number}"
-    return found
+    """Returns `folder/name`, or the first free one of `folder/name-2`, `folder/name-3`, ..."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(folder / found for found in names if not (folder / found).exists())
+
+
+def load_trained(run: RunDir) -> Trained:
+    """Returns the model of a run with the parameters of its best validation if it keeps them, else the newest ones.
+
+    Raises:
+        CheckpointError: if there is no run, no checkpoint, or none that loads.
+    """
+    config = run.load_config()
+    if not run.has_checkpoint():
+        raise CheckpointError(
+            f"{run.path}: has no checkpoint, so there are no weights yet: the first is written at step "
+            f"{min(config.train.checkpoint_every, config.train.steps)}; continue it with: jrnn train {run.path} --resume"
+        )
+    kept = run.load_fingerprint()
+    model = config.kind.model(config, kept)
+    state = abstract_state(model, config)
+    if config.train.patience and run.best.is_dir():
+        with Checkpoints(run.best, 1) as checkpoints:
+            if checkpoints.steps():  # none if the run was stopped before its first validation
+                params, _ = checkpoints.restore(state.evaluation_params)
+                return Trained(config, kept, model, params)
+    with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
+        state, _ = checkpoints.restore(state)
+    return Trained(config, kept, model, state.evaluation_params)
+
+
+def abstract_state(model: Model, config: Config) -> State:
+    """Returns the shapes and types of a run's state."""
+    return jax.eval_shape(partial(initial_state, model, make_steps(config, {})))
+
+
+def export_run(run_dir: str | Path) -> Package:
+    """Returns the trained model of a run as a package: its net, and a net that makes its weights.
+
+    Its inputs are the inputs of the model and, if the state is carried, the first states. Its outputs are the logits or
+    values of a model of cells, or the outputs of the net on disk that was trained further; and the last states.
+
+    Raises:
+        CheckpointError: if there is no run, no checkpoint, or none that loads.
+        ConfigError: for a model that is not a net.
+    """
+    trained = load_trained(RunDir(run_dir))
+    if not isinstance(trained.model, NetModel):
+        kind = trained.config.model.kind
+        raise ConfigError(
+            f'{run_dir}: a model of kind "{kind}" is not a net; train one of kind "cells" or "net" to export it'
+        )
+    return trained.model.package(jax.device_get(trained.params))
+
+
+def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
+    """Returns text that the model of a run writes.
+
+    Args:
+        run_dir: the run directory.
+        seed: the seed of the random draws.
+        changes: values that replace those of the config's table [sample] (for a language model: `length`, `temperature`,
+            `prompt`); None keeps the value of the config.
+
+    Returns:
+        What the model writes; for a language model, the prompt and its continuation.
+
+    Raises:
+        CheckpointError: if there is no run, no checkpoint, or none that loads.
+        ConfigError: if the run's task writes nothing.
+        DataError: if the prompt holds a character that the model does not know.
+    """
+    run = RunDir(run_dir)
+    config = run.load_config()
+    if config.kind.write is None:
+        raise ConfigError(
+            f"{run.path}: a model of task {config.task!r} writes nothing; its metrics are in {run.metrics}"
+        )
+    given = {name: value for name, value in changes.items() if value is not None}
+    known = [f.name for f in fields(config.sample)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{run.path}: sampling of task {config.task!r} has no {name!r}; it has {', '.join(known)}"
+            )
+    trained = load_trained(run)
+    sample = replace(config.sample, **given)
+    return config.kind.write(replace(trained, config=replace(config, sample=sample)), seed)

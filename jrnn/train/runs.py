@@ -1,4 +1,4 @@
-"""Runs side by side: the keys in which their configs differ, their steps, losses and speed."""
+"""Runs compared: the keys in which their configs differ, their steps, losses and speed; tables and curves of them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,34 @@ import fcntl
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.train.metrics import Patience, read_metrics
+from jrnn.train.plot import Curve, draw_losses
 from jrnn.train.toml_codec import read_toml
 
-MOST_COLUMNS = 4  # of keys that differ; more stand below each other
-LATEST = 20  # measurements of speed, of which the median counts
+MOST_COLUMNS = 4  # of keys that differ; more keys share one column
+LATEST = 20  # measurements of speed whose median is shown
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run directory in a few figures.
+    """A summary of one run directory.
 
-    config: the resolved configuration, its keys joined by dots. step, steps: done, and asked for. best_loss: of all
-    validations, at step best_step. speed: tokens or examples a second, the median of the latest. The last three are None
-    where nothing was measured.
-    state: "running", where a process holds its lock; "finished", after all steps or where its
-        patience ended; "not finite", where a loss or gradient ended it; "stopped".
+    Attributes:
+        config: the resolved configuration, its keys joined by dots.
+        state: "running" if a process holds its lock; "finished" after all steps, or when its patience ended; "not finite"
+            if a loss or gradient ended it; else "stopped".
+        step, steps: done, and asked for.
+        best_loss, best_step: the least validation loss and its step; None if there was no validation.
+        speed: tokens or examples a second, the median of the latest measurements; None if there are none.
     """
 
     path: str
@@ -43,10 +47,10 @@ class RunSummary:
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """The run directories in a folder and below it, by name; the folder itself where it is one.
+    """Returns the run directories in a folder and below it, by name; or the folder itself if it is one.
 
     Raises:
-        DataError: where there is none.
+        DataError: if there are none.
     """
     folder = Path(folder)
     found = sorted(p.parent for p in folder.rglob("config.toml") if (p.parent / "run.json").exists())
@@ -56,26 +60,28 @@ def find_runs(folder: str | Path) -> list[Path]:
 
 
 def summarize(run: Path) -> RunSummary:
-    """A run directory in a few figures.
-
-    Raises:
-        DataError: where it is none.
-    """
+    """Summarizes a run directory; raises DataError if it is not a run directory."""
     try:
         config = flatten(read_toml(run / "config.toml"))
     except ConfigError as e:
         raise DataError(f"{run}: is not a run directory: {e}") from None
-    lines = read_metrics(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
+    lines = read_metrics(run / "metrics.jsonl")
     validations = [(m["validation_loss"], m["step"]) for m in lines if _is_number(m.get("validation_loss"))]
     speeds = [m["items_per_second"] for m in lines if _is_number(m.get("items_per_second"))]
     best_loss, best_step = min(validations, default=(None, None))
     step = max((m["step"] for m in lines), default=0)
     steps, patience = (v if isinstance(v := config.get(k), int) else 0 for k in ("train.steps", "train.patience"))
     is_over = Patience.after(patience, (loss for loss, _ in validations)).is_over
+    if _is_locked(run / "lock"):
+        state = "running"
+    elif step >= steps or is_over:
+        state = "finished"
+    else:
+        state = "not finite" if lines and "refused" in lines[-1] else "stopped"
     return RunSummary(
         path=str(run),
         config=config,
-        state=_state(run, lines, step >= steps or is_over),
+        state=state,
         step=step,
         steps=steps,
         best_loss=best_loss,
@@ -84,16 +90,8 @@ def summarize(run: Path) -> RunSummary:
     )
 
 
-def _state(run: Path, lines: Sequence[Mapping[str, Any]], is_whole: bool) -> str:
-    if _is_locked(run / "lock"):
-        return "running"
-    if is_whole:
-        return "finished"
-    return "not finite" if lines and "refused" in lines[-1] else "stopped"
-
-
 def _is_locked(path: Path) -> bool:
-    """Whether a process trains in the run directory: see `RunDir`."""
+    """Returns whether a process trains in the run directory; see `RunDir`."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -109,7 +107,7 @@ def _is_number(value: Any) -> bool:
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with their keys joined by dots.
+    """Returns nested tables as one, with their keys joined by dots.
 
     >>> flatten({"seed": 0, "model": {"hidden": 8}})
     {'seed': 0, 'model.hidden': 8}
@@ -121,7 +119,7 @@ def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys that are not the same in all configs, in the order in which they come.
+    """Returns the keys whose values differ between configs, in the order of the configs.
 
     >>> differing([{"seed": 0, "model.hidden": 8}, {"seed": 0, "model.hidden": 16, "data.path": "a"}])
     ['model.hidden', 'data.path']
@@ -131,7 +129,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def runs_tables(runs: Sequence[RunSummary]) -> list[Table]:
-    """A table for each task and kind of model, with a line a run; of the configs, what differs within the table."""
+    """Returns a table for each task and kind of model: a row for each run, with the keys in which the rows differ."""
     groups: dict[tuple[str, str], list[RunSummary]] = {}
     for r in runs:
         groups.setdefault((str(r.config.get("task", "")), str(r.config.get("model.kind", ""))), []).append(r)
@@ -157,6 +155,34 @@ def _table(title: str, runs: Sequence[RunSummary]) -> Table:
     return table
 
 
-def as_json(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """The same as plain JSON, with whole configs."""
-    return [asdict(r) for r in runs]
+def plot_runs(runs: Sequence[Path], out: Path) -> None:
+    """Draws the losses of run directories; see `draw_losses`. The legend has the keys in which their configs differ.
+
+    Raises:
+        DataError: for a directory that is no run, or has measured nothing. UsageError: see `picture`.
+    """
+    names = labels([summarize(run) for run in runs])
+    draw_losses(out, names, [curves(run) for run in runs])
+
+
+def curves(run: Path) -> tuple[Curve, Curve]:
+    """Returns the steps and losses of a run's training, and of its validations.
+
+    Raises:
+        DataError: if nothing was measured.
+    """
+    lines = read_metrics(run / "metrics.jsonl")
+    found = []
+    for name in ("loss", "validation_loss"):
+        points = np.array([(m["step"], m[name]) for m in lines if name in m], float).reshape(-1, 2)
+        found.append((points[:, 0], points[:, 1]))
+    if not any(len(steps) for steps, _ in found):
+        raise DataError(f"{run}: has no losses in metrics.jsonl yet")
+    return found[0], found[1]
+
+
+def labels(runs: Sequence[RunSummary]) -> list[str]:
+    """Returns the name of each run with the keys in which the configs differ."""
+    keys = differing([r.config for r in runs])
+    values = [", ".join(f"{k} = {r.config[k]}" for k in keys if k in r.config) for r in runs]
+    return [f"{Path(r.path).name}: {text}" if text else Path(r.path).name for r, text in zip(runs, values)]

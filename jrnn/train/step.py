@@ -21,13 +21,13 @@ from jrnn.train.tasks import Batch, Task
 
 
 class State(NamedTuple):
-    """All that a step changes; with the seed, all that a run needs to go on as if it had never stopped."""
+    """All that a step changes; with the seed, all that a run needs to continue to the bit."""
 
     params: Params
     optimizer: Any
     carry: Carry
     step: Any  # int32 [], steps done
-    mean: Params  # the running mean of the parameters; empty where none is kept
+    mean: Params  # the running mean of the parameters; empty without `ema`
 
     @property
     def evaluation_params(self) -> Params:
@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What each step of a call measured, [K]."""
+    """Measurements of each step of a call, [K]."""
 
     loss: Any
     gradient_norm: Any
@@ -44,11 +44,13 @@ class Measured(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What a step is made of, besides the model: see `OptimizerConfig`.
+    """The settings of a step besides its model; see `OptimizerConfig` and `TrainConfig`.
 
-    examples: side by side in a batch. seed: of the parameters and of dropout. accumulate: parts of a batch that are read one
-    after the other; `axes` (see `Task`) tells along which axes a batch is cut. ema: the decay of the running mean.
-    on_nan, loss_limit: see `TrainConfig`.
+    Attributes:
+        examples: side by side in a batch.
+        seed: of the parameters and of dropout.
+        accumulate: the number of parts in which a batch is read; it is cut along `axes`, see `Task`.
+        ema: the decay of the running mean.
     """
 
     optimizer: optax.GradientTransformationExtraArgs
@@ -62,7 +64,7 @@ class Steps(NamedTuple):
 
 
 def make_steps(config: Config, axes: Any) -> Steps:
-    """What a step of the run is made of; `axes` are those of its task's batches."""
+    """Returns the settings of a run's steps; `axes`: see `Task`."""
     return Steps(
         make_optimizer(config.optimizer, config.train.steps),
         config.data.batch,
@@ -76,7 +78,7 @@ def make_steps(config: Config, axes: Any) -> Steps:
 
 
 def initial_state(model: Model, steps: Steps) -> State:
-    """The state before the first step; the parameters are a function of the seed."""
+    """Returns the state before the first step; the parameters are a function of the seed."""
     params = jax.jit(model.init)(jax.random.key(steps.seed))
     mean = jax.tree.map(jnp.copy, params) if steps.ema else {}
     carry = model.initial_carry(steps.examples)
@@ -84,7 +86,7 @@ def initial_state(model: Model, steps: Steps) -> State:
 
 
 def stack_batches(batches: Sequence[Batch], size: int) -> Batch:
-    """Batches as one with a leading axis [K], filled up to `size` by repeating the last."""
+    """Stacks batches along a leading axis [K], filled up to `size` by repeating the last."""
     filled = [*batches, *[batches[-1]] * (size - len(batches))]
     return jax.tree.map(lambda *parts: np.stack(parts), *filled)
 
@@ -92,12 +94,13 @@ def stack_batches(batches: Sequence[Batch], size: int) -> Batch:
 def make_train_call(
     model: Model, steps: Steps, out_shardings: Any = None
 ) -> Callable[[State, Batch, Any, Any], tuple[State, Measured]]:
-    """The compiled function `(state, batches [K, ...], step, n) -> (state, measured [K])` that does steps `step + 1` to
-    `step + n`, n <= K.
+    """Returns the compiled function `(state, batches [K, ...], step, n) -> (state, measured [K])`.
 
-    The number of steps is data, not shape: one compilation serves every call, and a step's result does not depend on
-    which call it is done in. A bad step changes nothing but, where bad ones are skipped, the number of steps done. Where
-    they stop the run, neither do the steps after it, in this call or in the next ones: `state.step` is then behind `step`.
+    It does steps `step + 1` to `step + n`, n <= K. The number of steps is data, not shape: one compilation serves every
+    call, and a step's result does not depend on the call that it is done in.
+
+    If bad steps are skipped, a bad step only counts as done. If they stop the run, a bad step and all steps after it change
+    nothing, in this call and in the next ones: `state.step` then stays behind `step`.
     """
 
     def one_step(state: State, batch: Batch) -> tuple[State, Measured]:
@@ -132,7 +135,7 @@ def make_train_call(
 
 
 def step_key(seed: int, step: Any) -> Any:
-    """What a step draws dropout from; `step` counts those before it. Parameters are drawn from the seed's own key."""
+    """Returns the key of a step's dropout; `step` is the number of steps before it. Parameters use the seed's own key."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), step)
 
 
@@ -141,7 +144,7 @@ def _choose(true: Any, one: State, other: State) -> State:
 
 
 def _gradients(model: Model, steps: Steps, params: Params, carry: Carry, batch: Batch, key: Any) -> Outcome:
-    """The gradients of a batch, read whole, or in parts whose outcomes are averaged."""
+    """Returns the gradients of a batch that is read whole, or in parts whose outcomes are averaged."""
     parts = steps.accumulate
     if parts == 1:
         return model.gradients(params, carry, batch, key)
@@ -169,16 +172,16 @@ def _gradients(model: Model, steps: Steps, params: Params, carry: Carry, batch: 
 
 
 def update_mean(mean: Params, params: Params, step: Any, decay: float) -> Params:
-    """mean + (1 - d) (params - mean), where d = min(decay, (1 + step) / (10 + step)): the beginning is forgotten quickly."""
+    """Returns mean + (1 - d) (params - mean) with d = min(decay, (1 + step) / (10 + step)), which is small at first."""
     kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
     return optax.incremental_update(params, mean, 1 - kept)
 
 
 def make_validation(task: Task, put: Callable[[Batch], Batch] = jax.device_put) -> Callable[[Params], float]:
-    """The function `params -> mean loss` over the validation batches, each with the weight of its examples.
+    """Returns the function `params -> mean loss` over the validation batches, weighted by their examples.
 
-    The batches are read one after the other with carried state. Where their shapes differ (the last may be smaller), each
-    run of equal ones is compiled by itself, and starts with a state of its own. `put` brings stacked ones to the devices.
+    The batches are read one after the other with carried state. Batches of another shape (the last may be smaller) are
+    compiled separately, and start with the initial state. `put` brings stacked batches to the devices.
     """
     model = task.model
     member, axis = next(iter(task.axes.items()))
@@ -201,5 +204,5 @@ def make_validation(task: Task, put: Callable[[Batch], Batch] = jax.device_put) 
 
 
 def restart(fresh: Any, initial: Carry, carry: Carry) -> Carry:
-    """`initial` where the data start anew, else `carry`."""
+    """Returns `initial` if the data start anew, else `carry`."""
     return jax.tree.map(lambda first, going: jnp.where(fresh, first, going), initial, carry)

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from jrnn.errors import ConfigError, DataError
-from jrnn.train.toml_codec import read_utf8, require
+from jrnn.train.toml_codec import read_utf8, require, require_at_least
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,14 @@ class TextConfig:
     """The text: the documentation inside Python itself, or a UTF-8 file."""
 
     source: Literal["python-docs", "file"] = "python-docs"
-    path: str | None = None  # the file's path, from the working directory; giving one means source = "file"
+    path: str | None = None  # the file, relative to the working directory; it implies source = "file"
     validation: float = 0.1  # the share of the text, at its end, that is never trained on
     batch: int = 32  # streams read side by side
-    chunk: int = 64  # characters between truncations of backpropagation; the state is carried on
+    chunk: int = 64  # characters in a step of truncated backpropagation; the state is carried on
 
     def __post_init__(self):
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
-        require(self.batch >= 1, "data.batch must be at least 1", self.batch)
-        require(self.chunk >= 1, "data.chunk must be at least 1", self.chunk)
+        require_at_least(1, "data", self, "batch", "chunk")
         if self.path is not None:
             object.__setattr__(self, "source", "file")
         elif self.source == "file":
@@ -42,28 +41,23 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class WordsConfig(TextConfig):
-    """The text, as of characters, but `chunk` counts words."""
+    """The text as words: `chunk` counts words."""
 
-    vocabulary: int = 10_000  # words that are told apart, the most frequent ones; all others are <unk>
+    vocabulary: int = 10_000  # the most frequent words are known; all others are <unk>
 
     def __post_init__(self):
         super().__post_init__()
-        require(self.vocabulary >= 2, "data.vocabulary must be at least 2", self.vocabulary)
+        require_at_least(2, "data", self, "vocabulary")
 
 
 def read_text(data: TextConfig) -> str:
-    """The text that a configuration asks for.
+    """Returns the text that a configuration asks for.
 
     Raises:
         DataError: for a file that is missing, unreadable or not UTF-8, or a Python without its documentation.
     """
-    if data.source == "python-docs":
-        return _python_docs()
-    assert data.path is not None
-    return read_utf8(data.path, DataError, "; data.path must name a UTF-8 text")
-
-
-def _python_docs() -> str:
+    if data.path is not None:
+        return read_utf8(data.path, DataError, "; data.path must name a UTF-8 text")
     try:
         from pydoc_data.topics import topics  # optional: some systems package Python without it
     except ImportError:
@@ -76,7 +70,7 @@ def _python_docs() -> str:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The characters that a model knows, in the order of their numbers.
+    """The characters that a model knows; the index of each is its token.
 
     >>> v = Vocabulary.of("hello")
     >>> v.characters, v.encode("hole").tolist(), v.decode([1, 0])
@@ -84,6 +78,7 @@ class Vocabulary:
     """
 
     characters: str
+    item: ClassVar[str] = "character"
 
     @classmethod
     def of(cls, text: str) -> Vocabulary:
@@ -93,7 +88,7 @@ class Vocabulary:
         return len(self.characters)
 
     def encode(self, text: str) -> np.ndarray:
-        """[len(text)] int32; DataError where a character is not known."""
+        """Returns int32 [len(text)]; raises DataError for a character that is not known."""
         known = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         places = np.minimum(np.searchsorted(known, codes), len(known) - 1)
@@ -109,12 +104,12 @@ class Vocabulary:
 
 
 UNKNOWN = "<unk>"
-# A mark such as <unk>, a word with the apostrophes and hyphens in it, any other sign, the end of a line.
+# A mark such as <unk>, a word with the apostrophes and hyphens in it, any other sign, or the end of a line.
 _WORD = re.compile(r"<\w+>|\w+(?:['’-]\w+)*|[^\w\s]|\n")
 
 
 def cut(text: str) -> list[str]:
-    """The words of a text: words, signs, and ends of lines.
+    """Splits a text into words, signs, and ends of lines.
 
     >>> cut("Don't stop,\\n<unk>!")
     ["Don't", 'stop', ',', '\\n', '<unk>', '!']
@@ -124,7 +119,7 @@ def cut(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class WordVocabulary:
-    """The words that a model knows, in the order of their numbers; number 0 stands for every other one.
+    """The words that a model knows; the index of each is its token, and token 0 stands for every other word.
 
     >>> v = WordVocabulary.of(cut("a b a c b a"), 3)
     >>> v.words, v.encode("c a b").tolist(), v.decode([1, 2, 0])
@@ -132,10 +127,11 @@ class WordVocabulary:
     """
 
     words: tuple[str, ...]
+    item: ClassVar[str] = "word"
 
     @classmethod
     def of(cls, words: list[str], most: int) -> WordVocabulary:
-        """The `most` - 1 most frequent words; of equally frequent ones, those that come first in the alphabet."""
+        """Keeps the `most` - 1 most frequent words; ties are broken by the alphabet."""
         counts = Counter(word for word in words if word != UNKNOWN)
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
         return cls((UNKNOWN, *ranked[: most - 1]))
@@ -148,21 +144,21 @@ class WordVocabulary:
         return {word: number for number, word in enumerate(self.words)}
 
     def encode(self, text: str) -> np.ndarray:
-        """[words of the text] int32."""
+        """Returns int32 [words of the text]."""
         return self.numbers(cut(text))
 
     def numbers(self, words: list[str]) -> np.ndarray:
-        """[len(words)] int32."""
+        """Returns int32 [len(words)]."""
         return np.asarray([self._numbers.get(word, 0) for word in words], np.int32)
 
     def decode(self, numbers) -> str:
-        """Words with spaces between them, but none around the ends of lines, or before signs that close."""
+        """Joins words with spaces, but not around the ends of lines or before closing signs."""
         text = " ".join(self.words[int(n)] for n in numbers)
         return re.sub(r" ([.,;:!?)\]])", r"\1", re.sub(r" ?\n ?", "\n", text))
 
 
 class Chunk(NamedTuple):
-    """One step's data: characters and the ones that follow, [T, B] int32; `fresh` where the state starts anew."""
+    """One step's data: tokens and the next ones, int32 [T, B]; `fresh` says whether the state starts anew."""
 
     tokens: np.ndarray
     targets: np.ndarray
@@ -171,10 +167,10 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Streams:
-    """B streams of an encoded text, chunk by chunk; a chunk is a function of the step's number alone.
+    """B streams of an encoded text, read chunk by chunk.
 
-    So nothing about the reading needs to be saved: a run that is resumed at step k reads what the uninterrupted one does.
-    Each pass over the text starts at another of T offsets, so that chunks are cut at other places.
+    A chunk is a function of the step's number alone, so a run that is resumed at step k needs no saved position. Each pass
+    over the text starts at another of T offsets, so that chunks are cut at other places.
     """
 
     streams: np.ndarray  # [B, length]
@@ -183,7 +179,7 @@ class Streams:
 
     @classmethod
     def of(cls, tokens: np.ndarray, batch: int, chunk: int, seed: int = 0, item: str = "characters") -> Streams:
-        """Raises DataError where the text is too short for one chunk and its next character in each stream."""
+        """Raises DataError if the text is too short for one chunk and the next token in each stream."""
         length = len(tokens) // batch
         if length < chunk + 1:
             raise DataError(
@@ -198,7 +194,7 @@ class Streams:
         return max((self.streams.shape[1] - self.chunk) // self.chunk, 1)
 
     def at(self, step: int) -> Chunk:
-        """The data of step `step`, counted from 0 through all passes."""
+        """Returns the data of a step, counted from 0 through all passes."""
         number, index = divmod(step, self.per_pass)
         offset = 0
         if number:
@@ -207,7 +203,7 @@ class Streams:
         return self._cut(offset + index * self.chunk, index == 0)
 
     def one_pass(self) -> Iterator[Chunk]:
-        """The chunks of one pass without an offset, for validation."""
+        """Yields the chunks of one pass without an offset, for validation."""
         for index in range((self.streams.shape[1] - 1) // self.chunk):
             yield self._cut(index * self.chunk, index == 0)
 
@@ -218,7 +214,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class TextData:
-    """A text made ready: a vocabulary, streams of its first part, and of its last for validation."""
+    """A text made ready: a vocabulary, streams of its first part to train on, and of its last part for validation."""
 
     vocabulary: Vocabulary | WordVocabulary
     train: Streams
@@ -227,40 +223,31 @@ class TextData:
 
     @classmethod
     def load(cls, data: TextConfig, seed: int) -> TextData:
-        """As characters, of which all are known. DataError where the text cannot be read, or either part is too short."""
-        text = _not_empty(data)
-        vocabulary = Vocabulary.of(text)
-        return cls._of(data, seed, text, vocabulary, vocabulary.encode(text), "characters")
+        """Reads a text as characters or, for a WordsConfig, as words; only the training part decides which are known.
 
-    @classmethod
-    def load_words(cls, data: WordsConfig, seed: int) -> TextData:
-        """As words, of which the most frequent ones of the first part are known. DataError as with `load`."""
-        text = _not_empty(data)
-        words = cut(text)
-        vocabulary = WordVocabulary.of(words[: _border(data, len(words))], data.vocabulary)
-        return cls._of(data, seed, text, vocabulary, vocabulary.numbers(words), "words")
-
-    @classmethod
-    def _of(cls, data: TextConfig, seed: int, text: str, vocabulary: Any, tokens: np.ndarray, item: str) -> TextData:
-        border = _border(data, len(tokens))
-        try:
-            train = Streams.of(tokens[:border], data.batch, data.chunk, seed, item)
-        except DataError as e:
-            raise e.at(f"{data.path or data.source}, training part") from None
-        try:
-            validation = Streams.of(tokens[border:], data.batch, data.chunk, item=item)
-        except DataError as e:
-            raise e.at(f"{data.path or data.source}, validation part (data.validation = {data.validation})") from None
-        return cls(vocabulary, train, validation, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
-
-
-def _not_empty(data: TextConfig) -> str:
-    text = read_text(data)
-    if not text:
-        raise DataError(f"{data.path or data.source}: the text is empty")
-    return text
-
-
-def _border(data: TextConfig, count: int) -> int:
-    """How many of so many tokens are trained on."""
-    return round(count * (1 - data.validation))
+        Raises:
+            DataError: if the text cannot be read, or either part is too short.
+        """
+        text, where = read_text(data), data.path or data.source
+        if not text:
+            raise DataError(f"{where}: the text is empty")
+        vocabulary: Vocabulary | WordVocabulary
+        if isinstance(data, WordsConfig):
+            words = cut(text)
+            border = round(len(words) * (1 - data.validation))
+            vocabulary = WordVocabulary.of(words[:border], data.vocabulary)
+            tokens = vocabulary.numbers(words)
+        else:
+            vocabulary = Vocabulary.of(text)
+            tokens = vocabulary.encode(text)
+            border = round(len(tokens) * (1 - data.validation))
+        streams = []
+        for part, found, draws in (
+            ("training part", tokens[:border], seed),
+            (f"validation part (data.validation = {data.validation})", tokens[border:], 0),
+        ):
+            try:
+                streams.append(Streams.of(found, data.batch, data.chunk, draws, f"{vocabulary.item}s"))
+            except DataError as e:
+                raise e.at(f"{where}, {part}") from None
+        return cls(vocabulary, *streams, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())

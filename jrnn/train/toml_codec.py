@@ -1,7 +1,7 @@
 """TOML into frozen dataclasses, and back: unknown keys are errors, values are checked against the annotations.
 
 The dataclasses define the file: a nested dataclass is a table, a `Literal` a choice, `dict` a free table, `list[str]` a
-list. A dataclass may choose the dataclasses of some of its tables by what is given: its `choose(given)` tells them.
+list. If the dataclass of a table depends on what the file says, `choose(given)` of the outer dataclass returns it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jrnn.errors import ConfigError, JrnnError, near
-from jrnn.train.shipped import near_config
 
 T = TypeVar("T")
 
 
 def require(true: bool, rule: str, value: Any) -> None:
-    """Raises ConfigError unless `true`: the rule, and the value that breaks it."""
+    """Raises ConfigError with the rule and the value that breaks it, unless `true`."""
     if not true:
         raise ConfigError(f"{rule}, is {value!r:.200}")
 
 
+def require_at_least(least: int, table: str, config: Any, *names: str) -> None:
+    """Raises ConfigError unless these fields of the table's dataclass are at least `least`."""
+    for name in names:
+        require(getattr(config, name) >= least, f"{table}.{name} must be at least {least}", getattr(config, name))
+
+
 def read_utf8(path: str | Path, error: type[JrnnError], rule: str = "") -> str:
-    """The text of a file, without a byte order mark and with newlines alone at the ends of lines.
+    """Returns the text of a file without a byte order mark, and with "\\n" at the ends of lines.
 
     Raises:
-        JrnnError: of this type, for a file that is missing (with the rule that it breaks), unreadable or not UTF-8.
+        JrnnError: of type `error`, for a file that is missing (with the rule that it breaks), unreadable or not UTF-8.
     """
     try:
         return Path(path).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
@@ -46,9 +51,9 @@ def read_utf8(path: str | Path, error: type[JrnnError], rule: str = "") -> str:
         ) from None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; ConfigError where it is missing or is not TOML."""
-    text = read_utf8(path, ConfigError, near_config(path))
+def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
+    """Returns the tables of a TOML file; raises ConfigError if it is missing (with the hint) or is not TOML."""
+    text = read_utf8(path, ConfigError, hint)
     try:
         return tomllib.loads(text)
     except ValueError as e:  # tomllib's own error, or a number of thousands of digits
@@ -58,7 +63,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text; ValueError where it is none, or is nested too deeply."""
+    """Returns the value of a JSON text; raises ValueError if it is not JSON, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -66,7 +71,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
-    """The same tables with `a.b=value` assignments applied; a value that is not TOML is taken as a string.
+    """Returns the tables with `a.b=value` assignments applied; a value that is not TOML is taken as a string.
 
     >>> override({"train": {"steps": 10}}, ["train.steps=20", "data.path=a.txt"])
     {'train': {'steps': 20}, 'data': {'path': 'a.txt'}}
@@ -93,21 +98,18 @@ def _value(text: str) -> Any:
         return text
 
 
-def decode(cls: type[T], tables: Mapping[str, Any], where: str) -> T:
-    """A dataclass from tables.
+def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = "") -> T:
+    """Returns a dataclass made from tables.
 
     Args:
         cls: a frozen dataclass whose fields have defaults; its `__post_init__` may raise ConfigError.
-        tables: what the file says.
+        tables: the contents of the file.
         where: the file's name, for messages.
+        prefix: the name of the table and a dot, for messages.
 
     Raises:
         ConfigError: for an unknown key (with the near name), a value of another type, or an impossible value.
     """
-    return _decode(cls, tables, where, "")
-
-
-def _decode(cls: Any, tables: Mapping[str, Any], where: str, prefix: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     annotations = typing.get_type_hints(cls)
     values = {}
@@ -126,7 +128,7 @@ def _decode(cls: Any, tables: Mapping[str, Any], where: str, prefix: str) -> Any
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: {full} must be a table [{full}], is {value!r:.200}")
-            values[key] = _decode(kind, value, where, full + ".")
+            values[key] = decode(kind, value, where, full + ".")
         else:
             values[key] = _checked(kind, value, where, full)
     try:
@@ -160,7 +162,7 @@ _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or 
 
 
 def encode(config: Any) -> str:
-    """A dataclass as TOML that `decode` reads back to an equal one; fields that are None are left out."""
+    """Returns TOML that `decode` reads back to an equal dataclass; fields that are None are left out."""
     return _encode(dataclasses.asdict(config), "").lstrip()
 
 

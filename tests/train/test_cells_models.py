@@ -14,7 +14,7 @@ from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import AFFINE, LSTMS, OTHERS, CellsConfig, TokenCellsConfig, cells_model
 from jrnn.train.models.net import for_evaluation
-from jrnn.train.tasks.examples import Examples
+from jrnn.train.tasks.task import Examples
 from jrnn.train.text import Chunk
 from jrnn.train.toml_codec import decode
 
@@ -52,7 +52,7 @@ def test_every_cell_can_be_asked_for(cell):
 
 @pytest.mark.parametrize("cell", AFFINE)
 def test_cells_without_recurrent_products_have_none_dropped(cell):
-    with pytest.raises(ConfigError, match=f"recurrent_dropout must be 0 where model.cell is '{cell}'"):
+    with pytest.raises(ConfigError, match=f"recurrent_dropout must be 0 for model.cell = '{cell}'"):
         CellsConfig(cell=cell, recurrent_dropout=0.1)
 
 

@@ -207,7 +207,7 @@ def test_one_device_changes_nothing(folder):
     batches = stack_batches([task.train.at(0)], 1)
     jax.tree.map(np.testing.assert_array_equal, devices.get(devices.put_batches(batches, task.axes)), batches)
     assert devices.is_first and not devices.any(False) and devices.any(True)
-    with pytest.raises(ConfigError, match="train.devices must not be negative"):
+    with pytest.raises(ConfigError, match="train.devices must be at least 0"):
         load_config(folder / "shared.toml", ["train.devices=-1"])
     assert "devices = 1" in encode(config)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jrnn import Net, Op
-from jrnn.train.diagnose import first_not_finite
+from jrnn.train.check import first_not_finite
 from jrnn.train.models.cells import CellsConfig, cells_model
 from jrnn.train.models.model import Outcome, Signature
 from jrnn.train.models.net import NetModel

@@ -17,7 +17,7 @@ from jrnn.train import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.models.netdef import NetDefConfig, netdef_model
-from jrnn.train.tasks.examples import Examples
+from jrnn.train.tasks.task import Examples
 from jrnn.train.text import Chunk
 from jrnn.train.toml_codec import decode
 

@@ -12,7 +12,7 @@ from jrnn.nn import functional
 from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.nn import NnConfig, NnModel, TokenNnConfig
-from jrnn.train.tasks.examples import Examples
+from jrnn.train.tasks.task import Examples
 from jrnn.train.text import Chunk
 from jrnn.train.toml_codec import decode
 

@@ -12,10 +12,9 @@ from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.models import Signature
 from jrnn.train.models.nn import NnModel, TokenNnConfig
-from jrnn.train.run_dir import RunDir
+from jrnn.train.run_dir import RunDir, abstract_state, load_trained
 from jrnn.train.step import Steps, initial_state, make_train_call, make_validation, stack_batches
 from jrnn.train.text import Chunk
-from jrnn.train.trained import abstract_state, load_trained
 
 B, T, V = 4, 3, 5
 AXES = {"tokens": 1, "targets": 1}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from jrnn.cli import main
-from jrnn.errors import DataError
-from jrnn.train.plot import curves, labels, plot_runs, smoothed
-from jrnn.train.runs import find_runs, runs_tables, summarize
+from jrnn.errors import DataError, UsageError
+from jrnn.train.plot import smoothed
+from jrnn.train.runs import curves, find_runs, labels, plot_runs, runs_tables, summarize
 
 
 def make_run(path, steps=6, done=6, **config):
@@ -134,11 +134,11 @@ def test_curves_and_smoothing(runs):
 
 
 def test_what_cannot_be_drawn(runs):
-    with pytest.raises(DataError, match=r"losses\.txt: the name of a plot must end in \.png"):
+    with pytest.raises(UsageError, match=r"losses\.txt: the name of a picture must end in one of \.png"):
         plot_runs([runs / "a"], runs / "losses.txt")
     with pytest.raises(DataError, match=r"deep: is not a run directory: .*config\.toml: no such file"):
         plot_runs([runs / "deep"], runs / "losses.png")
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(UsageError, match="cannot be written"):
         plot_runs([runs / "a"], runs / "none" / "losses.png")
     (runs / "a" / "metrics.jsonl").write_text("")
     with pytest.raises(DataError, match="has no losses in metrics.jsonl yet"):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jrnn.cli.parser import make_parser
-from jrnn.train.shipped import config_names
+from jrnn.train.config import config_names
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from jrnn.errors import ConfigError, DataError
 from jrnn.train import Config, sample_run, train
 from jrnn.train.tasks.adding import Adding
 from jrnn.train.tasks.classification import ClassificationData, read_examples
-from jrnn.train.tasks.examples import Examples, Scaling, Shuffled, in_batches, split
 from jrnn.train.tasks.forecast import read_columns, windows
+from jrnn.train.tasks.task import Examples, Scaling, Shuffled, in_batches, split
 from jrnn.train.toml_codec import decode
 
 SMALL = {"kind": "nn", "cell": "gru", "hidden": 4}

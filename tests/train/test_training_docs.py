@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from jrnn.train import load_config
-from jrnn.train.config import GradientConfig, OptimizerConfig, TrainConfig
+from jrnn.train.config import FOLDER, GradientConfig, OptimizerConfig, TrainConfig, config_names
 from jrnn.train.models import TOKEN_MODELS
-from jrnn.train.shipped import FOLDER, config_names
 from jrnn.train.tasks import KINDS
 from jrnn.train.toml_codec import decode
 

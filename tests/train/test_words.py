@@ -28,7 +28,7 @@ def test_text_of_words_reads_like_text():
 
 def test_words_of_the_validation_part_alone_are_unknown(tmp_path):
     (tmp_path / "t.txt").write_text("a b " * 50 + "a c " * 50)
-    data = TextData.load_words(WordsConfig(path=str(tmp_path / "t.txt"), batch=2, chunk=3, validation=0.5), 0)
+    data = TextData.load(WordsConfig(path=str(tmp_path / "t.txt"), batch=2, chunk=3, validation=0.5), 0)
     assert data.vocabulary.words == ("<unk>", "a", "b")
     assert set(data.validation.streams.ravel().tolist()) == {0, 1}
 

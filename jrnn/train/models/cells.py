@@ -6,7 +6,7 @@ Shapes: T steps, B examples side by side, E embedding, H hidden.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from jrnn.builder import NetBuilder
 from jrnn.cells import (
@@ -27,7 +27,7 @@ from jrnn.cells import (
     run_cell,
 )
 from jrnn.cells.wrappers import WrappedCell
-from jrnn.train.models.model import DEFAULT, Compute, Signature
+from jrnn.train.models.model import DEFAULT, Compute, Embedding, LayersConfig, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.toml_codec import require
 
@@ -42,67 +42,33 @@ OTHERS = {"gru": GRUCell, "basic_rnn": BasicRNNCell, **AFFINE}
 
 
 @dataclass(frozen=True)
-class CellsConfig:
+class CellsConfig(LayersConfig):
     """Recurrent layers of `jrnn.cells` and an output layer: all of them operators of one net."""
 
     kind: Literal["cells"] = "cells"
     cell: Literal[
         "lstm", "layer_norm_lstm", "mi_lstm", "layer_norm_mi_lstm", "gru", "basic_rnn", "min_gru", "min_lstm", "lru"
     ] = "lstm"
-    hidden: int = 256
-    layers: int = 1
     residual: bool = False  # from the second layer on, a layer's input is added to its output
     forget_bias: float = 1.0  # of the LSTMs, added to the forget gate before its sigmoid
-    dropout: float = 0.0  # of the output of the layers
-    layer_dropout: float = 0.0  # between layers
     recurrent_dropout: float = 0.0  # of the hidden state inside the recurrent products, the same units at every step
 
     def __post_init__(self):
-        check_sizes(self, "hidden", "layers")
-        check_ratios(self, "dropout", "layer_dropout", "recurrent_dropout")
-        rule = f"model.recurrent_dropout must be 0 where model.cell is {self.cell!r}, which has no recurrent products"
+        super().__post_init__()
+        rule = f"model.recurrent_dropout must be 0 for model.cell = {self.cell!r}, which has no recurrent products"
         require(not (self.recurrent_dropout and self.cell in AFFINE), rule, self.recurrent_dropout)
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """How the tokens of a text enter a model."""
-
-    embedding: int = 64
-    embedding_dropout: float = 0.0
-
-    def __post_init__(self):
-        check_sizes(self, "embedding")
-        check_ratios(self, "embedding_dropout")
 
 
 @dataclass(frozen=True)
 class TokenCellsConfig(CellsConfig, Embedding):
     """Embedding -> recurrent layers of `jrnn.cells` -> output layer: all of them operators of one net."""
 
-    def __post_init__(self):
-        Embedding.__post_init__(self)
-        CellsConfig.__post_init__(self)
-
-
-def check_sizes(config: Any, *names: str) -> None:
-    for name in names:
-        require(getattr(config, name) >= 1, f"model.{name} must be at least 1", getattr(config, name))
-
-
-def check_ratios(config: Any, *names: str) -> None:
-    for name in names:
-        require(0 <= getattr(config, name) < 1, f"model.{name} must lie in [0, 1)", getattr(config, name))
-    if "layer_dropout" in names and config.layers == 1:
-        rule = "model.layer_dropout is between layers, of which model.layers has 1, and must be 0 there"
-        require(not config.layer_dropout, rule, config.layer_dropout)
-
 
 def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DEFAULT) -> NetModel:
-    """The model as one net: (Gather ->) layers -> FC -> loss.
+    """Returns the model as one net: (Gather ->) layers -> FC -> loss.
 
-    Blobs: the members of a batch, by their names -> `logits` or `values`, and `loss` []. Where the state is carried,
-    state j of layer k goes in as `hidden_k` or `cell_k`, [1, B, H].
+    Blobs: the members of a batch, by their names -> `logits` or `values`, and `loss` []. If the state is carried, the
+    states of layer k are the inputs `hidden_k` and `cell_k`, [1, B, H].
     """
     b = NetBuilder("model")
     inputs, targets = b.input("tokens" if signature.tokens else "inputs"), b.input("targets")
@@ -128,10 +94,10 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
 
 @dataclass(frozen=True)
 class TokensCell(WrappedCell):
-    """Takes tokens [T, B] where `cell` takes their embeddings, the rows of the parameter `table`.
+    """Takes tokens [T, B] instead of their embeddings, the rows of the parameter `table`.
 
-    What depends on the input alone is computed once for each row of the table and looked up: the same result with less
-    work wherever the table has fewer rows than a batch has tokens.
+    The part of `cell` that depends on the input alone is computed once for each row of the table, and looked up. This is
+    less work if the table has fewer rows than a batch has tokens.
     """
 
     table: str
@@ -163,13 +129,10 @@ def _stack(config: CellsConfig, size_in: int) -> StackedCell:
 
 
 def _initial_states(b: NetBuilder, layers: int, cell: Cell) -> list[str]:
-    """Inputs for the states of all layers: hidden_0, cell_0, hidden_1, ..."""
+    """Declares inputs for the states of all layers: hidden_0, cell_0, hidden_1, ..."""
     of_a_layer = len(cell.states) // layers
-    return [b.input(f"{_last_part(s.previous).partition('_')[0]}_{k // of_a_layer}") for k, s in enumerate(cell.states)]
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition("/")[2]
+    kinds = [s.previous.rpartition("/")[2].partition("_")[0] for s in cell.states]
+    return [b.input(f"{kind}_{k // of_a_layer}") for k, kind in enumerate(kinds)]
 
 
 def _dropout(b: NetBuilder, blob: str, ratio: float) -> str:
@@ -179,13 +142,13 @@ def _dropout(b: NetBuilder, blob: str, ratio: float) -> str:
 
 
 def _last_step(b: NetBuilder, sequence: str) -> str:
-    """[T, B, H] -> [B, H]; a sequence that ends earlier holds its state until then."""
+    """[T, B, H] -> [B, H]; a sequence that ends earlier keeps its state until the last step."""
     last = b.Slice([sequence], "last_step", starts=[-2, 0, 0], ends=[-1, -1, -1])
     return b.Squeeze([last], "last_output", dims=[0])
 
 
 def _output(b: NetBuilder, x: str, size: int, targets: str, signature: Signature) -> str:
-    """The output layer and the loss; the name of what is predicted."""
+    """Adds the output layer and the loss; returns the blob of logits or values."""
     w = b.param("output_w", [signature.outputs, size])
     bias = b.param("output_b", [signature.outputs], "ConstantFill", value=0.0)
     axis = 2 if signature.every_step else 1

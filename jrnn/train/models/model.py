@@ -1,12 +1,19 @@
-"""The interface of models: what training calls, and the signature that a task requires.
+"""The interface of models: what training calls and what a task requires; and what several models share.
 
 Shapes: T steps, B examples side by side.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jrnn.train.toml_codec import require
 
 Params = dict[str, Any]
 Carry = dict[str, Any]
@@ -85,3 +92,74 @@ class Model(Protocol):
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         """What the model puts out for a batch, whose targets may be None (logits, values), and the state after it."""
         ...
+
+
+@dataclass(frozen=True)
+class LayersConfig:
+    """The keys that the tables [model] of `cells` and `nn` share."""
+
+    hidden: int = 256
+    layers: int = 1
+    dropout: float = 0.0  # of the output of the layers
+    layer_dropout: float = 0.0  # between layers
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if name in ("hidden", "layers", "embedding"):
+                require(value >= 1, f"model.{name} must be at least 1", value)
+            elif name.endswith("dropout"):
+                require(0 <= value < 1, f"model.{name} must lie in [0, 1)", value)
+        rule = "model.layer_dropout is between layers, of which model.layers has 1, and must be 0 there"
+        require(self.layers > 1 or not self.layer_dropout, rule, self.layer_dropout)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The keys of a `LayersConfig` whose inputs are tokens."""
+
+    embedding: int = 64
+    embedding_dropout: float = 0.0
+
+
+def mean_loss(signature: Signature, outputs: Any, targets: Any) -> Any:
+    """Returns the loss [] that `Signature.loss` names."""
+    if signature.loss == "cross_entropy":
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, targets))
+    return jnp.mean(jnp.square(outputs - targets))
+
+
+def gradients_of(loss: Callable, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
+    """Differentiates the method `loss` of a model by JAX."""
+    (value, carry), gradients = jax.value_and_grad(loss, has_aux=True)(params, carry, batch, key)
+    return Outcome(value, carry, gradients)
+
+
+@dataclass(frozen=True)
+class FunctionModel:
+    """See `Model`: of independent examples, differentiated by JAX.
+
+    Attributes:
+        start: the first parameters, a dict of arrays, from a key.
+        apply: `(params, batch, key) -> outputs`, of the shape that the signature says; without randomness where the key is
+            None.
+        signature: what goes in and comes out.
+    """
+
+    start: Callable[[Any], Params]
+    apply: Callable[[Params, Any, Any], Any]
+    signature: Signature
+
+    def init(self, key: Any) -> Params:
+        return self.start(key)
+
+    def initial_carry(self, examples: int) -> Carry:
+        return {}
+
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+        return mean_loss(self.signature, self.apply(params, batch, key), batch.targets), carry
+
+    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
+        return gradients_of(self.loss, params, carry, batch, key)
+
+    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+        return self.apply(params, batch, None), carry

@@ -5,12 +5,11 @@ Shapes: B examples side by side, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jrnn import registry
@@ -19,18 +18,19 @@ from jrnn.convert import Package, export_package
 from jrnn.graph import extract_sub_net
 from jrnn.ir import Net, Op
 from jrnn.lowering import to_jax
-from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params
+from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, gradients_of
 
 
 @dataclass(frozen=True)
 class NetModel:
     """A model that is a net.
 
-    init_net: makes the parameters, and `constants`.
-    states: for each initial-state blob, the blob that holds the state after the batch, and its size.
-    feeds: for each further input of the net, the member of the batch that it is.
-    targets: of those, the ones that only the loss reads.
-    constants: of the blobs that `init_net` makes, those that are not trained.
+    Attributes:
+        init_net: makes the parameters and the `constants`.
+        states: for each blob of a first state, the blob of the state after the batch, and its size.
+        feeds: for each other input of the net, its member of the batch.
+        targets: the inputs that only the loss reads.
+        constants: the blobs of `init_net` that are not trained.
     """
 
     net: Net
@@ -45,7 +45,7 @@ class NetModel:
 
     def init(self, key: Any) -> Params:
         made = to_jax(self.init_net)({}, key=key)
-        return {name: made[name] for name in self.init_net.external_outputs if name not in self.constants}
+        return {name: made[name] for name in self._trained}
 
     def initial_carry(self, examples: int) -> Carry:
         return {name: jnp.zeros((1, examples, size)) for name, (_, size) in self.states.items()}
@@ -71,6 +71,10 @@ class NetModel:
     def _evaluation(self) -> Net:
         return for_evaluation(self.net)
 
+    @property
+    def _trained(self) -> list[str]:
+        return [name for name in self.init_net.external_outputs if name not in self.constants]
+
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         net, given = self._net(key), self._blobs(params, carry, batch)
         if self.compute.precision == "float32":
@@ -83,26 +87,18 @@ class NetModel:
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         if self.compute.gradient == "jax":
-            by_params = jax.value_and_grad(self.loss, has_aux=True)
-            (loss, carry), gradients = by_params(params, carry, batch, key)
-            return Outcome(loss, carry, gradients)
-        backward, names = self._backward(key is not None)
+            return gradients_of(self.loss, params, carry, batch, key)
+        net, found = add_gradients(self._net(key), [self.loss_blob])
+        names = {p: found[p] for p in self._trained}
+        wanted = [b for g in names.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
+        backward = to_jax(net, [self.loss_blob, *self._last_states, *dict.fromkeys(wanted)])
         blobs = backward(self._blobs(params, carry, batch), key=key)
         gradients = {p: _dense(params[p], names[p], blobs) for p in params}
         return Outcome(blobs[self.loss_blob], self._carry(blobs, carry), gradients)
 
     def with_backward(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Net, dict[str, Any]]:
-        """The net with its backward operators, whatever gradient trains it, and the blobs that it is given."""
+        """Returns the net with its backward operators, and its inputs."""
         return add_gradients(self._net(key), [self.loss_blob])[0], self._blobs(params, carry, batch)
-
-    def _backward(self, training: bool) -> tuple[Callable, dict[str, Any]]:
-        """The function of the net with its backward operators, and the blobs of each parameter's gradient."""
-        net = self.net if training else self._evaluation
-        with_gradients, found = add_gradients(net, [self.loss_blob])
-        trained = [name for name in self.init_net.external_outputs if name not in self.constants]
-        gradients = {name: found[name] for name in trained}
-        blobs = [b for g in gradients.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
-        return to_jax(with_gradients, [self.loss_blob, *self._last_states, *dict.fromkeys(blobs)]), gradients
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         wanted = [self.output_blob, *self._last_states]
@@ -111,11 +107,11 @@ class NetModel:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the exported net gives: the output, and the states after a batch."""
+        """The outputs of the exported net: the logits or values, and the states after a batch."""
         return (self.output_blob, *self._last_states)
 
     def package(self, params: Params) -> Package:
-        """The model as an init net that fills the parameters, and a net from inputs and states to `outputs`."""
+        """Returns an init net that fills the parameters, and a net from inputs and states to `outputs`."""
         inputs = [blob for blob in (*self.feeds, *self.states) if blob not in self.targets]
         return export_package(for_evaluation(self.served), {**self.constants, **params}, inputs, self.outputs)
 
@@ -126,13 +122,13 @@ class NetModel:
 
 
 def _in(dtype: str, value: Any) -> Any:
-    """Fractional numbers in another precision; others as they are."""
+    """Casts floating-point numbers; returns others unchanged."""
     value = jnp.asarray(value)
     return value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
 
 def _dense(param: Any, gradient: str | GradientSlice, blobs: Mapping[str, Any]) -> Any:
-    """A gradient blob, or the rows of a sparse one added up in place."""
+    """Returns a gradient blob; a sparse gradient becomes dense."""
     if not isinstance(gradient, GradientSlice):
         return blobs[gradient]
     rows = jnp.reshape(blobs[gradient.values], (-1, *param.shape[1:]))
@@ -140,7 +136,7 @@ def _dense(param: Any, gradient: str | GradientSlice, blobs: Mapping[str, Any]) 
 
 
 def for_evaluation(net: Net) -> Net:
-    """The same net with every random operator that knows a test mode in it: dropout drops nothing."""
+    """Returns the net with the test mode of every random operator that has one: dropout drops nothing."""
 
     def change(op: Op) -> Op:
         op = op.map_sub_nets(for_evaluation)

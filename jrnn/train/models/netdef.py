@@ -1,4 +1,4 @@
-"""A model that is read from disk: a Caffe2 net with its weights, to be trained further.
+"""A model from disk: a Caffe2 net with its weights, to be trained further.
 
 Shapes: T steps, B examples side by side, H hidden.
 """
@@ -31,20 +31,18 @@ LOSS = "SoftmaxWithLoss"
 
 @dataclass(frozen=True)
 class NetDefConfig:
-    """A net on disk and the net that makes its weights. What can be read off the net need not be said."""
+    """A net on disk and the net that makes its weights; the other keys default to what the net itself says."""
 
     kind: Literal["net"] = "net"
-    net: str | None = None  # the net's file, from the working directory; giving one means kind = "net"
+    net: str | None = None  # the net's file, relative to the working directory; it implies kind = "net"
     init_net: str | None = None  # the file of the net that makes the weights; by default init_net.pb next to the net
-    input: str | None = None  # the blob that the inputs or tokens are
-    lengths: str | None = None  # the blob of lengths, where the net reads one
-    targets: str | None = None  # the blob of targets, where the net has a loss
+    input: str | None = None  # the blob of the inputs or tokens
+    lengths: str | None = None  # the blob of lengths, if the net reads one
+    targets: str | None = None  # the blob of targets, if the net has a loss
     output: str | None = None  # the blob of logits or values; by default the first external output, before its softmax
-    loss: str | None = None  # the blob of the loss, where the net has one; by default a loss is appended to the output
-    states: dict = field(
-        default_factory=dict
-    )  # first states that are inputs, and their last ones, where not recurrent's
-    frozen: list[str] = field(default_factory=list)  # weights that stay as they are
+    loss: str | None = None  # the blob of the loss, if the net has one; by default a loss is appended to the output
+    states: dict = field(default_factory=dict)  # first state -> last state, unless a RecurrentNetwork defines them
+    frozen: list[str] = field(default_factory=list)  # weights that are not trained
 
     def __post_init__(self):
         if self.net is None:
@@ -53,7 +51,7 @@ class NetDefConfig:
 
 @dataclass(frozen=True)
 class NetDefModel(NetModel):
-    """A net from disk; `whole` is all of it, with the outputs that it gives."""
+    """A net from disk; `whole` is the net before it was reduced to what training needs."""
 
     whole: Net = field(default_factory=Net)
 
@@ -63,7 +61,7 @@ class NetDefModel(NetModel):
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         output, carry = super().predict(params, carry, batch)
-        if "tokens" in self.feeds.values():  # old nets join steps and examples: [T B, V]
+        if "tokens" in self.feeds.values():  # old nets flatten steps and examples: [T B, V]
             output = jnp.reshape(output, (*jnp.shape(batch.tokens), -1))
         return output, carry
 
@@ -73,13 +71,12 @@ class NetDefModel(NetModel):
 
 
 def netdef_model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetDefModel:
-    """The net of a config as a model that fits a task.
+    """Returns the net of a config as a model that fits a task.
 
     Raises:
         ConfigError: for a blob that the net lacks, one that must be named, or a net that does not fit the task.
-        FormatError: for a file that is no net.
+        FormatError: for a file that is not a net.
     """
-    assert config.net is not None
     try:
         return _model(config, signature, compute)
     except ConfigError as e:
@@ -125,7 +122,7 @@ def _read(config: NetDefConfig) -> Package:
 
 
 def _part(net: Net, outputs: list[str]) -> Net:
-    """What the outputs need; ConfigError for one that the net lacks."""
+    """Returns the part of a net that the outputs need; raises ConfigError for an output that the net lacks."""
     written = {o for op in net.ops for o in op.outputs}
     for name in outputs:
         if name not in written:
@@ -136,7 +133,7 @@ def _part(net: Net, outputs: list[str]) -> Net:
 
 
 def _output(config: NetDefConfig, net: Net) -> str:
-    """The blob of logits or values: as said, or what the loss reads, or the first output, before its softmax."""
+    """Returns the blob of logits or values: of the config, or the loss's input, or the first output before its softmax."""
     if config.output is not None:
         return config.output
     makers = {o: op for op in net.ops for o in op.outputs}
@@ -149,7 +146,7 @@ def _output(config: NetDefConfig, net: Net) -> str:
 
 
 def _last_states(net: Net, inputs: list[str]) -> dict[str, str]:
-    """For each input of the net that is a recurrent network's first state, the blob of its last one."""
+    """Returns the blob of the last state for each input of the net that is a recurrent network's first state."""
     found = {}
     for op in net.ops:
         if op.type == RECURRENT:
@@ -161,7 +158,7 @@ def _last_states(net: Net, inputs: list[str]) -> dict[str, str]:
 
 
 def _feeds(config: NetDefConfig, signature: Signature, left: list[str], net: Net) -> dict[str, str]:
-    """The member of a batch that each input of the net is."""
+    """Returns the member of a batch for each input of the net."""
     member = "tokens" if signature.tokens else "inputs"
     named = {config.input: member, config.lengths: "lengths", config.targets: "targets"}
     feeds = {blob: what for blob, what in named.items() if blob is not None}
@@ -176,7 +173,7 @@ def _feeds(config: NetDefConfig, signature: Signature, left: list[str], net: Net
     if unnamed or member not in feeds.values():
         shown = ", ".join(map(repr, unnamed)) or "nothing"
         raise ConfigError(
-            f"the net reads {shown} besides its weights and states; say what is what with model.input, model.lengths, "
+            f"the net reads {shown} besides its weights and states; assign them with model.input, model.lengths, "
             "model.targets and model.states"
         )
     if signature.lengths and "lengths" not in feeds.values():
@@ -189,9 +186,9 @@ def _feeds(config: NetDefConfig, signature: Signature, left: list[str], net: Net
 def _shapes(
     net: Net, weights: Mapping[str, Any], last: Mapping[str, str], feeds: Mapping[str, str], output: str, s: Signature
 ) -> tuple[dict[str, int], tuple[int, ...]]:
-    """The size of each state, and the shape of the output for a batch of 2 steps of 3 examples.
+    """Returns the size of each state, and the shape of the output for a batch of 2 steps of 3 examples.
 
-    The size is that at which the states come out as they went in; it is among the sizes of the weights.
+    It tries the sizes of the weights: with the right one, the states keep their shape.
     """
     made = {
         "tokens": jnp.zeros((2, 3), jnp.int32),
@@ -215,7 +212,7 @@ def _shapes(
 
 
 def _with_loss(net: Net, output: str, shape: tuple[int, ...], signature: Signature) -> Net:
-    """The net with a loss behind its output, which has `shape`."""
+    """Returns the net with a loss after its output of this shape."""
     targets, ops = "targets", []
     if signature.every_step and len(shape) == 2:
         targets = "targets_joined"

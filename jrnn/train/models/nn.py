@@ -15,32 +15,36 @@ import jax.numpy as jnp
 from jrnn.errors import ConfigError
 from jrnn.nn import Layout, functional
 from jrnn.nn.units import GRU, LSTM, RNN_TANH
-from jrnn.train.models.cells import Embedding, check_ratios, check_sizes
-from jrnn.train.models.function import mean_loss
-from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, Signature
+from jrnn.train.models.model import (
+    DEFAULT,
+    Carry,
+    Compute,
+    Embedding,
+    LayersConfig,
+    Outcome,
+    Params,
+    Signature,
+    gradients_of,
+    mean_loss,
+)
 from jrnn.train.toml_codec import require
 
 UNITS = {"lstm": (LSTM, functional.lstm), "gru": (GRU, functional.gru), "rnn": (RNN_TANH, functional.rnn)}
 
 
 @dataclass(frozen=True)
-class NnConfig:
+class NnConfig(LayersConfig):
     """Recurrent layers of `jrnn.nn` and an output layer."""
 
     kind: Literal["nn"] = "nn"
     cell: Literal["lstm", "gru", "rnn"] = "lstm"
-    hidden: int = 256
-    layers: int = 1
-    bidirectional: bool = False  # not where the state is carried on
+    bidirectional: bool = False  # only if the state is not carried on
     layer_norm: bool = False  # of the products inside the gates
-    forget_bias: float = 1.0  # of an LSTM: the first value of the forget gate's bias
-    memory: int = 0  # steps to remember: the gates' biases start so that units forget within 1 to so many; 0: not so
-    dropout: float = 0.0  # of the output of the layers
-    layer_dropout: float = 0.0  # between layers
+    forget_bias: float = 1.0  # of an LSTM: the initial bias of the forget gate
+    memory: int = 0  # initial biases of the gates make units forget within 1 to so many steps; 0: no such biases
 
     def __post_init__(self):
-        check_sizes(self, "hidden", "layers")
-        check_ratios(self, "dropout", "layer_dropout")
+        super().__post_init__()
         require(self.memory == 0 or self.memory > 2, "model.memory must be 0 or above 2", self.memory)
         require(not (self.memory and self.cell == "rnn"), "model.memory is for gates, which an rnn lacks", self.memory)
 
@@ -48,10 +52,6 @@ class NnConfig:
 @dataclass(frozen=True)
 class TokenNnConfig(NnConfig, Embedding):
     """Embedding -> recurrent layers of `jrnn.nn` -> output layer."""
-
-    def __post_init__(self):
-        Embedding.__post_init__(self)
-        NnConfig.__post_init__(self)
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,12 @@ class NnModel:
     def __post_init__(self):
         if self.compute.gradient != "jax":
             raise ConfigError(
-                'gradient.source = "net" needs a model that is a net; this one is of model.kind = "nn": use "cells"'
+                'gradient.source = "net" needs a model that is a net; model.kind = "nn" is not: use "cells"'
             )
         if self.config.bidirectional and self.signature.carried:
-            raise ConfigError("model.bidirectional reads sequences to their end: not where the state is carried on")
+            raise ConfigError(
+                "model.bidirectional reads sequences to their end, so it must be false if the state is carried on"
+            )
 
     @cached_property
     def _layout(self) -> Layout:
@@ -94,7 +96,7 @@ class NnModel:
         return params
 
     def _gate_biases(self, suffix: str, params: Params, key: Any) -> Params:
-        """First biases of the gates that keep the state: the forget bias, or the chrono initialization.
+        """Returns initial biases of the gates that keep the state: the forget bias, or the chrono initialization.
 
         Source: Tallec and Ollivier, Can recurrent neural networks warp time?, 2018: b_f = log u, b_i = -b_f, where u is
         uniform in [1, memory - 1]. A GRU's z, which keeps the state, has log u.
@@ -119,8 +121,7 @@ class NnModel:
         return mean_loss(self.signature, output, batch.targets), carry
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
-        (loss, carry), gradients = jax.value_and_grad(self.loss, has_aux=True)(params, carry, batch, key)
-        return Outcome(loss, carry, gradients)
+        return gradients_of(self.loss, params, carry, batch, key)
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         return self._run(params, carry, batch, None)
@@ -149,14 +150,14 @@ class NnModel:
 
 
 def _state(carry: Carry) -> Any:
-    """What a function of `jrnn.nn` takes as its initial state."""
+    """Returns the initial state as the functions of `jrnn.nn` take it."""
     if not carry:
         return None
     return (carry["h"], carry["c"]) if "c" in carry else carry["h"]
 
 
 def _last(h: Any, directions: int) -> Any:
-    """The top layer's last hidden states, [L K, B, H] -> [B, K H]."""
+    """Returns the top layer's last hidden states, [L K, B, H] -> [B, K H]."""
     return jnp.concatenate(list(h[-directions:]), axis=-1)
 
 

@@ -22,7 +22,7 @@ class Beams(NamedTuple):
         tokens: int32 [N, K, T]; `end` after the end of each hypothesis.
         lengths: int32 [N, K], the number of tokens with `end`; T if the hypothesis was cut off.
         log_probability: float [N, K], of the whole hypothesis.
-        score: log_probability divided by length ** normalization; -inf where there are fewer than K hypotheses.
+        score: log_probability divided by length ** normalization; -inf if there are fewer than K hypotheses.
         finished: bool [N, K], whether `end` was reached.
     """
 
@@ -45,20 +45,20 @@ def beam_search(
 ) -> Beams:
     """Searches for the sequences of greatest score, keeping the K best prefixes of every example; jit it.
 
-    Finished hypotheses stay among the K while they are better than what goes on. With K = 1 the result is that of greedy
-    search; with K as great as the number of all sequences, that of an exhaustive one.
+    Finished hypotheses stay among the K while they are better than unfinished ones. K = 1 is greedy search; K equal to the
+    number of all sequences is an exhaustive search.
 
     Args:
-        step: from the state of N K hypotheses and their last tokens, int32 [N K], to the logits of the next ones [N K, V]
-            and the state after them.
-        state: the state of the N examples before the first step: a pytree of arrays with the examples on axis 1, as the
-            states [1, N, H] of recurrent networks have them.
-        first: int32 [N], what the first step reads in place of a last token.
+        step: `(state, tokens) -> (logits, state)`, from the state of N K hypotheses and their last tokens, int32 [N K], to
+            the logits of the next tokens [N K, V] and the next state.
+        state: the state of the N examples before the first step: a pytree of arrays with the examples on axis 1, as in the
+            states [1, N, H] of recurrent networks.
+        first: int32 [N], the tokens that the first step reads.
         end: the token that ends a sequence.
         steps: T.
-        width: hypotheses that are kept, K; 1 is greedy search.
-        normalization: the power of its length, `end` included, that the log probability of a hypothesis is divided by before
-            it is compared: 0 favors short ones, 1 compares means over the tokens.
+        width: K, the number of hypotheses that are kept; 1 is greedy search.
+        normalization: hypotheses are compared by log probability / length ** normalization, where the length includes
+            `end`: 0 favors short hypotheses, 1 compares means over the tokens.
 
     Returns:
         K hypotheses for each example.
@@ -89,7 +89,7 @@ def beam_search(
         vocabulary = logits.shape[-1]
         next_ = jax.nn.log_softmax(logits.reshape(n, k, vocabulary))
         stay = jnp.where(jnp.arange(vocabulary) == end, 0.0, -jnp.inf).astype(next_.dtype)
-        next_ = jnp.where(beams.finished[..., None], stay, next_)  # what is finished goes on as it is, once
+        next_ = jnp.where(beams.finished[..., None], stay, next_)  # a finished hypothesis has one continuation: itself
         total = beams.log_probability[..., None] + next_  # [N, K, V]
         lengths = jnp.where(beams.finished, beams.lengths, t + 1)
         candidates = scores(total, lengths[..., None]).reshape(n, -1)
@@ -108,7 +108,7 @@ def beam_search(
 
     state = jax.tree.map(lambda a: jnp.repeat(a, k, axis=1), state)
     dtype = jax.eval_shape(step, state, jax.ShapeDtypeStruct((n * k,), jnp.int32))[0].dtype
-    alone = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf).astype(dtype)  # so that beams do not start as K times the same
+    alone = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf).astype(dtype)  # otherwise all K beams would start the same
     start = Beams(
         jnp.full((n, k, steps), end, jnp.int32),
         jnp.zeros((n, k), jnp.int32),

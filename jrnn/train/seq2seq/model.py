@@ -24,7 +24,7 @@ from jrnn.recurrent import retrieve_step_blobs
 from jrnn.train.models.model import DEFAULT, Compute, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.seq2seq.beam import Beams, beam_search
-from jrnn.train.toml_codec import require
+from jrnn.train.toml_codec import require_at_least
 
 ATTEND = "attend"  # the scope of the decoder with its attention
 
@@ -41,8 +41,7 @@ class Seq2SeqConfig:
     forget_bias: float = 1.0
 
     def __post_init__(self):
-        for name in ("embedding", "encoder", "decoder"):
-            require(getattr(self, name) >= 1, f"model.{name} must be at least 1", getattr(self, name))
+        require_at_least(1, "model", self, "embedding", "encoder", "decoder")
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class Seq2SeqModel(NetModel):
 
     Attributes:
         memory: the blobs that the encoder writes and each step of the decoder reads, with the axis of the examples.
-        decoder_states: for each state of the decoder, the blobs of its first value ([1, N, ...], or [...] for a value that
-            is the same for all examples) and of its last value.
+        decoder_states: the blobs of the first and the last value of each state of the decoder. The first value is [1, N,
+            ...], or [...] if it is the same for all examples.
     """
 
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -64,7 +63,7 @@ class Seq2SeqModel(NetModel):
 
     @cached_property
     def _decode(self) -> Callable:
-        """The part of the net between the encoder and the loss, which one step is run through at a time."""
+        """The part of the net between the encoder and the loss, which runs for one step at a time."""
         given = ["decoder_inputs", "input_lengths", *self.memory, *self.decoder_states]
         outputs = [self.output_blob, *self.decoder_states.values()]
         return to_jax(extract_sub_net(self.net, given, outputs), outputs)
@@ -94,18 +93,18 @@ class Seq2SeqModel(NetModel):
         return beam_search(step, first, jnp.full(n, end, jnp.int32), end=end, width=width, **options)
 
     def attention(self, params: Params, batch: Any) -> np.ndarray:
-        """The weights [T, N, S] with which each step of the decoder, fed a batch's targets, attends to the inputs."""
+        """Returns the weights [T, N, S] with which the decoder, fed a batch's targets, attends to the inputs."""
         blobs = retrieve_step_blobs(self.net, self._blobs(params, {}, batch), prefix="")
         steps = len(batch.decoder_inputs)
         return np.stack([blobs[f"_{ATTEND}/attention_weights_3d{t}"][..., 0] for t in range(steps)])
 
 
 def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT) -> Seq2SeqModel:
-    """An encoder-decoder as one net, with Caffe2's operators alone.
+    """Returns an encoder-decoder as one net of Caffe2's operators alone.
 
     Blobs: `inputs` int32 [S, N] with `input_lengths` int32 [N], `decoder_inputs` and `targets` int32 [T, N] with
-    `target_lengths` int32 [N] -> `logits` [T, N, V], `loss` [], the mean over the steps within the lengths. What stands
-    after them changes no result, and lengths may be 0.
+    `target_lengths` int32 [N] -> `logits` [T, N, V], `loss` [], the mean over the steps within the lengths. Padding after
+    the lengths never changes a result, and lengths may be 0.
     """
     b = NetBuilder("seq2seq")
     inputs, input_lengths = b.input("inputs"), b.input("input_lengths")
@@ -160,12 +159,12 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
 
 
 def _joined(b: NetBuilder, blobs: Any, name: str) -> str:
-    """Blobs [.., N, D] side by side on their last axis."""
+    """Concatenates blobs [.., N, D] on their last axis."""
     return b.Concat(list(blobs), [name, f"_{name}_dims"], axis=2)[0]
 
 
 def _within(b: NetBuilder, targets: str, lengths: str) -> str:
-    """Float [T, N]: 1 within the lengths, 0 after them."""
+    """Returns a blob of floats [T, N]: 1 within the lengths, 0 after them."""
     ones = b.Transpose(b.ConstantFill([targets], "ones", value=1.0), "ones_by_example")
     within = b.SequenceMask([ones, lengths], "within_by_example", mode="sequence", fill_val=0.0)
     return b.Transpose(within, "within")

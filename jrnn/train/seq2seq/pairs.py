@@ -18,11 +18,11 @@ import numpy as np
 from jrnn.errors import DataError
 from jrnn.train.text import Vocabulary
 
-END = 0  # the number of the character that ends a target; the decoder starts from it too
-REVERSE = "<"  # an input that begins so is a string to reverse; any other is a date
+END = 0  # the token that ends a target; the decoder also starts from it
+REVERSE = "<"  # begins an input that is a string to reverse; other inputs are dates
 ALPHABET = string.ascii_letters + string.digits + " ,./-"
 VOCABULARY = Vocabulary.of("\n" + REVERSE + ALPHABET)
-ONE_IN = 10  # one target in so many is held out: it is never trained on
+ONE_IN = 10  # one target in so many is held out from training
 
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -31,7 +31,7 @@ MONTHS = (
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 ROMAN = ("I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII")
 
-# d, m: numbers as short as they are; dd, mm: of two digits. Between slashes the month comes first, between dots the day.
+# d, m: numbers without leading zeros; dd, mm: two digits. With slashes the month comes first, with dots the day.
 SPELLINGS = (
     "{d} {mon} {y}", "{dd} {mon} {y}", "{d} {month} {y}", "{d} {mon}. {y}", "{d}-{mon}-{y}", "{d}{mon}{y}",
     "{nth} {month} {y}", "{nth} {mon} {y}", "{nth} of {month} {y}", "{nth} of {month}, {y}",
@@ -46,7 +46,7 @@ CASES = (str, str, str.lower, str.upper)
 
 
 def spell(day: date, spelling: str) -> str:
-    """A date in one of SPELLINGS.
+    """Returns a date in one of SPELLINGS.
 
     >>> spell(date(2026, 11, 20), "{weekday}, {nth} of {month} {y}")
     'Friday, 20th of November 2026'
@@ -60,7 +60,7 @@ def spell(day: date, spelling: str) -> str:
 
 
 def is_held_out(target: str) -> bool:
-    """Whether a target is one of those that are never trained on: its checksum tells, whatever the seed.
+    """Returns whether a target is held out from training, which its checksum decides, for every seed.
 
     >>> [day for day in range(1, 31) if is_held_out(f"2026-11-{day:02}")]
     [4, 13, 18]
@@ -69,8 +69,10 @@ def is_held_out(target: str) -> bool:
 
 
 class Encoded(NamedTuple):
-    """Pairs as numbers, int32: [S, N] inputs and [T, N] targets, each filled up with END; `input_lengths` [N] are the
-    characters of each input, `target_lengths` [N] those of each target and its end."""
+    """Pairs as tokens, int32: inputs [S, N] and targets [T, N], padded with END, and the lengths [N] of both.
+
+    The length of a target includes its end.
+    """
 
     inputs: np.ndarray
     input_lengths: np.ndarray
@@ -79,10 +81,10 @@ class Encoded(NamedTuple):
 
 
 def encode(pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps: int = 0) -> Encoded:
-    """Pairs as numbers, in arrays of at least so many steps.
+    """Returns pairs as tokens, in arrays of at least so many steps.
 
     Raises:
-        DataError: for a character that is not in VOCABULARY, or is the one that ends targets.
+        DataError: for a character that is not in VOCABULARY, or ends targets.
 
     >>> encode([("<ab", "ba"), ("<c", "c")]).targets.T.tolist()
     [[44, 43, 0], [45, 0, 0]]
@@ -97,7 +99,7 @@ def encode(pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps:
 
 
 def _padded(strings: Sequence[str], steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Strings as columns [T, N] of numbers, T at least `steps`, and their lengths [N]."""
+    """Returns strings as columns of tokens [T, N], T at least `steps`, and their lengths [N]."""
     lengths = np.array([len(s) for s in strings], np.int32)
     numbers = np.full((len(strings), max(steps, lengths.max(initial=0))), END, np.int32)
     numbers[np.arange(numbers.shape[1]) < lengths[:, None]] = VOCABULARY.encode("".join(strings))
@@ -106,10 +108,14 @@ def _padded(strings: Sequence[str], steps: int) -> tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of an input and its target, drawn anew for every number: a function of the seed and that number alone.
+    """Random pairs of an input and its target: a batch is a function of the seed and its number alone.
 
-    reversals: the share of strings to reverse, of up to `longest` characters; the rest are dates from the first to the
-    last year. held_out: draw only pairs whose target is held out, or only others.
+    Attributes:
+        first_year, last_year: the range of the dates.
+        reversals: the share of strings to reverse; the rest are dates.
+        longest: characters of a string to reverse, at most.
+        seed: of the random draws.
+        held_out: draw only pairs whose target is held out, or only others.
 
     >>> Pairs(reversals=0.5, seed=1).draw(0, 3)
     [('August 25, 2064', '2064-08-25'), ('03.10.2089', '2089-10-03'), ('<RKfb5', '5bfKR')]
@@ -123,7 +129,7 @@ class Pairs:
     held_out: bool = False
 
     def draw(self, number: int, count: int) -> list[tuple[str, str]]:
-        """`count` pairs (input, target)."""
+        """Returns `count` pairs (input, target)."""
         rng = np.random.default_rng((self.seed, number, self.held_out))
         reverse = rng.random(count) < self.reversals
         days = rng.integers(len(self._days), size=count)
@@ -135,12 +141,12 @@ class Pairs:
 
     @property
     def input_steps(self) -> int:
-        """S, of any pair."""
+        """S, the greatest length of any input."""
         return max(_LONGEST_DATE, len(REVERSE) + self.longest)
 
     @property
     def target_steps(self) -> int:
-        """T, of any pair."""
+        """T, the greatest length of any target with its end."""
         return max(len("2026-11-20"), self.longest) + 1
 
     @cached_property

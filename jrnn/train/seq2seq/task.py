@@ -8,18 +8,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jrnn.errors import ConfigError, DataError, UsageError
+from jrnn.errors import ConfigError, DataError
 from jrnn.train.models.model import Compute, Params
+from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq.model import Seq2SeqConfig, Seq2SeqModel, seq2seq
 from jrnn.train.seq2seq.pairs import END, VOCABULARY, Pairs, encode
 from jrnn.train.tasks.task import TaskKind, Trained
-from jrnn.train.toml_codec import require
+from jrnn.train.toml_codec import require, require_at_least
 
 GREEDY = {"width": 1, "normalization": 0.0}
 
@@ -36,31 +36,30 @@ class Seq2SeqData:
     validation: int = 1024  # held-out pairs of each kind
 
     def __post_init__(self):
-        for name in ("batch", "longest", "validation"):
-            require(getattr(self, name) >= 1, f"data.{name} must be at least 1", getattr(self, name))
+        require_at_least(1, "data", self, "batch", "longest", "validation")
+        require_at_least(1000, "data", self, "first_year")
         require(0 <= self.reversals <= 1, "data.reversals must lie between 0 and 1", self.reversals)
-        require(self.first_year >= 1000, "data.first_year must be at least 1000", self.first_year)
         require(self.last_year <= 9999, "data.last_year must be at most 9999", self.last_year)
         require(self.first_year <= self.last_year, "data.first_year must not be after data.last_year", self.first_year)
 
 
 @dataclass(frozen=True)
 class Seq2SeqSample:
-    """What is read when training ends, and how it is answered."""
+    """A prompt, and how its answers are searched."""
 
     prompt: str = "18 Nov 2026"
-    beam: int = 4  # answers that are kept at once, and given in the end
+    beam: int = 4  # the width of the beam search, which is also the number of answers
     normalization: float = 1.0  # see `beam_search`
-    attention: str | None = None  # a file for a picture of what the best answer attended to, .png or .svg
+    attention: str | None = None  # a file for a picture of what the best answer attended to: .png, .svg or .pdf
 
     def __post_init__(self):
         require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
-        require(self.beam >= 1, "sample.beam must be at least 1 (greedy search)", self.beam)
-        require(self.normalization >= 0, "sample.normalization must not be negative", self.normalization)
+        require_at_least(1, "sample", self, "beam")
+        require_at_least(0, "sample", self, "normalization")
 
 
 class PairBatch(NamedTuple):
-    """Pairs as numbers, see `Encoded`; the decoder reads END and then the targets but the last."""
+    """Pairs as numbers, see `Encoded`; the decoder reads END, then the targets except the last."""
 
     inputs: Any
     input_lengths: Any
@@ -79,7 +78,7 @@ class PairBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnPairs:
-    """Batches of pairs drawn by the step's number."""
+    """Batches of pairs; the step's number seeds each."""
 
     pairs: Pairs
     batch: int
@@ -93,10 +92,10 @@ class DrawnPairs:
 
 @dataclass(frozen=True)
 class Seq2SeqTask:
-    """Generated pairs, an encoder-decoder, and the share of held-out pairs that it gets right to the last character."""
+    """Generated pairs, and an encoder-decoder; see `Task`."""
 
     train: DrawnPairs
-    held_out: Mapping[str, Sequence[tuple[str, str]]]  # by what they are: "dates", "reversals"
+    held_out: Mapping[str, Sequence[tuple[str, str]]]  # pairs by kind: "dates", "reversals"
     model: Seq2SeqModel
 
     axes: ClassVar[Mapping[str, int]] = {
@@ -123,18 +122,14 @@ class Seq2SeqTask:
     def items(self) -> int:
         return self.train.batch
 
-    @cached_property
-    def _validation(self) -> tuple[PairBatch, ...]:
-        size = self.train.batch
-        return tuple(
-            self.train.of(pairs[k : k + size]) for pairs in self.held_out.values() for k in range(0, len(pairs), size)
-        )
-
     def validation(self) -> Sequence[PairBatch]:
-        return self._validation
+        size = self.train.batch
+        return [
+            self.train.of(pairs[k : k + size]) for pairs in self.held_out.values() for k in range(0, len(pairs), size)
+        ]
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
-        """The share of each kind of held-out pairs that greedy search gets right to the last character."""
+        """Returns the share of each kind of held-out pairs that greedy search gets right to the last character."""
         return {f"exact_match_{name}": self.exact_match(params, pairs) for name, pairs in self.held_out.items()}
 
     def exact_match(self, params: Params, pairs: Sequence[tuple[str, str]]) -> float:
@@ -156,14 +151,14 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Seq2SeqModel:
         )
     if config.train.precision != "float32" and config.model.attention == "coverage":
         raise ConfigError(
-            f'model.attention = "coverage" sums weights up over all steps: leave train.precision at "float32", not '
+            f'model.attention = "coverage" adds up weights over all steps: leave train.precision at "float32", not '
             f"{config.train.precision!r}, or choose another attention"
         )
     return seq2seq(config.model, len(VOCABULARY), Compute(config.gradient.source, config.train.precision))
 
 
 def _write(trained: Trained, seed: int) -> str:
-    """The answers to the prompt, the best first, each with its probability; and the picture, where one is asked for."""
+    """Returns the answers to the prompt with their probabilities, the best first; draws the attention if asked to."""
     settings, model = trained.config.sample, trained.model
     assert isinstance(model, Seq2SeqModel)
     asked = PairBatch.of([(settings.prompt, "")])
@@ -190,44 +185,3 @@ def _write(trained: Trained, seed: int) -> str:
 SEQ2SEQ = TaskKind(
     "seq2seq", Seq2SeqData, {"attention": Seq2SeqConfig}, Seq2SeqTask.load, _model, Seq2SeqSample, _write
 )
-
-
-SUFFIXES = (".png", ".svg", ".pdf")
-CELL = 0.26  # inches
-FEWEST = 8  # characters that the picture leaves room for, so that its title and its scale fit
-
-
-def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) -> None:
-    """Draws the weights [T, S] with which the T characters of `target` attend to the S of `source`.
-
-    Raises:
-        UsageError: matplotlib is not installed, the file's name ends in no known kind of picture, it cannot be written, or
-            there is nothing to draw.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise UsageError("a picture of attention needs matplotlib: pip install 'jrnn[plot]'") from e
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path}: a picture's name must end in one of {', '.join(SUFFIXES)}")
-    if not target:
-        raise UsageError(f"{path}: the answer is empty, and so there is no attention to draw")
-    assert weights.shape == (len(target), len(source)), weights.shape
-    size = (max(len(source), FEWEST) * CELL + 1.4, max(len(target), FEWEST) * CELL + 0.9)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
-    shown = [[c if c != " " else "␣" for c in text] for text in (source, target)]
-    axes.set_xticks(range(len(source)), shown[0], family="monospace")
-    axes.set_yticks(range(len(target)), shown[1], family="monospace")
-    axes.xaxis.tick_top()
-    axes.xaxis.set_label_position("top")
-    axes.tick_params(length=0)
-    axes.set_xlabel("input")
-    axes.set_ylabel("output")
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, label="weight")
-    bar.outline.set_visible(False)
-    try:
-        figure.savefig(path, dpi=100)
-    except OSError as e:
-        raise UsageError(f"{path}: cannot be written: {e.strerror}") from None

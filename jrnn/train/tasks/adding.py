@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.examples import AXES, Examples, in_batches
-from jrnn.train.tasks.task import TaskKind
-from jrnn.train.toml_codec import require
+from jrnn.train.tasks.task import AXES, Examples, TaskKind, in_batches
+from jrnn.train.toml_codec import require_at_least
 
-VALIDATION = 2**32 - 1  # the number of the batch that is validated with; no step reaches it
+VALIDATION = 2**32 - 1  # the number of the validation batch; no step reaches it
 
 
 @dataclass(frozen=True)
 class AddingData:
-    """Of a sequence of numbers in [0, 1), two are marked; their sum is asked for at its end.
+    """Predict the sum of the two marked numbers of a sequence of numbers in [0, 1).
 
-    Every step draws new examples. Always to answer 1 has a mean squared error of 1/6.
+    Every step draws new examples. The constant answer 1 has a mean squared error of 1/6.
     Source: Hochreiter and Schmidhuber, Long short-term memory, 1997, as in Le, Jaitly and Hinton, 2015.
     """
 
@@ -33,16 +31,15 @@ class AddingData:
     batch: int = 64
 
     def __post_init__(self):
-        require(self.length >= 2, "data.length must be at least 2", self.length)
-        require(self.validation >= 1, "data.validation must be at least 1", self.validation)
-        require(self.batch >= 1, "data.batch must be at least 1", self.batch)
+        require_at_least(2, "data", self, "length")
+        require_at_least(1, "data", self, "validation", "batch")
 
 
 @dataclass(frozen=True)
 class Adding:
-    """Examples of the adding problem: a batch is drawn by its number.
+    """Examples of the adding problem; a batch is a function of the seed and its number.
 
-    The inputs are [T, B, 2]: numbers, and marks, one 1 in either half; the targets [B, 1].
+    Inputs are [T, B, 2]: numbers, and marks with one 1 in either half. Targets are [B, 1].
     """
 
     length: int
@@ -84,12 +81,8 @@ class AddingTask:
     def items(self) -> int:
         return self.train.batch
 
-    @cached_property
-    def _validation(self) -> tuple[Examples, ...]:
-        return in_batches(self.train.draw(VALIDATION, self.validated), self.train.batch)
-
     def validation(self) -> Sequence[Examples]:
-        return self._validation
+        return in_batches(self.train.draw(VALIDATION, self.validated), self.train.batch)
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         return {}

@@ -15,29 +15,28 @@ import numpy as np
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, split
-from jrnn.train.tasks.task import TaskKind
-from jrnn.train.toml_codec import require
+from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, checksum, split
+from jrnn.train.toml_codec import require, require_at_least
 
 
 @dataclass(frozen=True)
 class ClassificationData:
     """Sequences with a class each: scikit-learn's 8 x 8 digits as 64 steps of one pixel, or a .npz file.
 
-    The file holds `inputs` [N, T, D] or [N, T], `targets` [N], whole numbers from 0, and, where the sequences differ in
-    length, `lengths` [N]: what inputs hold from there on is never looked at.
+    The file holds `inputs` [N, T, D] or [N, T], `targets` [N], integers from 0, and, if the sequences differ in length,
+    `lengths` [N]. Inputs after the length of a sequence are never read.
     """
 
     source: Literal["digits", "file"] = "digits"
-    path: str | None = None  # the file's path, from the working directory; giving one means source = "file"
+    path: str | None = None  # the file, relative to the working directory; it implies source = "file"
     validation: float = 0.2  # the share of the examples that is never trained on, drawn by the seed
     batch: int = 64
-    noise: float = 0.0  # the deviation of normal noise on the inputs in training, which are scaled to a deviation of 1
+    noise: float = 0.0  # standard deviation of noise on the training inputs, which are scaled to a deviation of 1
 
     def __post_init__(self):
-        require(self.noise >= 0, "data.noise must not be negative", self.noise)
+        require_at_least(0, "data", self, "noise")
+        require_at_least(1, "data", self, "batch")
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
-        require(self.batch >= 1, "data.batch must be at least 1", self.batch)
         if self.path is not None:
             object.__setattr__(self, "source", "file")
         elif self.source == "file":
@@ -45,10 +44,10 @@ class ClassificationData:
 
 
 def read_examples(data: ClassificationData) -> Examples:
-    """The examples that a configuration asks for, all in one batch.
+    """Returns the examples that a configuration asks for, all in one batch.
 
     Raises:
-        DataError: for a file that is missing, or does not hold what it must; or without scikit-learn.
+        DataError: for a file that is missing or holds the wrong arrays, or without scikit-learn.
     """
     if data.source == "digits":
         try:
@@ -88,15 +87,12 @@ def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
         )
     if lengths is not None:
         steps = inputs.shape[1]
-        if lengths.shape != targets.shape or lengths.dtype.kind not in "iu" or not _within(lengths, steps):
+        within = lengths.dtype.kind in "iu" and bool(((lengths >= 1) & (lengths <= steps)).all())
+        if lengths.shape != targets.shape or not within:
             raise DataError(f"'lengths' must be integers from 1 to {steps}, [{len(inputs)}]")
         lengths = lengths.astype(np.int32)
     by_step = np.moveaxis(inputs[..., None] if inputs.ndim == 2 else inputs, 0, 1)
     return Examples(by_step.astype(np.float32), targets.astype(np.int32), lengths=lengths)
-
-
-def _within(lengths: np.ndarray, steps: int) -> bool:
-    return bool(((lengths >= 1) & (lengths <= steps)).all())
 
 
 @dataclass(frozen=True)
@@ -123,13 +119,13 @@ class ClassificationTask(HeldOutTask):
         return cls(batches, held_out, kept, _model(config, kept))
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
-        """`accuracy`: the share of the held-out examples whose class is the likeliest one."""
+        """Returns `accuracy`, the share of held-out examples whose class is predicted as the most probable."""
         found = self.predicted(params).argmax(axis=-1)
         return {"accuracy": float(np.mean(found == self.held_out.targets))}
 
 
 def _valid_steps(examples: Examples) -> np.ndarray:
-    """The inputs of all valid steps, [.., D]."""
+    """Returns the inputs of all valid steps, [.., D]."""
     if examples.lengths is None:
         return examples.inputs.reshape(-1, examples.inputs.shape[2])
     return examples.inputs[np.arange(len(examples.inputs))[:, None] < examples.lengths]

@@ -16,25 +16,25 @@ import numpy as np
 
 from jrnn.errors import ConfigError, DataError, near
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.shipped import DEMAND
-from jrnn.train.tasks.examples import Examples, HeldOutTask, Scaling, Shuffled, checksum, predictor
-from jrnn.train.tasks.task import TaskKind, Trained
-from jrnn.train.toml_codec import read_utf8, require
+from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, Trained, checksum, predictor
+from jrnn.train.toml_codec import read_utf8, require, require_at_least
+
+DEMAND = Path(__file__).parents[2] / "configs" / "data" / "demand.csv"  # the hourly load of the config `forecast`
 
 
 @dataclass(frozen=True)
 class ForecastData:
-    """A CSV file whose first line names the columns, and whose rows follow each other in time at equal distances.
+    """A CSV file whose first line names the columns; its rows are equally spaced in time.
 
-    The source "demand" is a file that ships with jrnn: an hourly load and the temperature, generated.
+    The source "demand" is a file that ships with jrnn: a generated hourly load with the temperature.
     """
 
     source: Literal["demand", "file"] = "file"
-    path: str | None = None  # the file's path, from the working directory; giving one means source = "file"
+    path: str | None = None  # the file, relative to the working directory; it implies source = "file"
     targets: list[str] = field(default_factory=list)  # the columns to predict
     inputs: list[str] = field(default_factory=list)  # the columns to read; by default those to predict
     window: int = 48  # rows that a forecast is made from
-    horizon: int = 1  # rows after them that it tells
+    horizon: int = 1  # rows after them that it predicts
     validation: float = 0.2  # the share of the rows, at their end, that is never trained on
     batch: int = 64
 
@@ -45,8 +45,7 @@ class ForecastData:
             raise ConfigError("data.path must name a CSV file")
         require(len(self.targets) > 0, "data.targets must name at least one column to predict", self.targets)
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
-        for name in ("window", "horizon", "batch"):
-            require(getattr(self, name) >= 1, f"data.{name} must be at least 1", getattr(self, name))
+        require_at_least(1, "data", self, "window", "horizon", "batch")
 
     @property
     def file(self) -> str | Path:
@@ -59,13 +58,13 @@ class ForecastData:
 
 @dataclass(frozen=True)
 class ForecastSample:
-    """What a trained model predicts: the rows after the last ones of a file."""
+    """A trained model predicts the rows after the last ones of a file."""
 
     path: str | None = None  # a CSV file with the same columns; by default the one that was trained on
 
 
 def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
-    """Columns of a CSV file by name, float64 [R, len(names)].
+    """Returns columns of a CSV file by name, float64 [R, len(names)].
 
     Raises:
         DataError: for a file that is missing or not UTF-8, a column that it lacks, or a cell that is not a number.
@@ -79,7 +78,7 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
     places = [header.index(name) for name in names]
     found = []
     for row in rows:
-        if row:  # an empty line is none
+        if row:  # not an empty line
             found.append([_number(path, rows.line_num, name, row, place) for name, place in zip(names, places)])
     return np.asarray(found, np.float64).reshape(len(found), len(names))
 
@@ -98,7 +97,7 @@ def _number(path: str | Path, line: int, name: str, row: list[str], place: int) 
 
 
 def windows(inputs: np.ndarray, targets: np.ndarray, window: int, horizon: int) -> Examples:
-    """Every window of rows [W, B, D] with the rows after it [B, P O]; DataError where there is not one."""
+    """Returns every window of rows [W, B, D] with the rows after it [B, P O]; raises DataError if there is none."""
     count = len(inputs) - window - horizon + 1
     if count < 1:
         raise DataError(f"{len(inputs)} rows are too few for data.window = {window} and data.horizon = {horizon}")
@@ -109,10 +108,7 @@ def windows(inputs: np.ndarray, targets: np.ndarray, window: int, horizon: int) 
 
 @dataclass(frozen=True)
 class ForecastTask(HeldOutTask):
-    """Windows of a scaled time series; the last rows are validated with, each from a window that may reach further back.
-
-    See `Task`.
-    """
+    """Windows of a scaled time series; see `Task`. The last rows are held out; their windows may start before them."""
 
     data: ForecastData
 
@@ -136,20 +132,16 @@ class ForecastTask(HeldOutTask):
         return cls(batches, held_out, kept, _model(config, kept), data)
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
-        """The root of the mean squared error of each column, in its own units."""
+        """Returns the root of the mean squared error of each column, in its own units."""
         found = _unscaled(self.data, self.kept, self.predicted(params))
         truth = _unscaled(self.data, self.kept, self.held_out.targets)
         errors = np.sqrt(np.mean(np.square(found - truth), axis=(0, 1)))
         return {f"rmse_{name}": float(error) for name, error in zip(self.data.targets, errors)}
 
 
-def _scaling(kept: Mapping[str, Any], which: str) -> Scaling:
-    return Scaling(tuple(kept[which]["mean"]), tuple(kept[which]["deviation"]))
-
-
 def _unscaled(data: ForecastData, kept: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
     """[B, P O] -> [B, P, O], in the file's units."""
-    return _scaling(kept, "targets").undo(values.reshape(-1, data.horizon, len(data.targets)))
+    return Scaling(**kept["targets"]).undo(values.reshape(-1, data.horizon, len(data.targets)))
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
@@ -166,10 +158,10 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
 
 
 def _write(trained: Trained, seed: int) -> str:
-    """The forecast as CSV; nothing is drawn, so that the seed is of no consequence."""
+    """Returns the forecast as CSV; it does not depend on the seed."""
     data, kept = trained.config.data, trained.fingerprint
     path = trained.config.sample.path or data.file
-    rows = _scaling(kept, "inputs").apply(read_columns(path, data.read))
+    rows = Scaling(**kept["inputs"]).apply(read_columns(path, data.read))
     if len(rows) < data.window:
         raise DataError(f"{path}: has {len(rows)} rows; a forecast is made from data.window = {data.window}")
     last = Examples(rows[-data.window :, None], None)

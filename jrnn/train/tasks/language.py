@@ -1,17 +1,21 @@
-"""Language models: the next character, or the next word, from the ones before."""
+"""Language models: the next character, or the next word, from the previous ones; and text that they write."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.errors import DataError
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.generate import SampleConfig, generate
 from jrnn.train.tasks.task import TaskKind, Trained
 from jrnn.train.text import Chunk, Streams, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary
+from jrnn.train.toml_codec import require, require_at_least
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,6 @@ class LanguageTask:
 
     text: TextData
     model: Model
-    unit: str
 
     axes: ClassVar[Mapping[str, int]] = {"tokens": 1, "targets": 1}
     item: ClassVar[str] = "tokens"
@@ -30,18 +33,18 @@ class LanguageTask:
         return self.text.train
 
     @property
+    def unit(self) -> str:
+        return f"nats a {self.text.vocabulary.item}"
+
+    @property
     def items(self) -> int:
         return len(self.train.streams) * self.train.chunk
 
-    @cached_property
-    def _validation(self) -> tuple[Chunk, ...]:
-        return tuple(self.text.validation.one_pass())
-
     def validation(self) -> Sequence[Chunk]:
-        return self._validation
+        return list(self.text.validation.one_pass())
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
-        """Of words, the perplexity; of characters, bits a character."""
+        """Returns the perplexity of words, or bits a character."""
         if isinstance(self.text.vocabulary, WordVocabulary):
             return {"perplexity": math.exp(min(loss, 700))}
         return {"bits_per_character": loss / math.log(2)}
@@ -53,18 +56,55 @@ class LanguageTask:
         return {"characters": vocabulary.characters, "sha256": self.text.sha256}
 
 
+@dataclass(frozen=True)
+class SampleConfig:
+    """The text that is written when training ends."""
+
+    length: int = 400
+    temperature: float = 0.7
+    prompt: str = "The "
+
+    def __post_init__(self):
+        require_at_least(1, "sample", self, "length")
+        require_at_least(0, "sample", self, "temperature")
+        require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
+
+
+def generate(model: Model, params: Params, prompt: np.ndarray, settings: SampleConfig, seed: int = 0) -> np.ndarray:
+    """Returns `prompt` and `settings.length` more tokens, as numbers; raises DataError for an empty prompt."""
+    if not len(prompt):
+        raise DataError("the prompt is empty; it must hold at least one character")
+    forced = np.full(len(prompt) + settings.length, -1, np.int32)
+    forced[: len(prompt)] = prompt
+
+    @jax.jit
+    def run(params: Params, forced: Any, key: Any) -> Any:
+        def body(loop, at):
+            carry, drawn = loop
+            given, key = at
+            token = jnp.where(given >= 0, given, drawn)
+            logits, carry = model.predict(params, carry, Chunk(token[None, None], None, False))
+            logits = logits[0, 0]
+            if settings.temperature == 0:
+                drawn = jnp.argmax(logits)
+            else:
+                drawn = jax.random.categorical(key, logits / settings.temperature)
+            return (carry, drawn.astype(jnp.int32)), token
+
+        keys = jax.random.split(key, len(forced))
+        start = (model.initial_carry(1), jnp.zeros((), jnp.int32))
+        return jax.lax.scan(body, start, (forced, keys))[1]
+
+    return np.asarray(run(params, forced, jax.random.key(seed)))
+
+
 def _vocabulary(kept: Mapping[str, Any]) -> Vocabulary | WordVocabulary:
     return WordVocabulary(tuple(kept["words"])) if "words" in kept else Vocabulary(kept["characters"])
 
 
-def _load_characters(config: Any) -> LanguageTask:
+def _load(config: Any) -> LanguageTask:
     text = TextData.load(config.data, config.seed)
-    return LanguageTask(text, _build(config, len(text.vocabulary)), "nats a character")
-
-
-def _load_words(config: Any) -> LanguageTask:
-    text = TextData.load_words(config.data, config.seed)
-    return LanguageTask(text, _build(config, len(text.vocabulary)), "nats a word")
+    return LanguageTask(text, _build(config, len(text.vocabulary)))
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
@@ -73,8 +113,16 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
 
 def _build(config: Any, known: int) -> Model:
     tokens = config.data.batch * config.data.chunk
-    signature = Signature(True, known, known, every_step=True, loss="cross_entropy", carried=True)
-    return build_model(config, replace(signature, tokens_of_a_batch=tokens))
+    signature = Signature(
+        tokens=True,
+        inputs=known,
+        outputs=known,
+        every_step=True,
+        loss="cross_entropy",
+        carried=True,
+        tokens_of_a_batch=tokens,
+    )
+    return build_model(config, signature)
 
 
 def _write(trained: Trained, seed: int) -> str:
@@ -83,5 +131,5 @@ def _write(trained: Trained, seed: int) -> str:
     return vocabulary.decode(generate(trained.model, trained.params, prompt, settings, seed))
 
 
-CHARACTERS = TaskKind("characters", TextConfig, TOKEN_MODELS, _load_characters, _model, SampleConfig, _write)
-WORDS = TaskKind("words", WordsConfig, TOKEN_MODELS, _load_words, _model, SampleConfig, _write)
+CHARACTERS = TaskKind("characters", TextConfig, TOKEN_MODELS, _load, _model, SampleConfig, _write)
+WORDS = TaskKind("words", WordsConfig, TOKEN_MODELS, _load, _model, SampleConfig, _write)

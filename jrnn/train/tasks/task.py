@@ -1,16 +1,24 @@
-"""The interface of tasks, each of which joins data, a model and metrics; and the record of a kind of task.
+"""The interface of tasks, each of which joins data, a model and metrics; and what tasks of independent examples share.
 
-A batch is a NamedTuple of arrays, of the same shapes at every step. One member is `fresh`, bool []: whether the state that
-is carried from batch to batch starts anew. Tasks of independent examples have an empty state, and `fresh` is true.
+A batch is a NamedTuple of arrays, of the same shapes at every step. Its member `fresh`, bool [], says whether the state that
+is carried from batch to batch starts anew. Tasks of independent examples carry no state, and `fresh` is true.
+
+Shapes: T steps, B examples in a batch, D features.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from jrnn.train.models.model import Model, Params
+import jax
+import numpy as np
+
+from jrnn.errors import DataError
+from jrnn.train.models import Model, Params
 
 
 class Batch(Protocol):
@@ -23,7 +31,7 @@ class Batch(Protocol):
 
 
 class Batches(Protocol):
-    """What is trained on: a batch is a function of the step's number alone, so that resuming needs no state."""
+    """The batches to train on. A batch is a function of the step's number alone, so that resuming needs no state."""
 
     def at(self, step: int) -> Batch: ...
 
@@ -33,21 +41,21 @@ class Task(Protocol):
 
     model: Model
     train: Batches
-    axes: Mapping[str, int]  # the axis of each member of a batch that holds the examples; the other members are shared
+    axes: Mapping[str, int]  # the axis of the examples in each member of a batch; the other members are shared
     items: int  # tokens or examples that a step reads, for the report of speed
-    item: str  # what those are: "tokens", "examples"
-    unit: str  # what a loss is measured in: "nats a character", "mean squared error"
+    item: str  # "tokens" or "examples"
+    unit: str  # the unit of the loss, as "nats a character" or "mean squared error"
 
     def validation(self) -> Sequence[Batch]:
-        """Batches that are never trained on, the same each time; the state is carried from one to the next."""
+        """Returns batches that are never trained on, the same each time; the state is carried from one to the next."""
         ...
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
-        """The task's own metrics on the validation data, besides the validation loss, which is given."""
+        """Returns the task's own metrics on the validation data; `loss` is the validation loss."""
         ...
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a run must keep to use its model later, and to tell whether the data are the same: plain JSON."""
+        """Returns what a run must keep to use its model later and to detect changed data, as plain JSON."""
         ...
 
 
@@ -68,11 +76,11 @@ class TaskKind:
     Attributes:
         data: the dataclass of its table [data], which has at least `batch`: the examples side by side in a batch.
         models: the dataclasses of its table [model], by `model.kind`; the first is the default.
-        load: makes the task from a `Config`; raises DataError where the data cannot be used.
-        model: the same task's model alone, from the `Config` and the fingerprint, without the data.
-        sample: the dataclass of its table [sample]; None where its models write nothing.
-        write: what a trained model writes, as the table [sample] of its config says, drawn with a seed. Raises DataError
-            where [sample] cannot be followed.
+        load: makes the task from a `Config`; raises DataError if the data cannot be used.
+        model: makes the task's model alone, from the `Config` and the fingerprint, without the data.
+        sample: the dataclass of its table [sample]; None if its models write nothing.
+        write: returns the text that a trained model writes, as the table [sample] of its config says, from a seed. Raises
+            DataError for values of [sample] that cannot be used.
     """
 
     name: str
@@ -82,3 +90,165 @@ class TaskKind:
     model: Callable[[Any, Mapping[str, Any]], Model]
     sample: type | None = None
     write: Callable[[Trained, int], str] | None = None
+
+
+class Examples(NamedTuple):
+    """A batch of independent examples.
+
+    Attributes:
+        inputs: float32 [T, B, D].
+        targets: int32 classes [B], or float32 values [B, ...].
+        fresh: True: every batch starts with the initial state.
+        lengths: int32 [B], how many steps of each example are valid; None where all are.
+    """
+
+    inputs: Any
+    targets: Any
+    fresh: Any = np.asarray(True)
+    lengths: Any = None
+
+
+AXES = {"inputs": 1, "targets": 0, "lengths": 0}
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Batches of examples. Each example appears once in a pass, in an order that is a function of the pass's number.
+
+    Attributes:
+        all: the examples.
+        batch: B.
+        seed: of the order and of the noise.
+        noise: the standard deviation of normal noise that is added to the inputs, drawn by the step's number.
+    """
+
+    all: Examples
+    batch: int
+    seed: int
+    noise: float = 0.0
+
+    @classmethod
+    def of(cls, examples: Examples, batch: int, seed: int, noise: float = 0.0) -> Shuffled:
+        """Raises DataError where there are fewer examples than one batch holds."""
+        count = len(examples.targets)
+        if count < batch:
+            raise DataError(f"there are {count} examples to train on, but data.batch = {batch}; make it smaller")
+        return cls(examples, batch, seed, noise)
+
+    def at(self, step: int) -> Examples:
+        """Returns the batch of a step, counted from 0 through all passes; a pass leaves out an incomplete last batch."""
+        number, index = divmod(step, len(self.all.targets) // self.batch)
+        order = _order(self.seed, number, len(self.all.targets))
+        found = take(self.all, order[index * self.batch : (index + 1) * self.batch])
+        if not self.noise:
+            return found
+        drawn = np.random.default_rng((self.seed, step, 1)).standard_normal(found.inputs.shape, np.float32)
+        return found._replace(inputs=found.inputs + np.float32(self.noise) * drawn)
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, number: int, count: int) -> np.ndarray:
+    return np.random.default_rng((seed, number)).permutation(count)
+
+
+def take(examples: Examples, which: Any) -> Examples:
+    """Returns the examples of these indices."""
+    lengths = None if examples.lengths is None else examples.lengths[which]
+    return Examples(examples.inputs[:, which], examples.targets[which], examples.fresh, lengths)
+
+
+def in_batches(examples: Examples, size: int) -> tuple[Examples, ...]:
+    """Returns all examples in their order; the last batch may be smaller."""
+    count = len(examples.targets)
+    return tuple(take(examples, slice(k, min(k + size, count))) for k in range(0, count, size))
+
+
+def split(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+    """Splits examples into those to train on and a share to validate with, drawn by the seed."""
+    count = len(examples.targets)
+    held = round(count * share)
+    if not 0 < held < count:
+        raise DataError(
+            f"data.validation = {share} of {count} examples leaves none to train on, or none to validate with"
+        )
+    order = np.random.default_rng(seed).permutation(count)
+    return take(examples, order[held:]), take(examples, order[:held])
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """(x - mean) / deviation, feature by feature [D]; fitted on the training examples alone.
+
+    >>> scaling = Scaling.fit(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    >>> scaling.apply(np.array([[2.0, 6.0]])).tolist(), scaling.undo(np.array([[1.0, 1.0]])).tolist()
+    ([[0.0, 1.0]], [[3.0, 6.0]])
+    """
+
+    mean: Sequence[float]
+    deviation: Sequence[float]
+
+    @classmethod
+    def fit(cls, values: np.ndarray) -> Scaling:
+        """Fits values [N, D]; a constant feature is only shifted."""
+        wide = np.asarray(values, np.float64)
+        deviation = wide.std(axis=0)
+        return cls(wide.mean(axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        """[..., D] -> float32 [..., D]."""
+        return ((values - np.asarray(self.mean)) / np.asarray(self.deviation)).astype(np.float32)
+
+    def undo(self, values: np.ndarray) -> np.ndarray:
+        """[..., D] -> float64 [..., D]."""
+        return np.asarray(values, np.float64) * np.asarray(self.deviation) + np.asarray(self.mean)
+
+
+def checksum(*arrays: Any) -> str:
+    """Returns the SHA-256 of arrays with their shapes and types; None adds nothing."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        if array is not None:
+            array = np.ascontiguousarray(array)
+            digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+def predictor(model: Model) -> Callable[[Params, Sequence[Examples]], np.ndarray]:
+    """Returns a function of parameters and batches that concatenates the model's outputs for all batches."""
+
+    @jax.jit
+    def compiled(params: Params, batch: Examples) -> Any:
+        return model.predict(params, model.initial_carry(batch.inputs.shape[1]), batch)[0]
+
+    return lambda params, batches: np.concatenate([compiled(params, batch) for batch in batches])
+
+
+@dataclass(frozen=True)
+class HeldOutTask:
+    """The shared part of tasks with a fixed set of examples, some to train on and the others held out; see `Task`."""
+
+    train: Shuffled
+    held_out: Examples
+    kept: Mapping[str, Any]
+    model: Model
+
+    axes: ClassVar[Mapping[str, int]] = AXES
+    item: ClassVar[str] = "examples"
+
+    @property
+    def items(self) -> int:
+        return self.train.batch
+
+    def validation(self) -> Sequence[Examples]:
+        return in_batches(self.held_out, self.train.batch)
+
+    @cached_property
+    def _predict(self) -> Callable[[Params, Sequence[Examples]], np.ndarray]:
+        return predictor(self.model)
+
+    def predicted(self, params: Params) -> np.ndarray:
+        """Returns the model's outputs for the held-out examples."""
+        return self._predict(params, self.validation())
+
+    def fingerprint(self) -> dict[str, Any]:
+        return dict(self.kept)
