@@ -28,7 +28,7 @@ from typing import Any
 
 from jrnn import registry
 from jrnn.errors import JrnnError, NetError, describe_op, near
-from jrnn.graph.subgraph import get_external_blob_names
+from jrnn.graph.ssa import get_external_blob_names
 from jrnn.ir import Net, Op
 
 BOOL = 5  # TensorProto.BOOL

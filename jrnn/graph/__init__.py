@@ -1,19 +1,18 @@
 """Utilities over nets: each takes a Net and returns a new Net, or facts about it. None runs an operator.
 
-Shapes and types of blobs need operators: `jrnn.infer_shapes`, which traces the net, derives them.
+For shapes and types of blobs, which need operators, see `jrnn.infer_shapes`.
 """
 
 from jrnn.graph.devices import (
     assign_device_option,
     fuse_copy_between_cpu_and_gpu,
+    get_params_from_init_net,
     infer_device_type,
     infer_output_devices,
+    infer_status,
 )
 from jrnn.graph.history import upgrade
-from jrnn.graph.infer import infer_status
-from jrnn.graph.memory import MemoryReport, optimize_memory
-from jrnn.graph.params import get_params_from_init_net
-from jrnn.graph.passes import append_net, remove_dead_end_ops, verify_graph_equality
+from jrnn.graph.passes import MemoryReport, append_net, optimize_memory, remove_dead_end_ops, verify_graph_equality
 from jrnn.graph.rename import (
     clone_and_bind,
     number_init_net,
@@ -26,16 +25,18 @@ from jrnn.graph.reshape import identify_reshape_sub_graph, remove_reshape_for_fc
 from jrnn.graph.scope import free_names
 from jrnn.graph.show import show, to_dot
 from jrnn.graph.ssa import (
+    extract_sub_net,
     get_consumer_map,
+    get_external_blob_names,
     get_op_ids_in_path,
     get_output_producers,
     get_producer_map,
     get_ssa,
+    get_sub_graph_external_input_output,
     get_undefined_blobs,
     live_ops,
     undeclared_reads,
 )
-from jrnn.graph.subgraph import extract_sub_net, get_external_blob_names, get_sub_graph_external_input_output
 from jrnn.graph.svg import to_svg
 
 __all__ = [

@@ -1,17 +1,77 @@
-"""Devices: which blobs are on the GPU, the options that say so, and copies that can be removed."""
+"""Facts that spread through a net; devices: which blobs are on the GPU, options that say so, and copies to remove.
 
-from collections.abc import Mapping, Sequence
+A status is any fact about a blob, such as its device, layout or type. Known statuses spread along the operators, forwards
+once and then backwards once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from jrnn.errors import NetError
-from jrnn.graph.infer import Statuses, infer_status
+from jrnn.errors import JrnnError, NetError, describe_op
 from jrnn.graph.passes import on_device
 from jrnn.graph.rename import rename_in_op
 from jrnn.graph.scope import all_names, has_sub_nets
-from jrnn.graph.ssa import Access, Flow, Versioned, get_accesses
+from jrnn.graph.ssa import Access, Flow, Versioned, get_accesses, get_output_producers, get_ssa
 from jrnn.ir import DeviceOption, Net, Op
 
-# A copy between devices, and the devices of what it reads and writes.
+Statuses = Sequence[Any]
+StatusUpdater = Callable[[Op, Statuses, Statuses], tuple[Statuses, Statuses]]
+
+
+def infer_status(
+    net: Net, status_updater: StatusUpdater, known_status: Mapping[Versioned, Any]
+) -> dict[Versioned, Any]:
+    """Returns the status of every versioned blob, from known ones by one forward and one backward sweep.
+
+    Args:
+        status_updater: `(op, inputs, outputs) -> (inputs, outputs)`, from the statuses of an operator's blobs (None: not
+            known yet) to those that follow. After the inputs come the blobs that its sub-nets read besides, and those
+            that it may leave unchanged.
+        known_status: the known statuses, by versioned blob.
+
+    Raises:
+        NetError: a known blob is not in the net, two statuses of a blob conflict, or two sweeps leave one unknown.
+    """
+    accesses, versions = get_accesses(net)
+    ends = [(name, 0) for name in net.external_inputs] + [(n, versions.get(n, 0)) for n in net.external_outputs]
+    blobs = dict.fromkeys(blob for a in accesses for blob in (*a.reads.items(), *a.writes.items()))
+    for blob, status in known_status.items():
+        if blob not in blobs and blob not in ends:
+            raise NetError(f"net {net.name!r} has no version {blob[1]} of a blob {blob[0]!r}, whose status is given")
+        if status is None:
+            raise NetError(f"the status given for version {blob[1]} of {blob[0]!r} is None; leave out unknown ones")
+    known = dict(known_status)
+
+    def update(i: int) -> None:
+        op, access = net.ops[i], accesses[i]
+        read = [(name, access.reads[name]) for name in op.inputs]
+        read += [blob for blob in access.reads.items() if blob[0] not in op.inputs]
+        written = [(name, access.writes[name]) for name in op.outputs]
+        new = status_updater(op, [known.get(b) for b in read], [known.get(b) for b in written])
+        for these, statuses in zip((read, written), new):
+            assert len(these) == len(statuses), "a status updater returns as many statuses as it is given"
+            for blob, status in zip(these, statuses):
+                if status is not None and known.setdefault(blob, status) != status:
+                    raise NetError(
+                        f"conflicting statuses of blob {blob[0]!r}: it is {known[blob]!r}, and also {status!r}"
+                    )
+
+    for i in (*range(len(net.ops)), *reversed(range(len(net.ops)))):
+        try:
+            update(i)
+        except JrnnError as error:
+            raise error.at(describe_op(i, net.ops[i].type, net.ops[i].outputs, net.name)) from None
+    for blob in blobs:
+        if blob not in known:
+            raise NetError(
+                f"net {net.name!r}: the status of version {blob[1]} of {blob[0]!r} does not follow from known ones "
+                "by one forward and one backward sweep; give the status of more blobs, or remove dead ends first"
+            )
+    return known
+
+
+# Copies between devices, with the devices of their input and output.
 COPIES = {"CopyCPUToGPU": ("cpu", "gpu"), "CopyGPUToCPU": ("gpu", "cpu")}
 CUDA = DeviceOption(device_type=1, device_id=0)
 
@@ -36,14 +96,14 @@ _STYLES = {"caffe2": {"cpu": "cpu", "gpu": "gpu"}, "pytorch": {"cpu": "cpu", "gp
 def infer_device_type(
     net: Net, known_status: Mapping[Versioned, str], device_name_style: str = "caffe2"
 ) -> dict[Versioned, str]:
-    """The device of every versioned blob: copies go between devices, all blobs of another operator are on one.
+    """Returns the device of every versioned blob. Only copies have blobs on two devices.
 
     Args:
-        known_status: devices known at first, "cpu", "gpu" or "cuda".
-        device_name_style: "caffe2" to answer with "cpu" and "gpu", "pytorch" with "cpu" and "cuda".
+        known_status: the known devices, "cpu", "gpu" or "cuda".
+        device_name_style: "caffe2" returns "cpu" and "gpu", "pytorch" returns "cpu" and "cuda".
 
     Raises:
-        NetError: as `infer_status`, or an unknown device or style.
+        NetError: see `infer_status`; or an unknown device or style.
 
     >>> net = Net("n", (Op.of("CopyCPUToGPU", ["x"], ["g"]), Op.of("Relu", ["g"], ["y"])), ("x",), ("y",))
     >>> infer_device_type(net, {("x", 0): "cpu"})[("y", 1)]
@@ -66,11 +126,10 @@ def _input_devices(net: Net, devices: Sequence[str] | Mapping[str, str]) -> dict
 
 
 def infer_output_devices(net: Net, input_devices: Sequence[str] | Mapping[str, str]) -> list[str]:
-    """The device, "cpu" or "cuda", of each external output.
+    """Returns the device, "cpu" or "cuda", of each external output.
 
     Args:
-        input_devices: the devices of the external inputs, in order (those of parameters may be left out at the end), or by
-            name.
+        input_devices: the devices of the external inputs, by name or in order; parameters at the end may be left out.
 
     >>> net = Net("n", (Op.of("CopyGPUToCPU", ["x"], ["y"]),), ("x",), ("y",))
     >>> infer_output_devices(net, ["cuda"])
@@ -95,10 +154,9 @@ def _set_devices(net: Net, devices: Mapping[Versioned, str]) -> Net:
 def assign_device_option(
     predict_net: Net, init_net: Net, input_devices: Sequence[str] | Mapping[str, str]
 ) -> tuple[Net, Net]:
-    """Both nets with the device option CUDA:0 on every operator whose blobs are on the GPU, and on every copy.
+    """Gives the device option CUDA:0 to every copy and every operator whose blobs are on the GPU, and to its sub-nets.
 
-    The devices of the predict net follow from those of its inputs, those of the init net from where its outputs are used.
-    An operator's sub-nets go with it.
+    The devices of the predict net follow from its inputs, and the devices of the init net from the uses of its outputs.
 
     Args:
         input_devices: "cpu", "gpu" or "cuda" for the predict net's external inputs, in order or by name.
@@ -118,9 +176,9 @@ def assign_device_option(
 def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:
     """Removes copies of a blob to the other device and back; idempotent.
 
-    Where every reader of a copy copies back, and none of these is an external output, all readers of what came back read
-    the original instead (Caffe2's tools rewire only the first) and the copies go. They stay where the original is
-    overwritten before the last of those readers.
+    If every reader of a copy copies it back, all readers of these second copies read the original instead (Caffe2's tools
+    rewire only the first), and all these copies are removed. They are kept if a second copy is an external output, or if
+    the original is overwritten before the last of those readers.
 
     >>> there, back = Op.of("CopyCPUToGPU", ["x"], ["g"]), Op.of("CopyGPUToCPU", ["g"], ["c"])
     >>> net = Net("n", (there, back, Op.of("Relu", ["c"], ["y"])), ("x",), ("y",))
@@ -135,7 +193,7 @@ def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:
 def _fuse_once(net: Net) -> Net:
     flow = Flow.of(net)
     accesses, readers = flow.accesses, flow.readers
-    original: dict[Versioned, Versioned] = {}  # what came back -> what went there
+    original: dict[Versioned, Versioned] = {}  # the blob that was copied back -> the blob that was copied first
     removed: set[int] = set()
 
     for i, op in enumerate(net.ops):
@@ -169,7 +227,42 @@ def _fuse_once(net: Net) -> Net:
 
 
 def _can_read(op: Op, access: Access, old: str, new: str) -> bool:
-    """Whether `op` may read `new` for `old`: its sub-nets know no `new`, and it does not update `old` in place."""
+    """Returns whether `op` may read `new` for `old`: no sub-net has a `new`, and it does not update `old` in place."""
     if not has_sub_nets(op):
         return True
     return old not in access.updates and new not in op.inputs and all(new not in all_names(n) for _, n in op.sub_nets())
+
+
+def get_params_from_init_net(
+    init_net: Net, run: Callable[[Net, dict[str, Any]], Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, DeviceOption]]:
+    """Returns the values of an init net's external outputs, and the device on which each was made.
+
+    Args:
+        init_net: a net that reads nothing from outside.
+        run: runs a net on given blobs and returns the blobs it wrote: `jrnn.run_net`. It is an argument because the graph
+            utilities do not run operators themselves.
+
+    Returns:
+        `(values, devices)`, both by blob. A device is the option of the operator that made the blob; it is empty if the
+        operator has none, or copied the blob from the GPU.
+
+    Raises:
+        NetError: an external output that no operator makes.
+
+    >>> from jrnn.ir import Op
+    >>> init = Net("init", (Op.of("GivenTensorFill", [], ["w"], shape=[1], values=[2.0]),), (), ("w",))
+    >>> get_params_from_init_net(init, lambda net, blobs: {"w": 2.0})[0]
+    {'w': 2.0}
+    """
+    ssa, versions = get_ssa(init_net)
+    producers = get_output_producers(ssa)
+    devices = {}
+    for name in init_net.external_outputs:
+        at = producers.get((name, versions.get(name, 0)))
+        if at is None:
+            raise NetError(f"net {init_net.name!r} declares the output {name!r}, which none of its operators makes")
+        op = init_net.ops[at]
+        devices[name] = DeviceOption() if COPIES.get(op.type) == ("gpu", "cpu") else op.device_option or DeviceOption()
+    blobs = run(init_net, {})
+    return {name: blobs[name] for name in init_net.external_outputs}, devices

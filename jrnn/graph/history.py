@@ -1,6 +1,6 @@
-"""Recurrent networks of every version of the wire format, as the current one writes them.
+"""Upgrades recurrent networks from every version of the wire format to the current one.
 
-    version  from      what it writes otherwise
+    version  since     what it writes
     1        2016-12   `param` and `recurrent_inputs` are names, `param_gradient`; `recurrent_sizes`; scratch blobs with
                        sizes, and links to them; `backward_alias_*`; `input_gradient_ids`; no output `step_workspaces`
     2        2017-01   `param` are numbers; `recurrent_inputs` and `recurrent_input_ids`; no sizes
@@ -9,7 +9,7 @@
     5        2017-05   `param_grads`; step nets of type `rnn`
     6        2017-10   step nets are messages, not text, of type `simple`; `enable_rnn_executor`
 
-Up to version 5 step nets are text, which the reader of nets takes apart; an empty text means that there is none.
+Up to version 5, step nets are text, which the reader of nets parses; an empty text means that there is no net.
 """
 
 from collections.abc import Sequence
@@ -27,13 +27,13 @@ FORGOTTEN = (
 
 
 def upgrade(net: Net) -> Net:
-    """The same net with every recurrent network written as the current version does; other operators stay as they are.
+    """Upgrades every recurrent network to the current version of the wire format; other operators do not change.
 
-    A training net's RecurrentNetworkGradient operators are brought up to date where they are of version 3 or later; older
-    ones list their blobs in an order of their own: leave them out, and make the backward pass anew with `add_gradients`.
+    RecurrentNetworkGradient operators can be upgraded from version 3 on. Older ones order their blobs differently: remove
+    them, and make the backward pass again with `add_gradients`.
 
     Raises:
-        NetError: for an argument that names a blob which the operator does not read, or for such an old gradient operator.
+        NetError: for an argument that names a blob which the operator does not read, or for an older gradient operator.
 
     >>> step = Net("step", (Op.of("Sum", ["h_prev", "x_t"], ["h"]),), type="rnn")
     >>> old = Op.of("RecurrentNetwork", ["x", "h0"], ["all"], recurrent_inputs=["h0"], step_net=step, alias_dst=["all"])
@@ -65,17 +65,17 @@ def _upgrade_op(net: Net, index: int, op: Op) -> Op:
 def check_gradient_version(op: Op) -> None:
     """Raises NetError for a RecurrentNetworkGradient of version 1 or 2.
 
-    Which of its inputs is what, no such net and no code of that time is left to tell; only arguments are documented. Those
-    that `add_gradients` makes of a forward operator of such a version have its arguments, but list their inputs as now.
+    The order of its inputs is not documented anywhere, only its arguments are. An operator that `add_gradients` makes from
+    a forward operator of such a version has the old arguments, but the current order of inputs.
     """
     if op.arg("outputs_with_grads") is None and any(op.arg(name) is not None for name in FORGOTTEN):
-        raise NetError("is of a version before 2017-03; remove it and make the gradients anew with add_gradients")
+        raise NetError("is of a version before 2017-03; remove it and make the gradients again with add_gradients")
 
 
 def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
-    """A recurrent operator with the arguments of the current version; `inputs` are those of the forward operator.
+    """Gives a recurrent operator the arguments of the current version; `inputs` are those of the forward operator.
 
-    Nothing changes in an operator that has them already, however few they are.
+    An operator that has them already does not change.
     """
     changes: dict[str, Any] = {}
     for name in STEP_NETS:
@@ -94,7 +94,7 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
         changes["initial_recurrent_state_ids"] = ids
     if params and op.arg("param_grads") is None:
         gradients = op.arg("param_gradient")
-        if gradients is None:  # the backward step net brings them to these names
+        if gradients is None:  # the backward step net writes these names
             gradients = [_input("param", k, inputs) + "_grad" for k in params]
         changes["param_grads"] = gradients
     if old:
@@ -119,7 +119,7 @@ def _input(argument: str, k: int, inputs: Sequence[str]) -> str:
 
 
 def _without_scratch(op: Op, inputs: Sequence[str]) -> dict[str, Any]:
-    """The lists of links without those that only gave local blobs of a step a place to be stored in."""
+    """Returns the lists of links without those to scratch blobs, which only stored local blobs of a step."""
     sequences = {*inputs, *op.names("recurrent_states")}
     changes: dict[str, Any] = {}
     for prefix, kept in (("", sequences), ("backward_", {s + "_grad" for s in sequences})):

@@ -1,8 +1,8 @@
 """Renaming blobs, one version or all, through arguments and sub-nets.
 
-A renamed blob keeps its meaning everywhere: in the inputs, outputs and arguments of operators, in sub-nets that see it, and
-in the net's own lists. Where an operator may leave an output as it was (a branch that is not taken), the versions before and
-after it cannot go by different names, and are renamed together.
+A blob is renamed everywhere: in the inputs, outputs and arguments of operators, in sub-nets that see it, and in the net's
+own lists. If an operator may keep the old value of an output (a branch that is not taken), the versions before and after it
+must have one name, and are renamed together.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -31,7 +31,7 @@ Names = Mapping[str, str]
 
 
 def _map_names(arg: Arg, names: Names) -> ArgValue:
-    """The value of an argument with its strings, where it holds such, exchanged for others."""
+    """Returns the value of an argument with its strings replaced; other values are unchanged."""
     if arg.kind not in ("s", "strings") or isinstance(arg.value, Net):
         return arg.value
     changed = tuple(names.get(name, name).encode() for name in arg.names())
@@ -39,12 +39,12 @@ def _map_names(arg: Arg, names: Names) -> ArgValue:
 
 
 def _merged(first: Names, second: Names) -> Names:
-    """Both maps, the first before the second; they may be one large map that is not worth a copy."""
+    """Merges two maps, of which the first wins; the same large map is not copied."""
     return first if first is second else {**second, **first}
 
 
 def _gradient_name(name: str, blobs: Names) -> str:
-    """The name of the gradient of a renamed blob, where `name` is one."""
+    """Returns the new name of a gradient whose blob is renamed; other names are unchanged."""
     blob = name.removesuffix(GRADIENT_SUFFIX)
     return blobs[blob] + GRADIENT_SUFFIX if blob != name and blob in blobs else name
 
@@ -65,24 +65,20 @@ def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
 
 
 def _name_gradients(op: Op, renamed: Op) -> Op:
-    """Tells a recurrent gradient operator where the gradients are that it would look for under other names.
+    """Adds `.rename` arguments for gradients whose names no longer follow from the names of their blobs.
 
-    Caffe2 applies what it is told to the blobs of the step nets too, so a blob there of the same name takes the new one.
+    Caffe2 applies these arguments to the step nets too, so a blob of the same name there is renamed as well.
     """
-    told = {a.name for a in renamed.args}
+    known = {a.name for a in renamed.args}
     outputs = dict(zip(op.outputs, renamed.outputs))
     moved = {}
     for old, new in dict(zip(op.inputs, renamed.inputs)).items():
         key, given = new + GRADIENT_SUFFIX, outputs.get(old + GRADIENT_SUFFIX)
-        if given is not None and given != key and key + RENAME_SUFFIX not in told:
+        if given is not None and given != key and key + RENAME_SUFFIX not in known:
             moved[key] = given
     local = {n for _, net in renamed.sub_nets() for n in all_names(net)} if moved else set()
     if inner := {old: new for old, new in moved.items() if old in local}:
-        for old, new in inner.items():
-            if new in local:
-                raise NetError(
-                    f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name"
-                )
+        _check_not_local(op, inner, local)
         renamed = renamed.map_sub_nets(lambda net: rename_blobs(net, inner))
         args = (replace(a, value=_map_names(a, inner)) if a.name in INNER_NAMES else a for a in renamed.args)
         renamed = replace(renamed, args=tuple(args))
@@ -90,7 +86,7 @@ def _name_gradients(op: Op, renamed: Op) -> Op:
 
 
 def _with_param_grads(op: Op) -> Op:
-    """`op` with the names of its parameters' gradients in the step nets, which old nets leave to follow from the inputs'."""
+    """Adds the names of the parameters' gradients in the step nets, which old nets derive from the inputs' names."""
     params = op.integers("param")
     if not params or op.names("param_grads"):
         return op
@@ -102,21 +98,22 @@ def _with_param_grads(op: Op) -> Op:
 
 
 def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
-    """The part of `names` that step nets see; a NetError where one of their own blobs has the new name."""
+    """Returns the part of `names` that step nets see."""
     seen = step_reads(op)
     changes = {n: names[n] for n in seen if names.get(n, n) != n}
     if changes:
-        local = {n for _, net in op.sub_nets() for n in all_names(net)}.difference(seen)
-        for old, new in changes.items():
-            if new in local:
-                raise NetError(
-                    f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name"
-                )
+        _check_not_local(op, changes, {n for _, net in op.sub_nets() for n in all_names(net)}.difference(seen))
     return changes
 
 
+def _check_not_local(op: Op, names: Names, local: Collection[str]) -> None:
+    for old, new in names.items():
+        if new in local:
+            raise NetError(f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name")
+
+
 def rename_in_op(op: Op, read: Names, written: Names) -> Op:
-    """`op` with new names for the blobs it reads and for those it writes; names not in the maps stay.
+    """Renames the blobs that `op` reads and those that it writes; names not in the maps stay.
 
     Raises:
         NetError: a sub-net that sees a renamed blob has a blob of its own under the new name.
@@ -146,9 +143,9 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
 
 
 def rename_blobs(net: Net, names: Names) -> Net:
-    """`net` with every version of the blobs in `names` renamed, in sub-nets that see them too.
+    """Renames every version of the blobs in `names`, also in sub-nets that see them.
 
-    Two blobs may be given one name; whether that keeps the meaning is the caller's matter.
+    Two blobs may get one name; the caller must ensure that this keeps the meaning.
 
     Raises:
         NetError: a sub-net that sees a renamed blob has a blob of its own under the new name.
@@ -162,7 +159,7 @@ def rename_blobs(net: Net, names: Names) -> Net:
 
 
 def _rename_versions(net: Net, start: Mapping[str, int], choose: Callable[[str, int], str]) -> Net:
-    """`net` with every blob called what `choose(name, version)` says; versions continue from `start`."""
+    """Renames every blob to `choose(name, version)`; versions continue from `start`."""
     accesses, last = get_accesses(net, start)
 
     def chosen(versions: Mapping[str, int]) -> dict[str, str]:
@@ -181,7 +178,7 @@ def _rename_versions(net: Net, start: Mapping[str, int], choose: Callable[[str, 
 
 
 def _ties(accesses: list[Access]) -> dict[Versioned, int]:
-    """For each versioned blob that shares its name with the version before it, the first version that does."""
+    """Returns the first version with the same name for each versioned blob that must share its predecessor's name."""
     first: dict[Versioned, int] = {}
     for a in accesses:
         for name in a.updates:
@@ -191,7 +188,7 @@ def _ties(accesses: list[Access]) -> dict[Versioned, int]:
 
 
 def _tied_versions(blob: Versioned, ties: Collection[Versioned]) -> set[int]:
-    """The versions that must go by one name with `blob`."""
+    """Returns the versions that must have the same name as `blob`."""
     name, first = blob
     last = first
     while (name, first) in ties:
@@ -221,9 +218,9 @@ def _op_at(net: Net, op_id: int) -> tuple[Op, str]:
 
 
 def rename_op_output(net: Net, op_id: int, output_id: int, new_name: str) -> Net:
-    """`net` with one output of one operator renamed, for everything that reads that version of the blob.
+    """Renames one output of one operator, for all readers of that version of the blob.
 
-    The net's external outputs follow where they give this version.
+    An external output of the net is renamed if it gives this version.
 
     Raises:
         NetError: there is no such output, or the net already has a blob of the new name.
@@ -245,13 +242,12 @@ def rename_op_output(net: Net, op_id: int, output_id: int, new_name: str) -> Net
 def rename_op_input(
     net: Net, init_net: Net, op_id: int, input_id: int, new_name: str, from_producer: bool = False
 ) -> tuple[Net, Net]:
-    """Renames one input of one operator of a predict net, in its init net too.
+    """Renames one input of one operator of a predict net, also in its init net.
 
-    The blob is renamed where it is made, in either net, and in the nets' external inputs and outputs.
+    The blob is renamed in the operator that makes it, in either net, and in the nets' external inputs and outputs.
 
     Args:
-        from_producer: also rename it for the other operators that read it. Without it the operator must be its only
-            reader.
+        from_producer: also rename it for other operators that read it. Without this, the operator must be the only reader.
 
     Returns:
         The new `(net, init_net)`.
@@ -283,14 +279,14 @@ def rename_op_input(
 
 
 def ssa_rewrite(net: Net, *, number_all: bool = False) -> Net:
-    """`net` with every version of every blob under a name of its own, `name_version`.
+    """Gives every version of every blob a name of its own, `name_version`.
 
-    Version 0 keeps its name, and so does a blob that the net sees in one version only; with `number_all`, every blob is
-    numbered, version 0 included (the older of Caffe2's two rewrites; pair it with `number_init_net`). Sub-nets follow
-    the names of the outer blobs; the blobs of their own workspaces keep theirs. Versions before and after an operator
-    that may leave its output as it was keep one name. Idempotent, but for `number_all`.
+    Version 0 keeps its name, and so does a blob with only one version. With `number_all`, every blob is numbered, version
+    0 included (the older of Caffe2's two rewrites; use it with `number_init_net`). Sub-nets use the new names of outer
+    blobs, and keep the names of their own. Versions before and after an operator that may keep the old value of its output
+    have one name. Idempotent without `number_all`.
 
-    Where Caffe2 would give a name that another blob has already, a `_` is added.
+    If another blob already has the new name, a `_` is added, unlike in Caffe2.
 
     >>> net = Net("n", (Op.of("Relu", ["x"], ["x"]), Op.of("Tanh", ["x"], ["y"])), ("x",), ("x", "y"))
     >>> ssa_rewrite(net).external_outputs, ssa_rewrite(net, number_all=True).external_outputs
@@ -324,7 +320,7 @@ def ssa_rewrite(net: Net, *, number_all: bool = False) -> Net:
 
 
 def number_init_net(init_net: Net) -> Net:
-    """The init net that fits a net rewritten with `number_all`: what it gives is version 0 there.
+    """Renames the outputs of an init net for a net that was rewritten with `number_all`: they are version 0 there.
 
     >>> init = Net("init", (Op.of("GivenTensorFill", [], ["w"], shape=[1], values=[2.0]),), (), ("w",))
     >>> number_init_net(init).ops[0].outputs
@@ -336,11 +332,11 @@ def number_init_net(init_net: Net) -> Net:
 def clone_and_bind(
     net: Net, name: str, prefix: str, blob_remap: Mapping[str, str] | None = None
 ) -> tuple[Net, dict[str, str]]:
-    """Copies `net` under another name, with names of its own for the blobs that it writes.
+    """Copies `net` under another name, with new names for the blobs that it writes.
 
-    Blobs that the net reads before it writes them keep their names, the others get `prefix`; `blob_remap` overrules both.
-    Caffe2 leaves the state blobs that a recurrent network names in its arguments shared by all clones; here they get the
-    prefix too.
+    Blobs that the net reads before it writes them keep their names, the others get `prefix`; `blob_remap` overrides both.
+    State blobs that a recurrent network names in its arguments get the prefix too, unlike in Caffe2, where all clones share
+    them.
 
     Returns:
         The new net and the map from every old name to its new one.

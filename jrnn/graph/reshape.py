@@ -6,7 +6,7 @@ from typing import Any
 
 from jrnn.graph.rename import rename_in_op
 from jrnn.graph.scope import reads
-from jrnn.graph.ssa import Flow, Versioned
+from jrnn.graph.ssa import Flow, Versioned, needed_ops
 from jrnn.ir import Net, Op
 
 RESHAPE = "Reshape"
@@ -14,11 +14,11 @@ FULLY_CONNECTED = "FC"
 
 
 def identify_reshape_sub_graph(net: Net) -> list[list[int]]:
-    """For each Reshape, the operators that compute its shape from its own data, and the Reshape itself, in order.
+    """Returns the operators that compute the shape of each Reshape from its own data, and the Reshape itself, in order.
 
     These are the operators on the paths from the data to the shape, such as `Shape -> Slice -> Concat`. Caffe2's tools look
-    no further than 15 operators around and lose the chain near the start of a net; here the whole net counts. A Reshape
-    whose shape is an argument, or does not depend on its data, stands alone.
+    only at 15 operators around, and lose paths near the start of a net; here the whole net counts. A Reshape whose shape is
+    an argument, or does not depend on its data, is alone in its list.
 
     >>> ops = (Op.of("Relu", ["x"], ["d"]), Op.of("Shape", ["d"], ["s"]), Op.of("Reshape", ["d", "s"], ["r", "old"]))
     >>> identify_reshape_sub_graph(Net("n", ops, ("x",), ("r",)))
@@ -37,19 +37,11 @@ def _reshape_groups(net: Net, flow: Flow) -> list[list[int]]:
 
 
 def _chain(flow: Flow, source: Versioned, target: Versioned) -> list[int]:
-    """The operators on the paths from `source` to `target`, in order."""
-    first = flow.writer.get(source, -1)  # no path leads through what ran before the source was made
-    above: set[int] = set()
-    queue = [target]
-    while queue:
-        blob = queue.pop()
-        at = flow.writer.get(blob, -1)
-        if blob != source and at > first and at not in above:
-            above.add(at)
-            queue.extend(flow.accesses[at].reads.items())
+    """Returns the operators on the paths from `source` to `target`, in order."""
+    above = needed_ops([a.reads.items() for a in flow.accesses], flow.writer, [target], {source})
     below = {source}
     chain = []
-    for i in sorted(above):
+    for i in above:
         if not below.isdisjoint(flow.accesses[i].reads.items()):
             below.update(flow.accesses[i].writes.items())
             chain.append(i)
@@ -59,21 +51,20 @@ def _chain(flow: Flow, source: Versioned, target: Versioned) -> list[int]:
 def remove_reshape_for_fc(
     predict_net: Net, params: Mapping[str, Any], shapes: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[Net, dict[str, Any]]:
-    """The net without the Reshapes that only feed FC operators, and the parameters that it still needs.
+    """Removes the Reshapes that only feed FC operators; returns the net and the parameters that it still needs.
 
-    A Reshape goes, with the operators that compute its shape, where FC operators are its only readers, and it and they
-    need nothing but its data, which an operator makes, and parameters. FC flattens its input itself, so a Reshape that
+    A Reshape is removed, with the operators that compute its shape, if FC operators are its only readers, and these
+    operators read only its data, which an operator makes, and parameters. FC flattens its input itself, so a Reshape that
     keeps the dimensions before FC's `axis` changes nothing.
 
-    Caffe2's tools also remove a Reshape that nobody reads or that gives an external output, drop parameters that others
-    still read, and do not look whether an FC reads it as its weight, or after the data is overwritten; here these Reshapes
-    and parameters stay.
+    Caffe2's tools also remove a Reshape that has no reader, gives an external output, is the weight of an FC, or is read
+    after its data is overwritten; and they drop parameters that others still read. Here these Reshapes and parameters stay.
 
     Args:
-        params: the parameters, by name; what only removed operators read is left out of the result and of the net's
+        params: the parameters, by name. Those that only removed operators read are left out of the result and of the net's
             external inputs.
-        shapes: shapes of the Reshapes' inputs and outputs where known, by name. Without them it is taken for granted, as
-            in Caffe2's tools, that a Reshape keeps the first dimension.
+        shapes: known shapes of the Reshapes' inputs and outputs, by name. Without them, every Reshape is assumed to keep
+            the first dimension, as in Caffe2's tools.
 
     >>> ops = (Op.of("Relu", ["x"], ["d"]), Op.of("Reshape", ["d", "s"], ["r", "old"]), Op.of("FC", ["r", "w", "b"], ["y"]))
     >>> net, params = remove_reshape_for_fc(Net("n", ops, ("x", "s", "w", "b"), ("y",)), {"s": 1, "w": 2, "b": 3})
@@ -103,7 +94,7 @@ def remove_reshape_for_fc(
 
 
 def _flattens(op: Op, data: str, result: str, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether `op` is an FC that gives the same for `data` as for `result`, a reshaped `data`."""
+    """Returns whether `op` is an FC that gives the same for `data` as for `result`, a reshaped `data`."""
     if op.type != FULLY_CONNECTED or op.inputs[0] != result or result in op.inputs[1:]:
         return False
     axis = op.arg("axis", 1)
@@ -114,7 +105,7 @@ def _flattens(op: Op, data: str, result: str, shapes: Mapping[str, Sequence[int]
 
 
 def _is_isolated(flow: Flow, group: list[int], data: Versioned, result: Versioned) -> bool:
-    """Whether `group` needs only `data` and parameters, and gives only `result`, to other operators."""
+    """Returns whether `group` reads only `data` and parameters, and gives other operators only `result`."""
     written = {blob for i in group for blob in flow.accesses[i].writes.items()}
     needs = {blob for i in group for blob in flow.accesses[i].reads.items()} - written
     used = {blob for blob in written if blob in flow.external or not set(flow.readers.get(blob, ())) <= set(group)}

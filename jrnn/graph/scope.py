@@ -1,30 +1,30 @@
-"""What the names inside an operator's sub-nets mean, and which arguments hold names of blobs.
+"""The meaning of names inside an operator's sub-nets, and the arguments that hold names of blobs.
 
-A sub-net runs in one of three kinds of workspace, and the operator's arguments tell which:
+A sub-net runs in one of three kinds of workspace, which follows from the operator's arguments:
 
-- SHARED: the operator's own workspace. Every name means what it means outside (the branches of If, the nets of While).
-- STEP: a workspace of its own in which the names of the outer one can be read (the step nets of recurrent networks,
-  known by their links). What a step net writes stays inside, and its operator fills some names itself.
-- CLOSED: a workspace of its own in which only bound names mean something outside (Do, known by its bindings).
+- SHARED: the operator's own workspace. Names mean the same as outside (the branches of If, the nets of While).
+- STEP: a workspace of its own that can read names of the outer one (the step nets of recurrent networks, which have
+  links). Blobs that a step net writes stay inside, and its operator fills some names itself.
+- CLOSED: a workspace of its own in which only bound names refer to outer blobs (Do, which has bindings).
 
-This is the one place that knows these arguments; liveness, renaming and cloning ask here.
+Only this module knows these arguments; liveness, renaming and cloning use it.
 """
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from jrnn.ir import Net, Op
 
-# Arguments with names of outer blobs. Where an operator reads one version of a blob and writes another, the first kind
-# follows what the operator reads and the second what it writes.
+# Arguments with names of outer blobs. If an operator reads one version of a blob and writes another, the first kind refers
+# to the version that it reads, and the second to the one that it writes.
 READ_NAMES = ("link_external", "alias_src", "recurrent_states", "recurrent_inputs")
 WRITTEN_NAMES = ("alias_dst", "backward_alias_dst")
-# Gradients of outer blobs, named after the blob. Where a gradient blob goes by another name, `<gradient>.rename` tells it.
+# Gradients of outer blobs, named after the blob. The argument `<gradient>.rename` gives a gradient another name.
 GRADIENT_NAMES = ("backward_link_external",)
 GRADIENT_SUFFIX = "_grad"
 RENAME_SUFFIX = ".rename"
 
-# Arguments with names that mean something only inside the sub-nets: those that the operator fills, and the others.
+# Arguments with names of blobs inside the sub-nets: those that the operator fills, and the others.
 LINKS = ("link_internal", "backward_link_internal")
 TIMESTEP = "timestep"
 BINDINGS = "inner_blobs"
@@ -38,7 +38,7 @@ class Workspace(enum.Enum):
 
 
 def workspace_of(op: Op) -> Workspace:
-    """The kind of workspace that the sub-nets of `op` run in.
+    """Returns the kind of workspace that the sub-nets of `op` run in.
 
     >>> workspace_of(Op.of("While", ["go"], ["go"], loop_net=Net())).value
     'shared'
@@ -50,17 +50,17 @@ def workspace_of(op: Op) -> Workspace:
 
 
 def has_sub_nets(op: Op) -> bool:
-    """Whether an argument of `op` holds a net."""
+    """Returns whether an argument of `op` holds a net."""
     return any(True for _ in op.sub_nets())
 
 
 def keeps_outputs(op: Op) -> bool:
-    """Whether an output of `op` may be left as it was: a branch that is not taken, a loop of no rounds."""
+    """Returns whether an output of `op` may keep its old value: a branch that is not taken, a loop of no rounds."""
     return has_sub_nets(op) and workspace_of(op) is not Workspace.STEP
 
 
 def bound_names(op: Op) -> list[str]:
-    """The names that `op` fills in its sub-nets' workspace before they run."""
+    """Returns the names that `op` fills in its sub-nets' workspace before they run."""
     bound = [name for arg in (*LINKS, BINDINGS) for name in op.names(arg)]
     if workspace_of(op) is Workspace.STEP:
         bound += op.names(TIMESTEP) or (TIMESTEP,)
@@ -68,13 +68,13 @@ def bound_names(op: Op) -> list[str]:
 
 
 def workspace_outputs(op: Op) -> list[str]:
-    """The outputs of an operator with step nets that are no results: through them others see inside its workspaces."""
+    """Returns the outputs of an operator with step nets through which other operators read its workspaces."""
     results = set(op.names("alias_dst"))
     return [name for name in op.outputs if name not in results]
 
 
 def outer_names(op: Op) -> Iterator[str]:
-    """The outer blobs that arguments of `op` name."""
+    """Yields the outer blobs that arguments of `op` name."""
     for a in op.args:
         if a.name in (*READ_NAMES, *WRITTEN_NAMES, *GRADIENT_NAMES):
             yield from a.names()
@@ -84,9 +84,9 @@ def outer_names(op: Op) -> Iterator[str]:
 
 
 def step_reads(op: Op) -> list[str]:
-    """The names in the step nets of `op` that mean blobs of the outer workspace, each once, in order.
+    """Returns the names in the step nets of `op` that refer to outer blobs, each once, in order.
 
-    The rest is filled by the operator or written by one of its step nets before that net reads it.
+    The operator fills the other names, or a step net writes them before it reads them.
     """
     nets = [net for _, net in op.sub_nets()]
     read = [reads(net) for net in nets]
@@ -98,12 +98,12 @@ def step_reads(op: Op) -> list[str]:
 
 
 def free_names(op: Op) -> list[str]:
-    """The blobs of the outer workspace that the sub-nets of `op` read without being declared, each once, in order.
+    """Returns the outer blobs that the sub-nets of `op` read without a declaration, each once, in order.
 
-    A name is not free where it is written earlier in the sub-net, where the operator fills it or lists it as an input,
-    and, in a step net, where the net declares it as an external input or another step net of the operator writes it. A
-    name that is free in one sub-net may be a local blob of another (a loop body reads what the condition wrote), so it
-    need not exist outside.
+    A name is not free if the sub-net writes it earlier, or the operator fills it or lists it as an input. In a step net it
+    is not free either if the net declares it as an external input, or another step net of the operator writes it. A name
+    that is free in one sub-net may be local to another (a loop body reads a blob that the condition wrote), so it need not
+    exist outside.
 
     >>> step = Net("step", (Op.of("Mul", ["h", "scale"], ["h_new"]),), ("h",))
     >>> free_names(Op.of("RecurrentNetwork", ["x", "h0"], ["h_all"], step_net=step, link_internal=["h", "h_new"]))
@@ -123,7 +123,7 @@ def free_names(op: Op) -> list[str]:
 
 
 def reads(net: Net) -> list[str]:
-    """The blobs that the operators of `net` read before one of them writes it, each once, in order."""
+    """Returns the blobs that operators of `net` read before one of them writes it, each once, in order."""
     written: set[str] = set()
     found: dict[str, None] = {}
     for op in net.ops:
@@ -133,7 +133,7 @@ def reads(net: Net) -> list[str]:
 
 
 def all_names(net: Net) -> Iterator[str]:
-    """Every name of a blob in `net`, its arguments and its sub-nets, with repetitions."""
+    """Yields every name of a blob in `net`, its arguments and its sub-nets, with repetitions."""
     yield from net.external_inputs
     yield from net.external_outputs
     for op in net.ops:
@@ -146,20 +146,11 @@ def all_names(net: Net) -> Iterator[str]:
 
 
 def workspace_names(net: Net) -> list[str]:
-    """Every name that means a blob of the workspace `net` runs in, each once, in order of appearance."""
-    found: dict[str, None] = {}
-
-    def add(names: Iterable[str]) -> None:
-        found.update((name, None) for name in names)
-
-    add(net.external_inputs)
+    """Returns every name of a blob in the workspace that `net` runs in, each once, in order of appearance."""
+    found = list(net.external_inputs)
     for op in net.ops:
-        add(op.inputs)
-        add(free_names(op))
-        if has_sub_nets(op) and workspace_of(op) is Workspace.SHARED:
-            for _, sub in op.sub_nets():
-                add(workspace_names(sub))
-        add(op.outputs)
-        add(outer_names(op))
-    add(net.external_outputs)
-    return list(found)
+        found += (*op.inputs, *free_names(op))
+        if workspace_of(op) is Workspace.SHARED:
+            found += [name for _, sub in op.sub_nets() for name in workspace_names(sub)]
+        found += (*op.outputs, *outer_names(op))
+    return list(dict.fromkeys((*found, *net.external_outputs)))

@@ -1,4 +1,4 @@
-"""Nets in readable form: a text listing, and a graph in the DOT language."""
+"""Nets as a text listing, and as a graph in the DOT language."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def show(net: Net, shapes: Mapping[str, Any] | None = None) -> str:
     """Lists `net` as text: one line for each operator, with sub-nets indented below it.
 
     Args:
-        shapes: anything with `.shape` and `.dtype` by blob; where known they stand after the blobs that operators write.
+        shapes: anything with `.shape` and `.dtype` by blob, to print after the outputs of operators.
 
     >>> import numpy as np
     >>> net = Net("n", (Op.of("FC", ["x", "w", "b"], ["y"], axis=2),), ("x", "w", "b"), ("y",))
@@ -90,7 +90,7 @@ def _device(option: DeviceOption | None) -> str:
 
 
 def to_dot(net: Net) -> str:
-    """`net` as a graph for Graphviz: boxes are operators, ellipses are versions of blobs, sub-nets are clusters.
+    """Returns a graph for Graphviz: boxes are operators, ellipses are versions of blobs, sub-nets are clusters.
 
     >>> print(to_dot(Net("n", (Op.of("Relu", ["x"], ["y"]),), ("x",), ("y",))))
     digraph "n" {

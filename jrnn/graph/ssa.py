@@ -1,15 +1,15 @@
-"""Versions of blobs: who writes and who reads each value of a net.
+"""Versions of blobs: which operators write and read each value of a net; and parts of nets.
 
-Operators may overwrite a blob, so a name alone is not a value; a *versioned blob* `(name, version)` is. Version 0 is
-what a blob held before the net ran, and each operator that writes it makes the next version. The numbering is Caffe2's.
+Operators may overwrite a blob, so a name alone does not identify a value; a *versioned blob* `(name, version)` does.
+Version 0 is the value before the net ran, and each operator that writes the blob makes the next version, as in Caffe2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from jrnn.errors import NetError, near
+from jrnn.errors import NetError, describe_op, near
 from jrnn.graph.scope import free_names, keeps_outputs, reads
 from jrnn.ir import Net
 
@@ -18,16 +18,16 @@ Ssa = list[tuple[list[Versioned], list[Versioned]]]
 
 
 def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[Ssa, dict[str, int]]:
-    """The versions that each operator reads and writes, and the last version of each blob.
+    """Returns the versions that each operator reads and writes, and the last version of each blob.
 
     Args:
-        net: the net. Only the inputs and outputs of its own operators are numbered, as the wire declares them; what a
-            sub-net reads besides is told by `free_names`.
-        blob_versions: versions to continue from, as those that an init net ended with.
+        net: the net. Only the declared inputs and outputs of its own operators are numbered; `free_names` lists what
+            their sub-nets read besides.
+        blob_versions: versions to continue from, such as the last versions of an init net.
 
     Returns:
         `(ssa, versions)`: `ssa[i]` is the pair of the versioned inputs and outputs of operator i. As in Caffe2, a blob
-        that is read but neither declared nor written is in `versions` only where the net declares no external input.
+        that is read but neither declared nor written is in `versions` only if the net declares no external input.
 
     >>> from jrnn.ir import Op
     >>> net = Net("n", (Op.of("Relu", ["x"], ["x"]), Op.of("FC", ["x", "w", "b"], ["y"])))
@@ -52,9 +52,9 @@ def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[S
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What an operator does to the blobs of its workspace, sub-nets included: the version of each blob read and written.
+    """The version of each blob that an operator and its sub-nets read and write.
 
-    `updates` are the written blobs that may be left as they were; both versions must then go by one name.
+    `updates` are the written blobs that may keep their old value; both versions must then have one name.
     """
 
     reads: dict[str, int]
@@ -63,7 +63,7 @@ class Access:
 
 
 def get_accesses(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[list[Access], dict[str, int]]:
-    """As `get_ssa`, with what the sub-nets of each operator read besides its inputs."""
+    """Does the same as `get_ssa`, and includes what the sub-nets of each operator read besides its inputs."""
     versions = dict(blob_versions or {})
     for name in net.external_inputs:
         versions.setdefault(name, 0)
@@ -80,7 +80,7 @@ def get_accesses(net: Net, blob_versions: Mapping[str, int] | None = None) -> tu
 
 @dataclass(frozen=True)
 class Flow:
-    """Who writes and who reads each versioned blob of a net."""
+    """The writer and the readers of each versioned blob of a net."""
 
     accesses: list[Access]
     versions: dict[str, int]
@@ -99,7 +99,7 @@ class Flow:
         return cls(accesses, versions, writer, readers, {(n, versions.get(n, 0)) for n in net.external_outputs})
 
     def overwritten(self, blob: Versioned, removed: Collection[int]) -> int:
-        """The operator after which `blob` is gone, where the operators `removed` do not count."""
+        """Returns the operator that overwrites `blob`, if the operators `removed` do not count."""
         name, version = blob
         while self.writer.get((name, version + 1)) in removed:
             version += 1
@@ -107,12 +107,12 @@ class Flow:
 
 
 def get_undefined_blobs(ssa: Ssa) -> list[str]:
-    """The blobs that are read at version 0, before any operator writes them, in the order of their first reading."""
+    """Returns the blobs that are read before any operator writes them, in the order of their first use."""
     return list(dict.fromkeys(name for read, _ in ssa for name, version in read if version == 0))
 
 
 def get_output_producers(ssa: Ssa) -> dict[Versioned, int]:
-    """The index of the operator that writes each versioned blob."""
+    """Returns the index of the operator that writes each versioned blob."""
     return {blob: i for i, (_, written) in enumerate(ssa) for blob in written}
 
 
@@ -133,7 +133,7 @@ def get_consumer_map(ssa: Ssa) -> dict[Versioned, list[tuple[int, int]]]:
 def get_op_ids_in_path(
     ssa: Ssa, blob_versions: Mapping[str, int], inputs: Iterable[str], outputs: Iterable[str]
 ) -> list[int]:
-    """The operators needed for the last versions of `outputs` where the last versions of `inputs` are given.
+    """Returns the operators that compute the last versions of `outputs` from the last versions of `inputs`.
 
     Raises:
         NetError: a name in `inputs` or `outputs` that has no version.
@@ -145,20 +145,35 @@ def get_op_ids_in_path(
         return name, blob_versions[name]
 
     given = {last(name) for name in inputs}
-    producers = get_output_producers(ssa)
-    queue = [last(name) for name in outputs]
-    needed: set[int] = set()
+    return needed_ops([read for read, _ in ssa], get_output_producers(ssa), [last(name) for name in outputs], given)
+
+
+def needed_ops(
+    reads: Sequence[Iterable[Versioned]],
+    producers: Mapping[Versioned, int],
+    wanted: Iterable[Versioned],
+    given: Collection[Versioned],
+) -> list[int]:
+    """Returns the operators that `wanted` blobs depend on if `given` ones need none, in order.
+
+    Args:
+        reads: what each operator reads.
+        producers: the operator that writes each blob.
+        wanted: the blobs to compute.
+        given: the blobs that are known.
+    """
+    queue, needed = list(wanted), set()
     while queue:
         blob = queue.pop()
         at = producers.get(blob)
         if blob not in given and at is not None and at not in needed:
             needed.add(at)
-            queue.extend(ssa[at][0])
+            queue.extend(reads[at])
     return sorted(needed)
 
 
 def undeclared_reads(net: Net) -> list[str]:
-    """The blobs that `net` needs from outside and does not declare as external inputs, in the order of first reading.
+    """Returns the blobs that `net` reads from outside but does not declare as external inputs, in order of first use.
 
     >>> from jrnn.ir import Op
     >>> undeclared_reads(Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]),), ("x",)))
@@ -169,10 +184,10 @@ def undeclared_reads(net: Net) -> list[str]:
 
 
 def live_ops(net: Net, outputs: Iterable[str]) -> list[int]:
-    """The indices of the operators that the final values of `outputs` depend on, in order.
+    """Returns the indices of the operators that the final values of `outputs` depend on, in order.
 
-    Overwritten blobs are told apart by version, the blobs that sub-nets read count as read, and where an operator with
-    sub-nets may leave an output as it was, what wrote that output before is kept too.
+    Versions of a blob are distinguished, and blobs that sub-nets read count as read. If an operator with sub-nets may
+    keep the old value of an output, the operator that wrote this value is live too.
 
     >>> from jrnn.ir import Op
     >>> live_ops(Net("n", (Op.of("Relu", ["x"], ["y"]), Op.of("Tanh", ["x"], ["y"]))), ["y"])
@@ -191,3 +206,99 @@ def live_ops(net: Net, outputs: Iterable[str]) -> list[int]:
         wanted.update(free_names(op))
     live.reverse()
     return live
+
+
+def get_sub_graph_external_input_output(
+    net: Net, sub_graph_op_indices: Iterable[int]
+) -> tuple[list[Versioned], list[Versioned]]:
+    """Returns the versioned blobs that some operators of `net` read from outside, and those that they give to the outside.
+
+    Inputs are in the order of first use, each once (Caffe2's tools repeat one that an operator reads twice). Outputs are
+    blobs that other operators read, or external outputs of the net. Blobs that sub-nets read count as read.
+
+    >>> from jrnn.ir import Op
+    >>> net = Net("n", (Op.of("Relu", ["x"], ["y"]), Op.of("Add", ["y", "b"], ["z"])), ("x", "b"), ("z",))
+    >>> get_sub_graph_external_input_output(net, [1])
+    ([('y', 1), ('b', 0)], [('z', 1)])
+    """
+    accesses, versions = get_accesses(net)
+    inside = list(sub_graph_op_indices)
+    for i in inside:
+        if not 0 <= i < len(net.ops):
+            raise NetError(f"net {net.name!r} has {len(net.ops)} operators, #{i} was asked for; count from 0")
+    written = dict.fromkeys(blob for i in inside for blob in accesses[i].writes.items())
+    read = dict.fromkeys(blob for i in inside for blob in accesses[i].reads.items())
+    chosen = set(inside)
+    used = {(name, versions.get(name, 0)) for name in net.external_outputs}
+    used.update(blob for i, a in enumerate(accesses) if i not in chosen for blob in a.reads.items())
+    return [blob for blob in read if blob not in written], [blob for blob in written if blob in used]
+
+
+def get_external_blob_names(net: Net, lexical_scope: Collection[str]) -> tuple[list[str], list[str]]:
+    """Returns the outer blobs that `net` reads and writes as the body of an operator.
+
+    Args:
+        lexical_scope: the names of all outer blobs that the net can see. A blob that it writes is an outer blob if its
+            name is among them, else it is local.
+
+    Raises:
+        NetError: the net reads a blob that is neither its own nor in `lexical_scope`.
+
+    >>> from jrnn.ir import Op
+    >>> body = Net("body", (Op.of("Add", ["a", "b"], ["t"]), Op.of("Relu", ["t"], ["a"])))
+    >>> get_external_blob_names(body, ["a", "b", "c"])
+    (['a', 'b'], ['a'])
+    """
+    scope = set(lexical_scope)
+    inputs = reads(net)
+    for name in inputs:
+        if name not in scope:
+            raise NetError(
+                f"net {net.name!r}: its input blob {name!r} is undefined: not written before it is read, and not visible "
+                f"from outside{near(name, scope)}"
+            )
+    return inputs, list(dict.fromkeys(o for op in net.ops for o in op.outputs if o in scope))
+
+
+def extract_sub_net(net: Net, inputs: Iterable[str], outputs: Iterable[str], name: str | None = None) -> Net:
+    """Returns the part of `net` that computes the last versions of `outputs` from the last versions of `inputs`.
+
+    Its external inputs are `inputs` and then all other blobs that it reads from outside. No blob is renamed. Caffe2 rejects
+    every part that shares an operator with the part that makes an input; jrnn only rejects conflicting versions.
+
+    Raises:
+        NetError: a name is not a blob of the net, or the part also needs an earlier version of an input: first give the
+            versions different names (`ssa_rewrite`).
+
+    >>> from jrnn.ir import Op
+    >>> ops = (Op.of("Relu", ["x"], ["y"]), Op.of("Add", ["y", "b"], ["z"]), Op.of("Tanh", ["x"], ["t"]))
+    >>> part = extract_sub_net(Net("n", ops, ("x", "b"), ("z", "t")), ["y"], ["z"])
+    >>> [op.type for op in part.ops], part.external_inputs, part.external_outputs
+    (['Add'], ('y', 'b'), ('z',))
+    """
+    inputs, outputs = list(inputs), list(outputs)
+    accesses, versions = get_accesses(net)
+    for blob in (*inputs, *outputs):
+        if blob not in versions:
+            raise NetError(f"net {net.name!r} has no blob {blob!r}{near(blob, versions)}")
+    given = {blob: versions[blob] for blob in inputs}
+    producers = {blob: i for i, a in enumerate(accesses) for blob in a.writes.items()}
+    wanted = [(blob, versions[blob]) for blob in outputs]
+    order = needed_ops([a.reads.items() for a in accesses], producers, wanted, given.items())
+    for i in order:
+        for blob, version in (*accesses[i].reads.items(), *accesses[i].writes.items()):
+            if given.get(blob, version) != version:
+                where = describe_op(i, net.ops[i].type, net.ops[i].outputs, net.name)
+                raise NetError(
+                    f"{where} is needed and handles version {version} of {blob!r}, which is given as version "
+                    f"{given[blob]}; rename the versions first (ssa_rewrite)"
+                )
+    needed = [blob for i in order for blob in accesses[i].reads.items()] + wanted
+    outside = (blob for blob, version in needed if (blob, version) not in producers)
+    return replace(
+        net,
+        name=net.name if name is None else name,
+        ops=tuple(net.ops[i] for i in order),
+        external_inputs=tuple(dict.fromkeys((*inputs, *outside))),
+        external_outputs=tuple(outputs),
+    )
