@@ -1,12 +1,14 @@
 """`jrnn bench --compile-for`: cells compiled for an accelerator that this machine lacks.
 
-Every program is compiled by XLA for the described device, and its HLO is read. What is counted is exact; the time is the
-estimate of a model and is called so wherever it is shown.
+XLA compiles for a device that is described to it; the compilers are in the plugins of the extras `aot-cuda` and `aot-tpu`.
+Kernels, bytes and operations are counted exactly from the HLO. The time is only the estimate of a model.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +19,112 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
-from jrnn.bench.devices import DEVICES, Accelerator, described
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.peers import FUNCTIONS, in_mode, versions
 from jrnn.bench.sizes import CELLS, MODES, Size, check_names, flops
+from jrnn.errors import ConfigError
+from jrnn.jax_names import topologies
+
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 79368880128
+  shared_memory_per_block_optin: 232448 cuda_compute_capability { major: 9 }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A device to compile for.
+
+    Attributes:
+        title: its name in tables.
+        platform: its platform in JAX.
+        topology: its name and the options that describe it to XLA.
+        modules: Python packages, one of which must be installed.
+        extra: the extra of jrnn that installs them.
+        launch: the least seconds of a kernel in a loop.
+        bandwidth: bytes a second between the chip and its memory.
+        peak: operations a second of float32 products at JAX's default precision: TF32 on an H100, one pass of
+            bfloat16 on a TPU.
+    """
+
+    title: str
+    platform: str
+    topology: tuple[str, dict[str, str]]
+    modules: tuple[str, ...]
+    extra: str
+    launch: float
+    bandwidth: float
+    peak: float
+
+    def estimate(self, launches: Sequence[Cost]) -> float:
+        """Returns the seconds of launches in sequence; the longest of launch, bytes and operations counts for each."""
+        times = ((self.launch * c.kernels, c.bytes / self.bandwidth, c.flops / self.peak) for c in launches)
+        return sum(map(max, times))
+
+    @property
+    def model(self) -> str:
+        """The model of `estimate` in words."""
+        return (
+            f"{self.launch * 1e6:g} us a kernel, {self.bandwidth / 1e12:.3g} TB/s, {self.peak / 1e12:.3g} TFLOP/s; of each "
+            "kernel the longest of the three"
+        )
+
+
+DEVICES = {
+    "h100": Accelerator(
+        "NVIDIA H100",
+        "cuda",
+        ("H100", {"target_config": _H100, "topology": "1x1x1"}),
+        ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"),
+        "aot-cuda",
+        2.5e-6,
+        3.352e12,
+        495e12,
+    ),
+    "v5e": Accelerator("TPU v5e", "tpu", ("v5e:2x2", {}), ("libtpu",), "aot-tpu", 0.5e-6, 819e9, 197e12),
+}
+
+
+def described(accelerator: Accelerator) -> Any:
+    """Returns the device to compile for. Call this before JAX has started: it restricts JAX to the CPU.
+
+    Raises:
+        ConfigError: if the plugin that compiles for it is missing, or of another version than JAX.
+    """
+    if not any(map(_is_installed, accelerator.modules)):
+        raise ConfigError(
+            f"bench: compiling for {accelerator.title} needs a plugin of JAX that is not installed; "
+            f"pip install 'jrnn[{accelerator.extra}]'"
+        )
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu queries a cloud for the TPU of this machine
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used
+    jax.config.update("jax_platforms", "cpu")
+    jax.devices()  # loads the plugins
+    name, options = accelerator.topology
+    try:
+        return topologies.get_topology_desc(name, platform=accelerator.platform, **options).devices[0]
+    except (NotImplementedError, RuntimeError) as error:
+        raise ConfigError(
+            f"bench: JAX {jax.__version__} cannot compile for {accelerator.title} here ({error}); its plugin must "
+            f"be of JAX's version: pip install -U 'jrnn[{accelerator.extra}]'"
+        ) from error
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its package is missing
+        return False
 
 
 @dataclass(frozen=True)
@@ -28,9 +132,9 @@ class Row:
     """One peer on one cell, size and mode, compiled for a device.
 
     Attributes:
-        kernels: launches a step in each loop, the forward one first; empty where no loop is left.
-        bytes: that all kernels of the loops read and write a step, from memory or a cache.
-        temporary: bytes of temporary memory; 0 where the compiler does not say (libtpu).
+        kernels: launches a step in each loop, the forward one first; empty if no loop is left.
+        bytes: the bytes a step that all kernels of the loops read and write, from memory or a cache.
+        temporary: bytes of temporary memory; 0 if the compiler does not report it (libtpu).
         flops: operations of all contractions of the program.
         estimated_seconds: of the whole program, by the device's model.
     """
@@ -58,7 +162,7 @@ def run(
     """Compiles each peer on each cell, mode and size; prints a table and writes it.
 
     Raises:
-        ConfigError: a device, cell, mode or peer that there is not, or a plugin that is missing.
+        ConfigError: for an unknown device, cell, mode or peer, or a plugin that is missing.
     """
     check_names("device to compile for", [target], DEVICES)
     check_names("cell", cells, CELLS)
@@ -82,7 +186,7 @@ def run(
 
 
 def compile_for(device: Any, peer: str, cell: str, size: Size, mode: str) -> Any:
-    """The program of a peer compiled for a device, or None where the peer has no such cell."""
+    """Compiles the program of a peer for a device; returns None if the peer has no such cell."""
     found = FUNCTIONS[peer](cell, size)
     if found is None:
         return None
@@ -112,7 +216,7 @@ def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Si
 
 
 def table(rows: Sequence[Row], accelerator: Accelerator) -> Table:
-    """The rows, a section for each cell, mode and size."""
+    """Returns a table of the rows with a section for each cell, mode and size."""
     found = Table(
         title=f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}",
     )
@@ -138,7 +242,7 @@ def table(rows: Sequence[Row], accelerator: Accelerator) -> Table:
 
 
 def save(path: Path, target: str, rows: Sequence[Row]) -> None:
-    """Writes the rows with what they depend on."""
+    """Writes the rows and their conditions."""
     path.parent.mkdir(parents=True, exist_ok=True)
     conditions = {"target": target, "model": DEVICES[target].model, "versions": versions(), "times": "estimated"}
     path.write_text(json.dumps({"conditions": conditions, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")

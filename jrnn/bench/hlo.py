@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# What starts no work on the device, or is the end of work that was started before.
+# Instructions that start no work on the device.
 _FREE = frozenset((
     "add-dependency", "after-all", "bitcast", "call", "conditional", "constant", "get-tuple-element", "opt-barrier",
     "parameter", "partition-id", "replica-id", "tuple", "while",
@@ -45,17 +45,17 @@ class Instruction:
     root: bool
 
     def called(self, *attributes: str) -> str | None:
-        """The computation that one of these attributes names."""
+        """Returns the computation that one of these attributes names."""
         found = re.search(rf"\b(?:{'|'.join(attributes)})=%?([\w.\-]+)", self.attributes)
         return found and found.group(1)
 
     @property
     def launches(self) -> bool:
-        """Whether it is a kernel, a copy, or a call of a library."""
+        """Whether it is a kernel, a copy, or a library call."""
         if self.opcode in _FREE or self.opcode.endswith(("-done", "-update")):
             return False
         if self.opcode not in _WHOLE and re.match(r"\w+\[\]", self.result):
-            return False  # a TPU's scalar unit does it on the way
+            return False  # a TPU's scalar unit computes scalars
         return not (self.opcode == "custom-call" and any(f'"{name}"' in self.attributes for name in _FREE_CALLS))
 
 
@@ -76,7 +76,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop: its trips (1 where they are not known), the cost of one, and the kernels of one by their kind."""
+    """A loop: its trips (1 if unknown), the cost of one trip, and the kernels of one trip by their kind."""
 
     trips: int
     body: Cost
@@ -101,15 +101,15 @@ class Module:
         (self._entry,) = re.findall(r"^ENTRY %?([\w.\-]+) ", text, re.M)
 
     def costs(self) -> list[Cost]:
-        """The cost of each launch of the whole program, bodies of loops as often as they run."""
+        """Returns the cost of each launch of the whole program; loop bodies are repeated."""
         return list(self._launches(self._entry))
 
     def loops(self) -> list[Loop]:
-        """The loops of the program that are in no other loop, in their order."""
+        """Returns the outermost loops of the program, in order."""
         return list(self._loops(self._entry))
 
     def has_opaque_calls(self) -> bool:
-        """Whether there are kernels whose operations are not counted."""
+        """Returns whether there are kernels whose operations are not counted."""
         every = (i for instructions in self._computations.values() for i in instructions.values())
         return any(i.opcode == "custom-call" and "tpu_custom_call" in i.attributes for i in every)
 
@@ -140,7 +140,7 @@ class Module:
                 yield Cost(1, self._bytes(i, here), self._flops(i, here))
 
     def _trips(self, i: Instruction) -> int:
-        """How often a loop runs: what the compiler says, else what its counter is compared with; 1 for a call."""
+        """Returns the trips of a loop: from the compiler, else the limit of its counter; 1 for a call."""
         found = re.search(r'known_trip_count":\{"n":"(\d+)"', i.attributes)
         if found:
             return int(found.group(1))
@@ -177,7 +177,7 @@ class Module:
         return _bytes(i.result) + sum(_bytes(here[name].result) for name in i.operands if name in here)
 
     def _fused_bytes(self, inner: dict[str, Instruction]) -> int:
-        """What a fused computation reads and writes: of stacks that it slices or updates, the slices."""
+        """Returns the bytes that a fused computation reads and writes; of a stack, only the slices."""
         users: dict[str, list[Instruction]] = {}
         for i in inner.values():
             for name in i.operands:
@@ -225,7 +225,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _enclosed(text: str) -> str:
-    """The text up to the parenthesis that closes its first."""
+    """Returns the text up to the parenthesis that closes its first one."""
     depths = itertools.accumulate((c == "(") - (c == ")") for c in text)
     return text[: next(at for at, depth in enumerate(depths) if depth == 0) + 1]
 
@@ -235,7 +235,7 @@ def _arrays(result: str) -> list[tuple[str, list[int]]]:
 
 
 def _bytes(result: str) -> int:
-    """Bytes of the arrays of a type.
+    """Returns the bytes of the arrays of a type.
 
     >>> _bytes("(f32[2,3]{1,0:T(8,128)}, bf16[4])")
     32

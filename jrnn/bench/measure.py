@@ -1,21 +1,31 @@
-"""Timing programs side by side, in turns, so that noise of the machine affects all of them alike."""
+"""`jrnn bench`: runs the jobs of a suite, times their programs in turns, prints tables and writes files.
+
+In turns, noise of the machine affects all programs alike.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.bench import peers, report
 from jrnn.bench.peers import Program
+from jrnn.bench.suites import Options, suite_of
+from jrnn.executor import host_memory
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
-_TURNS = 3  # that are worth a median
+_TURNS = 3  # the least number of turns for a median
 
 
 @dataclass(frozen=True)
@@ -38,11 +48,11 @@ class Timing:
 
 
 def in_turns(programs: Mapping[str, Program], turns: int, seconds: float = math.inf) -> dict[str, Timing]:
-    """Runs all programs in turns, each turn in an order of its own.
+    """Runs all programs in turns, each turn in another random order.
 
-    After `seconds` no more turns begin, but for the first three.
-    Before it is measured a program runs unmeasured, as in a training loop it would follow itself: whoever ran before leaves
-    its data in the caches and its threads (OpenMP's, for some milliseconds) busy waiting on the cores.
+    After `seconds` no more turns begin, except for the first three. Each program first runs unmeasured, because in a
+    training loop it follows itself: another program leaves its data in the caches, and its threads (OpenMP's, for some
+    milliseconds) busy waiting on the cores.
     """
     took: dict[str, list[float]] = {name: [] for name in programs}
     for program in programs.values():
@@ -60,10 +70,10 @@ def in_turns(programs: Mapping[str, Program], turns: int, seconds: float = math.
 
 
 def gemm_flops(seconds: float = 0.3, sides: Sequence[int] = (384, 512, 1024)) -> float:
-    """Floating-point operations a second of float32 matrix products here and now, in the best of their turns.
+    """Returns the best rate of float32 matrix products in floating-point operations a second.
 
-    The best, as what else the machine does only slows a product down; and of several sizes, as a large one takes long
-    enough to be disturbed in every turn, while the programs that are compared with it are short.
+    The best turn counts, because other work of the machine only slows a product down. Several sizes are measured, because a
+    large product takes so long that every turn is disturbed, while the programs to compare are short.
     """
     best = 0.0
     for side in sides:
@@ -76,3 +86,77 @@ def gemm_flops(seconds: float = 0.3, sides: Sequence[int] = (384, 512, 1024)) ->
             jax.block_until_ready(product(a, a))
             best, turns = max(best, 2 * side**3 / (time.perf_counter() - start)), turns + 1
     return best
+
+
+def run(options: Options) -> list[report.Record]:
+    """Runs a suite of the benchmark, prints its tables and writes its files.
+
+    Raises:
+        ConfigError: for an unknown cell, mode or peer.
+        DataError: for a file to compare with that is not a benchmark's, or a library that is not installed.
+        UsageError: for an option that means nothing for the suite.
+    """
+    suite = suite_of(options)
+    old = report.load(options.compare)[1] if options.compare else None
+    gemm = 0.0  # the best rate of all jobs
+    records: list[report.Record] = []
+    for job in suite.jobs(options):
+        options.console.print(f"{job.cell} {job.mode} {job.size}", style="dim")
+        gemm = max(gemm, gemm_flops())
+        programs = {name: program for name, program in job.programs.items() if program is not None}
+        try:
+            timings = in_turns(programs, options.turns, options.seconds)
+        finally:
+            for program in programs.values():
+                program.close()
+        for name, t in timings.items():
+            p = programs[name]
+            record = report.Record(
+                cell=job.cell,
+                size=job.size,
+                mode=job.mode,
+                peer=name,
+                **asdict(t),
+                compile_seconds=p.compile_seconds,
+                peak_bytes=p.peak_bytes,
+                flops_per_second=job.flops / t.median,
+            )
+            records.append(record)
+    options.console.print(report.times_table(records, gemm))
+    for peer in dict.fromkeys(r.peer for r in records):
+        if peer.partition(" x")[0] in suite.OURS and report.ratios(records, peer):  # "jrnn x2" is jrnn on two devices
+            options.console.print(report.ratios_table(records, peer))
+    if old is not None:
+        options.console.print(report.comparison_table(old, records))
+    if options.json:
+        report.save(options.json, conditions(gemm, options.turns), records)
+    if options.plot:
+        report.plot(options.plot, records)
+    return records
+
+
+def conditions(gemm: float, turns: int) -> dict[str, Any]:
+    """Returns the conditions of a measurement."""
+    device = jax.devices()[0]
+    return {
+        "device": f"{device.platform} {device.device_kind}",
+        "devices": len(jax.devices()),
+        "processor": _processor(),
+        "cores": peers.cores(),
+        "system": platform.platform(),
+        "versions": peers.versions(),
+        "flags": {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ},
+        "matmul_precision": jax.config.jax_default_matmul_precision,
+        "gemm_flops_per_second": gemm,
+        "keeps_memory": host_memory.kept,
+        "turns": turns,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

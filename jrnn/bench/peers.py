@@ -1,7 +1,14 @@
 """The programs that are measured next to `jrnn.scan`.
 
-A peer is a function `(cell, size, mode) -> Program | None`: None where it has no such cell. "train" computes the sum of
-squares of all outputs and its gradients with respect to the weights and the input.
+A peer is a function `(cell, size, mode) -> Program | None`: None if it has no such cell. "train" computes the gradients of
+the sum of squares of all outputs with respect to the weights and the input.
+
+Run as a script, this file measures `jrnn.scan` on several devices of the CPU, in a process of its own:
+
+    python -m jrnn.bench.peers '{"devices": 2, "cell": "lstm", "size": "9x8x4x4", "mode": "train", "keep_memory": true}'
+
+It answers the first line of its input with the seconds and the bytes of compiling, and each further line with the seconds
+of a run.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -26,12 +34,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError
-from jrnn.executor import LstmStep, host_memory, scan
+from jrnn.executor import LstmStep, host_devices, host_memory, scan
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
 
@@ -42,9 +51,9 @@ class Program:
 
     Attributes:
         run: runs it once, to the end, and returns the seconds that it took.
-        compile_seconds: what making it took, or None.
+        compile_seconds: the seconds to compile it, or None.
         peak_bytes: temporary memory that the compiler plans, or None.
-        close: frees what it holds outside this process.
+        close: frees resources outside this process.
     """
 
     run: Callable[[], float]
@@ -66,7 +75,7 @@ def clocked(fn: Callable[[], Any]) -> Callable[[], float]:
 
 
 class Function(NamedTuple):
-    """What a peer that is written in JAX computes: a function `(weights, x) -> outputs` and its arguments."""
+    """The computation of a peer in JAX: a function `(weights, x) -> outputs` and its arguments."""
 
     forward: Callable[[Any, Any], Any]
     weights: Any
@@ -74,7 +83,7 @@ class Function(NamedTuple):
 
 
 def in_mode(forward: Callable[[Any, Any], Any], mode: str) -> Callable[[Any, Any], Any]:
-    """The function itself, or for "train" its gradients with respect to the weights and the input."""
+    """Returns the function itself, or for "train" its gradients with respect to the weights and the input."""
 
     def loss(weights: Any, x: Any) -> Any:
         return jnp.sum(forward(weights, x) ** 2)
@@ -83,7 +92,7 @@ def in_mode(forward: Callable[[Any, Any], Any], mode: str) -> Callable[[Any, Any
 
 
 def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Program:
-    """The program of a function `(weights, x) -> outputs`, or of its gradients."""
+    """Compiles a function `(weights, x) -> outputs`, or its gradients."""
     fn = in_mode(forward, mode)
     start = time.perf_counter()
     program = jax.jit(fn).lower(weights, x).compile()
@@ -97,7 +106,7 @@ def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str
 
 
 def _compiled(function: Callable[[str, Size], Function | None]) -> Peer:
-    """The peer that compiles a function of JAX."""
+    """Returns the peer that compiles a function of JAX."""
 
     def build(cell: str, size: Size, mode: str) -> Program | None:
         found = function(cell, size)
@@ -107,10 +116,10 @@ def _compiled(function: Callable[[str, Size], Function | None]) -> Peer:
 
 
 def scanned(which: Callable, cell: str, size: Size) -> Function:
-    """A cell of this benchmark through a scan."""
+    """Returns a cell of this benchmark through a scan."""
     weights, x = steps.inputs(cell, size)
     carry = steps.initial(cell, size)
-    return Function(lambda p, x: which(steps.STEPS[cell](p), carry, x)[1], weights, x)
+    return Function(lambda p, x: which(steps.make(cell, p), carry, x)[1], weights, x)
 
 
 def flax_rnn(cell: str, size: Size) -> Function | None:
@@ -133,7 +142,7 @@ def jrnn_nn(cell: str, size: Size) -> Function | None:
     return Function(lambda p, x: nnx.merge(graph, p)(x)[0], weights, steps.inputs(cell, size)[1])
 
 
-# What can be compiled for any device.
+# The peers that can be compiled for any device.
 FUNCTIONS: dict[str, Callable[[str, Size], Function | None]] = {
     "jrnn": functools.partial(scanned, scan),
     "jrnn.nn": jrnn_nn,
@@ -195,16 +204,16 @@ def caffe2(python: str, cell: str, size: Size, mode: str) -> Program | None:
 
 
 def divided(devices: int, cell: str, size: Size, mode: str) -> Program | None:
-    """`jrnn.scan` with the batch divided over as many devices as the CPU is told to count as, in a process of its own."""
+    """`jrnn.scan` with the batch divided over `devices` devices of the CPU, in a process of its own."""
     if size.batch % devices:
         return None
     asked = dict(devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host_memory.kept)
-    process = _Process([sys.executable, "-m", "jrnn.bench.divided", json.dumps(asked)])
+    process = _Process([sys.executable, "-m", "jrnn.bench.peers", json.dumps(asked)])
     return process.program(*process.ask())
 
 
 class _Process:
-    """A process that answers each line that it is sent with a line of JSON, and ends when there are no more."""
+    """A process that answers each line of its input with a line of JSON."""
 
     def __init__(self, command: Sequence[str]):
         self._command = command
@@ -242,7 +251,7 @@ class _Process:
 
 
 def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
-    """The peers that can run here, by name; jrnn comes first, then jrnn on `devices` devices if these are more than one."""
+    """Returns the peers that can run here, by name: first jrnn, then jrnn on `devices` devices if these are several."""
     found: dict[str, Peer] = {"jrnn": _compiled(FUNCTIONS["jrnn"])}
     if devices > 1:
         found[on_devices(devices)] = functools.partial(divided, devices)
@@ -258,12 +267,12 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
 
 
 def cores() -> int:
-    """The processor's cores that this process may use."""
+    """Returns the number of the processor's cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def on_devices(devices: int) -> str:
-    """What the tables call jrnn on several devices.
+    """Returns the name of jrnn on several devices in tables.
 
     >>> on_devices(2)
     'jrnn x2'
@@ -272,20 +281,47 @@ def on_devices(devices: int) -> str:
 
 
 def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
-    """`jrnn.scan` by one executor, for cells that it may choose between two for."""
+    """`jrnn.scan` by one executor, for cells that have two."""
     if cell not in AFFINE:
         return None
     return compiled(*scanned(functools.partial(scan, executor=name), cell, size), mode)
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part."""
-    found = {
-        "python": sys.version.split()[0],
-        "jax": jax.__version__,
-        "flax": flax.__version__,
-        "numpy": np.__version__,
-    }
+    found = {"python": platform.python_version()}
+    found |= {module.__name__: module.__version__ for module in (jax, flax, np)}
     if _HAS_TORCH:
         found["torch"] = importlib.metadata.version("torch")
     return found
+
+
+def divided_here(devices: int, cell: str, size: Size, mode: str) -> Program:
+    """Compiles `jrnn.scan` with input, carries and outputs divided over the devices of this process."""
+    mesh = jax.make_mesh((devices,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def put(tree: Any, *spec: str | None) -> Any:
+        return jax.device_put(jax.tree.map(np.asarray, tree), NamedSharding(mesh, PartitionSpec(*spec)))
+
+    weights, x = steps.inputs(cell, size)
+    carry = put(steps.initial(cell, size), "batch")
+
+    def forward(weights: Any, x: Any) -> Any:
+        return scan(steps.make(cell, weights), carry, x)[1]
+
+    return compiled(forward, put(weights), put(x, None, "batch"), mode)
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    if asked.pop("keep_memory"):
+        host_memory.keep()
+    host_devices.divide(asked["devices"])
+    program = divided_here(**{**asked, "size": Size.parse(asked["size"])})
+    sys.stdin.readline()
+    print(json.dumps([program.compile_seconds, program.peak_bytes]), flush=True)
+    for _ in sys.stdin:
+        print(program.run(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""A benchmark's results as records, a table, a comparison and a plot."""
+"""The results of a benchmark as records, tables and a plot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Record:
 
 
 def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str, str], dict[str, float]]:
-    """`{(cell, mode, size): {peer: our time over the peer's}}`."""
+    """Returns `{(cell, mode, size): {peer: our time over the peer's}}`."""
     records = list(records)
     mine = {r.job: r.median for r in records if r.peer == ours}
     found: dict[tuple[str, str, str], dict[str, float]] = {}
@@ -49,12 +49,12 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
 
 
 def _head(records: Iterable[Record]) -> str:
-    """What the sizes of records are."""
+    """Returns the heading of the column of sizes."""
     return "T x N x D x H" if all(r.size.count("x") == 3 for r in records) else "size"
 
 
 def times_table(records: Sequence[Record], gemm: float) -> Table:
-    """Milliseconds and their quartiles, memory and the share of a GEMM's best speed; no column that has nothing to say."""
+    """Returns a table of milliseconds and quartiles, memory and the share of a GEMM's best speed; no empty columns."""
     table = Table(title=f"milliseconds: median (quartiles); a GEMM makes {gemm / 1e9:.0f} GFLOP/s here at best")
     columns = {
         "cell": [r.cell for r in records],
@@ -78,7 +78,7 @@ def times_table(records: Sequence[Record], gemm: float) -> Table:
 
 
 def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
-    """The time of `ours` over each peer's, below 1 is faster, and geometric means over each set of sizes."""
+    """Returns a table of the time of `ours` over each peer's, with geometric means over each set of sizes."""
     found = ratios(records, ours)
     peers = list(dict.fromkeys(peer for row in found.values() for peer in row))
     table = Table(title=f"time of {ours} over the peer's (below 1: {ours} is faster)")
@@ -100,7 +100,7 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
 
 
 def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """What to take means over: the sets of sizes, as far as they are there, and what is in none of them.
+    """Returns the groups of sizes for means: the sets, as far as they were measured, and the sizes in none of them.
 
     >>> _sets(["100x1x128x128", "3x2x1x1"])
     [('geometric mean of six (1 of 6)', ['100x1x128x128']), ('geometric mean', ['3x2x1x1'])]
@@ -125,11 +125,7 @@ def save(path: Path, conditions: dict[str, Any], records: Sequence[Record]) -> N
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """The conditions and records that `save` wrote.
-
-    Raises:
-        DataError: a file that is not one.
-    """
+    """Returns the conditions and records that `save` wrote; raises DataError for any other file."""
     try:
         data = json.loads(path.read_text())
         return data["conditions"], [Record(**r) for r in data["records"]]
@@ -138,9 +134,9 @@ def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:
-    """New times over old ones, for the jobs and peers that both have.
+    """Returns a table of new times over old ones, for the jobs and peers that both have.
 
-    Two runs differ also by what else the machine did, so each ratio stands next to those of the same job's peers.
+    The load of the machine also differs between two runs, so compare each ratio with those of the same job's peers.
     """
     before = {(*r.job, r.peer): r.median for r in old}
     table = Table(title="new time over old")
@@ -154,11 +150,7 @@ def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:
 
 
 def plot(path: Path, records: Sequence[Record]) -> None:
-    """Bars of milliseconds, one panel a cell and mode, on a logarithmic axis.
-
-    Raises:
-        UsageError: see `picture`.
-    """
+    """Draws bars of milliseconds on a logarithmic axis, in one panel for each cell and mode; see `picture` for errors."""
     panels = list(dict.fromkeys((r.cell, r.mode) for r in records))
     peers = list(dict.fromkeys(r.peer for r in records))
     most = max(len({r.size for r in records if (r.cell, r.mode) == panel}) for panel in panels)

@@ -11,7 +11,7 @@ GATES = {"lstm": 4, "gru": 3, "min_gru": 2, "min_lstm": 3, "lru": 2}
 CUSTOM = (
     *("peephole_lstm", "layer_norm_lstm", "slstm", "rwkv", "relu_mlp", "attention", "memory"),
     *("loss_in_the_step", "euler", "runge_kutta", "small_cnn", "automaton"),
-)  # of custom_steps.py
+)  # steps as users write them
 CELLS = (*GATES, *CUSTOM)
 AFFINE = ("min_gru", "min_lstm", "lru")  # in the state: their gates read the input alone
 MODES = ("forward", "train")
@@ -31,7 +31,7 @@ class Size:
 
     @staticmethod
     def parse(text: str) -> Size:
-        """From its text.
+        """Parses TxNxDxH.
 
         >>> Size.parse("100x32x128x128").batch
         32
@@ -40,13 +40,9 @@ class Size:
 
 
 # From latency (one sequence) to throughput (a wide state).
-SIZES = tuple(
-    map(
-        Size.parse,
-        ("100x1x128x128", "100x32x128x128", "50x64x256x256", "35x20x650x650", "500x8x64x64", "100x32x512x512"),
-    )
-)
-# What Caffe2's own lstm_comparison script runs.
+_SIX = "100x1x128x128 100x32x128x128 50x64x256x256 35x20x650x650 500x8x64x64 100x32x512x512"
+SIZES = tuple(map(Size.parse, _SIX.split()))
+# The sizes of Caffe2's own lstm_comparison script.
 CAFFE2_SIZES = tuple(
     Size(steps, batch, 40, hidden) for batch in (64, 128, 256) for steps in (20, 100) for hidden in (40, 100, 400, 800)
 )
@@ -54,10 +50,7 @@ SETS = {"six": SIZES, "caffe2": CAFFE2_SIZES}
 
 
 def parse_sizes(texts: Sequence[str]) -> tuple[Size, ...]:
-    """Sizes from their texts and the names of sets.
-
-    Raises:
-        ConfigError: a text that is neither.
+    """Parses sizes and names of sets of sizes; raises ConfigError for a text that is neither.
 
     >>> len(parse_sizes(["six", "20x1x16x16"]))
     7
@@ -78,7 +71,7 @@ def parse_sizes(texts: Sequence[str]) -> tuple[Size, ...]:
 
 
 def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None:
-    """Raises a ConfigError for a name that is not among the known ones."""
+    """Raises ConfigError for an unknown name."""
     for name in names:
         if name not in known:
             raise ConfigError(
@@ -87,9 +80,9 @@ def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None
 
 
 def flops(cell: str, size: Size, mode: str) -> int:
-    """Floating-point operations of the contractions: two a multiply-add, and training does each forward one thrice.
+    """Returns the floating-point operations of the contractions; 0 for custom steps, which are not counted.
 
-    0 for custom steps, whose contractions are not counted.
+    A multiply-add is two operations, and training does each contraction of the forward pass three times.
 
     >>> flops("lstm", Size(1, 1, 2, 3), "forward")
     120
@@ -98,6 +91,6 @@ def flops(cell: str, size: Size, mode: str) -> int:
         return 0
     reads = size.features if cell in AFFINE else size.features + size.hidden
     forward = 2 * size.steps * size.batch * reads * GATES[cell] * size.hidden
-    if cell == "lru":  # and from both parts of its state to the output
+    if cell == "lru":  # also from both parts of its state to the output
         forward += 2 * size.steps * size.batch * 2 * size.hidden * size.hidden
     return forward * (3 if mode == "train" else 1)

@@ -1,45 +1,108 @@
-"""The steps that are benchmarked, as plain JAX functions with random weights.
+"""The steps that are benchmarked, as plain JAX functions with random weights: cells, and steps as users write them.
+
+Each is `make(weights) -> step`, registered with its weights and its initial carry.
 
 Shapes: T time, N batch, D input, H hidden.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.bench import custom_steps
-from jrnn.bench.sizes import AFFINE, CUSTOM, GATES, Size
+from jrnn.bench.sizes import Size
+
+CLASSES = 512  # of the loss in the step
+SLOTS = 16  # of memories
+CHANNELS = 8  # of the convolution
+
+Make = Callable[[dict[str, Any]], Callable]
+Weights = Callable[[Size], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step with its arguments.
+
+    Attributes:
+        make: makes the step from weights.
+        weights: the weights for a size: shapes to draw, or arrays.
+        initial: the initial carry for a size.
+    """
+
+    make: Make
+    weights: Weights
+    initial: Callable[[Size], Any]
+
+
+STEPS: dict[str, Step] = {}
 
 
 def inputs(cell: str, size: Size, seed: int = 0) -> tuple[dict[str, Any], Any]:
-    """`(weights, x)`, float32; x is [T, N, D]."""
-    if cell in CUSTOM:
-        return custom_steps.inputs(cell, size, seed)
+    """Returns `(weights, x)`, float32; x is [T, N, D]."""
     rng = np.random.RandomState(seed)
-    wide = GATES[cell] * size.hidden
 
-    def draw(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.randn(*shape).astype("float32") / np.sqrt(size.hidden))
+    def draw(shape: tuple[int, ...]) -> jax.Array:
+        return jnp.asarray(rng.randn(*shape).astype("float32"))
 
-    weights = dict(wx=draw(size.features, wide), wh=draw(size.hidden, wide), b=draw(1, wide))
-    if cell in AFFINE:
-        del weights["wh"]
-    if cell == "lru":
-        radius = np.sqrt((np.arange(size.hidden) + 0.5) / size.hidden)[None]
-        weights |= dict(
-            decay=jnp.asarray(-np.log(radius), jnp.float32), scale=jnp.asarray(np.sqrt(1 - radius**2), jnp.float32)
-        )
-        weights |= dict(
-            phase=jnp.asarray(rng.rand(1, size.hidden) * 6.28, jnp.float32), out=draw(2 * size.hidden, size.hidden)
-        )
-    return weights, jnp.asarray(rng.randn(size.steps, size.batch, size.features).astype("float32"))
+    weights = {
+        name: draw(found) / math.sqrt(size.hidden) if isinstance(found, tuple) else jnp.asarray(found, jnp.float32)
+        for name, found in STEPS[cell].weights(size).items()
+    }
+    return weights, draw((size.steps, size.batch, size.features))
 
 
+def make(cell: str, weights: dict[str, Any]) -> Callable:
+    return STEPS[cell].make(weights)
+
+
+def initial(cell: str, size: Size) -> Any:
+    return STEPS[cell].initial(size)
+
+
+def _hidden(size: Size) -> Any:
+    return jnp.zeros((size.batch, size.hidden))
+
+
+def _two(size: Size) -> Any:
+    return _hidden(size), _hidden(size)
+
+
+def _step(weights: Weights, initial: Callable[[Size], Any] = _hidden) -> Callable[[Make], Make]:
+    def register(make: Make) -> Make:
+        STEPS[make.__name__] = Step(make, weights, initial)
+        return make
+
+    return register
+
+
+def _input_gates(count: int) -> Weights:
+    return lambda s: dict(wx=(s.features, count * s.hidden), b=(1, count * s.hidden))
+
+
+def _gates(count: int) -> Weights:
+    return lambda s: _input_gates(count)(s) | dict(wh=(s.hidden, count * s.hidden))
+
+
+def _lru_weights(s: Size) -> dict[str, Any]:
+    radius = np.sqrt((np.arange(s.hidden) + 0.5) / s.hidden)[None]
+    phase = np.linspace(0, 2 * np.pi, s.hidden, endpoint=False)[None]
+    polar = dict(decay=-np.log(radius), scale=np.sqrt(1 - radius**2), phase=phase)
+    return _input_gates(2)(s) | polar | dict(out=(2 * s.hidden, s.hidden))
+
+
+def _normalized(x: Any) -> Any:
+    centered = x - x.mean(-1, keepdims=True)
+    return centered * jax.lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
+
+
+@_step(_gates(4), _two)
 def lstm(p: dict[str, Any]) -> Callable:
     """Gates in Caffe2's order: input, forget, output, update."""
 
@@ -54,8 +117,9 @@ def lstm(p: dict[str, Any]) -> Callable:
     return step
 
 
+@_step(_gates(3))
 def gru(p: dict[str, Any]) -> Callable:
-    """As in PyTorch and cuDNN: the reset gate is applied after the contraction."""
+    """The GRU of PyTorch and cuDNN: the reset gate is applied after the contraction."""
 
     def step(h: Any, x: Any) -> tuple[Any, Any]:
         r, u, n = jnp.split(x @ p["wx"] + p["b"], 3, axis=-1)
@@ -67,8 +131,9 @@ def gru(p: dict[str, Any]) -> Callable:
     return step
 
 
+@_step(_input_gates(2))
 def min_gru(p: dict[str, Any]) -> Callable:
-    """The minimal GRU of Feng et al. 2024: its gates read the input alone, so that it is affine in the state."""
+    """The minimal GRU of Feng et al. 2024: its gates read the input alone, so it is affine in the state."""
 
     def step(h: Any, x: Any) -> tuple[Any, Any]:
         u, n = jnp.split(x @ p["wx"] + p["b"], 2, axis=-1)
@@ -79,6 +144,7 @@ def min_gru(p: dict[str, Any]) -> Callable:
     return step
 
 
+@_step(_input_gates(3))
 def min_lstm(p: dict[str, Any]) -> Callable:
     """The minimal LSTM of Feng et al. 2024, its two gates normalized to add up to one."""
 
@@ -91,6 +157,7 @@ def min_lstm(p: dict[str, Any]) -> Callable:
     return step
 
 
+@_step(_lru_weights, _two)
 def lru(p: dict[str, Any]) -> Callable:
     """The linear recurrent unit of Orvieto et al. 2023: complex and diagonal, as two real states."""
 
@@ -106,13 +173,177 @@ def lru(p: dict[str, Any]) -> Callable:
     return step
 
 
-STEPS = {"lstm": lstm, "gru": gru, "min_gru": min_gru, "min_lstm": min_lstm, "lru": lru} | {
-    name: custom.make for name, custom in custom_steps.CUSTOM_STEPS.items()
-}
+@_step(lambda s: _gates(4)(s) | dict(peep=(3, 1, s.hidden)), _two)
+def peephole_lstm(p: dict[str, Any]) -> Callable:
+    def step(state: Any, x: Any) -> Any:
+        h, c = state
+        i, f, o, g = jnp.split(x @ p["wx"] + h @ p["wh"] + p["b"], 4, axis=-1)
+        i, f = jax.nn.sigmoid(i + c * p["peep"][0]), jax.nn.sigmoid(f + c * p["peep"][1])
+        c = f * c + i * jnp.tanh(g)
+        h = jax.nn.sigmoid(o + c * p["peep"][2]) * jnp.tanh(c)
+        return (h, c), h
+
+    return step
 
 
-def initial(cell: str, size: Size) -> Any:
-    if cell in CUSTOM:
-        return custom_steps.CUSTOM_STEPS[cell].initial(size)
-    h = jnp.zeros((size.batch, size.hidden), jnp.float32)
-    return (h, h) if cell in ("lstm", "lru") else h
+@_step(_gates(4), _two)
+def layer_norm_lstm(p: dict[str, Any]) -> Callable:
+    def step(state: Any, x: Any) -> Any:
+        h, c = state
+        i, f, o, g = jnp.split(_normalized(x @ p["wx"]) + _normalized(h @ p["wh"]) + p["b"], 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(_normalized(c))
+        return (h, c), h
+
+    return step
+
+
+@_step(_gates(4), lambda s: tuple(_hidden(s) for _ in range(4)))
+def slstm(p: dict[str, Any]) -> Callable:
+    """The scalar LSTM of Beck et al. 2024, with exponential gates, a normalizer and a stabilizer."""
+
+    def step(state: Any, x: Any) -> Any:
+        h, c, n, m = state
+        i, f, o, z = jnp.split(x @ p["wx"] + h @ p["wh"] + p["b"], 4, axis=-1)
+        log_f = -jax.nn.softplus(-f)
+        top = jnp.maximum(log_f + m, i)
+        i, f = jnp.exp(i - top), jnp.exp(log_f + m - top)
+        c, n = f * c + i * jnp.tanh(z), f * n + i
+        h = jax.nn.sigmoid(o) * c / jnp.maximum(jnp.abs(n), 1.0)
+        return (h, c, n, top), h
+
+    return step
+
+
+@_step(
+    lambda s: dict(r=(s.features, s.hidden), k=(s.features, s.hidden), v=(s.features, s.hidden), decay=(1, s.hidden)),
+    lambda s: (_hidden(s), _hidden(s), _hidden(s) - 1e4),
+)
+def rwkv(p: dict[str, Any]) -> Callable:
+    """The time mixing of RWKV-4 (Peng et al. 2023), with its running maximum."""
+
+    def step(state: Any, x: Any) -> Any:
+        top, bottom, high = state
+        r, k, v = jax.nn.sigmoid(x @ p["r"]), x @ p["k"], x @ p["v"]
+        decayed = high - jnp.exp(p["decay"])
+        peak = jnp.maximum(decayed, k)
+        old, new = jnp.exp(decayed - peak), jnp.exp(k - peak)
+        top, bottom = old * top + new * v, old * bottom + new
+        return (top, bottom, peak), r * top / bottom
+
+    return step
+
+
+@_step(
+    lambda s: dict(
+        wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), up=(s.hidden, 2 * s.hidden), down=(2 * s.hidden, s.hidden)
+    )
+)
+def relu_mlp(p: dict[str, Any]) -> Callable:
+    def step(h: Any, x: Any) -> Any:
+        h = jnp.tanh(jax.nn.relu(x @ p["wx"]) @ p["wh"] + jax.nn.relu(h @ p["up"]) @ p["down"])
+        return h, h
+
+    return step
+
+
+@_step(
+    lambda s: dict(
+        wx=(s.features, s.hidden), wq=(s.hidden, s.hidden), wh=(s.hidden, s.hidden), keys=(s.batch, SLOTS, s.hidden)
+    )
+)
+def attention(p: dict[str, Any]) -> Callable:
+    """Attention over a fixed memory at every step."""
+
+    def step(h: Any, x: Any) -> Any:
+        scores = jnp.einsum("nh,nsh->ns", h @ p["wq"], p["keys"])
+        context = jnp.einsum("ns,nsh->nh", jax.nn.softmax(scores), p["keys"])
+        h = jnp.tanh(x @ p["wx"] + context @ p["wh"])
+        return h, h
+
+    return step
+
+
+@_step(
+    lambda s: dict(
+        wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), wk=(s.hidden, s.hidden), wv=(s.hidden, s.hidden)
+    ),
+    lambda s: (_hidden(s), jnp.zeros((s.batch, SLOTS, s.hidden))),
+)
+def memory(p: dict[str, Any]) -> Callable:
+    """A differentiable memory that is read and written by attention."""
+
+    def step(state: Any, x: Any) -> Any:
+        h, slots = state
+        weights = jax.nn.softmax(jnp.einsum("nh,nsh->ns", h @ p["wk"], slots))
+        read = jnp.einsum("ns,nsh->nh", weights, slots)
+        h = jnp.tanh(x @ p["wx"] + read @ p["wh"])
+        slots = slots + weights[:, :, None] * jnp.tanh(h @ p["wv"])[:, None, :]
+        return (h, slots), h
+
+    return step
+
+
+@_step(lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), out=(s.hidden, CLASSES)))
+def loss_in_the_step(p: dict[str, Any]) -> Callable:
+    def step(h: Any, x: Any) -> Any:
+        h = jnp.tanh(x @ p["wx"] + h @ p["wh"])
+        logits = h @ p["out"]
+        return h, jax.nn.logsumexp(logits, axis=-1, keepdims=True) - logits[:, :1]
+
+    return step
+
+
+@_step(lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden)))
+def euler(p: dict[str, Any]) -> Callable:
+    """An Euler step of an ordinary differential equation."""
+
+    def step(h: Any, x: Any) -> Any:
+        h = h + 0.1 * (jnp.tanh(h @ p["wh"] + x @ p["wx"]) - h)
+        return h, h
+
+    return step
+
+
+@_step(lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden)))
+def runge_kutta(p: dict[str, Any]) -> Callable:
+    """A fourth-order Runge-Kutta step, which uses its weights four times."""
+
+    def step(h: Any, x: Any) -> Any:
+        def slope(h: Any) -> Any:
+            return jnp.tanh(h @ p["wh"] + x @ p["wx"]) - h
+
+        a = slope(h)
+        b = slope(h + 0.05 * a)
+        c = slope(h + 0.05 * b)
+        d = slope(h + 0.1 * c)
+        h = h + 0.1 / 6 * (a + 2 * b + 2 * c + d)
+        return h, h
+
+    return step
+
+
+@_step(
+    lambda s: dict(kernel=(3, 3, CHANNELS, CHANNELS), wx=(s.features, 64)),
+    lambda s: jnp.zeros((s.batch, 8, 8, CHANNELS)),
+)
+def small_cnn(p: dict[str, Any]) -> Callable:
+    def step(h: Any, x: Any) -> Any:
+        moved = jax.lax.conv_general_dilated(h, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        h = jnp.tanh(moved + (x @ p["wx"]).reshape(-1, 8, 8, 1))
+        return h, h.mean((1, 2))
+
+    return step
+
+
+@_step(lambda s: dict(scale=(1, s.hidden)), lambda s: jnp.zeros((s.batch, s.hidden), jnp.int32))
+def automaton(p: dict[str, Any]) -> Callable:
+    """A cellular automaton over integers; only its output is differentiable."""
+
+    def step(cells: Any, x: Any) -> Any:
+        born = (x[:, :1] > 0).astype(jnp.int32)
+        left, right = jnp.roll(cells, 1, axis=1), jnp.roll(cells, -1, axis=1)
+        cells = (left ^ (cells | right)) ^ born
+        return cells, cells * p["scale"] + x[:, :1]
+
+    return step

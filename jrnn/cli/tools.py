@@ -6,8 +6,7 @@ import argparse
 from dataclasses import fields
 
 from jrnn import doctor
-from jrnn.bench import compile_for
-from jrnn.bench import main as bench
+from jrnn.bench import compile_for, measure
 from jrnn.bench.sizes import MODES, parse_sizes
 from jrnn.bench.suites import Options
 from jrnn.cli.console import wide_console
@@ -38,5 +37,5 @@ def bench_command(args: argparse.Namespace) -> int:
         compile_for.run(args.compile_for, cells, modes, sizes, args.peers, wide_console(), args.json)
         return 0
     chosen = {f.name: getattr(args, f.name) for f in fields(Options) if f.name != "console"}
-    bench.run(Options(**chosen, console=wide_console()))
+    measure.run(Options(**chosen, console=wide_console()))
     return 0

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jrnn.bench import divided, measure, peers, report, steps
-from jrnn.bench.main import run
+from jrnn.bench import measure, peers, report, steps
+from jrnn.bench.measure import run
 from jrnn.bench.peers import Program
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
 from jrnn.bench.suites import Options, graph_passes, libraries
@@ -96,7 +96,7 @@ def test_the_same_step_gives_the_same_result_through_every_scan():
     """What is compared computes the same: each peer that takes our weights is checked against lax.scan."""
     for cell in CELLS:
         weights, x = steps.inputs(cell, TINY)
-        step, carry = steps.STEPS[cell](weights), steps.initial(cell, TINY)
+        step, carry = steps.make(cell, weights), steps.initial(cell, TINY)
         ours, theirs = (which(step, carry, x)[1] for which in (peers.scan, jax.lax.scan))
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
@@ -220,7 +220,7 @@ def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
         assert 0 < program.run() < 60
     finally:
         program.close()
-    one = divided.build(1, "gru", TINY, "train")
+    one = peers.divided_here(1, "gru", TINY, "train")
     assert one.run() > 0
     assert "jrnn x2" in peers.available(None, 2) and "jrnn x1" not in peers.available(None, 1)
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 from rich.console import Console
 
-from jrnn.bench import compile_for, devices
+from jrnn.bench import compile_for
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.sizes import Size, flops
 from jrnn.errors import ConfigError
@@ -86,7 +86,7 @@ def test_kernels_bytes_and_operations_of_a_loop():
 
 
 def test_the_estimate_is_the_sum_over_kernels_of_what_takes_longest():
-    h100 = devices.DEVICES["h100"]
+    h100 = compile_for.DEVICES["h100"]
     launches = [Cost(1, 8, 0), Cost(1, int(h100.bandwidth), 10), Cost(1, 0, int(2 * h100.peak))]
     assert h100.estimate(launches) == pytest.approx(h100.launch + 1 + 2)
 
@@ -121,7 +121,7 @@ def test_a_peer_without_the_cell_has_no_row(on_a_cpu):
 
 @pytest.mark.parametrize("device, extra", [("h100", "aot-cuda"), ("v5e", "aot-tpu")])
 def test_without_the_plugin_the_command_says_what_to_install(device, extra, monkeypatch):
-    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(compile_for.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"pip install 'jrnn\[{extra}\]'"):
         compile_for.run(device, ["lstm"], ["train"], [TINY], None, Console(file=io.StringIO()), None)
 

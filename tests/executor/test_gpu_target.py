@@ -28,7 +28,7 @@ def loss_of(which, cell, size=SIZE):
     """A loss of the outputs and of the last carry, of the weights and the input."""
 
     def loss(weights, x):
-        last, ys = which(steps.STEPS[cell](weights), steps.initial(cell, size), x)
+        last, ys = which(steps.make(cell, weights), steps.initial(cell, size), x)
         return jnp.sum(jnp.sin(ys)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last))
 
     return loss

@@ -1,7 +1,7 @@
-"""What `jrnn bench --suite NAME` measures: a module for each suite, whose `jobs(options)` yields the programs to compare.
+"""The suites of `jrnn bench --suite NAME`: a module for each, whose `jobs(options)` yields the programs to compare.
 
-Its module is imported when it is asked for. `OURS` are the programs whose times are divided by those of the others, `TAKES`
-the options that choose what is measured, `NEEDS` libraries that jrnn does without, and their packages.
+A suite's module is imported on demand. Its `OURS` are the programs whose times are divided by those of the others, `TAKES`
+the options that choose what is measured, `NEEDS` the optional libraries that it needs, and their packages.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ class Options:
 
     Attributes:
         suite: a name of SUITES.
-        cells, modes, sizes, peers: names of what to measure; None for all that the suite has and can run here.
+        cells, modes, sizes, peers: names to measure; None for all that the suite has and can run here.
         turns: measured runs of each program, at most.
-        seconds: after which no more turns of a job begin, but for the first three.
-        devices: how many devices a CPU is divided into for a further row of jrnn; None for its cores, 1 for no such row.
+        seconds: after these, no more turns of a job begin, except for the first three.
+        devices: the number of devices into which a CPU is divided for another row of jrnn; None for its cores, 1 for no
+            such row.
         caffe2_python: a Python interpreter that has Caffe2, to measure it too.
         json, plot: files to write.
         compare: a JSON file of an earlier run to compare with.
@@ -59,11 +60,7 @@ class Options:
     console: Console = field(default_factory=Console)
 
     def chosen(self, what: str, known: Mapping[str, Any] | Sequence[str]) -> list[str]:
-        """The names that were given for an option, such as `cells`; all known ones by default.
-
-        Raises:
-            ConfigError: for a name that is not known.
-        """
+        """Returns the names given for an option, such as `cells`, by default all; raises ConfigError for unknown ones."""
         given = getattr(self, what)
         check_names(what.removesuffix("s"), given or (), known)
         return list(known if given is None else given)
@@ -74,7 +71,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Job:
-    """Programs that do the same work, to be run in turns; flops: the floating-point operations of it, or 0."""
+    """Programs that do the same work, to be run in turns; `flops`: its floating-point operations, or 0."""
 
     cell: str
     mode: str
@@ -84,10 +81,10 @@ class Job:
 
 
 def suite_of(options: Options) -> Any:
-    """The module of a suite.
+    """Returns the module of a suite.
 
     Raises:
-        UsageError: for an option that means nothing for it. DataError: where a library that it needs is missing.
+        UsageError: for an option that means nothing for it. DataError: if a library that it needs is missing.
     """
     module = import_module(f"{__name__}.{SUITES[options.suite]}")
     for library, package in getattr(module, "NEEDS", {}).items():

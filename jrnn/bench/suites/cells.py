@@ -1,4 +1,4 @@
-"""The cells of this benchmark, through `jrnn.scan` and next to its peers: see `jrnn.bench.peers`."""
+"""The cells of this benchmark through `jrnn.scan` and its peers; see `jrnn.bench.peers`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ def jobs(options: Options) -> Iterator[Job]:
     devices = peers.cores() if options.devices is None else options.devices
     known = peers.available(options.caffe2_python, devices if jax.default_backend() == "cpu" else 1)
     cells = options.chosen("cells", CELLS) if options.cells else list(GATES)
-    modes, chosen, sizes = (
-        options.chosen("modes", MODES),
-        options.chosen("peers", known),
-        options.chosen_sizes(list(SETS)),
-    )
+    modes, chosen = options.chosen("modes", MODES), options.chosen("peers", known)
+    sizes = options.chosen_sizes(list(SETS))
     for cell in cells:
         for mode in modes:
             for size in sizes:

@@ -22,28 +22,20 @@ def _normal(*shape: int) -> Any:
     return jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
 
 
-def _sequence(*layers: Any) -> Any:
-    return nnx.Sequential(*layers)
-
-
-def _rngs() -> nnx.Rngs:
-    return nnx.Rngs(0)
-
-
-# A function of one array, or a module, and that array.
-MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "lstm": lambda: (nnx.RNN(nnx.LSTMCell(64, 128, rngs=_rngs())), _normal(64, 100, 64)),
-    "gru": lambda: (nnx.RNN(nnx.GRUCell(64, 128, rngs=_rngs())), _normal(64, 100, 64)),
-    "mlp": lambda: (
-        _sequence(nnx.Linear(256, 512, rngs=_rngs()), nnx.relu, nnx.Linear(512, 64, rngs=_rngs()), nnx.softmax),
+# From random generators, a function of one array, or a module; and that array.
+MODELS: dict[str, Callable[[nnx.Rngs], tuple[Any, Any]]] = {
+    "lstm": lambda rngs: (nnx.RNN(nnx.LSTMCell(64, 128, rngs=rngs)), _normal(64, 100, 64)),
+    "gru": lambda rngs: (nnx.RNN(nnx.GRUCell(64, 128, rngs=rngs)), _normal(64, 100, 64)),
+    "mlp": lambda rngs: (
+        nnx.Sequential(nnx.Linear(256, 512, rngs=rngs), nnx.relu, nnx.Linear(512, 64, rngs=rngs), nnx.softmax),
         _normal(512, 256),
     ),
-    "convolutions": lambda: (
-        _sequence(nnx.Conv(3, 16, (3, 3), rngs=_rngs()), nnx.relu, nnx.Conv(16, 16, (3, 3), rngs=_rngs())),
+    "convolutions": lambda rngs: (
+        nnx.Sequential(nnx.Conv(3, 16, (3, 3), rngs=rngs), nnx.relu, nnx.Conv(16, 16, (3, 3), rngs=rngs)),
         _normal(16, 32, 32, 3),
     ),
-    "attention": lambda: (nnx.MultiHeadAttention(4, 128, rngs=_rngs(), decode=False), _normal(8, 128, 128)),
-    "loop": lambda: (
+    "attention": lambda rngs: (nnx.MultiHeadAttention(4, 128, rngs=rngs, decode=False), _normal(8, 128, 128)),
+    "loop": lambda rngs: (
         lambda x: jax.lax.fori_loop(0, 50, lambda i, c: jnp.tanh(c @ c) * 0.1 + c, x * 0.01),
         _normal(256, 256),
     ),
@@ -52,10 +44,10 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 def jobs(options: Options) -> Iterator[Job]:
     for name in options.chosen("cells", MODELS):
-        fn, x = MODELS[name]()
+        fn, x = MODELS[name](nnx.Rngs(0))
         package = from_jax(fn, x)
         run, (blob,) = package.to_jax(), package.input_names
-        leaves, structure = jax.tree.flatten(fn)  # a module's weights are closed over, as the nets' are
+        leaves, structure = jax.tree.flatten(fn)  # a module's weights are constants, as the net's are
         direct = jax.jit(lambda x, leaves=leaves, tree=structure: jax.tree.unflatten(tree, leaves)(x))
         around = jax.jit(lambda x, run=run, blob=blob: run({blob: x}))
         pairs = {"round trip": around, "function": direct}

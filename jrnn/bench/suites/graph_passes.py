@@ -1,7 +1,7 @@
 """Every function of `jrnn.graph` on nets of 5,000 to 20,000 operators.
 
-The ratios are the time for the largest net over the time for a smaller one: over that for a quarter of its operators, 4 is
-linear and 16 quadratic.
+The ratios are the time for the largest net over the time for a smaller one. With a quarter of the operators, a ratio of 4
+is linear time and 16 is quadratic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def jobs(options: Options) -> Iterator[Job]:
 
 
 def blobs_net(size: int, copies: bool = True) -> Net:
-    """Layers with in-place activations, copies between devices, shape chains and, once in 50, a small recurrent network."""
+    """Returns layers with in-place activations, copies between devices, shape chains and a few recurrent networks."""
     draw = random.Random(size)
     ops: list[Op] = []
     inputs = ["x"]
@@ -73,7 +73,7 @@ def blobs_net(size: int, copies: bool = True) -> Net:
 
 
 def passes(net: Net) -> dict[str, Callable[[], object]]:
-    """Every function of `jrnn.graph` on `net`."""
+    """Returns every function of `jrnn.graph`, applied to `net`."""
     ssa, versions = graph.get_ssa(net)
     names = dict.fromkeys(name for op in net.ops for name in (*op.inputs, *op.outputs))
     shapes = dict.fromkeys(names, np.zeros([4, 4], np.float32))

@@ -1,4 +1,4 @@
-"""Train steps of other libraries' recurrent layers, as they are and with `jrnn.optimize_scans()`.
+"""Training steps of other libraries' recurrent layers, with and without `jrnn.optimize_scans()`.
 
 Needs dm-haiku and equinox, besides flax.
 

@@ -1,9 +1,9 @@
 """`jrnn.nn` as a user calls it, next to torch.nn, flax.nnx.RNN and the bare `jrnn.scan`.
 
-One layer, and two bidirectional ones, forward and train (the sum of squares of the output, with gradients of the parameters
-and the input). "nn" is a module under `nnx.jit`, "nn.functional" the same function of a dict under `jax.jit`, "jrnn.scan"
-one layer of the same step with nothing around it, "flax" `nnx.RNN` (in `nnx.Bidirectional`) under `nnx.jit`, "torch"
-torch.nn.
+The layers are one layer and two bidirectional ones, forward and train (gradients of the sum of squares of the output with
+respect to the parameters and the input). "nn" is a module under `nnx.jit`, "nn.functional" the same function of a dict
+under `jax.jit`, "jrnn.scan" only the scan of one layer, "flax" `nnx.RNN` (in `nnx.Bidirectional`) under `nnx.jit`, and
+"torch" torch.nn.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import numpy as np
 from flax import nnx
 
 from jrnn import nn
-from jrnn.bench.peers import Program, clocked, compiled, torch_program
-from jrnn.bench.sizes import GATES, MODES, Size, flops
-from jrnn.bench.steps import STEPS
+from jrnn.bench.peers import Program, clocked, compiled, scanned, torch_program
+from jrnn.bench.sizes import MODES, Size, flops
 from jrnn.bench.suites import Job, Options
 from jrnn.executor import scan
 
@@ -63,14 +62,7 @@ def nn_functional(cell: str, size: Size, mode: str, layers: int, both: bool) -> 
 
 
 def bare_scan(cell: str, size: Size, mode: str, layers: int, both: bool) -> Program | None:
-    if layers > 1:
-        return None
-    draw, wide = np.random.default_rng(0).standard_normal, GATES[cell] * size.hidden
-    shapes = {"wx": (size.features, wide), "wh": (size.hidden, wide), "b": (1, wide)}
-    weights = {n: jnp.asarray(draw(s) / np.sqrt(size.hidden), jnp.float32) for n, s in shapes.items()}
-    h = jnp.zeros((size.batch, size.hidden))
-    carry = (h, h) if cell == "lstm" else h
-    return compiled(lambda p, x: scan(STEPS[cell](p), carry, x)[1], weights, _input(size), mode)
+    return compiled(*scanned(scan, cell, size), mode) if layers == 1 else None
 
 
 def flax_rnn(cell: str, size: Size, mode: str, layers: int, both: bool) -> Program:

@@ -1,7 +1,7 @@
-"""One frame at a time, next to torch and onnxruntime; and many small series by one `vmap`, next to a loop over them.
+"""Single frames, next to torch and onnxruntime; and many small series by one `vmap`, next to a loop over them.
 
-Frames: an LSTM of 64 features, batch 1, the state carried, numpy in and out. Series: a GRU of its own, H = 8, for each of
-many series of 100 steps, its parameters mapped over. Needs torch and onnxruntime.
+Frames: an LSTM of 64 features, batch 1, with carried state, numpy in and out. Series: many series of 100 steps, each with
+its own GRU, H = 8, whose parameters are mapped over. Needs torch and onnxruntime.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def jobs(options: Options) -> Iterator[Job]:
 
 
 def carried(step: Callable, state: object) -> Program:
-    """Calls that keep their state for the next, the mean of CALLS of them."""
+    """Times the mean of CALLS calls, each of which continues from the state of the one before."""
 
     def call() -> None:
         nonlocal state
