@@ -37,8 +37,7 @@ from jrnn.proto import (
     serialize_plan,
     tensor_to_numpy,
 )
-from jrnn.proto.database import tensors_of
-from jrnn.proto.minidb import parse_minidb
+from jrnn.proto.database import parse_minidb, tensors_of
 from jrnn.proto.predictor_file import read_predictor_file
 from jrnn.proto.text import format_message
 from jrnn.train.checkpoint import SEAL, broken_seal

@@ -11,13 +11,13 @@ from jrnn.cli.training import INTERRUPTED
 from jrnn.errors import JrnnError
 from jrnn.executor import host_memory
 
-PIPE_CLOSED = 141  # the shell's status of a command whose reader, such as `head`, went away
+PIPE_CLOSED = 141  # the shell's status of a command whose reader, such as `head`, has ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status.
 
-    0; 1 for a check that failed, 2 for a mistake; 130 where it was interrupted, 141 where nobody reads what it prints.
+    0: success; 1: a check failed; 2: a user's mistake; 130: interrupted; 141: the reader of its output is gone.
     """
     args = make_parser().parse_args(argv)
     if argv is None:  # the process is ours
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still holds when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush when Python ends
         return PIPE_CLOSED
     except JrnnError as e:
         if args.debug:

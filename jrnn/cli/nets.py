@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.cli.console import wide_console
+from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
 from jrnn.execution_step import Plan
@@ -33,7 +33,7 @@ from jrnn.graph import show, to_dot, to_svg, upgrade
 from jrnn.graph.scope import reads
 from jrnn.ir import Net
 from jrnn.lowering import infer_shapes, run_net, unwritten_output, without_sources
-from jrnn.plans import net_of_plan, run_plan, show_steps, upgraded
+from jrnn.plans import net_of_plan, run_plan, show_steps
 from jrnn.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.train import export_run, load_config
 from jrnn.train.check import subject_of_config
@@ -86,7 +86,10 @@ def show_command(args: argparse.Namespace) -> int:
     net, before = _one_net(model, args.network)
     blobs = _run_before(before, blobs, args.seed)
     if args.dot or args.svg:
-        return _draw(net, args.dot, args.svg)
+        for path, draw in ((args.dot, to_dot), (args.svg, to_svg)):
+            if path is not None:
+                _write(path, draw(net))
+        return 0
     try:
         shapes = infer_shapes(net, blobs, key=jax.random.key(args.seed))
     except JrnnError as e:
@@ -97,13 +100,6 @@ def show_command(args: argparse.Namespace) -> int:
         return 0
     print(show(net, shapes))
     _print_parameters(net, blobs)
-    return 0
-
-
-def _draw(net: Net, dot: Path | None, svg: Path | None) -> int:
-    for path, drawn in ((dot, to_dot), (svg, to_svg)):
-        if path is not None:
-            _write(path, drawn(net))
     return 0
 
 
@@ -144,7 +140,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _subject(args: argparse.Namespace) -> Subject:
-    """What `jrnn check` is to check."""
+    """Returns the subject of `jrnn check`."""
     is_config, is_function = find_config(args.net).suffix == ".toml", _is_factory(Path(args.net))
     for option, given, fits in (
         ("--set", args.set, is_config),
@@ -182,7 +178,7 @@ def convert_command(args: argparse.Namespace) -> int:
         for name, why in package.inputs.items():
             print(f"input {name!r}: {why}")
     elif args.init is not None or args.feed:
-        raise UsageError("--init and --feed mean nothing without --to py: weights and shapes are written there alone")
+        raise UsageError("--init and --feed mean nothing without --to py, which alone writes weights and shapes")
     elif _is_factory(source):
         from_factory(args.source).save(out)
     elif _is_run(source):
@@ -190,7 +186,7 @@ def convert_command(args: argparse.Namespace) -> int:
     else:
         model = read_net_or_plan(source)
         if isinstance(model, Plan) and args.network is None:
-            write_plan(upgraded(model, upgrade), out)
+            write_plan(replace(model, networks=tuple(map(upgrade, model.networks))), out)
         else:
             write_net(upgrade(_one_net(model, args.network)[0]), out)
     print(f"wrote {args.out}")
@@ -198,11 +194,11 @@ def convert_command(args: argparse.Namespace) -> int:
 
 
 def _read_nets(source: Path, init: str | None, network: str | None) -> Package:
-    """A package, a net with the net that makes its weights, or a net of a plan with those that run before it."""
+    """Reads a package, a net with the net that makes its weights, or a net of a plan with those that run before it."""
     model = None if source.is_dir() else read_net_or_plan(source)
     if not isinstance(model, Plan):
         if network is not None:
-            raise UsageError(f"--network {network}: {source} is no plan")
+            raise UsageError(f"--network {network}: {source} is not a plan")
         return read_nets(source, init)
     net, before = net_of_plan(model, network)
     if init is not None:
@@ -211,7 +207,7 @@ def _read_nets(source: Path, init: str | None, network: str | None) -> Package:
 
 
 def _plan_of(path: Path) -> Plan | None:
-    """The plan that a file holds; None where it holds something else."""
+    """Reads a plan from a file; returns None if the file holds something else."""
     try:
         model = read_net_or_plan(path) if path.is_file() else None
     except FormatError:
@@ -228,16 +224,16 @@ def _is_factory(source: Path) -> bool:
 
 
 def _one_net(model: Net | Plan, network: str | None) -> tuple[Net, tuple[Net, ...]]:
-    """The net of a file, and the nets that its plan runs before it."""
+    """Returns the net of a file, and the nets that its plan runs before it."""
     if isinstance(model, Plan):
         return net_of_plan(model, network)
     if network is not None:
-        raise UsageError(f"--network {network}: net {model.name!r} is no plan")
+        raise UsageError(f"--network {network}: net {model.name!r} is not a plan")
     return model, ()
 
 
 def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The blobs, and what the nets that a plan runs first make."""
+    """Returns the blobs, with those that the first nets of a plan make."""
     given = dict(blobs)
     for net in nets:
         net = without_sources(net, given)
@@ -247,7 +243,7 @@ def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict
 
 
 def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:
-    """The blobs that --init makes and --feed gives."""
+    """Returns the blobs of --init and --feed."""
     blobs: dict[str, Any] = {}
     if args.init:
         blobs.update(run_net(read_net(Path(args.init)), {}, key=jax.random.key(args.seed)))

@@ -39,9 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--out", metavar="DIR", help="the run directory (default: runs/NAME, where NAME is the config's)")
     p.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue from the newest checkpoint of the run, if there is one",
+        "--resume", action="store_true", help="continue from the newest checkpoint of the run, if there is one"
     )
     p.add_argument("--no-sample", action="store_true", help="do not write text when training ends")
     p.add_argument(
@@ -134,12 +132,10 @@ def make_parser() -> argparse.ArgumentParser:
         nets.convert_command, "convert", "convert JAX functions to nets, nets to Python, and old nets to current ones"
     )
     p.add_argument(
-        "source",
-        help="a NetDef file, a folder with init_net.pb and predict_net.pb, MODULE:FACTORY, or a run directory",
+        "source", help="a NetDef file, a folder with init_net.pb and predict_net.pb, MODULE:FACTORY, or a run directory"
     )
     p.add_argument(
-        "out",
-        help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, or a .py file",
+        "out", help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, or a .py file"
     )
     _add_network(p)
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")

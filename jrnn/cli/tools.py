@@ -1,17 +1,23 @@
-"""The commands about jrnn itself: ops, bench, doctor."""
+"""The commands about jrnn itself: ops, bench, doctor; and the console of all commands."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import fields
+
+from rich.console import Console
 
 from jrnn import doctor
 from jrnn.bench import compile_for, measure
 from jrnn.bench.sizes import MODES, parse_sizes
 from jrnn.bench.suites import Options
-from jrnn.cli.console import wide_console
 from jrnn.errors import UsageError, near
 from jrnn.ops import catalog
+
+
+def wide_console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 140)  # a file gets whole tables
 
 
 def ops_command(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from jrnn.cli.console import wide_console
+from jrnn.cli.tools import wide_console
 from jrnn.errors import UsageError
 from jrnn.executor import host_devices
 from jrnn.train import load_config, sample_run, train

@@ -1,11 +1,16 @@
-"""Weights of other systems' recurrent layers, in and out, by way of PyTorch's names and layout."""
+"""Weights of other systems' recurrent layers, to and from PyTorch's names and layout."""
 
-from jrnn.interop.arraymancer import from_arraymancer, to_arraymancer
 from jrnn.interop.caffe2_cells import from_caffe2, to_caffe2
+from jrnn.interop.cells import CONVENTIONS, Convention, convention, reorder
 from jrnn.interop.flax_cells import from_flax, to_flax
-from jrnn.interop.gates import CONVENTIONS, Convention, convention, reorder
-from jrnn.interop.keras_layers import from_keras, to_keras
-from jrnn.interop.onnx_layers import from_onnx_arrays, to_onnx_arrays
+from jrnn.interop.layers import (
+    from_arraymancer,
+    from_keras,
+    from_onnx_arrays,
+    to_arraymancer,
+    to_keras,
+    to_onnx_arrays,
+)
 from jrnn.interop.torch_weights import load_state_dict, save_state_dict
 
 __all__ = [

@@ -2,9 +2,9 @@
 
 Shapes: D input, H hidden.
 
-In a scope S, a single-layer BasicRNN or LSTM owns `S/i2h_w [G H, D]`, `S/i2h_b [G H]`, `S/gates_t_w [G H, H]` and
-`S/gates_t_b [G H]`. A GRU has `S/i2h_*` too, and for its hidden products `S/reset_gate_t_*`, `S/update_gate_t_*` and
-`S/output_gate_t_*`, each [H, H] and [H]. In a stack the first layer's input product stays `S/i2h_*`, everything else of
+In a scope S, a single-layer BasicRNN or LSTM has `S/i2h_w [G H, D]`, `S/i2h_b [G H]`, `S/gates_t_w [G H, H]` and
+`S/gates_t_b [G H]`. A GRU also has `S/i2h_*`, and for its hidden products `S/reset_gate_t_*`, `S/update_gate_t_*` and
+`S/output_gate_t_*`, each [H, H] and [H]. In a stack, the first layer's input product is still `S/i2h_*`; everything else of
 layer k is under `S/layer_k`.
 """
 
@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError, near
-from jrnn.interop.cells import CellArrays, Params, from_system, one_direction, to_system
-from jrnn.interop.gates import convention, other_gru
+from jrnn.interop.cells import CellArrays, Params, convention, from_system, one_direction, other_gru, to_system
 
 _GRU_BLOBS = {"r": "reset_gate_t", "z": "update_gate_t", "n": "output_gate_t"}
 
@@ -35,14 +34,14 @@ def from_caffe2(
 
     Args:
         kind: "RNN" (BasicRNN), "LSTM" or "GRU".
-        blobs: arrays by the names of their blobs; others may be among them.
+        blobs: arrays by the names of their blobs; other blobs are ignored.
         scope: S, such as "lstm".
-        num_layers: how many layers S has.
-        forget_bias: the LSTM's argument, which its net adds to the forget gate; here it goes into `bias_ih`.
-        linear_before_reset: the GRU's argument; without it the GRU is another function than PyTorch's.
+        num_layers: the number of layers in S.
+        forget_bias: the LSTM's argument, which its net adds to the forget gate; it is added to `bias_ih`.
+        linear_before_reset: the GRU's argument; without it, the GRU is not the same function as PyTorch's.
 
     Raises:
-        ConversionError: a blob is missing or of a wrong shape, or a GRU without `linear_before_reset`.
+        ConversionError: for a missing blob or a wrong shape, or a GRU without `linear_before_reset`.
 
     >>> shapes = {"i2h_w": (8, 3), "i2h_b": (8,), "gates_t_w": (8, 2), "gates_t_b": (8,)}
     >>> blobs = {f"lstm/{name}": np.ones(shape) for name, shape in shapes.items()}
@@ -59,9 +58,8 @@ def from_caffe2(
         names = _names(kind, scope, layer, num_layers)
         found = [_find(blobs, name, kind) for name in names]
         half = len(found) // 2
-        weights, biases = found[:half], found[half:]
-        bias_ih = biases[0]
-        weight_hh = np.concatenate(weights[1:])
+        (weight_ih, *hidden), (bias_ih, *biases) = found[:half], found[half:]
+        weight_hh = np.concatenate(hidden)
         if forget_bias:
             if kind != "LSTM":
                 raise ConversionError(
@@ -69,18 +67,18 @@ def from_caffe2(
                 )
             shift = np.repeat([forget_bias * (gate == "f") for gate in order], weight_hh.shape[1])
             bias_ih = bias_ih + shift.astype(bias_ih.dtype)
-        cell = CellArrays(weights[0], weight_hh, bias_ih, np.concatenate(biases[1:]))
+        cell = CellArrays(weight_ih, weight_hh, bias_ih, np.concatenate(biases))
         params |= from_system("caffe2", kind, cell, f"_l{layer}")
     return params
 
 
 def to_caffe2(kind: str, params: Mapping[str, Any], scope: str) -> Params:
-    """The blobs of a Caffe2 cell, or stack of cells, from PyTorch's parameters; forget_bias is 0 in them.
+    """Converts PyTorch's parameters to the blobs of a Caffe2 cell, or stack of cells, with forget_bias 0.
 
-    A GRU must be built with `linear_before_reset=True`. A stack without biases gets zeros: Caffe2's cells have them.
+    A GRU must be built with `linear_before_reset=True`. Missing biases become zeros, because Caffe2's cells have biases.
 
     Raises:
-        ConversionError: a reverse direction, a projection or layer normalization, which these cells lack.
+        ConversionError: for a reverse direction, a projection or layer normalization, which these cells lack.
     """
     found = one_direction("caffe2", kind, params)
     blobs: Params = {}
@@ -96,7 +94,7 @@ def to_caffe2(kind: str, params: Mapping[str, Any], scope: str) -> Params:
 
 
 def _names(kind: str, scope: str, layer: int, num_layers: int) -> list[str]:
-    """The blobs of a layer: the input product's weight, the hidden ones', then the biases in the same order."""
+    """Returns the blobs of a layer: the weights of the input and hidden products, then the biases in the same order."""
     inner = f"{scope}/layer_{layer}" if num_layers > 1 else scope
     order = convention("caffe2", kind).order
     hidden = [_GRU_BLOBS[gate] for gate in order] if kind == "GRU" else ["gates_t"]

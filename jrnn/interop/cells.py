@@ -1,28 +1,114 @@
-"""The weights of one cell, between PyTorch's layout and any other system's row of the table.
+"""The weights of one cell, between PyTorch's layout and that of any other system in one table of conventions.
+
+Gates have PyTorch's letters: i, f, g (the candidate), o of an LSTM; r (reset), z (update: the share of the old state that
+stays), n (the candidate) of a GRU. Other systems' names for the same gates are in comments.
+
+The two biases of an LSTM or a plain cell are only ever added to each other. A GRU's are not: the reset gate scales the
+candidate's hidden bias, so a system with a single bias cannot hold it. Also, not all GRUs are the same function: here, in
+PyTorch, cuDNN and Arraymancer the reset gate scales the *product* U h ("linear before reset"); in the other form it scales
+h itself, and no weights make the two equal.
 
 Shapes: D input, H hidden, G gates.
-
-Each system's file only names its arrays; here they are reordered and transposed, and their biases are joined or separated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jrnn.errors import ConversionError
-from jrnn.interop.gates import convention, join, reorder
+from jrnn.errors import ConversionError, near
 
 Params = dict[str, np.ndarray]
 
+Biases = Literal["both", "sum", "input"]
 
-class CellArrays(NamedTuple):
-    """A cell's arrays in some system's own order and orientation; biases None where it has none.
+
+@dataclass(frozen=True)
+class Convention:
+    """The layout of one kind of cell in a system.
 
     Attributes:
-        weight_ih: [G H, D], or [D, G H] where the system's matrices are transposed.
+        order: the gates in the order of the blocks of its weights, in PyTorch's letters.
+        biases: "both": one for the input's and one for the hidden product; "sum": one for the sum of both; "input": one for
+            the input's product, and none for the hidden one.
+        transposed: whether its matrices are [in, gates * hidden] instead of [gates * hidden, in].
+    """
+
+    order: tuple[str, ...]
+    biases: Biases
+    transposed: bool = False
+
+
+CONVENTIONS: dict[tuple[str, str], Convention] = {
+    ("pytorch", "RNN"): Convention(("h",), "both"),
+    ("pytorch", "LSTM"): Convention(("i", "f", "g", "o"), "both"),
+    ("pytorch", "GRU"): Convention(("r", "z", "n"), "both"),
+    ("caffe2", "RNN"): Convention(("h",), "both"),
+    ("caffe2", "LSTM"): Convention(("i", "f", "o", "g"), "both"),
+    ("caffe2", "GRU"): Convention(("r", "z", "n"), "both"),  # reset, update, output
+    ("flax", "RNN"): Convention(("h",), "sum", transposed=True),
+    ("flax", "LSTM"): Convention(("i", "f", "g", "o"), "sum", transposed=True),
+    ("flax", "GRU"): Convention(("r", "z", "n"), "input", transposed=True),
+    ("keras", "RNN"): Convention(("h",), "sum", transposed=True),
+    ("keras", "LSTM"): Convention(("i", "f", "g", "o"), "sum", transposed=True),  # i, f, c, o
+    ("keras", "GRU"): Convention(("z", "r", "n"), "both", transposed=True),  # z, r, h with reset_after
+    ("onnx", "RNN"): Convention(("h",), "both"),
+    ("onnx", "LSTM"): Convention(("i", "o", "f", "g"), "both"),  # i, o, f, c
+    ("onnx", "GRU"): Convention(("z", "r", "n"), "both"),  # z, r, h with linear_before_reset
+    ("arraymancer", "GRU"): Convention(("r", "z", "n"), "both"),
+}
+
+
+def convention(system: str, kind: str) -> Convention:
+    """Returns the convention of a system for a kind of cell ("RNN", "LSTM" or "GRU").
+
+    >>> convention("onnx", "LSTM").order
+    ('i', 'o', 'f', 'g')
+    >>> convention("onnx", "LTSM")
+    Traceback (most recent call last):
+    jrnn.errors.ConversionError: onnx has no cell called 'LTSM'; did you mean 'LSTM'?; known are ['RNN', 'LSTM', 'GRU']
+    """
+    if (system, kind) in CONVENTIONS:
+        return CONVENTIONS[system, kind]
+    systems = sorted({known for known, _ in CONVENTIONS})
+    if system not in systems:
+        raise ConversionError(f"no system is called {system!r}{near(system, systems)}; known are {systems}")
+    kinds = [k for s, k in CONVENTIONS if s == system]
+    raise ConversionError(f"{system} has no cell called {kind!r}{near(kind, kinds)}; known are {kinds}")
+
+
+def other_gru(system: str, given: str, wanted: str) -> ConversionError:
+    """Returns the error for a GRU whose reset gate acts before the product, with the setting that can be converted."""
+    return ConversionError(
+        f"{system} GRU: {given} the reset gate scales h before the product, which is another function than PyTorch's GRU; "
+        f"only {wanted} converts"
+    )
+
+
+def reorder(array: np.ndarray, old: tuple[str, ...], new: tuple[str, ...], axis: int = 0) -> np.ndarray:
+    """Reorders the blocks of an array along `axis`, one for each gate.
+
+    >>> reorder(np.array([1, 2, 3, 4]), ("i", "f", "g", "o"), ("i", "f", "o", "g"))
+    array([1, 2, 4, 3])
+    """
+    assert sorted(old) == sorted(new), (old, new)
+    if array.shape[axis] % len(old):
+        raise ConversionError(
+            f"an array {list(array.shape)} has no {len(old)} equal blocks along axis {axis}, one for each of the gates "
+            f"{', '.join(old)}"
+        )
+    blocks = dict(zip(old, np.split(array, len(old), axis=axis), strict=True))
+    return np.concatenate([blocks[gate] for gate in new], axis=axis)
+
+
+class CellArrays(NamedTuple):
+    """A cell's arrays in a system's own order and orientation; biases are None if it has none.
+
+    Attributes:
+        weight_ih: [G H, D], or [D, G H] if the system's matrices are transposed.
         weight_hh: [G H, H], or [H, G H].
         bias_ih: [G H]: the input's bias, or the only one.
         bias_hh: [G H]: the hidden product's bias in systems that keep both.
@@ -35,14 +121,14 @@ class CellArrays(NamedTuple):
 
     @property
     def biases(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both biases, zeros where it has none; of systems whose matrices are not transposed."""
+        """Both biases, or zeros; only for systems whose matrices are not transposed."""
         zeros = np.zeros(self.weight_hh.shape[0], self.weight_hh.dtype)
         of_input, of_hidden = (zeros if bias is None else bias for bias in (self.bias_ih, self.bias_hh))
         return of_input, of_hidden
 
 
 def from_system(system: str, kind: str, cell: CellArrays, suffix: str = "_l0") -> Params:
-    """PyTorch's parameters of a cell that another system lays out.
+    """Converts a cell of another system to PyTorch's parameters.
 
     A single bias becomes `bias_ih`, and `bias_hh` is zero: PyTorch has both or none.
 
@@ -64,12 +150,12 @@ def from_system(system: str, kind: str, cell: CellArrays, suffix: str = "_l0") -
 
 
 def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "_l0") -> CellArrays:
-    """A cell's arrays as another system lays them out, from PyTorch's parameters.
+    """Converts PyTorch's parameters to a cell of another system.
 
     Raises:
-        ConversionError: a parameter is missing or of another kind's shape; there is a projection or layer normalization,
-            which only PyTorch's layout here holds; or a GRU's hidden bias of the candidate is not zero and the system has
-            no place for it.
+        ConversionError: a parameter is missing or has the shape of another kind; there is a projection or layer
+            normalization, which other systems lack; or a GRU's hidden bias of the candidate is not zero, and the system has
+            no such bias.
     """
     row, source = convention(system, kind), convention("pytorch", kind)
     for extra in ("weight_hr", "norm_ih", "norm_hh"):
@@ -99,11 +185,11 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
                 f"{system} {kind}: bias_hh{suffix} of the candidate n is not zero, and {system} has no such bias: the "
                 "reset gate scales it, so it cannot be added to bias_ih; set it to zero and train on, or keep jrnn's GRU"
             )
-    return cell._replace(bias_ih=join(cell.bias_ih, cell.bias_hh), bias_hh=None)
+    return cell._replace(bias_ih=cell.bias_ih + cell.bias_hh, bias_hh=None)
 
 
 def suffixes(params: Mapping[str, Any]) -> list[str]:
-    """The suffix of every direction of every layer: `_l0`, `_l0_reverse`, `_l1`, ..."""
+    """Returns the suffix of every direction of every layer: `_l0`, `_l0_reverse`, `_l1`, ..."""
     found = [name.removeprefix("weight_ih") for name in params if name.startswith("weight_ih")]
     if not found:
         raise ConversionError(f"these are not a recurrent stack's parameters: no weight_ih_l0 in {sorted(params)}")
@@ -111,7 +197,7 @@ def suffixes(params: Mapping[str, Any]) -> list[str]:
 
 
 def suffixes_of_layer(system: str, kind: str, params: Mapping[str, Any], layer: int) -> list[str]:
-    """The suffix of each direction of one layer; a ConversionError where there is no such layer."""
+    """Returns the suffix of each direction of one layer; raises ConversionError if there is no such layer."""
     found = [suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"]
     if not found:
         raise ConversionError(f"{system} {kind}: the parameters have no layer {layer}; they are {sorted(params)}")
@@ -119,11 +205,11 @@ def suffixes_of_layer(system: str, kind: str, params: Mapping[str, Any], layer: 
 
 
 def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str]:
-    """The suffix of every layer, for a system without a reverse direction; a ConversionError where there is one."""
+    """Returns the suffix of every layer; raises ConversionError for a reverse direction, which the system lacks."""
     found = suffixes(params)
     if any(suffix.endswith("_reverse") for suffix in found):
         raise ConversionError(
-            f"{system} {kind}: its cells have one direction, but these parameters have two; convert each by itself"
+            f"{system} {kind}: its cells have one direction, but these parameters have two; convert each separately"
         )
     return found
 

@@ -10,8 +10,7 @@ import numpy as np
 from flax import nnx
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import CellArrays, Params, from_system, to_system
-from jrnn.interop.gates import convention
+from jrnn.interop.cells import CellArrays, Params, convention, from_system, to_system
 
 _KINDS: dict[type, str] = {
     nnx.LSTMCell: "LSTM",
@@ -25,12 +24,12 @@ def from_flax(cell: Any, suffix: str = "_l0") -> Params:
     """Converts a flax.nnx cell to PyTorch's parameters.
 
     Args:
-        cell: an `nnx.LSTMCell`, `OptimizedLSTMCell`, `GRUCell` or `SimpleCell` with the usual activations; a SimpleCell may
-            have relu, for `jrnn.nn.RNN(..., nonlinearity="relu")`.
+        cell: an `nnx.LSTMCell`, `OptimizedLSTMCell`, `GRUCell` or `SimpleCell` with its default activations; a SimpleCell
+            may have relu, for `jrnn.nn.RNN(..., nonlinearity="relu")`.
         suffix: the layer and direction in a stack, such as "_l1_reverse", or "" for `jrnn.nn.LSTMCell` and its like.
 
     Raises:
-        ConversionError: not one of these cells, or one that computes something else.
+        ConversionError: for any other cell, or one that computes another function.
 
     >>> cell = nnx.OptimizedLSTMCell(3, 4, rngs=nnx.Rngs(0))
     >>> {name: value.shape for name, value in from_flax(cell).items()}
@@ -38,10 +37,11 @@ def from_flax(cell: Any, suffix: str = "_l0") -> Params:
     """
     kind = _kind(cell)
     if isinstance(cell, nnx.LSTMCell):
+        of_input, of_hidden = _dense(cell, "i"), _dense(cell, "h")
         arrays = CellArrays(
-            np.concatenate([np.asarray(dense.kernel[...]) for dense in _dense(cell, "i")], axis=1),
-            np.concatenate([np.asarray(dense.kernel[...]) for dense in _dense(cell, "h")], axis=1),
-            np.concatenate([np.asarray(dense.bias[...]) for dense in _dense(cell, "h")]),
+            np.concatenate([np.asarray(d.kernel[...]) for d in of_input], axis=1),
+            np.concatenate([np.asarray(d.kernel[...]) for d in of_hidden], axis=1),
+            np.concatenate([np.asarray(d.bias[...]) for d in of_hidden]),
         )
     else:
         biased = _biased(cell)
@@ -53,7 +53,7 @@ def to_flax(params: Mapping[str, Any], cell: Any, suffix: str = "_l0") -> Any:
     """Puts PyTorch's parameters of one direction of one layer into a flax.nnx cell, and returns it.
 
     Raises:
-        ConversionError: sizes that differ from the cell's, or a GRU whose candidate has a hidden bias: flax's has none.
+        ConversionError: for sizes that differ from the cell's, or a GRU whose candidate has a hidden bias.
     """
     kind = _kind(cell)
     arrays = to_system("flax", kind, params, suffix)
@@ -89,12 +89,12 @@ def _kind(cell: Any) -> str:
 
 
 def _biased(cell: Any) -> Any:
-    """The one of the two products that carries the bias."""
+    """Returns the one of the two products that has the bias."""
     return cell.dense_h if isinstance(cell, nnx.OptimizedLSTMCell) else cell.dense_i
 
 
 def _dense(cell: nnx.LSTMCell, side: str) -> list[Any]:
-    """The four products of one side, in flax's order of gates."""
+    """Returns the four products of one side, in flax's order of gates."""
     names = [side + gate for gate in convention("flax", "LSTM").order]
     return [getattr(cell, "if_" if name == "if" else name) for name in names]
 

@@ -22,25 +22,25 @@ _TYPES = {
     "F64": np.float64,
     "F32": np.float32,
     "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,  # numpy has none of its own, and safetensors' numpy reader refuses it
+    "BF16": ml_dtypes.bfloat16,  # numpy lacks it, and safetensors' numpy reader rejects it
 }
-_SAVED_BY_TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or before torch 1.6 a pickle
+_SAVED_BY_TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle before torch 1.6
 
 
 def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str = "") -> Params:
     """Reads the floating-point arrays of a PyTorch state dict whose names begin with `prefix`.
 
     Args:
-        source: a dict of tensors or arrays, such as `model.state_dict()`; the path of a safetensors file; or that of a file
-            of `torch.save(model.state_dict(), path)`, which torch reads with `weights_only=True`: no code in it is run.
-        prefix: the place of a recurrent module in a larger model, such as "encoder.rnn.".
+        source: a dict of tensors or arrays, such as `model.state_dict()`; the path of a safetensors file; or the path of a
+            file of `torch.save(model.state_dict(), path)`, which torch reads with `weights_only=True`: no code in it runs.
+        prefix: the name of a recurrent module in a larger model, such as "encoder.rnn.".
 
     Returns:
         numpy arrays of the source's own types and bits; give them to `jrnn.nn.functional` or `jrnn.nn.LSTM(...).load`.
 
     Raises:
-        ConversionError: no such file, torch is needed and is not there, something else than floating tensors, or nothing
-            begins with `prefix`.
+        ConversionError: for a missing file, one that needs torch if torch is missing, values that are not floating tensors,
+            or no name with `prefix`.
 
     >>> state = {"rnn.weight_ih_l0": np.ones((4, 3)), "head.weight": np.ones(2)}
     >>> load_state_dict(state, prefix="rnn.")["weight_ih_l0"].shape
@@ -62,7 +62,7 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a file holds, by name: arrays, or whatever torch has put there."""
+    """Returns the contents of a file by name: arrays, or anything else that torch has saved."""
     try:
         data = path.read_bytes()
         if data.startswith(_SAVED_BY_TORCH):
@@ -83,14 +83,14 @@ def _read_by_torch(path: Path) -> dict[str, Any]:
         import torch
     except ImportError:
         raise ConversionError(
-            f"{path} is a file of torch.save, which torch alone can read, and it is not installed; where it is, two lines "
+            f"{path} is a file of torch.save, which only torch can read, and torch is not installed; with torch, two lines "
             "convert the file:\n"
             "    import safetensors.torch, torch\n"
             f'    safetensors.torch.save_file(torch.load("{path}", weights_only=True), "{path.with_suffix(".safetensors")}")'
         ) from None
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch, pickle or zipfile meets in a file that is damaged or holds objects
+    except Exception as error:  # whatever torch, pickle or zipfile raises for a file that is damaged or holds objects
         raise ConversionError(
             f"{path}: torch reads no state dict from it: {str(error).strip().partition('.')[0]}; in PyTorch, save one with "
             "torch.save(model.state_dict(), path)"
@@ -101,8 +101,8 @@ def _read_by_torch(path: Path) -> dict[str, Any]:
 
 
 def _array(where: str, name: str, value: Any) -> np.ndarray:
-    """A floating tensor or array as a numpy array of its own type and bits."""
-    if hasattr(value, "detach"):  # a tensor of torch; bfloat16, which its numpy() refuses, goes by way of float32
+    """Returns a floating tensor or array as a numpy array of the same type and bits."""
+    if hasattr(value, "detach"):  # a tensor of torch, whose numpy() rejects bfloat16
         value = value.detach().cpu()
         is_bfloat16 = str(value.dtype) == "torch.bfloat16"
         value = value.float().numpy().astype(ml_dtypes.bfloat16) if is_bfloat16 else value.numpy()

@@ -8,7 +8,7 @@ Shapes: T time, N batch, D input, H hidden, L layers. Gates are in the order r, 
     h'   = (1 - z) n + z h
 
 `Weights` are the weights of a stack. A cell takes one layer of them: W3 [3H, D or H], U3 [3H, H], bW3 [1, 3H], bU3 [1, 3H].
-The layers of `jrnn.nn.GRU` compute the same; `jrnn.interop.arraymancer` converts the weights.
+The layers of `jrnn.nn.GRU` compute the same; `jrnn.interop.from_arraymancer` converts the weights.
 """
 
 from __future__ import annotations

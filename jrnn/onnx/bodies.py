@@ -9,7 +9,7 @@ import numpy as np
 
 from jrnn.convert.flat import flatten
 from jrnn.executor.jaxprs import scan_counts
-from jrnn.interop.gates import convention, reorder
+from jrnn.interop.cells import convention, reorder
 from jrnn.nn.units import RNN_RELU
 from jrnn.onnx.emit import Emitter, Fill, Ref, Value, known, rule
 

@@ -1,4 +1,4 @@
-"""Plans: nets run in loops and branches by the host, as Caffe2's execution steps are."""
+"""Plans: nets that the host runs in loops and branches, like Caffe2's execution steps."""
 
 from jrnn.execution_step import ExecutionStep, Plan
 from jrnn.plans.build import (
@@ -16,9 +16,10 @@ from jrnn.plans.build import (
     While,
     execution_step,
     make_plan,
+    net_of_plan,
+    show_steps,
 )
 from jrnn.plans.run import run_plan
-from jrnn.plans.select import net_of_plan, show_steps, upgraded
 from jrnn.proto import read_plan, write_plan
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Runs plans on the host, over a workspace of blobs, net by net and in order, also steps that may run concurrently."""
+"""Runs plans on the host, over a workspace of blobs, one net at a time; concurrent steps run in order too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jrnn.lowering import run_net, without_sources
 
 @dataclass
 class _Workspace:
-    """Blobs by name; what is not here is looked up in the parent. `names`: the blobs that belong here, also unwritten."""
+    """Blobs by name, with a parent for other names. `names` are the blobs of this workspace, also unwritten ones."""
 
     names: set[str]
     blobs: dict[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class _Workspace:
         return self.parent.owner(name) if self.parent else None
 
     def get(self, name: str) -> Any:
-        """The value of a blob, or None where it has none yet."""
+        """Returns the value of a blob, or None if it has none yet."""
         owner = self.owner(name)
         return None if owner is None else owner.blobs.get(name)
 
@@ -55,23 +55,23 @@ def run_plan(
 ) -> dict[str, Any]:
     """Runs a plan as Caffe2 does, one net at a time.
 
-    Substeps that may run side by side run one after the other, in order. A report net, and a substep that is to run every
-    so many milliseconds, run once, when their step ends: what Caffe2 leaves of them where the time is longer than the step.
+    Concurrent substeps run in order. A report net, and a substep that runs every so many milliseconds, run once, when their
+    step ends, as in Caffe2 if the time is longer than the step.
 
     Args:
         plan: the plan.
-        blobs: what the workspace holds at first. Where these are all outputs of an operator that reads data from files, it
-            does not run.
+        blobs: the first contents of the workspace. An operator that reads data from files does not run if these contain all
+            of its outputs.
         key: a `jax.random.key` for random operators; each run of a net draws new numbers.
-        max_iterations: a step, or a While loop within a net, that goes on after so many rounds is an error.
+        max_iterations: the greatest number of rounds of a step, or of a While loop within a net.
         files: the folder in which operators may read and write files; by default they may not.
 
     Returns:
         Every blob of the workspace, by name.
 
     Raises:
-        PlanError: a plan that breaks a rule of Caffe2's, a stop blob that is not one bool, or more than `max_iterations`.
-        NetError, OpError: as `run_net` does.
+        PlanError: for a plan that breaks a rule of Caffe2, a stop blob that is not one bool, or more than `max_iterations`.
+        NetError, OpError: see `run_net`.
 
     >>> from jrnn.ir import Op
     >>> from jrnn.plans import execution_step, make_plan
@@ -97,7 +97,7 @@ class _Execution:
         self.nets_run = 0
 
     def written(self, step: ExecutionStep) -> Iterator[str]:
-        """The blobs that a step makes in the workspace it is given."""
+        """Yields the blobs that a step makes in its outer workspace."""
         if not step.create_workspace:
             yield from self.written_within(step)
 
@@ -129,7 +129,7 @@ class _Execution:
             self.net(step.report_net, step, ws)
 
     def round(self, step: ExecutionStep, ws: _Workspace) -> bool:
-        """Runs everything in a step once; True where its stop blob ended it."""
+        """Runs everything in a step once; returns whether its stop blob ended it."""
         for name in step.networks:
             self.net(name, step, ws)
             if _stops(step, ws):
@@ -163,7 +163,7 @@ def _stops(step: ExecutionStep, ws: _Workspace) -> bool:
     if not step.should_stop_blob:
         return False
     value = ws.get(step.should_stop_blob)
-    if value is None:  # compat: a blob that no net has written yet stops nothing
+    if value is None:  # compat: a blob that no net has written yet does not stop a step
         return False
     if np.size(value) != 1 or np.asarray(value).dtype != np.bool_:
         shape = list(np.shape(value))
@@ -175,11 +175,11 @@ def _stops(step: ExecutionStep, ws: _Workspace) -> bool:
 
 
 def _checked(plan: Plan, given: Mapping[str, Any]) -> dict[str, Net]:
-    """The nets by name; raises where the plan breaks a rule that does not depend on values."""
+    """Returns the nets by name; raises PlanError for a plan that cannot run, whatever the values are."""
     nets: dict[str, Net] = {}
     for net in plan.networks:
         if net.name in nets:
-            raise PlanError(f"plan {plan.name!r}: two nets are named {net.name!r}; a step could not tell which to run")
+            raise PlanError(f"plan {plan.name!r}: two nets are named {net.name!r}; rename one")
         nets[net.name] = net
     known = {*given, *(o for net in plan.networks for op in net.ops for o in op.outputs)}
     for step in plan.steps:
@@ -196,7 +196,7 @@ def _check_step(step: ExecutionStep, nets: Mapping[str, Net], known: set[str]) -
         raise PlanError(f"{where}: has both nets and substeps; put the nets into a substep")
     if step.should_stop_blob is None:
         if step.only_once is not None:
-            raise PlanError(f"{where}: only_once is about a step with a should_stop_blob, and it has none")
+            raise PlanError(f"{where}: only_once needs a should_stop_blob, and it has none")
     elif step.num_iter is not None:
         raise PlanError(f"{where}: has num_iter and a should_stop_blob; give one of them")
     elif step.should_stop_blob not in known:

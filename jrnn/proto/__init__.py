@@ -1,10 +1,17 @@
 """Caffe2's wire format: the only code that knows protobuf."""
 
-from jrnn.proto.codec import format_net, read_net, serialize_net, write_net
-from jrnn.proto.plans import read_net_or_plan, read_plan, serialize_plan, write_plan
-from jrnn.proto.schema import message_class
+from jrnn.proto.codec import (
+    format_net,
+    read_net,
+    read_net_or_plan,
+    read_plan,
+    serialize_net,
+    serialize_plan,
+    write_net,
+    write_plan,
+)
 from jrnn.proto.tensors import blob_from_numpy, blob_to_numpy, tensor_from_numpy, tensor_to_numpy
-from jrnn.proto.wire import Limits, parse_binary
+from jrnn.proto.wire import Limits, message_class, parse_binary
 
 __all__ = [
     "Limits",

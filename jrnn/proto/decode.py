@@ -1,4 +1,4 @@
-"""NetDef messages to frozen nets: what `ir` has no place for stays as serialized fields in `extra`."""
+"""NetDef messages to frozen nets: fields that `ir` lacks stay serialized in `extra`."""
 
 from typing import Any
 
@@ -8,26 +8,26 @@ from google.protobuf.message import Message as ProtoMessage
 from jrnn.errors import FormatError, describe_op
 from jrnn.ir import ARG_KINDS, Arg, DeviceOption, Message, Net, Numbers, Op
 from jrnn.proto.text import format_message, parse_message
-from jrnn.proto.wire import Limits
+from jrnn.proto.wire import Limits, check_text
 
-# compat: before October 2017 the step nets of recurrent networks traveled as text, in `s`.
+# compat: before October 2017, the step nets of recurrent networks were text, in `s`.
 TEXT_NETS = ("step_net", "backward_step_net")
 _SCALAR_KINDS = ("f", "i", "s", "n", "t")
 _LIST_KINDS = tuple(k for k in ARG_KINDS if k not in _SCALAR_KINDS)
 
 
 class Reader:
-    """Turns messages into nets, taking them apart: what is left of a message at the end is its `extra`."""
+    """Turns messages into nets. It removes fields from each message; the rest at the end is its `extra`."""
 
     def __init__(self, limits: Limits):
         self.limits = limits
         self.text_left = limits.text_bytes
 
     def text(self, source: str | bytes, depth: int) -> Net:
-        """The net that a NetDef text describes."""
+        """Returns the net that a NetDef text describes."""
         return self.net(self.parsed(source), depth)
 
-    def parsed(self, source: str | bytes) -> ProtoMessage:
+    def parsed(self, source: str | bytes, name: str = "NetDef") -> ProtoMessage:
         if len(source) > self.text_left:
             raise FormatError(f"text is longer than the limit of {self.limits.text_bytes} bytes in all; use binary")
         self.text_left -= len(source)
@@ -35,7 +35,7 @@ class Reader:
             text = source if isinstance(source, str) else source.decode()
         except UnicodeDecodeError as e:
             raise FormatError(f"text is not UTF-8: byte {e.start} is {e.object[e.start]:#04x}") from None
-        return parse_message(text, "NetDef", self.limits)
+        return parse_message(text, name, self.limits)
 
     def net(self, m: Any, depth: int) -> Net:
         if depth > self.limits.depth:
@@ -82,7 +82,7 @@ class Reader:
         try:
             if kind == "s" and name in TEXT_NETS and m.s:
                 said = self.parsed(m.s)
-                # Text that jrnn would word otherwise stays beside the net that it says, so that it goes back as it came.
+                # Text that jrnn would format differently is kept next to its net, so that it is written back unchanged.
                 if format_message(said).encode() == m.s:
                     m.ClearField("s")
                 return Arg(name, self.net(said, depth + 1), kind, _rest(m))
@@ -127,35 +127,32 @@ def _carried(m: Any) -> Message:
 
 
 def _take(m: Any, field: str) -> str:
-    """A string field, cleared; one that is set but empty stays, for `extra` to keep."""
-    value: str = getattr(m, field)
+    """Clears and returns a string field; a field that is set but empty stays in `extra`."""
+    value = check_text(getattr(m, field), field)
     if value:
-        _check_text((value,), field)
         m.ClearField(field)
     return value
 
 
 def _take_all(m: Any, field: str) -> tuple[str, ...]:
-    values = tuple(getattr(m, field))
-    if values:
-        _check_text(values, field)
-        m.ClearField(field)
+    values = tuple(check_text(value, field) for value in getattr(m, field))
+    m.ClearField(field)
     return values
 
 
 def _take_set(m: Any, field: str) -> Any:
-    """The value of a field, cleared, or None where it is absent."""
+    """Clears and returns the value of a field; None if it is absent."""
     if not m.HasField(field):
         return None
     value = getattr(m, field)
     if isinstance(value, bytes):
-        _check_text((value,), field)
+        check_text(value, field)
     m.ClearField(field)
     return value
 
 
 def _rest(m: Any) -> bytes:
-    """What is left of a message, serialized; text must be able to say it, so its strings are checked too."""
+    """Serializes the rest of a message, whose strings must be UTF-8, so that it can be written as text."""
     data: bytes = m.SerializePartialToString()
     if data:
         _check_strings(m)
@@ -166,13 +163,8 @@ def _check_strings(m: Any) -> None:
     for field, value in m.ListFields():
         values = (value,) if isinstance(value, (str, bytes, ProtoMessage)) else value
         if field.type == field.TYPE_STRING:
-            _check_text(tuple(values), field.name)
+            for v in values:
+                check_text(v, field.name)
         elif field.message_type is not None:
             for v in values:
                 _check_strings(v)
-
-
-def _check_text(values: tuple[Any, ...], field: str) -> None:
-    for v in values:
-        if not isinstance(v, str):  # protobuf gives the bytes of a string that is not UTF-8
-            raise FormatError(f"{field} is not UTF-8: {v[:40]!r}")

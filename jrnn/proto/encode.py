@@ -1,4 +1,4 @@
-"""Frozen nets to NetDef messages, with what `extra` carries put back."""
+"""Frozen nets to NetDef messages, with the fields of `extra` put back."""
 
 from typing import Any
 
@@ -9,13 +9,12 @@ from google.protobuf.message import Message as ProtoMessage
 from jrnn.errors import FormatError, describe_op
 from jrnn.ir import Arg, DeviceOption, Message, Net, Numbers, Op
 from jrnn.proto.decode import TEXT_NETS
-from jrnn.proto.schema import message_class
 from jrnn.proto.text import format_message, parse_message
-from jrnn.proto.wire import DEFAULT_LIMITS
+from jrnn.proto.wire import DEFAULT_LIMITS, message_class
 
 
 def to_message(net: Net) -> ProtoMessage:
-    """The NetDef message of a net; raises FormatError where a value cannot travel."""
+    """Returns the NetDef message of a net; raises FormatError for a value that cannot be serialized."""
     message = message_class("NetDef")()
     _put_net(message, net, 1)
     return message

@@ -1,4 +1,4 @@
-"""The files that Caffe2's predictor exporter writes: a minidb with a MetaNetDef first, then the parameters as blobs."""
+"""The files of Caffe2's predictor exporter: a minidb with a MetaNetDef first, then the parameters as blobs."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,13 +10,12 @@ import numpy as np
 
 from jrnn.errors import FormatError
 from jrnn.ir import Net
-from jrnn.proto.codec import file_bytes, write_whole
+from jrnn.proto.codec import read_source, write_whole
+from jrnn.proto.database import format_minidb, parse_minidb
 from jrnn.proto.decode import Reader
 from jrnn.proto.encode import to_message
-from jrnn.proto.minidb import format_minidb, parse_minidb
-from jrnn.proto.schema import message_class
 from jrnn.proto.tensors import blob_to_numpy, tensor_from_numpy
-from jrnn.proto.wire import DEFAULT_LIMITS, Limits, parse_binary, refuse_onnx
+from jrnn.proto.wire import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary, refuse_onnx
 
 DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
 _META = b"!!META_NET_DEF"
@@ -40,23 +39,18 @@ def read_predictor_file(source: bytes | str | os.PathLike[str], *, limits: Limit
     """Reads a predictor file, or its bytes.
 
     Raises:
-      FormatError: no such file, bytes that are no minidb, one without a MetaNetDef or a predict net, missing parameters.
+      FormatError: for a missing file, bytes that are not a minidb, or a missing MetaNetDef, predict net or parameter.
     """
-    if isinstance(source, bytes):
-        return _parse(source, limits)
-    try:
-        return _parse(file_bytes(Path(source), limits), limits)
-    except FormatError as e:
-        raise e.at(str(source)[:200]) from None
+    return read_source(source, limits, _parse)
 
 
 def write_predictor_file(model: PredictorFile, path: str | os.PathLike[str]) -> None:
-    """Writes a predictor file, whole or not at all. Caffe2 loads it with db_type "minidb"."""
+    """Writes a predictor file, completely or not at all. Caffe2 loads it with db_type "minidb"."""
     write_records(Path(path), _records(model))
 
 
 def write_records(path: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
-    """Writes a minidb, whole or not at all."""
+    """Writes a minidb, completely or not at all."""
     write_whole(path, format_minidb(records))
 
 
@@ -94,14 +88,14 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
 
 
 def _content(holder: Any) -> bytes:
-    """The string that a blob holds: as content, or as a tensor of one string where Python fed it so."""
+    """Returns the string in a blob: its content, or a tensor of one string, as Python feeds it."""
     if holder.HasField("tensor") and len(holder.tensor.string_data) == 1:
         return bytes(holder.tensor.string_data[0])
     return bytes(holder.content)
 
 
 def _of_kind(found: Mapping[str, Any], kind: str, default: Any) -> Any:
-    """The entry under `kind`, or under `kind_NAME` where the model has a name."""
+    """Returns the entry under `kind`, or under `kind_NAME` if the model has a name."""
     keys = [k for k in found if k == kind or k.startswith(kind + "_")]
     if len(keys) > 1:
         raise FormatError(f"its MetaNetDef holds several models: {', '.join(keys[:8])}; a file must hold one")
@@ -109,9 +103,7 @@ def _of_kind(found: Mapping[str, Any], kind: str, default: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str):  # protobuf gives the bytes of a string that is not UTF-8
-        raise FormatError(f"its MetaNetDef has a name that is not UTF-8: {value[:40]!r}")
-    return value
+    return check_text(value, "a name in its MetaNetDef")
 
 
 def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
@@ -138,7 +130,7 @@ def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
 
 
 def named_chunks(name: str, array: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
-    """The records that hold a blob, each a part of it."""
+    """Yields the records of a blob, each with a part of it."""
     for number, chunk in enumerate(_chunks(name, array)):
         yield name.encode() + CHUNK_MARK + str(number).encode(), chunk
 

@@ -1,7 +1,7 @@
 """TensorProto and BlobProto to numpy arrays and back.
 
-A tensor's elements travel in the field of its data type; small integers, booleans and the bits of float16 in `int32_data`,
-or as little-endian bytes. Nothing is allocated before the dims have been compared with the elements that are there.
+A tensor's elements are in the field of its data type; small integers, booleans and the bits of float16 are in `int32_data`,
+or little-endian bytes. The number of elements is compared with the dims before anything is allocated.
 """
 
 import math
@@ -13,10 +13,9 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from jrnn.errors import FormatError
 from jrnn.ir import Message
-from jrnn.proto.schema import message_class
-from jrnn.proto.wire import DEFAULT_LIMITS, Limits, parse_binary
+from jrnn.proto.wire import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary
 
-# data type -> (the field that holds the elements, their numpy type); BYTE is the older name of UINT8.
+# data type -> (the field of the elements, their numpy type); BYTE is the older name of UINT8.
 _NUMERIC: dict[str, tuple[str, np.dtype]] = {
     "FLOAT": ("float_data", np.dtype(np.float32)),
     "DOUBLE": ("double_data", np.dtype(np.float64)),
@@ -35,13 +34,13 @@ _MAX_RANK = 64  # numpy's own
 
 
 def tensor_to_numpy(*chunks: Message | bytes, limits: Limits = DEFAULT_LIMITS) -> np.ndarray:
-    """The array that a TensorProto holds, or that several hold together, each one segment of it.
+    """Returns the array of a TensorProto, or of several TensorProtos that each hold one segment.
 
     Strings become an object array of bytes.
 
     Raises:
-      FormatError: damaged bytes, elements that do not match the dims, segments that leave a gap or overlap, and tensors
-        whose content is elsewhere or of a type that numpy lacks.
+      FormatError: for damaged bytes, elements that do not match the dims, segments with gaps or overlaps, and tensors whose
+        content is elsewhere or of a type that numpy lacks.
 
     >>> tensor_to_numpy(tensor_from_numpy(np.array([[1.5, 2.0]], np.float32)))
     array([[1.5, 2. ]], dtype=float32)
@@ -50,7 +49,7 @@ def tensor_to_numpy(*chunks: Message | bytes, limits: Limits = DEFAULT_LIMITS) -
 
 
 def tensor_from_numpy(array: Any, name: str = "") -> Message:
-    """The TensorProto of an array, as the value of an argument or a field. Strings may be bytes or str.
+    """Returns the TensorProto of an array, for an argument or a field. Strings may be bytes or str.
 
     >>> tensor_from_numpy(np.array([True, False])).type
     'TensorProto'
@@ -59,7 +58,7 @@ def tensor_from_numpy(array: Any, name: str = "") -> Message:
 
 
 def blob_to_numpy(*chunks: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, np.ndarray]:
-    """The name and the array of a serialized blob, or of one that was serialized in several chunks.
+    """Returns the name and the array of a serialized blob, which may be in several chunks.
 
     >>> blob_to_numpy(blob_from_numpy("w", np.array([3, 4], np.int64)))
     ('w', array([3, 4]))
@@ -72,13 +71,13 @@ def blob_to_numpy(*chunks: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str,
         if b.name != blobs[0].name:
             raise FormatError(f"chunks of one blob must have one name, not {blobs[0].name!r} and {b.name!r}")
     try:
-        return (_text(blobs[0].name) if blobs else ""), _join([b.tensor for b in blobs])
+        return (check_text(blobs[0].name, "name") if blobs else ""), _join([b.tensor for b in blobs])
     except FormatError as e:
         raise e.at(f"blob {blobs[0].name!r}" if blobs else "blob") from None
 
 
 def blob_from_numpy(name: str, array: Any) -> bytes:
-    """The serialized BlobProto of an array, as a Caffe2 workspace writes and reads it."""
+    """Returns the serialized BlobProto of an array, as a Caffe2 workspace writes and reads it."""
     blob: Any = message_class("BlobProto")(name=name, type="Tensor")
     blob.tensor.CopyFrom(_to_tensor(array, name))
     return bytes(blob.SerializeToString(deterministic=True))
@@ -129,7 +128,7 @@ def _join(tensors: list[Any]) -> np.ndarray:
 
 
 def _elements(t: Any, count: int) -> np.ndarray:
-    """The `count` elements that a TensorProto itself holds, flat."""
+    """Returns the `count` elements of one TensorProto, flat."""
     storage = _value_name(t, "storage_type")
     if storage in ("EXTERNAL", "NO_CONTENT"):
         raise FormatError(f"tensor {t.name!r} is stored as {storage}: its elements are not in this message")
@@ -172,18 +171,12 @@ def _check_count(t: Any, field: str, found: float, count: int) -> None:
 
 
 def _value_name(t: Any, field: str) -> str:
-    """The name of an enum's value. One that the schema lacks is an unknown field, and must not pass for the default."""
+    """Returns the name of an enum's value. A value that the schema lacks is an unknown field, not the default."""
     described = t.DESCRIPTOR.fields_by_name[field]
     for unknown in UnknownFieldSet(t):
         if unknown.field_number == described.number:
             raise FormatError(f"tensor {t.name!r}: {field} {unknown.data} is unknown")
     return str(described.enum_type.values_by_number[getattr(t, field)].name)
-
-
-def _text(name: str | bytes) -> str:
-    if not isinstance(name, str):
-        raise FormatError(f"name is not UTF-8: {name[:40]!r}")
-    return name
 
 
 # ---- Writing ----

@@ -1,4 +1,4 @@
-"""Messages as protobuf text, without loss: unknown fields, which text cannot express, are kept in comments at the top."""
+"""Messages as protobuf text without loss: comments at the top keep unknown fields, which text cannot express."""
 
 import re
 from collections.abc import Iterator
@@ -8,21 +8,20 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from jrnn.errors import FormatError
-from jrnn.proto.schema import message_class
-from jrnn.proto.wire import Limits
+from jrnn.proto.wire import Limits, message_class
 
 _UNKNOWN = re.compile(r"# unknown fields of (\S+): ([0-9a-f]+)\n")
 _STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")
 
 
 def format_message(message: Message) -> str:
-    """The text of a message, which `parse_message` turns back into an equal message."""
+    """Returns the text of a message; `parse_message` reads it back to an equal message."""
     head = [f"# unknown fields of {path or '.'}: {data.hex()}\n" for path, data in _unknown_fields(message, "")]
     return "".join(head) + str(text_format.MessageToString(message))
 
 
 def parse_message(text: str, name: str, limits: Limits) -> Message:
-    """The message of class `name` that a text describes."""
+    """Returns the message of class `name` that a text describes."""
     if text.count("{") + text.count("<") > limits.messages:
         raise FormatError(f"text holds more than the limit of {limits.messages} messages")
     message = message_class(name)()
@@ -42,12 +41,12 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
 
 
 def _shortened(text: str) -> str:
-    """The text without its middle where it quotes a very long line."""
+    """Shortens a message that quotes a very long line."""
     return text if len(text) <= 240 else f"{text[:120]} ... {text[-100:]}"
 
 
 def _unknown_fields(message: Message, path: str) -> Iterator[tuple[str, bytes]]:
-    """The path and the serialized unknown fields of every message that has some."""
+    """Yields the path and the serialized unknown fields of every message that has some."""
     if len(UnknownFieldSet(message)):
         rest = type(message)()
         rest.CopyFrom(message)

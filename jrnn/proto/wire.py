@@ -1,21 +1,27 @@
-"""Bounds on what is read, and a walk over serialized messages that checks them before anything is allocated.
+"""The message classes of Caffe2's schema, and the parser of binary messages with its limits.
 
-A few bytes on the wire can need much more memory: an empty operator takes two bytes. The walk counts what a parse would
-create, and where bytes are damaged it says in which field, which protobuf does not.
+The classes come from `caffe2.desc`, in a descriptor pool of their own, so that jrnn works next to other packages that
+register a `caffe2` schema.
+
+A few bytes on the wire can need much more memory: an empty operator takes two bytes. A walk over the bytes counts what a
+parse would create before anything is allocated. For damaged bytes it names the field, which protobuf does not.
 """
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from jrnn.errors import FormatError
-from jrnn.proto.schema import message_class
+from jrnn.errors import FormatError, near
 
 VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
-_PROTOBUF_DEPTH = 100  # how deep protobuf itself lets messages nest
-_CHUNK = 1 << 20  # how many bytes of a run of varints are looked at together
+_PROTOBUF_DEPTH = 100  # protobuf's own limit of nested messages
+_CHUNK = 1 << 20  # bytes of a run of varints that are decoded together
 
 _WIRE_TYPES = {
     FieldDescriptor.TYPE_FLOAT: FIXED32,
@@ -25,17 +31,20 @@ _WIRE_TYPES = {
     FieldDescriptor.TYPE_MESSAGE: LENGTH,
 }
 
-
-# Tags of a ModelProto's length-delimited fields, one of which follows its first, the version.
+# Tags of a ModelProto's length-delimited fields; one of them follows its first field, the version.
 _AFTER_ONNX_VERSION = {n << 3 | LENGTH for n in (2, 3, 4, 6, 7, 8, 14)}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a reader accepts. The defaults admit any net that protobuf can hold, and end hostile input early.
+    """Limits of a reader. The defaults accept any net that protobuf can hold, and reject hostile input early.
 
-    depth: nets inside nets, the outer one counted. bytes: of a file or message. text_bytes: of all text, which is some
-    hundred times slower to read. messages: operators, arguments, nets and the like. strings, numbers: elements in all.
+    Attributes:
+        depth: nets inside nets, including the outer one.
+        bytes: of a file or message.
+        text_bytes: of all text, which is about a hundred times slower to read.
+        messages: operators, arguments, nets and other messages in total.
+        strings, numbers: elements in total.
     """
 
     depth: int = 16
@@ -49,14 +58,39 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
+@cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    files = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("caffe2.desc").read_bytes()).file
+    pool = descriptor_pool.DescriptorPool()
+    for file in files:
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+@cache
+def message_class(name: str) -> type[Message]:
+    """Returns the class of a message of Caffe2's schema, such as "NetDef", "PlanDef" or "BlobProto".
+
+    >>> message_class("BlobProto")(name="w").name
+    'w'
+    """
+    try:
+        descriptor = _pool().FindMessageTypeByName(f"caffe2.{name}")
+    except KeyError:
+        known = _pool().FindFileByName("caffe2.proto").message_types_by_name
+        raise KeyError(f"no message {name!r} in Caffe2's schema{near(name, known)}") from None
+    made: type[Any] = message_factory.GetMessageClass(descriptor)
+    return made
+
+
 def check_size(size: int, limit: int, what: str) -> None:
-    """Raises where there are more bytes than the limit."""
+    """Raises FormatError for more bytes than the limit."""
     if size > limit:
         raise FormatError(f"{what} of {size} bytes is larger than the limit of {limit}")
 
 
 def refuse_onnx(data: bytes) -> None:
-    r"""Raises FormatError where bytes begin as an ONNX model does, with the number of its version, as no NetDef can.
+    r"""Raises FormatError if bytes begin like an ONNX model, with the number of its version, which no NetDef does.
 
     >>> refuse_onnx(b"\n\x01n")
     """
@@ -66,39 +100,34 @@ def refuse_onnx(data: bytes) -> None:
 
 
 def parse_binary(data: bytes, name: str, limits: Limits = DEFAULT_LIMITS) -> Message:
-    """The message of class `name` in `data`; raises FormatError before it would create more than `limits` allow."""
+    """Returns the message of class `name` in `data`; raises FormatError before it creates more than `limits` allow."""
     if name in ("NetDef", "PlanDef"):
         refuse_onnx(data)
     kind = message_class(name)
-    _check_counts(data, kind.DESCRIPTOR, limits)
+    # Short data cannot exceed a limit: a message or string takes two bytes or more, and a packed number one.
+    if len(data) > min(2 * limits.messages, 2 * limits.strings, limits.numbers):
+        _Walk(data, limits).message(kind.DESCRIPTOR, 0, len(data), "", 1)
     message = kind()
     try:
         message.MergeFromString(data)
     except (DecodeError, ValueError) as e:
-        raise FormatError(f"not a {name}: {_locate_damage(data, kind.DESCRIPTOR, limits) or e}") from None
+        try:
+            _Walk(data, limits).message(kind.DESCRIPTOR, 0, len(data), "", 1)
+        except FormatError as damage:
+            raise FormatError(f"not a {name}: {damage}") from None
+        raise FormatError(f"not a {name}: {e}") from None
     return message
 
 
-def _check_counts(data: bytes, descriptor: Descriptor, limits: Limits) -> None:
-    """Raises FormatError where a parse of `data` would create more than `limits` allow.
-
-    Short data is not walked: whatever is counted takes two bytes or more (a packed number takes one).
-    """
-    if len(data) > min(2 * limits.messages, 2 * limits.strings, limits.numbers):
-        _Walk(data, limits).message(descriptor, 0, len(data), "", 1)
-
-
-def _locate_damage(data: bytes, descriptor: Descriptor, limits: Limits) -> str:
-    """Where a message that protobuf refuses is damaged, or the empty string where the walk finds nothing wrong."""
-    try:
-        _Walk(data, limits).message(descriptor, 0, len(data), "", 1)
-    except FormatError as e:
-        return str(e)
-    return ""
+def check_text(value: Any, what: str) -> str:
+    """Returns a string of a message; raises FormatError for the bytes that protobuf gives if it is not UTF-8."""
+    if not isinstance(value, str):
+        raise FormatError(f"{what} is not UTF-8: {value[:40]!r}")
+    return value
 
 
 class _Walk:
-    """One walk over a message: counts what it passes."""
+    """One walk over a message that counts its parts."""
 
     def __init__(self, data: bytes, limits: Limits):
         self.data = data
@@ -157,7 +186,7 @@ class _Walk:
                     pos += 4 if wire == FIXED32 else 8
                 if pos > end:
                     raise FormatError(f"{path[1:] or 'message'}: truncated at byte {end}")
-                if field is not None:  # under a tag that is longer than it need be
+                if field is not None:  # its tag is longer than necessary
                     self.count("numbers", 1, path)
         if groups:
             raise FormatError(f"{path[1:] or 'message'}: a group of field {groups[-1]} does not end")
@@ -184,11 +213,11 @@ class _Walk:
         raise FormatError(f"{path[1:] or 'message'}: a number at byte {pos - 10} does not end")
 
     def varints(self, pos: int, end: int) -> int:
-        """How many numbers the packed varints in data[pos:end] hold."""
+        """Returns how many numbers the packed varints in data[pos:end] hold."""
         return sum(int(np.count_nonzero(self.array[i : min(i + _CHUNK, end)] < 0x80)) for i in range(pos, end, _CHUNK))
 
     def run(self, pos: int, end: int, tag: int, wire: int, path: str) -> tuple[int, int]:
-        """Passes the numbers in a row from `pos` on, each after its tag of one byte: (the byte after them, how many)."""
+        """Skips the numbers from `pos` on, each after its tag of one byte; returns (the byte after them, how many)."""
         if wire != VARINT:
             size = 5 if wire == FIXED32 else 9
             tags = self.array[pos:end:size] == tag
@@ -198,14 +227,14 @@ class _Walk:
             return pos + found * size, found
         found = 0
         while pos < end and self.data[pos] == tag:
-            # In a row of (tag, varint) pairs the bytes below 0x80 are a tag and a varint's last byte, in turn.
+            # In (tag, varint) pairs, the bytes below 0x80 alternate between a tag and the last byte of a varint.
             low = np.flatnonzero(self.array[pos : min(pos + _CHUNK, end)] < 0x80)
             tags, lasts = low[0::2], low[1::2]
             good = (self.array[pos + tags[: lasts.size]] == tag) & (lasts - tags[: lasts.size] <= 10)
             good[1:] &= tags[1 : lasts.size] == lasts[:-1] + 1
             here = int(good.size if good.all() else good.argmin())
             if here == 0:
-                self.varint(pos + 1, end, path)  # says how it is damaged
-                raise AssertionError("a run of numbers that is not damaged goes on")
+                self.varint(pos + 1, end, path)  # raises
+                raise AssertionError("a run of numbers without damage continues")
             pos, found = pos + int(lasts[here - 1]) + 1, found + here
         return pos, found

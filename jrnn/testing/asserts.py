@@ -38,14 +38,15 @@ def assert_gradients_agree(
     """Asserts that JAX's gradient, the generated net's and central differences agree, in float64, over a whole sequence.
 
     Args:
-        cell: a step, whose gradient over time is taken by args and params; a `jrnn.cells.Cell`; a `Layer`; or a `Net`.
-        carry: the first carry, a pytree [N, ...]; of a `Cell` a tuple, drawn where None; of a `Net` its blobs.
+        cell: a step, which is differentiated over time with respect to all its arguments; a `jrnn.cells.Cell`; a `Layer`;
+            or a `Net`.
+        carry: the first carry, a pytree [N, ...]; for a `Cell` a tuple, random if None; for a `Net` its blobs.
         xs: sequences [T, N, ...].
         params: weights that the step takes before the carry.
-        lengths: int32 [N]; sequences end there.
-        loss: of a `Net`, the blob to differentiate; by default all of its outputs.
+        lengths: the lengths of the sequences, int32 [N].
+        loss: the blob of a `Net` to differentiate; by default all of its outputs.
         key: for cells that draw random numbers.
-        effort: of `jrnn.gradcheck.Effort`, such as `max_elements` or `second`.
+        effort: fields of `jrnn.gradcheck.Effort`, such as `max_elements` or `second`.
 
     >>> step = lambda h, x: (jnp.tanh(h + x), h * x)
     >>> assert_gradients_agree(step, jnp.ones((1, 2)), jnp.ones((3, 1, 2)))
@@ -87,12 +88,12 @@ def assert_padding_invariant(
     key: Any = None,
     fills: Sequence[float] = FILLS,
 ) -> None:
-    """Asserts that results and gradients do not depend, bit for bit, on what the padding holds.
+    """Asserts that results and gradients do not depend on the values in the padding, bit for bit.
 
     Args:
-        cell, carry, xs, params, key: as for `assert_gradients_agree`.
-        lengths: the ends; by default mixed ones with 0, 1 and T among them, then all 0, all 1 and all T.
-        fills: what is put there, besides zeros.
+        cell, carry, xs, params, key: see `assert_gradients_agree`.
+        lengths: the lengths; by default mixed ones with 0, 1 and T among them, then all 0, all 1 and all T.
+        fills: values of the padding, besides zeros.
     """
     layer = layer_of(cell, carry, xs, params, key)
     steps, batch = layer.size
@@ -108,7 +109,7 @@ def assert_padding_invariant(
             found = run(layer.weights, layer.state, _padded(layer.xs, ends, fill), ends)
             for (path, a), (_, b) in zip(_leaves(found), _leaves(wanted)):
                 same = a.tobytes() == b.tobytes()
-                assert same, f"{path} changes where {fill} stands behind the lengths {ends.tolist()}{_first(a, b)}"
+                assert same, f"{path} changes with {fill} behind the lengths {ends.tolist()}{_first(a, b)}"
 
 
 def _padded(xs: Any, ends: np.ndarray, fill: float) -> Any:
@@ -130,19 +131,19 @@ def assert_batch_invariant(
     lengths: Sequence[int] | None = None,
     tolerance: float = 1e-6,
 ) -> None:
-    """Asserts that a sequence's results do not depend on its batch: alone, and among others, they are the same.
+    """Asserts that a sequence's results do not depend on its batch: they are the same alone and among others.
 
     Args:
-        cell, carry, xs, params: as for `assert_gradients_agree`; cells that draw random numbers depend on the batch.
+        cell, carry, xs, params: see `assert_gradients_agree`; cells that draw random numbers depend on the batch.
         lengths: int32 [N]; all T by default.
-        tolerance: relative to the largest result, where that is above 1.
+        tolerance: relative to the largest result, or absolute if that is below 1.
     """
     layer = layer_of(cell, carry, xs, params)
     ends = _lengths(lengths, *layer.size)
     run = jax.jit(layer.call)
 
     def of(order: Sequence[int]) -> tuple[Any, Any]:
-        """The results of the sequences of these numbers, in a batch of their own."""
+        """Returns the results of the sequences with these indices, as a batch."""
         rows = np.asarray(order)
         state = jax.tree.map(lambda leaf: jnp.take(jnp.asarray(leaf), rows, axis=layer.state_axis), layer.state)
         some = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:, rows], layer.xs)
@@ -170,15 +171,15 @@ def assert_executors_agree(
     tolerance: float = 1e-5,
     unrolled_tolerance: float = 1e-6,
 ) -> None:
-    """Asserts that every way to run a cell over time gives the same results, and of steps the same gradients.
+    """Asserts that every way to run a cell over time gives the same results, and for steps the same gradients.
 
-    A step is run by `jax.lax.scan`, unrolled, by each executor of `jrnn.scan` that can run it, and with what the reverse
-    pass needs computed again. A `jrnn.cells.Cell` is run as a recurrent network, unrolled, and operator by operator.
+    A step is run by `jax.lax.scan`, unrolled, by each executor of `jrnn.scan` that can run it, and with recomputation in the
+    reverse pass. A `jrnn.cells.Cell` is run as a recurrent network, unrolled, and operator by operator.
 
     Args:
-        cell, carry, xs, params, key: as for `assert_gradients_agree`; a `Layer` hides how it is run.
+        cell, carry, xs, params, key: see `assert_gradients_agree`; not for a `Layer`, which hides how it is run.
         lengths: int32 [N]; all T by default.
-        tolerance, unrolled_tolerance: relative to the largest result, where that is above 1.
+        tolerance, unrolled_tolerance: relative to the largest result, or absolute if that is below 1.
     """
     assert not isinstance(cell, Layer), "a Layer hides how it is run; give the cell itself"
     if isinstance(cell, Cell):
@@ -225,7 +226,7 @@ def _ways_of_step(step: Callable, carry: Any, xs: Any, params: Any, lengths: Any
 
 
 class Everything(NamedTuple):
-    """What a layer gives: its results, and the gradients of the sum of their cosines."""
+    """The results of a layer, and the gradients of the sum of their cosines."""
 
     outputs: Any
     last_state: Any
@@ -235,7 +236,7 @@ class Everything(NamedTuple):
 
 
 def _with_gradients(layer: Layer) -> Callable:
-    """A compiled function that gives a layer's results, and gradients by weights, states and sequences of floats."""
+    """Returns a compiled function that gives a layer's results, and gradients with respect to all its float arguments."""
 
     def everything(weights: Any, state: Any, xs: Any, ends: Any) -> Everything:
         leaves, structure = jax.tree.flatten((weights, state, xs))
@@ -264,13 +265,13 @@ def _lengths(lengths: Any, steps: int, batch: int) -> np.ndarray:
 
 
 def _leaves(tree: Any) -> list[tuple[str, np.ndarray]]:
-    """The arrays of a tree, each with its path in words."""
+    """Returns the arrays of a tree, each with its path in words."""
     found = tree_flatten_with_path(tree)[0]
     return [(keystr(p[:1]).lstrip(".").replace("_", " ") + keystr(p[1:]), np.asarray(leaf)) for p, leaf in found]
 
 
 def _first(a: np.ndarray, b: np.ndarray) -> str:
-    """Where two arrays differ first, and what stands there."""
+    """Describes the first difference between two arrays."""
     different = np.argwhere(~((a == b) | ((a != a) & (b != b))))
     if not len(different):
         return ""

@@ -30,7 +30,7 @@ class Layer:
     Attributes:
         call: the function; `xs` and `ys` are [T, N, ...], `lengths` int32 [N].
         weights: a pytree of arrays.
-        state: a pytree of first states, which have N along `state_axis`; so has `last`.
+        state: a pytree of first states with N along `state_axis`, like `last`.
         xs: a pytree of sequences to run it on.
     """
 
@@ -48,7 +48,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class CellNet:
-    """A `jrnn.cells.Cell` as a net over a sequence, with values for all that it reads."""
+    """A `jrnn.cells.Cell` as a net over a sequence, with values for all its inputs."""
 
     net: Net
     weights: dict[str, Any]
@@ -59,7 +59,7 @@ class CellNet:
 
     @classmethod
     def of(cls, cell: Cell, state: Any, xs: Any, *, unrolled: bool = False, seed: int = 0) -> CellNet:
-        """Weights, and where `state` is None the first states [N, H], are drawn; gradients pass through all states."""
+        """Draws weights, and first states [N, H] if `state` is None; gradients flow through all states."""
         b = NetBuilder("cell")
         steps, batch = np.shape(xs)[:2]
         names = tuple(b.input(f"state_{k}") for k in range(len(cell.states)))
@@ -91,7 +91,7 @@ class CellNet:
 
 
 def layer_of(cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None, **options: Any) -> Layer:
-    """A cell of any kind as a layer; `options` go to `jrnn.scan` where it is a step of JAX."""
+    """Returns a cell of any kind as a layer; `options` go to `jrnn.scan` for a JAX step."""
     if isinstance(cell, Layer):
         return cell
     if isinstance(cell, Cell):

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: random nets with the blobs they read, and lengths of sequences."""
+"""Hypothesis strategies: random nets with their inputs, and lengths of sequences."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _strategies() -> Any:
 
 
 def lengths(batch: int, steps: int) -> Any:
-    """A strategy for lengths int32 [batch] from 0 to `steps`, with 0, 1 and `steps` often among them.
+    """Returns a strategy for lengths int32 [batch] from 0 to `steps`; 0, 1 and `steps` are frequent.
 
-    Raises ImportError where hypothesis is missing, as `nets` does.
+    Raises ImportError if hypothesis is missing, like `nets`.
     """
     st = _strategies()
     edges = st.sampled_from(sorted({0, min(1, steps), steps}))
@@ -34,9 +34,9 @@ def lengths(batch: int, steps: int) -> Any:
 
 
 def nets(max_ops: int = 8) -> Any:
-    """A strategy for pairs (net, blobs): smooth nets whose blobs are read several times, overwritten, or not read at all.
+    """Returns a strategy for pairs (net, blobs): smooth nets whose blobs are read several times, overwritten, or not read.
 
-    All blobs are [2, 3] but the weights of FC; the net's last blob is its output.
+    All blobs are [2, 3] except the weights of FC; the output of the net is the last blob.
     """
     st = _strategies()
 

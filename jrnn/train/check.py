@@ -71,13 +71,17 @@ class GradientCheck:
             return by_jax, self._gradients("net")
         return jax.jit(lambda p, batch: _along(by_jax(p, batch), p)), self._differences
 
+    def _model(self, source: str) -> Any:
+        """Returns the model in full precision, with one of its gradients if it has several."""
+        return replace(self.model, compute=Compute(source)) if hasattr(self.model, "compute") else self.model
+
     def _gradients(self, source: str) -> Callable:
-        model: Any = replace(self.model, compute=Compute(source))  # type: ignore[type-var]
+        model = self._model(source)
         return jax.jit(lambda p, batch: model.gradients(p, model.initial_carry(self.examples), batch, None).gradients)
 
     @cached_property
     def _loss(self) -> Callable:
-        model: Any = replace(self.model, compute=Compute("jax"))  # type: ignore[type-var]
+        model = self._model("jax")
         return jax.jit(lambda p, batch: model.loss(p, model.initial_carry(self.examples), batch, None)[0])
 
     def _differences(self, params: Params, batch: Any) -> Params:

@@ -23,7 +23,7 @@ from jrnn.train.check import GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
-from jrnn.train.metrics import Board, MetricsFile, NotFinite, Patience, Recorder, describe, read_metrics
+from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, open_board, read_metrics
 from jrnn.train.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train.run_dir import RunDir
 from jrnn.train.step import (
@@ -160,14 +160,13 @@ class _Loop:
                 self.check_gradients(self.state.params, self.task.train.at(0))
             self.beat.say(f"gradients: JAX's and those of the {self.check_gradients.other} agree on the first batch")
         done = int(self.state.step)
-        if resume:
-            for m in read_metrics(run.metrics):
-                if "validation_loss" in m and m["step"] <= done:
-                    self.patience.see(m["validation_loss"])
+        before = read_metrics(run.metrics) if resume else []
+        losses = [m["validation_loss"] for m in before if "validation_loss" in m and m["step"] <= done]
+        self.patience = Patience.after(train.patience, losses)
         if train.patience:
             self.best = files.enter_context(Checkpoints(run.best, 1))
         resume_at = done if resume else None
-        board = Board(run.path / "tensorboard", resume_at) if train.tensorboard else None
+        board = open_board(run.path / "tensorboard", resume_at) if train.tensorboard else None
         self.metrics_file = files.enter_context(MetricsFile(run.metrics, resume_at, board))
         self.report = files.enter_context(Report(self.beat, train.steps, done))
 

@@ -23,12 +23,12 @@ MOST_SKIPS = 100  # steps skipped in a row, after which a run ends
 
 
 class MetricsFile:
-    """Appends one JSON object a line; each has its step."""
+    """Appends one JSON object a line; each has its step. `board` (see `open_board`) gets the same numbers."""
 
-    def __init__(self, path: Path, resume_at: int | None = None, board: Board | None = None):
+    def __init__(self, path: Path, resume_at: int | None = None, board: Any = None):
         """Starts anew, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
         self._board = board
-        kept = [] if resume_at is None else [line for line in _lines(path) if _step(line) <= resume_at]
+        kept = [] if resume_at is None else [line for line, m in _whole_lines(path) if m["step"] <= resume_at]
         with _reporting(path):
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             self._file: TextIO = path.open("a", encoding="utf-8")
@@ -39,7 +39,9 @@ class MetricsFile:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
         if self._board is not None:
-            self._board.write(step, **values)
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._board.add_scalar(name, value, step)
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -59,44 +61,33 @@ def _reporting(path: Path) -> Iterator[None]:
         raise TrainError(f"{path}: cannot be written: {e.strerror}; what the last checkpoint holds is safe") from None
 
 
-class Board:
-    """Writes scalars as TensorBoard's events, for `tensorboard --logdir`."""
-
-    def __init__(self, folder: Path, resume_at: int | None = None):
-        """Hides events after step `resume_at`; raises ConfigError if tensorboardX is not installed."""
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "train.tensorboard needs tensorboardX: pip install 'jrnn[tensorboard]', or leave it out"
-            ) from None
-        self._writer = SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
-
-    def write(self, step: int, **values: Any) -> None:
-        for name, value in values.items():
-            if isinstance(value, (int, float)):
-                self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def _step(line: str) -> float:
-    """Returns the step of a line; infinity for a line that was cut off when the process was killed."""
+def open_board(folder: Path, resume_at: int | None = None) -> Any:
+    """Returns a writer of TensorBoard's events, which hides events after step `resume_at`."""
     try:
-        step = parse_json(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return math.inf
-    return step if isinstance(step, (int, float)) else math.inf
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise ConfigError(
+            "train.tensorboard needs tensorboardX: pip install 'jrnn[tensorboard]', or leave it out"
+        ) from None
+    return SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the complete lines of a metrics file; none if there is no file."""
-    return [json.loads(line) for line in _lines(path) if _step(line) < math.inf]
+    return [record for _, record in _whole_lines(path)]
 
 
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields lines and their records, except for lines that were cut off when the process was killed."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.split("\n"):
+        try:
+            record = parse_json(line)
+            is_whole = math.isfinite(record["step"])
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue
+        if is_whole:
+            yield line, record
 
 
 def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:

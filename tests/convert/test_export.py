@@ -15,7 +15,7 @@ from jrnn.convert import Package, Predictor, export_package, load_package, write
 from jrnn.convert import package as package_module
 from jrnn.errors import ConversionError, FormatError, NetError, OpError
 from jrnn.proto import Limits, message_class
-from jrnn.proto.minidb import format_minidb, parse_minidb
+from jrnn.proto.database import format_minidb, parse_minidb
 from jrnn.proto.predictor_file import read_predictor_file
 
 FILE = np.load(pathlib.Path(__file__).parents[1] / "golden" / "plans.npz")

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from jrnn import interop, nn
 from jrnn.errors import ConversionError, LayerError
-from jrnn.interop.gates import convention
+from jrnn.interop.cells import convention
 from jrnn.nn import units
 
 KINDS = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}

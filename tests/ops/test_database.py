@@ -13,8 +13,7 @@ from jrnn import Net, Op
 from jrnn.errors import FormatError, OpError
 from jrnn.plans import execution_step, make_plan, run_plan
 from jrnn.proto import blob_to_numpy
-from jrnn.proto.database import format_tensors, read_database, tensors_of
-from jrnn.proto.minidb import format_minidb, parse_minidb
+from jrnn.proto.database import format_minidb, format_tensors, parse_minidb, read_database, tensors_of
 
 FILE = np.load(pathlib.Path(__file__).parents[1] / "golden" / "database.npz")
 OUTPUTS = ("data", "label", "word", "bytes")

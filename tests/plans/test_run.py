@@ -140,7 +140,7 @@ def test_an_endless_loop_ends_in_an_error():
 REFUSED = {
     "runs net 'cuont', which the plan lacks; did you mean 'count'": ExecutionStep("s", networks=("cuont",)),
     "has both nets and substeps": ExecutionStep("s", (ExecutionStep("t"),), ("count",)),
-    "only_once is about a step with a should_stop_blob": ExecutionStep("s", networks=("count",), only_once=True),
+    "only_once needs a should_stop_blob": ExecutionStep("s", networks=("count",), only_once=True),
     "has num_iter and a should_stop_blob": ExecutionStep("s", networks=("count",), num_iter=2, should_stop_blob="yes"),
     "stop blob 'yse' is neither given nor written": ExecutionStep("s", networks=("count",), should_stop_blob="yse"),
     "would never end": ExecutionStep("s", should_stop_blob="no"),

@@ -69,14 +69,14 @@ def test_what_shows_of_padding_is_found():
     def leaks(weights, state, xs, lengths):
         return xs, state + xs.sum(0)
 
-    with pytest.raises(AssertionError, match=r"outputs changes where nan stands behind the lengths \[3, 0, 4\]"):
+    with pytest.raises(AssertionError, match=r"outputs changes with nan behind the lengths \[3, 0, 4\]"):
         testing.assert_padding_invariant(testing.Layer(leaks, (), CARRY, XS))
 
     def selects(weights, state, xs, lengths):  # the results are right, the gradient is 0 x NaN
         alive = jnp.arange(len(xs))[:, None, None] < lengths[None, :, None]
         return jnp.where(alive, weights * xs, 0), state
 
-    with pytest.raises(AssertionError, match="gradient of weights changes where nan"):
+    with pytest.raises(AssertionError, match="gradient of weights changes with nan"):
         testing.assert_padding_invariant(testing.Layer(selects, jnp.float32(2), CARRY, XS))
 
 

@@ -10,7 +10,7 @@ from jrnn.train import train
 from jrnn.train.check import GradientCheck
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import Patience, read_metrics
-from jrnn.train.models import Signature
+from jrnn.train.models import FunctionModel, Signature
 from jrnn.train.models.nn import NnModel, TokenNnConfig
 from jrnn.train.run_dir import RunDir, abstract_state, load_trained
 from jrnn.train.step import Steps, initial_state, make_train_call, make_validation, stack_batches
@@ -18,12 +18,13 @@ from jrnn.train.text import Chunk
 
 B, T, V = 4, 3, 5
 AXES = {"tokens": 1, "targets": 1}
+SIGNATURE = Signature(True, V, V, every_step=True, loss="cross_entropy", carried=True)
 
 
 @pytest.fixture(scope="module")
 def model():
     config = TokenNnConfig(cell="gru", embedding=3, hidden=4)
-    return NnModel(config, Signature(True, V, V, every_step=True, loss="cross_entropy", carried=True))
+    return NnModel(config, SIGNATURE)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +129,8 @@ def test_a_model_that_is_no_net_is_checked_by_differences(model, batches, monkey
     check = GradientCheck(model, B)
     for name, (size, far) in check.compare(params, batch).items():
         assert far < 1e-8 * max(size, 1e-3), name
+    own = FunctionModel(model.init, lambda p, batch, key: model.predict(p, model.initial_carry(B), batch)[0], SIGNATURE)
+    assert GradientCheck(own, B).compare(params, batch).keys() == params.keys()
     gradients = NnModel.gradients
 
     def wrong(self, *args):

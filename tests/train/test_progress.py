@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from jrnn.errors import ConfigError
 from jrnn.train import progress, train
-from jrnn.train.metrics import Board, read_metrics
+from jrnn.train.metrics import open_board, read_metrics
 from jrnn.train.progress import Clock, Heartbeat, Report
 
 ROOT = Path(__file__).parents[2]
@@ -156,4 +156,4 @@ def test_without_tensorboardx_it_is_said(monkeypatch, tmp_path):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"needs tensorboardX: pip install 'jrnn\[tensorboard\]'"):
-        Board(tmp_path)
+        open_board(tmp_path)

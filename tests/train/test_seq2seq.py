@@ -15,10 +15,8 @@ from jrnn.train.config import Config
 from jrnn.train.models import Compute, Outcome
 from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq import task as task_file
-from jrnn.train.seq2seq.beam import Beams
-from jrnn.train.seq2seq.model import Seq2SeqConfig, seq2seq
-from jrnn.train.seq2seq.pairs import VOCABULARY
-from jrnn.train.seq2seq.task import PairBatch, Seq2SeqTask
+from jrnn.train.seq2seq.model import Beams, Seq2SeqConfig, seq2seq
+from jrnn.train.seq2seq.task import VOCABULARY, PairBatch, Seq2SeqTask
 from jrnn.train.tasks import Trained
 from jrnn.train.toml_codec import decode
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrnn.errors import DataError
-from jrnn.train.seq2seq.pairs import (
+from jrnn.train.seq2seq.task import (
     END,
     REVERSE,
     ROMAN,

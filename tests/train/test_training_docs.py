@@ -1,13 +1,15 @@
-"""docs/training.md lists every key of every table with its default, and the training guide every config."""
+"""docs/training.md lists every key with its default, the training guide every config, docs/scaling.md valid commands."""
 
 import dataclasses
 import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from jrnn.cli.parser import make_parser
 from jrnn.train import load_config
 from jrnn.train.config import FOLDER, GradientConfig, OptimizerConfig, TrainConfig, config_names
 from jrnn.train.models import TOKEN_MODELS
@@ -77,3 +79,27 @@ def test_a_config_loads_and_opens_with_its_command(name):
     head = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
     assert re.match(rf"# .*jrnn train {name}\b", head)
     assert f"| `{name}` |" in (ROOT / "docs" / "train_from_config.md").read_text(encoding="utf-8")
+
+
+PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_command(line):
+    line = line.replace("$OMPI_COMM_WORLD_SIZE", "4").replace("$OMPI_COMM_WORLD_RANK", "3")
+    words = shlex.split(line)
+    if "sh" in words:
+        words = shlex.split(words[-1])
+    args = make_parser().parse_args(words[words.index("jrnn") + 1 :])
+    assert args.command in ("train", "runs", "plot")
+    if args.command == "train":
+        assert args.config in config_names()
+        together = (args.coordinator, args.processes, args.process)
+        assert None not in together or together == (None, None, None)
+
+
+def test_the_page_names_what_there_is():
+    assert len(LINES) == 12
+    keys = set(re.findall(r"`((?:train|data|optimizer)\.\w+)`", PAGE))
+    assert keys == {"train.devices", "data.batch", "optimizer.accumulate", "train.on_nan", "train.steps_per_call"}
