@@ -38,8 +38,8 @@ from jrnn.proto import (
     tensor_to_numpy,
 )
 from jrnn.proto.database import parse_minidb, tensors_of
+from jrnn.proto.messages import format_message
 from jrnn.proto.predictor_file import read_predictor_file
-from jrnn.proto.text import format_message
 from jrnn.train.checkpoint import SEAL, broken_seal
 from jrnn.train.config import load_config
 from jrnn.train.metrics import MetricsFile

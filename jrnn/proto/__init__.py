@@ -10,8 +10,8 @@ from jrnn.proto.codec import (
     write_net,
     write_plan,
 )
+from jrnn.proto.messages import Limits, message_class, parse_binary
 from jrnn.proto.tensors import blob_from_numpy, blob_to_numpy, tensor_from_numpy, tensor_to_numpy
-from jrnn.proto.wire import Limits, message_class, parse_binary
 
 __all__ = [
     "Limits",

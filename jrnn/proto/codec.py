@@ -17,10 +17,16 @@ from google.protobuf.message import Message as ProtoMessage
 from jrnn.errors import FormatError
 from jrnn.execution_step import ExecutionStep, Plan
 from jrnn.ir import Net
-from jrnn.proto.decode import Reader
-from jrnn.proto.encode import to_message
-from jrnn.proto.text import format_message
-from jrnn.proto.wire import DEFAULT_LIMITS, Limits, check_size, check_text, message_class, parse_binary
+from jrnn.proto.messages import (
+    DEFAULT_LIMITS,
+    Limits,
+    check_size,
+    check_text,
+    format_message,
+    message_class,
+    parse_binary,
+)
+from jrnn.proto.netdef import Reader, to_message
 
 T = TypeVar("T")
 _STEP_FIELDS = [f.name for f in dataclasses.fields(ExecutionStep) if f.name not in ("name", "substeps", "networks")]

@@ -12,8 +12,8 @@ import numpy as np
 
 from jrnn.errors import FormatError
 from jrnn.proto.codec import file_bytes
+from jrnn.proto.messages import DEFAULT_LIMITS, Limits, message_class, parse_binary
 from jrnn.proto.tensors import tensor_from_numpy, tensor_to_numpy
-from jrnn.proto.wire import DEFAULT_LIMITS, Limits, message_class, parse_binary
 
 Records = list[tuple[bytes, bytes]]
 _SIZES = struct.Struct("<ii")

@@ -12,10 +12,9 @@ from jrnn.errors import FormatError
 from jrnn.ir import Net
 from jrnn.proto.codec import read_source, write_whole
 from jrnn.proto.database import format_minidb, parse_minidb
-from jrnn.proto.decode import Reader
-from jrnn.proto.encode import to_message
+from jrnn.proto.messages import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary, refuse_onnx
+from jrnn.proto.netdef import Reader, to_message
 from jrnn.proto.tensors import blob_to_numpy, tensor_from_numpy
-from jrnn.proto.wire import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary, refuse_onnx
 
 DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
 _META = b"!!META_NET_DEF"

@@ -13,7 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from jrnn.errors import FormatError
 from jrnn.ir import Message
-from jrnn.proto.wire import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary
+from jrnn.proto.messages import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary
 
 # data type -> (the field of the elements, their numpy type); BYTE is the older name of UINT8.
 _NUMERIC: dict[str, tuple[str, np.dtype]] = {

@@ -1,24 +1,31 @@
-"""The message classes of Caffe2's schema, and the parser of binary messages with its limits.
+"""Messages of Caffe2's schema: their classes, parsers of binary and text within limits, and the formatter of text.
 
 The classes come from `caffe2.desc`, in a descriptor pool of their own, so that jrnn works next to other packages that
 register a `caffe2` schema.
 
 A few bytes on the wire can need much more memory: an empty operator takes two bytes. A walk over the bytes counts what a
 parse would create before anything is allocated. For damaged bytes it names the field, which protobuf does not.
+
+Text cannot express unknown fields; comments at the top of the text keep them.
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from jrnn.errors import FormatError, near
 
+_UNKNOWN = re.compile(r"# unknown fields of (\S+): ([0-9a-f]+)\n")
+_STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")
 VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 _PROTOBUF_DEPTH = 100  # protobuf's own limit of nested messages
 _CHUNK = 1 << 20  # bytes of a run of varints that are decoded together
@@ -126,6 +133,10 @@ def check_text(value: Any, what: str) -> str:
     return value
 
 
+def _error(path: str, what: str) -> FormatError:
+    return FormatError(f"{path[1:] or 'message'}: {what}")
+
+
 class _Walk:
     """One walk over a message that counts its parts."""
 
@@ -138,7 +149,7 @@ class _Walk:
     def count(self, kind: str, more: int, path: str) -> None:
         self.counts[kind] += more
         if self.counts[kind] > (limit := getattr(self.limits, kind)):
-            raise FormatError(f"{path[1:] or 'message'}: more than the limit of {limit} {kind}")
+            raise _error(path, f"more than the limit of {limit} {kind}")
 
     def message(self, descriptor: Descriptor, pos: int, end: int, path: str, depth: int) -> None:
         """Walks the fields of a message that is data[pos:end]."""
@@ -153,21 +164,19 @@ class _Walk:
             number, wire = tag >> 3, tag & 7
             field = None if groups else fields.get(number)
             if number == 0 or wire > FIXED32:
-                raise FormatError(f"{path[1:] or 'message'}: no field can begin at byte {start}")
+                raise _error(path, f"no field can begin at byte {start}")
             if wire == GROUP:
                 groups.append(number)
                 if len(groups) + depth > _PROTOBUF_DEPTH:
-                    raise FormatError(f"{path[1:] or 'message'}: groups nested deeper than {_PROTOBUF_DEPTH} messages")
+                    raise _error(path, f"groups nested deeper than {_PROTOBUF_DEPTH} messages")
             elif wire == END_GROUP:
                 if not groups or groups.pop() != number:
-                    raise FormatError(f"{path[1:] or 'message'}: a group ends at byte {start} that did not begin")
+                    raise _error(path, f"a group ends at byte {start} that did not begin")
             elif wire == LENGTH:
                 size, pos = self.varint(pos, end, path)
                 if size > end - pos:
                     name = f"field {number}" if field is None else field.name
-                    raise FormatError(
-                        f"{path[1:] or 'message'}: truncated: {name} at byte {start} needs {size} bytes, {end - pos} remain"
-                    )
+                    raise _error(path, f"truncated: {name} at byte {start} needs {size} bytes, {end - pos} remain")
                 if field is not None and field.message_type is not None:
                     at = seen[number] = seen.get(number, -1) + 1
                     below = f"{path}.{field.name}[{at}]"
@@ -185,11 +194,11 @@ class _Walk:
                 else:
                     pos += 4 if wire == FIXED32 else 8
                 if pos > end:
-                    raise FormatError(f"{path[1:] or 'message'}: truncated at byte {end}")
+                    raise _error(path, f"truncated at byte {end}")
                 if field is not None:  # its tag is longer than necessary
                     self.count("numbers", 1, path)
         if groups:
-            raise FormatError(f"{path[1:] or 'message'}: a group of field {groups[-1]} does not end")
+            raise _error(path, f"a group of field {groups[-1]} does not end")
 
     def elements(self, field: FieldDescriptor, pos: int, end: int, path: str) -> None:
         """Counts a string, or the numbers of a packed field."""
@@ -204,13 +213,13 @@ class _Walk:
         value = 0
         for shift in range(0, 70, 7):
             if pos >= end:
-                raise FormatError(f"{path[1:] or 'message'}: truncated at byte {end}")
+                raise _error(path, f"truncated at byte {end}")
             byte = self.data[pos]
             pos += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value, pos
-        raise FormatError(f"{path[1:] or 'message'}: a number at byte {pos - 10} does not end")
+        raise _error(path, f"a number at byte {pos - 10} does not end")
 
     def varints(self, pos: int, end: int) -> int:
         """Returns how many numbers the packed varints in data[pos:end] hold."""
@@ -223,7 +232,7 @@ class _Walk:
             tags = self.array[pos:end:size] == tag
             found = int(tags.size if tags.all() else tags.argmin())
             if pos + found * size > end:
-                raise FormatError(f"{path[1:] or 'message'}: truncated at byte {end}")
+                raise _error(path, f"truncated at byte {end}")
             return pos + found * size, found
         found = 0
         while pos < end and self.data[pos] == tag:
@@ -238,3 +247,64 @@ class _Walk:
                 raise AssertionError("a run of numbers without damage continues")
             pos, found = pos + int(lasts[here - 1]) + 1, found + here
         return pos, found
+
+
+def format_message(message: Message) -> str:
+    """Returns the text of a message; `parse_message` reads it back to an equal message."""
+    head = [f"# unknown fields of {path or '.'}: {data.hex()}\n" for path, data in _unknown_fields(message, "")]
+    return "".join(head) + str(text_format.MessageToString(message))
+
+
+def parse_message(text: str, name: str, limits: Limits) -> Message:
+    """Returns the message of class `name` that a text describes."""
+    if text.count("{") + text.count("<") > limits.messages:
+        raise FormatError(f"text holds more than the limit of {limits.messages} messages")
+    message = message_class(name)()
+    try:
+        text_format.Parse(text, message)
+    except text_format.ParseError as e:
+        raise FormatError(f"not a {name} as text: line {_shortened(str(e))}") from None
+    except RecursionError:
+        raise FormatError(f"not a {name} as text: nested too deeply") from None
+    except ValueError as e:
+        raise FormatError(f"not a {name} as text: {_shortened(str(e))}") from None
+    at = 0
+    while found := _UNKNOWN.match(text, at):
+        at = found.end()
+        _add_unknown(message, found[1], bytes.fromhex(found[2]) if len(found[2]) % 2 == 0 else b"")
+    return message
+
+
+def _shortened(text: str) -> str:
+    """Shortens a message that quotes a very long line."""
+    return text if len(text) <= 240 else f"{text[:120]} ... {text[-100:]}"
+
+
+def _unknown_fields(message: Message, path: str) -> Iterator[tuple[str, bytes]]:
+    """Yields the path and the serialized unknown fields of every message that has some."""
+    if len(UnknownFieldSet(message)):
+        rest = type(message)()
+        rest.CopyFrom(message)
+        for field, _ in message.ListFields():
+            rest.ClearField(field.name)
+        yield path, rest.SerializePartialToString()
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if isinstance(value, Message):
+            yield from _unknown_fields(value, f"{path}.{field.name}")
+        else:
+            for i, item in enumerate(value):
+                yield from _unknown_fields(item, f"{path}.{field.name}[{i}]")
+
+
+def _add_unknown(message: Message, path: str, data: bytes) -> None:
+    rule = "a comment of unknown fields must name a message of this text and hold fields that the schema lacks"
+    try:
+        for name, index in _STEP.findall(path):
+            message = getattr(message, name)[int(index)] if index else getattr(message, name)
+        if not data or type(message).FromString(data).ListFields():
+            raise FormatError(f"{path}: {rule}")
+        message.MergeFromString(data)
+    except (AttributeError, IndexError, TypeError, DecodeError):
+        raise FormatError(f"{path}: {rule}") from None
