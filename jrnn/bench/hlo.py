@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 # Instructions that start no work on the device.
@@ -70,9 +71,6 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.kernels + other.kernels, self.bytes + other.bytes, self.flops + other.flops)
 
-    def __mul__(self, times: int) -> Cost:
-        return Cost(self.kernels * times, self.bytes * times, self.flops * times)
-
 
 @dataclass(frozen=True)
 class Loop:
@@ -80,7 +78,7 @@ class Loop:
 
     trips: int
     body: Cost
-    kinds: dict[str, int]
+    kinds: Mapping[str, int]
 
 
 class Module:
@@ -102,7 +100,7 @@ class Module:
 
     def costs(self) -> list[Cost]:
         """Returns the cost of each launch of the whole program; loop bodies are repeated."""
-        return list(self._launches(self._entry))
+        return [cost for _, cost in self._launches(self._entry)]
 
     def loops(self) -> list[Loop]:
         """Returns the outermost loops of the program, in order."""
@@ -116,28 +114,20 @@ class Module:
     def _loops(self, computation: str) -> Iterator[Loop]:
         for i in self._computations[computation].values():
             if i.opcode == "while":
-                body = i.called("body")
-                kinds: dict[str, int] = {}
-                for inner in self._launched(body):
-                    kinds[inner.opcode] = kinds.get(inner.opcode, 0) + 1
-                yield Loop(self._trips(i), sum(self._launches(body), Cost()), kinds)
+                launches = list(self._launches(i.called("body")))
+                kinds = Counter(opcode for opcode, _ in launches)
+                yield Loop(self._trips(i), sum((cost for _, cost in launches), Cost()), kinds)
             elif i.opcode == "call":
                 yield from self._loops(i.called("to_apply"))
 
-    def _launched(self, computation: str) -> Iterator[Instruction]:
-        for i in self._computations[computation].values():
-            if i.opcode in ("while", "call"):
-                yield from list(self._launched(i.called("body", "to_apply"))) * self._trips(i)
-            elif i.launches:
-                yield i
-
-    def _launches(self, computation: str) -> Iterator[Cost]:
+    def _launches(self, computation: str) -> Iterator[tuple[str, Cost]]:
+        """Yields the opcode and the cost of each launch; loop bodies are repeated."""
         here = self._computations[computation]
         for i in here.values():
             if i.opcode in ("while", "call"):
                 yield from list(self._launches(i.called("body", "to_apply"))) * self._trips(i)
             elif i.launches:
-                yield Cost(1, self._bytes(i, here), self._flops(i, here))
+                yield i.opcode, Cost(1, self._bytes(i, here), self._flops(i, here))
 
     def _trips(self, i: Instruction) -> int:
         """Returns the trips of a loop: from the compiler, else the limit of its counter; 1 for a call."""

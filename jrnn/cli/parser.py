@@ -141,7 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")
     p.add_argument("--init", metavar="NET", help="with --to py, the net that fills the weights of a NetDef file")
     _add_feed(
-        p, "with --to py, an example of an input whose shape the net does not tell: FILE.npy, JSON, or normal[2,3]"
+        p, "with --to py, an example of an input whose shape the net does not define: FILE.npy, JSON, or normal[2,3]"
     )
 
     p = command(nets.check_command, "check", "compute gradients in three ways in float64, and compare them")
@@ -170,7 +170,7 @@ def make_parser() -> argparse.ArgumentParser:
     command(
         tools.doctor_command,
         "doctor",
-        "print what is installed, which devices there are, and how to get what is missing",
+        "print the installed packages and the devices, and how to install missing packages",
     )
 
     p = command(tools.bench_command, "bench", "measure cells next to other libraries, in one process and in turns")

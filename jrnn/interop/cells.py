@@ -160,7 +160,7 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
     row, source = convention(system, kind), convention("pytorch", kind)
     for extra in ("weight_hr", "norm_ih", "norm_hh"):
         if extra + suffix in params:
-            raise ConversionError(f"{system} {kind}: there is no place for {extra + suffix!r} in its cells")
+            raise ConversionError(f"{system} {kind}: its cells have no {extra + suffix!r}")
     for name in ("weight_ih", "weight_hh"):
         if name + suffix not in params:
             raise ConversionError(f"{system} {kind}: the parameters lack {name + suffix!r}; they are {sorted(params)}")

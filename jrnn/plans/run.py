@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,31 +18,12 @@ from jrnn.ir import Net
 from jrnn.lowering import run_net, without_sources
 
 
-@dataclass
-class _Workspace:
-    """Blobs by name, with a parent for other names. `names` are the blobs of this workspace, also unwritten ones."""
+class _Workspace(ChainMap[str, Any]):
+    """Blobs by name, of this workspace and its parents; None for a blob that is not written yet."""
 
-    names: set[str]
-    blobs: dict[str, Any] = field(default_factory=dict)
-    parent: _Workspace | None = None
-
-    def owner(self, name: str) -> _Workspace | None:
-        if name in self.names:
-            return self
-        return self.parent.owner(name) if self.parent else None
-
-    def get(self, name: str) -> Any:
-        """Returns the value of a blob, or None if it has none yet."""
-        owner = self.owner(name)
-        return None if owner is None else owner.blobs.get(name)
-
-    def put(self, name: str, value: Any) -> None:
-        owner = self.owner(name)
-        assert owner is not None, name
-        owner.blobs[name] = value
-
-    def child(self, written: Iterable[str]) -> _Workspace:
-        return _Workspace({n for n in written if self.owner(n) is None}, parent=self)
+    def __setitem__(self, name: str, value: Any) -> None:
+        owner = next(blobs for blobs in self.maps if name in blobs)
+        owner[name] = value
 
 
 def run_plan(
@@ -81,10 +62,11 @@ def run_plan(
     """
     given = dict(blobs or {})
     run = _Execution(plan, given, key, max_iterations, files)
-    top = _Workspace({*given, *(n for s in plan.steps for n in run.written(s))}, given)
+    written: dict[str, Any] = dict.fromkeys(n for s in plan.steps for n in run.written(s))
+    top = _Workspace(written | given)
     for step in plan.steps:
         run.step(step, top)
-    return top.blobs
+    return {name: value for name, value in top.items() if value is not None}
 
 
 class _Execution:
@@ -109,7 +91,7 @@ class _Execution:
 
     def step(self, step: ExecutionStep, ws: _Workspace) -> None:
         if step.create_workspace:
-            ws = ws.child(self.written_within(step))
+            ws = ws.new_child(dict.fromkeys(n for n in self.written_within(step) if n not in ws))
         for rounds in count():
             if step.num_iter is not None and rounds >= step.num_iter:
                 break
@@ -156,7 +138,7 @@ class _Execution:
         except JrnnError as e:
             raise e.at(f"step {step.name!r}") from e.__cause__
         for blob, value in written.items():
-            ws.put(blob, value)
+            ws[blob] = value
 
 
 def _stops(step: ExecutionStep, ws: _Workspace) -> bool:
@@ -175,7 +157,7 @@ def _stops(step: ExecutionStep, ws: _Workspace) -> bool:
 
 
 def _checked(plan: Plan, given: Mapping[str, Any]) -> dict[str, Net]:
-    """Returns the nets by name; raises PlanError for a plan that cannot run, whatever the values are."""
+    """Returns the nets by name; raises PlanError for a plan that cannot run with any values."""
     nets: dict[str, Net] = {}
     for net in plan.networks:
         if net.name in nets:

@@ -82,11 +82,11 @@ class Reader:
             kind = next((k for k in _LIST_KINDS if len(getattr(m, k))), "")
         try:
             if kind == "s" and name in TEXT_NETS and m.s:
-                said = self.parsed(m.s)
+                inner = self.parsed(m.s)
                 # Text that jrnn would format differently is kept next to its net, so that it is written back unchanged.
-                if format_message(said).encode() == m.s:
+                if format_message(inner).encode() == m.s:
                     m.ClearField("s")
-                return Arg(name, self.net(said, depth + 1), kind, _rest(m))
+                return Arg(name, self.net(inner, depth + 1), kind, _rest(m))
             value = self.value(getattr(m, kind), kind, depth) if kind else ()
             if kind:
                 m.ClearField(kind)
@@ -266,7 +266,7 @@ def _put_text_net(m: Any, name: str, net: Net, depth: int) -> None:
 
 def _put_carried(m: Any, message: Message) -> None:
     if message.type != m.DESCRIPTOR.name:
-        raise FormatError(f"a {message.type} stands where a {m.DESCRIPTOR.name} must")
+        raise FormatError(f"there is a {message.type}, but it must be a {m.DESCRIPTOR.name}")
     _put_extra(m, message.data)
 
 

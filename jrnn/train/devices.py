@@ -1,4 +1,4 @@
-"""The devices that share the work: each holds a part of every batch, and all of the parameters.
+"""The devices that share the work: each has a part of every batch, and all parameters.
 
 One process may drive several devices, and several processes, on one machine or many, may join to drive theirs together.
 JAX's runtime divides the work: the compiled step is written as for one device.
@@ -169,7 +169,7 @@ class Devices:
             self.any(True)
             raise
         if self.any(False):
-            raise TrainError("another of the processes cannot begin; see what it says")
+            raise TrainError("another process cannot begin; see its error message")
 
     @contextmanager
     def in_touch(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The training loop: calls of the compiled function, with measuring, validating and saving around them.
+"""The training loop: calls of the compiled function, with measurements, validation and checkpoints around them.
 
 `train` prepares a run, `_Loop.go` is the loop, and `step.py` has the compiled function.
 """

@@ -1,4 +1,4 @@
-"""The metrics of a run: the files that they are written to, refused steps, and early stopping."""
+"""The metrics of a run: their files, steps that are not finite, and early stopping."""
 
 from __future__ import annotations
 

@@ -108,7 +108,10 @@ def make_train_call(
         loss, carry, gradients = _gradients(model, steps, state.params, carry, batch, step_key(steps.seed, state.step))
         updates, opt_state = steps.optimizer.update(gradients, state.optimizer, state.params, value=loss)
         params = optax.apply_updates(state.params, updates)
-        mean = update_mean(state.mean, params, state.step, steps.ema) if steps.ema else state.mean
+        mean = state.mean
+        if steps.ema:  # the first steps are forgotten quickly
+            kept = jnp.minimum(steps.ema, (1.0 + state.step) / (10.0 + state.step))
+            mean = optax.incremental_update(params, mean, 1 - kept)
         norm = optax.tree.norm(gradients)
         bad = ~jnp.isfinite(loss + norm + optax.tree.norm(updates))
         if steps.loss_limit:
@@ -169,12 +172,6 @@ def _gradients(model: Model, steps: Steps, params: Params, carry: Carry, batch: 
     (loss, gradients), last = jax.lax.scan(body, zeros, (batches, carries, jax.random.split(key, parts)))
     joined = jax.tree.map(lambda x, like: jnp.moveaxis(x, 0, CARRY_AXIS).reshape(like.shape), last, carry)
     return Outcome(loss / parts, joined, jax.tree.map(lambda g: g / parts, gradients))
-
-
-def update_mean(mean: Params, params: Params, step: Any, decay: float) -> Params:
-    """Returns mean + (1 - d) (params - mean) with d = min(decay, (1 + step) / (10 + step)), which is small at first."""
-    kept = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
-    return optax.incremental_update(params, mean, 1 - kept)
 
 
 def make_validation(task: Task, put: Callable[[Batch], Batch] = jax.device_put) -> Callable[[Params], float]:

@@ -80,7 +80,7 @@ def test_kernels_bytes_and_operations_of_a_loop():
     assert loop.trips == 10, "read off the condition"
     assert loop.kinds == {"fusion": 2, "copy-start": 1}, "a scalar's addition and the end of a copy are no kernels"
     assert loop.body == Cost(3, product + held + stored, 2 * 2 * 8 * 4)
-    assert sum(Module(PROGRAM).costs(), Cost()) == loop.body * 10
+    assert sum(Module(PROGRAM).costs(), Cost()) == sum([loop.body] * 10, Cost())
     known = PROGRAM.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}')
     assert Module(known).loops()[0].trips == 7
 

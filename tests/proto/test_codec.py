@@ -289,7 +289,7 @@ def test_a_million_numbers_are_read_at_once():
         (Arg("a", (b"x",), "ints"), "a tuple cannot travel in field 'ints'"),
         (Arg("a", Net("n"), "s"), "only in step_net and backward_step_net"),
         (Arg("step_net", Net(), "s"), "an empty net has no text"),
-        (Arg("a", Message("NetDef", b""), "t"), "a NetDef stands where a TensorProto must"),
+        (Arg("a", Message("NetDef", b""), "t"), "there is a NetDef, but it must be a TensorProto"),
         (Arg("a", Message("TensorProto", b"\x08"), "t"), "fields of a TensorProto are damaged"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_fine_tuning_from_files_to_files(folder, tmp_path, monkeypatch, capsys
         ({"output": "scorse"}, CLASSIFY, r"there is no blob 'scorse'; did you mean 'scores'"),
         ({"frozen": ["v"]}, CLASSIFY, r"there is no blob 'v'"),
         ({"input": "date"}, CLASSIFY, r"reads no blob 'date' of inputs; did you mean 'data'"),
-        ({}, replace(CLASSIFY, outputs=4), r"its output 'scores' is \[3, 3\], and the data need 4 at its end"),
+        ({}, replace(CLASSIFY, outputs=4), r"its output 'scores' is \[3, 3\]; the data need 4 on the last axis"),
         ({}, replace(CLASSIFY, lengths=True), "the data have lengths, and the net reads none"),
         ({}, replace(CLASSIFY, inputs=7), "does not fit the data, or its states have several sizes"),
         ({"loss": "probabilities"}, CLASSIFY, r"has a loss of its own; name the blob of its targets"),

@@ -178,7 +178,7 @@ def test_another_vocabulary_is_another_model():
     task = load(small())
     config = decode(Config, small(), "small.toml")
     kept = {**task.fingerprint(), "characters": "\nabc"}
-    with pytest.raises(DataError, match="train it anew"):
+    with pytest.raises(DataError, match="train a new model"):
         config.kind.model(config, kept)
     assert set(VOCABULARY.characters) > set("abc")
 

@@ -13,9 +13,9 @@ from typing import Any
 import flax.linen as linen
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from jrnn.bench.peers import Program, clocked
+from jrnn.bench.peers import Program, clocked, flax_rnn
+from jrnn.bench.sizes import Size
 from jrnn.bench.suites import Job, Options
 from jrnn.executor import optimize_scans
 
@@ -49,12 +49,9 @@ def _step(run: Callable, parameters: Any, xs: jax.Array, optimized: bool) -> Pro
 
 
 def flax_nnx(cell: str, xs: jax.Array, hidden: int) -> Layer:
-    kind = {"lstm": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell}[cell]
-    layer = nnx.RNN(kind(xs.shape[2], hidden, rngs=nnx.Rngs(0)), time_major=True)
-    graph, parameters, rest = nnx.split(layer, nnx.Param, ...)
-    zeros = jnp.zeros((xs.shape[1], hidden))
-    start = (zeros, zeros) if cell == "lstm" else zeros
-    return lambda parameters, xs: nnx.merge(graph, parameters, rest)(xs, initial_carry=start), parameters
+    found = flax_rnn(cell, Size(*xs.shape, hidden))
+    assert found is not None
+    return found.forward, found.weights
 
 
 def flax_linen(cell: str, xs: jax.Array, hidden: int) -> Layer:

@@ -22,18 +22,18 @@ CARRY_AXIS = 1  # the axis of every array of a carry that holds the examples
 
 @dataclass(frozen=True)
 class Signature:
-    """What goes into a model and what comes out of it.
+    """The inputs and outputs of a model.
 
     Attributes:
-        tokens: the inputs are int32 [T, B], the member `tokens` of a batch, and are embedded; else they are float
-            [T, B, inputs], the member `inputs`.
-        inputs: how many tokens there are, or features of a step.
-        outputs: how many tokens or classes there are, or how many values are predicted.
-        every_step: there is an output for every step [T, B, ...]; else one for the whole sequence [B, ...].
-        loss: against the member `targets`: the mean of -log softmax(outputs)[target] (int32), or of (output - target)^2.
-        carried: the state goes on from batch to batch; else every batch starts anew, and nothing is carried.
-        lengths: a batch has a member `lengths`, int32 [B]: how many steps of each sequence are valid.
-        tokens_of_a_batch: T B, where it is known.
+        tokens: whether the inputs are tokens to embed: the member `tokens` of a batch, int32 [T, B]. Otherwise they are
+            the member `inputs`, float [T, B, inputs].
+        inputs: the number of known tokens, or of features of a step.
+        outputs: the number of tokens, classes or predicted values.
+        every_step: whether there is an output for every step [T, B, ...], or one for the whole sequence [B, ...].
+        loss: the mean of -log softmax(outputs)[target] or of (output - target)^2, against the member `targets`.
+        carried: whether the state is carried from batch to batch, or every batch starts with the initial state.
+        lengths: whether a batch has a member `lengths`, int32 [B], the number of valid steps of each sequence.
+        tokens_of_a_batch: T B if it is known, else 0.
     """
 
     tokens: bool
@@ -73,24 +73,24 @@ class Outcome(NamedTuple):
 class Model(Protocol):
     """Pure functions of parameters, of a state that is carried from batch to batch, and of a batch.
 
-    A batch is the NamedTuple of arrays that the model's task makes. A carry is a dict of arrays that hold the examples along
-    CARRY_AXIS; it is empty where examples are independent. A key of None means evaluation: no dropout.
+    A batch is the NamedTuple of arrays that the model's task makes. A carry is a dict of arrays with the examples along
+    CARRY_AXIS; it is empty if examples are independent. A key of None means evaluation: no dropout.
     """
 
     def init(self, key: Any) -> Params: ...
 
     def initial_carry(self, examples: int) -> Carry:
-        """The state at the start, of so many examples side by side."""
+        """Returns the initial state for this number of examples."""
         ...
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        """The loss [], a mean over the batch, and the state after it."""
+        """Returns the loss [], a mean over the batch, and the state after it."""
         ...
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome: ...
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
-        """What the model puts out for a batch, whose targets may be None (logits, values), and the state after it."""
+        """Returns the logits or values for a batch, whose targets may be None, and the state after it."""
         ...
 
 
@@ -136,13 +136,13 @@ def gradients_of(loss: Callable, params: Params, carry: Carry, batch: Any, key: 
 
 @dataclass(frozen=True)
 class FunctionModel:
-    """See `Model`: of independent examples, differentiated by JAX.
+    """A `Model` of independent examples from two functions, differentiated by JAX.
 
     Attributes:
-        start: the first parameters, a dict of arrays, from a key.
-        apply: `(params, batch, key) -> outputs`, of the shape that the signature says; without randomness where the key is
+        start: `key -> params`, the initial parameters, a dict of arrays.
+        apply: `(params, batch, key) -> outputs` with the shape that the signature requires; deterministic if the key is
             None.
-        signature: what goes in and comes out.
+        signature: the inputs and outputs.
     """
 
     start: Callable[[Any], Params]

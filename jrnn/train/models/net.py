@@ -117,7 +117,7 @@ class NetModel:
 
     @property
     def served(self) -> Net:
-        """The net to export."""
+        """The net to export, which may have more outputs than training needs."""
         return self.net
 
 

@@ -31,7 +31,7 @@ LOSS = "SoftmaxWithLoss"
 
 @dataclass(frozen=True)
 class NetDefConfig:
-    """A net on disk and the net that makes its weights; the other keys default to what the net itself says."""
+    """A net on disk and the net that makes its weights; the other keys have defaults that follow from the net."""
 
     kind: Literal["net"] = "net"
     net: str | None = None  # the net's file, relative to the working directory; it implies kind = "net"
@@ -97,7 +97,7 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     read = {n: w for n, w in weights.items() if n in (*net.external_inputs, *undeclared_reads(net))}
     sizes, shape = _shapes(net, read, last, feeds, output, signature)
     if shape[-1] != signature.outputs:
-        raise ConfigError(f"its output {output!r} is {list(shape)}, and the data need {signature.outputs} at its end")
+        raise ConfigError(f"its output {output!r} is {list(shape)}; the data need {signature.outputs} on the last axis")
     loss = config.loss
     if loss is None:
         loss, net = "loss", _with_loss(net, output, shape, signature)

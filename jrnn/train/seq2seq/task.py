@@ -181,7 +181,7 @@ GREEDY = {"width": 1, "normalization": 0.0}
 
 @dataclass(frozen=True)
 class Seq2SeqData:
-    """Pairs drawn anew for every step; one target in ten is held out, and never trained on."""
+    """New pairs for every step; one target in ten is held out from training."""
 
     batch: int = 64
     reversals: float = 0.25  # the share of strings to reverse; the rest are dates
@@ -302,7 +302,7 @@ class Seq2SeqTask:
 def _model(config: Any, kept: Mapping[str, Any]) -> Seq2SeqModel:
     if kept["characters"] != VOCABULARY.characters:
         raise DataError(
-            f"the model knows the characters {kept['characters']!r}, not {VOCABULARY.characters!r}; train it anew"
+            f"the model knows the characters {kept['characters']!r}, not {VOCABULARY.characters!r}; train a new model"
         )
     if config.train.precision != "float32" and config.model.attention == "coverage":
         raise ConfigError(

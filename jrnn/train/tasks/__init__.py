@@ -1,4 +1,4 @@
-"""The kinds of tasks, by the name that a config gives: a new kind is one file, and one line here."""
+"""The kinds of tasks by name. A new kind is one file, and one line here."""
 
 from jrnn.train.seq2seq.task import SEQ2SEQ
 from jrnn.train.tasks.adding import ADDING

@@ -58,7 +58,7 @@ class LanguageTask:
 
 @dataclass(frozen=True)
 class SampleConfig:
-    """The text that is written when training ends."""
+    """The text that a trained model writes."""
 
     length: int = 400
     temperature: float = 0.7

@@ -1,4 +1,4 @@
-"""The interface of tasks, each of which joins data, a model and metrics; and what tasks of independent examples share.
+"""The interface of tasks, which join data, a model and metrics; and the shared part of tasks of independent examples.
 
 A batch is a NamedTuple of arrays, of the same shapes at every step. Its member `fresh`, bool [], says whether the state that
 is carried from batch to batch starts anew. Tasks of independent examples carry no state, and `fresh` is true.
