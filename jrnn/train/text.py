@@ -87,17 +87,16 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.characters)
 
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {character: number for number, character in enumerate(self.characters)}
+
     def encode(self, text: str) -> np.ndarray:
         """Returns int32 [len(text)]; raises DataError for a character that is not known."""
-        known = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        places = np.minimum(np.searchsorted(known, codes), len(known) - 1)
-        unknown = np.flatnonzero(known[places] != codes)
-        if unknown.size:
-            raise DataError(
-                f"the model does not know the character {text[unknown[0]]!r}: it is not in the training text"
-            )
-        return places.astype(np.int32)
+        try:
+            return np.fromiter(map(self._numbers.__getitem__, text), np.int32, len(text))
+        except KeyError as e:
+            raise DataError(f"the model does not know the character {e}: it is not in the training text") from None
 
     def decode(self, numbers) -> str:
         return "".join(self.characters[int(n)] for n in numbers)
