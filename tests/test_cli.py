@@ -77,7 +77,7 @@ def test_run_of_a_plan(files, capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[::2]] == ["i", "one", "five", "done"]
     (files / "plan.pbtxt").write_text(PLAN)
     err = fails(capsys, "run", "plan.pbtxt", "--max-iterations", "3")
-    assert "step 'loop': goes on after 3 rounds; its stop blob 'done' is still False; raise max_iterations" in err
+    assert "step 'loop': runs on after 3 rounds; its stop blob 'done' is still False; raise max_iterations" in err
     assert "plan 'counting' has no such blob; did you mean 'five'" in fails(capsys, "run", "plan.pb", "--fetch", "fiv")
     unread = PLAN.replace('should_stop_blob: "done"', "num_iter: 0")
     (files / "plan.pbtxt").write_text(unread)
@@ -111,7 +111,7 @@ def test_show_check_and_convert_take_plans(files, capsys, suffix):
     assert "y [1, 1] float32 = FC(x, w, b)" in capsys.readouterr().out
     assert main(["check", plan, "--network", "train", "--feed", "x=[[1.0, 3.0]]"]) == 0
     assert "the gradients agree" in capsys.readouterr().out
-    assert "has 2 nets: init, train; say which, with --network NAME" in fails(capsys, "check", plan)
+    assert "has 2 nets: init, train; choose one with --network NAME" in fails(capsys, "check", plan)
     assert main(["convert", plan, "other.pbtxt"]) == 0 and main(["convert", plan, "net.pb", "--network", "train"]) == 0
     assert read_plan(files / "other.pbtxt") == read_plan(files / plan)
     assert [op.type for op in read_net(files / "net.pb").ops] == ["TensorProtosDBInput", "FC", "AveragedLoss"]
@@ -215,7 +215,7 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
         (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
         (["bench", "--sizes", "3x4"], "the size '3x4' must be written TxNxDxH"),
-        (["bench", "--cells", "lsmt"], "there is no cell 'lsmt' here"),
+        (["bench", "--cells", "lsmt"], "there is no cell 'lsmt';"),
         (["train", "nope.toml"], "nope.toml: no such file; `jrnn configs` lists"),
         (["train", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
         (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),

@@ -74,9 +74,7 @@ def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None
     """Raises ConfigError for an unknown name."""
     for name in names:
         if name not in known:
-            raise ConfigError(
-                f"bench: there is no {what} {name!r} here; there are {', '.join(known)}{near(name, known)}"
-            )
+            raise ConfigError(f"bench: there is no {what} {name!r}; there are {', '.join(known)}{near(name, known)}")
 
 
 def flops(cell: str, size: Size, mode: str) -> int:

@@ -53,9 +53,7 @@ def infer_status(
             assert len(these) == len(statuses), "a status updater returns as many statuses as it is given"
             for blob, status in zip(these, statuses):
                 if status is not None and known.setdefault(blob, status) != status:
-                    raise NetError(
-                        f"conflicting statuses of blob {blob[0]!r}: it is {known[blob]!r}, and also {status!r}"
-                    )
+                    raise NetError(f"conflicting statuses of blob {blob[0]!r}: {known[blob]!r} and {status!r}")
 
     for i in (*range(len(net.ops)), *reversed(range(len(net.ops)))):
         try:

@@ -267,9 +267,7 @@ def rename_op_input(
     others = [i for i, a in enumerate(accesses) if i != op_id and a.reads.get(old) == version]
     if others and not from_producer:
         reader = describe_op(others[0], net.ops[others[0]].type, net.ops[others[0]].outputs, net.name)
-        raise NetError(
-            f"{where}: its input {old!r} is read by {reader} too; pass from_producer=True to rename it for both"
-        )
+        raise NetError(f"{where}: its input {old!r} is read by {reader} too; pass from_producer=True to rename both")
     versions = _tied_versions((old, version), {**_ties(made), **_ties(accesses)})
 
     def choose(name: str, at: int) -> str:

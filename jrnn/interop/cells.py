@@ -209,7 +209,7 @@ def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str
     found = suffixes(params)
     if any(suffix.endswith("_reverse") for suffix in found):
         raise ConversionError(
-            f"{system} {kind}: its cells have one direction, but these parameters have two; convert each separately"
+            f"{system} {kind}: its cells have one direction, the parameters two; convert each separately"
         )
     return found
 

@@ -94,9 +94,7 @@ def from_onnx_arrays(
         raise other_gru("onnx", "without linear_before_reset", "linear_before_reset=1")
     W, R, B = np.asarray(W), np.asarray(R), None if B is None else np.asarray(B)
     if W.ndim != 3 or R.ndim != 3 or W.shape[0] not in (1, 2) or R.shape[0] != W.shape[0]:
-        raise ConversionError(
-            f"onnx {kind}: W is {list(W.shape)} and R {list(R.shape)}; their first axis is directions"
-        )
+        raise ConversionError(f"onnx {kind}: W is {list(W.shape)}, R {list(R.shape)}; their first axis must be 1 or 2")
     if B is not None and B.shape != (W.shape[0], 2 * W.shape[1]):
         raise ConversionError(f"onnx {kind}: B is {list(B.shape)} but must be {[W.shape[0], 2 * W.shape[1]]}")
     params: Params = {}

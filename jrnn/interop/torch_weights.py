@@ -56,7 +56,7 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
     }
     if not params:
         raise ConversionError(
-            f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it holds {sorted(entries)}"
+            f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it has {sorted(entries)}"
         )
     return params
 

@@ -198,7 +198,7 @@ def net_of_plan(plan: Plan, name: str | None = None) -> tuple[Net, tuple[Net, ..
         used = [n for n in nets if nets[n].ops]
         if len(used) != 1:
             raise PlanError(
-                f"plan {plan.name!r} has {len(used)} nets: {', '.join(used)}; say which, with --network NAME"
+                f"plan {plan.name!r} has {len(used)} nets: {', '.join(used)}; choose one with --network NAME"
             )
         name = used[0]
     if name not in nets:

@@ -99,9 +99,7 @@ class _Execution:
                 break
             if self.max_iterations is not None and rounds >= self.max_iterations:
                 waits = f"; its stop blob {step.should_stop_blob!r} is still False" if step.should_stop_blob else ""
-                raise PlanError(
-                    f"step {step.name!r}: goes on after {rounds} rounds{waits}; raise max_iterations if it should"
-                )
+                raise PlanError(f"step {step.name!r}: runs on after {rounds} rounds{waits}; raise max_iterations")
             if self.round(step, ws):
                 break
         for substep in step.substeps:

@@ -69,9 +69,7 @@ def parse_minidb(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Records:
         if len(found) >= limits.messages:
             raise FormatError(f"minidb: more than the limit of {limits.messages} records")
         if len(data) - pos < _SIZES.size:
-            raise FormatError(
-                f"minidb: truncated: {len(data) - pos} bytes remain at byte {pos}, a record's sizes take 8"
-            )
+            raise FormatError(f"minidb: truncated: {len(data) - pos} bytes remain at byte {pos}, sizes take 8")
         key_size, value_size = _SIZES.unpack_from(data, pos)
         start = pos + _SIZES.size
         if key_size <= 0 or value_size < 0 or key_size + value_size > len(data) - start:

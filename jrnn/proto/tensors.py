@@ -113,9 +113,7 @@ def _join(tensors: list[Any]) -> np.ndarray:
     covered = 0
     for begin, end, _ in found:
         if begin != covered:
-            raise FormatError(
-                f"segments must cover the elements one after another: {covered} comes before {begin}..{end}"
-            )
+            raise FormatError(f"segments must cover all elements in order: {covered} comes before {begin}..{end}")
         covered = end
     if covered != total:
         raise FormatError(f"elements {covered}..{total} of dims {dims} are in other chunks, which are missing")

@@ -102,7 +102,7 @@ def train(
                 files.enter_context(run)
                 if run.has_checkpoint() and not resume:
                     raise ConfigError(
-                        f"{run.path}: holds a run already; continue it with --resume, or give another with --out"
+                        f"{run.path}: holds a run already; continue it with --resume, or use another --out"
                     )
             loop = _Loop(config, run, config.kind.load(config), devices, beat)
             if devices.is_first:

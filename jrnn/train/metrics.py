@@ -66,9 +66,7 @@ def open_board(folder: Path, resume_at: int | None = None) -> Any:
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
-        raise ConfigError(
-            "train.tensorboard needs tensorboardX: pip install 'jrnn[tensorboard]', or leave it out"
-        ) from None
+        raise ConfigError("train.tensorboard needs tensorboardX: pip install 'jrnn[tensorboard]'") from None
     return SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
 
 

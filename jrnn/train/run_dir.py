@@ -245,9 +245,7 @@ def export_run(run_dir: str | Path) -> Package:
     trained = load_trained(RunDir(run_dir))
     if not isinstance(trained.model, NetModel):
         kind = trained.config.model.kind
-        raise ConfigError(
-            f'{run_dir}: a model of kind "{kind}" is not a net; train one of kind "cells" or "net" to export it'
-        )
+        raise ConfigError(f'{run_dir}: a model of kind "{kind}" is not a net; train one of kind "cells" or "net"')
     return trained.model.package(jax.device_get(trained.params))
 
 
@@ -271,16 +269,12 @@ def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
     run = RunDir(run_dir)
     config = run.load_config()
     if config.kind.write is None:
-        raise ConfigError(
-            f"{run.path}: a model of task {config.task!r} writes nothing; its metrics are in {run.metrics}"
-        )
+        raise ConfigError(f"{run.path}: a model of task {config.task!r} writes nothing; see {run.metrics}")
     given = {name: value for name, value in changes.items() if value is not None}
     known = [f.name for f in fields(config.sample)]
     for name in given:
         if name not in known:
-            raise ConfigError(
-                f"{run.path}: sampling of task {config.task!r} has no {name!r}; it has {', '.join(known)}"
-            )
+            raise ConfigError(f"{run.path}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}")
     trained = load_trained(run)
     sample = replace(config.sample, **given)
     return config.kind.write(replace(trained, config=replace(config, sample=sample)), seed)

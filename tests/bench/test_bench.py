@@ -76,7 +76,7 @@ def test_other_suites(monkeypatch):
 def test_a_suite_names_what_it_does_not_take_and_what_it_lacks(monkeypatch):
     with pytest.raises(UsageError, match="--sizes means nothing for the suite 'graph'"):
         run_suite("graph", sizes=["3x2x3x4"])
-    with pytest.raises(ConfigError, match="there is no cell 'mpl' here; .*did you mean 'mlp'"):
+    with pytest.raises(ConfigError, match="there is no cell 'mpl'; .*did you mean 'mlp'"):
         run_suite("convert", cells=["mpl"])
     monkeypatch.setattr(libraries, "NEEDS", {"no_such_library": "its-package"})
     with pytest.raises(DataError, match="the suite 'libraries' needs no_such_library: pip install its-package"):

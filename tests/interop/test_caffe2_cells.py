@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_named(recorded):
         from_caffe2("LSTM", blobs, "cell", num_layers=0)
     with pytest.raises(ConversionError, match=r"weights are \[8, 3\] and \[6, 2\]; they must be"):
         from_caffe2("LSTM", blobs | {"cell/gates_t_w": np.ones((6, 2))}, "cell")
-    with pytest.raises(ConversionError, match="only an LSTM forgets"):
+    with pytest.raises(ConversionError, match="only an LSTM has one"):
         from_caffe2("RNN", part(recorded, "rnn_tanh", "blobs"), "cell", forget_bias=1.0)
     params = from_caffe2("LSTM", blobs, "cell")
     with pytest.raises(ConversionError, match="bias_ih_l0 and bias_hh_l0 go together"):

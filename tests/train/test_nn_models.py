@@ -110,7 +110,12 @@ def test_bfloat16_leaves_parameters_states_and_loss_in_float32(chunk):
     ("config", "signature", "compute", "message"),
     [
         (NnConfig(), CLASSIFY, Compute("net"), "needs a model that is a net"),
-        (TokenNnConfig(bidirectional=True), LANGUAGE, Compute(), "model.bidirectional reads sequences to their end"),
+        (
+            TokenNnConfig(bidirectional=True),
+            LANGUAGE,
+            Compute(),
+            "model.bidirectional must be false if the state is carried",
+        ),
     ],
 )
 def test_what_it_cannot_do(config, signature, compute, message):

@@ -67,13 +67,9 @@ class NnModel:
 
     def __post_init__(self):
         if self.compute.gradient != "jax":
-            raise ConfigError(
-                'gradient.source = "net" needs a model that is a net; model.kind = "nn" is not: use "cells"'
-            )
+            raise ConfigError('gradient.source = "net" needs a model that is a net: use model.kind = "cells"')
         if self.config.bidirectional and self.signature.carried:
-            raise ConfigError(
-                "model.bidirectional reads sequences to their end, so it must be false if the state is carried on"
-            )
+            raise ConfigError("model.bidirectional must be false if the state is carried on from batch to batch")
 
     @cached_property
     def _layout(self) -> Layout:

@@ -82,9 +82,7 @@ def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
     if inputs.ndim not in (2, 3) or inputs.dtype.kind not in "fiub":
         raise DataError(f"'inputs' is {inputs.dtype}{list(inputs.shape)}; it must be numbers [N, T, D] or [N, T]")
     if targets.shape != inputs.shape[:1] or targets.dtype.kind not in "iu" or (targets.size and targets.min() < 0):
-        raise DataError(
-            f"'targets' is {targets.dtype}{list(targets.shape)}; it must be integers from 0 on, [{len(inputs)}]"
-        )
+        raise DataError(f"'targets' is {targets.dtype}{list(targets.shape)}; it must be integers >= 0, [{len(inputs)}]")
     if lengths is not None:
         steps = inputs.shape[1]
         within = lengths.dtype.kind in "iu" and bool(((lengths >= 1) & (lengths <= steps)).all())

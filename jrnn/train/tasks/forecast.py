@@ -90,9 +90,7 @@ def _number(path: str | Path, line: int, name: str, row: list[str], place: int) 
     except ValueError:
         value = float("nan")
     if not np.isfinite(value):
-        raise DataError(
-            f"{path}, line {line}: column {name!r} must be a number, is {cell!r}; fill it, or leave the row out"
-        )
+        raise DataError(f"{path}, line {line}: column {name!r} must be a number, is {cell!r}; fill it, or drop the row")
     return value
 
 

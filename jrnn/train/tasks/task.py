@@ -168,9 +168,7 @@ def split(examples: Examples, share: float, seed: int) -> tuple[Examples, Exampl
     count = len(examples.targets)
     held = round(count * share)
     if not 0 < held < count:
-        raise DataError(
-            f"data.validation = {share} of {count} examples leaves none to train on, or none to validate with"
-        )
+        raise DataError(f"data.validation = {share} of {count} examples leaves none for training or validation")
     order = np.random.default_rng(seed).permutation(count)
     return take(examples, order[held:]), take(examples, order[:held])
 
