@@ -92,5 +92,5 @@ def test_what_does_not_fit_is_named(recorded):
     both = params | {name.replace("_l0", "_l0_reverse"): value for name, value in params.items()}
     with pytest.raises(ConversionError, match="one direction"):
         to_caffe2("LSTM", both, "cell")
-    with pytest.raises(ConversionError, match="no place for 'weight_hr_l0'"):
+    with pytest.raises(ConversionError, match="its cells have no 'weight_hr_l0'"):
         to_caffe2("LSTM", params | {"weight_hr_l0": np.ones((1, 2))}, "cell")
