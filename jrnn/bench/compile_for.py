@@ -7,10 +7,10 @@ Kernels, bytes and operations are counted exactly from the HLO. The time is only
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from jax.sharding import SingleDeviceSharding
 from rich.console import Console
 from rich.table import Table
 
+from jrnn.bench import report
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.peers import FUNCTIONS, in_mode, versions
 from jrnn.bench.sizes import CELLS, MODES, Size, check_names, flops
@@ -149,6 +150,10 @@ class Row:
     flops: int
     estimated_seconds: float
 
+    @property
+    def job(self) -> tuple[str, str, str]:
+        return self.cell, self.mode, self.size
+
 
 def run(
     target: str,
@@ -171,17 +176,16 @@ def run(
     accelerator = DEVICES[target]
     device = described(accelerator)
     rows = []
-    for cell in cells:
-        for mode in modes:
-            for size in sizes:
-                console.print(f"{cell} {mode} {size}", style="dim")
-                for peer in peers or FUNCTIONS:
-                    compiled = compile_for(device, peer, cell, size, mode)
-                    if compiled is not None:
-                        rows.append(_row(accelerator, compiled, peer, cell, size, mode))
+    for cell, mode, size in product(cells, modes, sizes):
+        console.print(f"{cell} {mode} {size}", style="dim")
+        for peer in peers or FUNCTIONS:
+            compiled = compile_for(device, peer, cell, size, mode)
+            if compiled is not None:
+                rows.append(_row(accelerator, compiled, peer, cell, size, mode))
     console.print(table(rows, accelerator))
     if path:
-        save(path, target, rows)
+        conditions = {"target": target, "model": accelerator.model, "versions": versions(), "times": "estimated"}
+        report.save(path, conditions, "rows", rows)
     return rows
 
 
@@ -217,32 +221,20 @@ def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Si
 
 def table(rows: Sequence[Row], accelerator: Accelerator) -> Table:
     """Returns a table of the rows with a section for each cell, mode and size."""
-    found = Table(
-        title=f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}",
-    )
+    found = Table(title=f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}")
     names = ("cell", "mode", "T x N x D x H", "peer")
     counts = ("kernels a step", "KB a step", "temporary MB", "GFLOP", "estimated us a step")
     for name in (*names, *counts):
         found.add_column(name, justify="left" if name in names else "right", no_wrap=True)
-    job = None
-    for row in rows:
-        if job not in (None, (row.cell, row.mode, row.size)):
+    for k, row in enumerate(rows):
+        if k and rows[k - 1].job != row.job:
             found.add_section()
-        job = row.cell, row.mode, row.size
-        steps = Size.parse(row.size).steps
         found.add_row(
-            *(*job, row.peer),
+            *(*row.job, row.peer),
             " + ".join(f"{n:.3g}" for n in row.kernels) or "no loop",
             f"{row.bytes / 1e3:.3g}",
             f"{row.temporary / 1e6:.3g}" if row.temporary else "-",
             f"{row.flops / 1e9:.3g}",
-            f"{row.estimated_seconds / steps * 1e6:.3g}",
+            f"{row.estimated_seconds / Size.parse(row.size).steps * 1e6:.3g}",
         )
     return found
-
-
-def save(path: Path, target: str, rows: Sequence[Row]) -> None:
-    """Writes the rows and their conditions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    conditions = {"target": target, "model": DEVICES[target].model, "versions": versions(), "times": "estimated"}
-    path.write_text(json.dumps({"conditions": conditions, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")

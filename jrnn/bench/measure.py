@@ -129,7 +129,7 @@ def run(options: Options) -> list[report.Record]:
     if old is not None:
         options.console.print(report.comparison_table(old, records))
     if options.json:
-        report.save(options.json, conditions(gemm, options.turns), records)
+        report.save(options.json, conditions(gemm, options.turns), "records", records)
     if options.plot:
         report.plot(options.plot, records)
     return records

@@ -119,9 +119,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def save(path: Path, conditions: dict[str, Any], records: Sequence[Record]) -> None:
+def save(path: Path, conditions: dict[str, Any], name: str, found: Sequence[Any]) -> None:
+    """Writes dataclasses as JSON under a name, with their conditions."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"conditions": conditions, "records": [asdict(r) for r in records]}, indent=1) + "\n")
+    path.write_text(json.dumps({"conditions": conditions, name: [asdict(r) for r in found]}, indent=1) + "\n")
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Record]]:

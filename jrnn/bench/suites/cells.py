@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import jax
 
@@ -20,8 +21,6 @@ def jobs(options: Options) -> Iterator[Job]:
     cells = options.chosen("cells", CELLS) if options.cells else list(GATES)
     modes, chosen = options.chosen("modes", MODES), options.chosen("peers", known)
     sizes = options.chosen_sizes(list(SETS))
-    for cell in cells:
-        for mode in modes:
-            for size in sizes:
-                built = {name: known[name](cell, size, mode) for name in chosen}
-                yield Job(cell, mode, str(size), built, flops(cell, size, mode))
+    for cell, mode, size in product(cells, modes, sizes):
+        built = {name: known[name](cell, size, mode) for name in chosen}
+        yield Job(cell, mode, str(size), built, flops(cell, size, mode))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import jax
@@ -33,14 +34,11 @@ FLAX = {"lstm": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell}
 def jobs(options: Options) -> Iterator[Job]:
     known = {name: peer for name, peer in PEERS.items() if name != "torch" or importlib.util.find_spec("torch")}
     sizes, modes = options.chosen_sizes(SIZES), options.chosen("modes", MODES)
-    for cell in options.chosen("cells", FLAX):
-        for stack, (layers, both) in STACKS.items():
-            for mode in modes:
-                for size in sizes:
-                    names = options.chosen("peers", known)
-                    built = {name: known[name](cell, size, mode, layers, both) for name in names}
-                    work = flops(cell, size, mode) if layers == 1 else 0.0
-                    yield Job(f"{cell}, {stack}", mode, str(size), built, work)
+    cells, names = options.chosen("cells", FLAX), options.chosen("peers", known)
+    for cell, (stack, (layers, both)), mode, size in product(cells, STACKS.items(), modes, sizes):
+        built = {name: known[name](cell, size, mode, layers, both) for name in names}
+        work = flops(cell, size, mode) if layers == 1 else 0.0
+        yield Job(f"{cell}, {stack}", mode, str(size), built, work)
 
 
 def nn_module(cell: str, size: Size, mode: str, layers: int, both: bool) -> Program:
