@@ -254,7 +254,7 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     """Returns the peers that can run here, by name: first jrnn, then jrnn on `devices` devices if these are several."""
     found: dict[str, Peer] = {"jrnn": _compiled(FUNCTIONS["jrnn"])}
     if devices > 1:
-        found[on_devices(devices)] = functools.partial(divided, devices)
+        found[f"jrnn x{devices}"] = functools.partial(divided, devices)
     found |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "lax.scan", "flax")}
     if _HAS_TORCH:
         found["torch"] = torch_rnn
@@ -269,15 +269,6 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
 def cores() -> int:
     """Returns the number of the processor's cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def on_devices(devices: int) -> str:
-    """Returns the name of jrnn on several devices in tables.
-
-    >>> on_devices(2)
-    'jrnn x2'
-    """
-    return f"jrnn x{devices}"
 
 
 def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
