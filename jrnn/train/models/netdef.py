@@ -17,7 +17,7 @@ import numpy as np
 from jrnn.convert import Package, export_package
 from jrnn.convert.package import INIT
 from jrnn.errors import ConfigError, JrnnError, near
-from jrnn.graph import free_names, live_ops, undeclared_reads, upgrade
+from jrnn.graph import extract_sub_net, upgrade
 from jrnn.ir import Net, Op
 from jrnn.lowering import to_jax
 from jrnn.proto import read_net
@@ -87,14 +87,17 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     package = _read(config)
     served, weights = package.predict_net, package.weights(key=jax.random.key(0))
     output = _output(config, served)
-    net = _part(served, [config.loss or output])
-    inputs = [b for b in (*net.external_inputs, *undeclared_reads(net)) if b not in weights]
+    written, end = {o for op in served.ops for o in op.outputs}, config.loss or output
+    if end not in written:
+        raise ConfigError(f"there is no blob {end!r}{near(end, written)}")
+    net = extract_sub_net(served, [], [end])
+    inputs = [b for b in net.external_inputs if b not in weights]
     last = {**_last_states(net, inputs), **config.states}
-    feeds = _feeds(config, signature, [b for b in inputs if b not in last], net)
+    feeds = _feeds(config, signature, [b for b in inputs if b not in last])
     for name in [*last.values(), *config.frozen]:
         if name not in {o for op in net.ops for o in op.outputs} | set(weights):
             raise ConfigError(f"there is no blob {name!r}{near(name, weights)}")
-    read = {n: w for n, w in weights.items() if n in (*net.external_inputs, *undeclared_reads(net))}
+    read = {n: w for n, w in weights.items() if n in net.external_inputs}
     sizes, shape = _shapes(net, read, last, feeds, output, signature)
     if shape[-1] != signature.outputs:
         raise ConfigError(f"its output {output!r} is {list(shape)}; the data need {signature.outputs} on the last axis")
@@ -119,17 +122,6 @@ def _read(config: NetDefConfig) -> Package:
         if not file.is_file():
             raise ConfigError(f"model.{key}: {file}: no such file")
     return Package(read_net(init), upgrade(read_net(path)))
-
-
-def _part(net: Net, outputs: list[str]) -> Net:
-    """Returns the part of a net that the outputs need; raises ConfigError for an output that the net lacks."""
-    written = {o for op in net.ops for o in op.outputs}
-    for name in outputs:
-        if name not in written:
-            raise ConfigError(f"there is no blob {name!r}{near(name, written)}")
-    ops = tuple(net.ops[k] for k in live_ops(net, outputs))
-    read = {i for op in ops for i in (*op.inputs, *free_names(op))}
-    return replace(net, ops=ops, external_inputs=tuple(n for n in net.external_inputs if n in read))
 
 
 def _output(config: NetDefConfig, net: Net) -> str:
@@ -157,7 +149,7 @@ def _last_states(net: Net, inputs: list[str]) -> dict[str, str]:
     return found
 
 
-def _feeds(config: NetDefConfig, signature: Signature, left: list[str], net: Net) -> dict[str, str]:
+def _feeds(config: NetDefConfig, signature: Signature, left: list[str]) -> dict[str, str]:
     """Returns the member of a batch for each input of the net."""
     member = "tokens" if signature.tokens else "inputs"
     named = {config.input: member, config.lengths: "lengths", config.targets: "targets"}
