@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from rich.table import Table
@@ -94,7 +94,7 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
             add(cell, mode, size, row)
         for what, sizes in _sets(list(rows)):
             measured = {peer: [rows[s][peer] for s in sizes if peer in rows[s]] for peer in peers}
-            add(cell, mode, what, {peer: _mean(found) for peer, found in measured.items() if found})
+            add(cell, mode, what, {peer: geometric_mean(found) for peer, found in measured.items() if found})
         table.add_section()
     return table
 
@@ -113,10 +113,6 @@ def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
             part = "" if len(here) == len(members) else f" ({len(here)} of {len(members)})"
             found.append((f"geometric mean of {name}{part}", here))
     return [*found, *([("geometric mean", rest)] if rest else [])]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def save(path: Path, conditions: dict[str, Any], name: str, found: Sequence[Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 from rich.markup import escape
 from rich.table import Table
 
@@ -62,7 +63,7 @@ def find_runs(folder: str | Path) -> list[Path]:
 def summarize(run: Path) -> RunSummary:
     """Summarizes a run directory; raises DataError if it is not a run directory."""
     try:
-        config = flatten(read_toml(run / "config.toml"))
+        config = flatten_dict(read_toml(run / "config.toml"), sep=".")
     except ConfigError as e:
         raise DataError(f"{run}: is not a run directory: {e}") from None
     lines = read_metrics(run / "metrics.jsonl")
@@ -104,18 +105,6 @@ def _is_locked(path: Path) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested tables as one, with their keys joined by dots.
-
-    >>> flatten({"seed": 0, "model": {"hidden": 8}})
-    {'seed': 0, 'model.hidden': 8}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in tables.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:

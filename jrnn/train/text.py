@@ -16,8 +16,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from jrnn.errors import ConfigError, DataError
-from jrnn.train.toml_codec import read_utf8, require, require_at_least
+from jrnn.errors import DataError
+from jrnn.train.toml_codec import imply_file, read_utf8, require, require_at_least
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,7 @@ class TextConfig:
     def __post_init__(self):
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
         require_at_least(1, "data", self, "batch", "chunk")
-        if self.path is not None:
-            object.__setattr__(self, "source", "file")
-        elif self.source == "file":
-            raise ConfigError('data.source = "file" needs data.path, the path of a UTF-8 text')
+        imply_file(self, "a UTF-8 text")
 
 
 @dataclass(frozen=True)

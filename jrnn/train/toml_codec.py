@@ -32,6 +32,14 @@ def require_at_least(least: int, table: str, config: Any, *names: str) -> None:
         require(getattr(config, name) >= least, f"{table}.{name} must be at least {least}", getattr(config, name))
 
 
+def imply_file(config: Any, what: str) -> None:
+    """Sets the `source` of a table [data] to "file" if it has a path; raises ConfigError for "file" without a path."""
+    if config.path is not None:
+        object.__setattr__(config, "source", "file")
+    elif config.source == "file":
+        raise ConfigError(f'data.source = "file" needs data.path, the path of {what}')
+
+
 def read_utf8(path: str | Path, error: type[JrnnError], rule: str = "") -> str:
     """Returns the text of a file without a byte order mark, and with "\\n" at the ends of lines.
 

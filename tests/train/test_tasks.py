@@ -201,7 +201,7 @@ def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        ({"task": "forecast"}, r"data\.path must name a CSV file"),
+        ({"task": "forecast"}, r"needs data\.path, the path of a CSV file"),
         ({"task": "forecast", "data": {"path": "x.csv"}}, r"data\.targets must name at least one column"),
         ({"task": "forecast", "data": {"targets": [1]}}, r"data\.targets\[0\] must be a string, is 1"),
         ({"task": "forecast", "data": {"targets": "a"}}, r"data\.targets must be a list, is 'a'"),

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jrnn.errors import ConfigError, DataError
+from jrnn.errors import DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, checksum, split
-from jrnn.train.toml_codec import require, require_at_least
+from jrnn.train.toml_codec import imply_file, require, require_at_least
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,7 @@ class ClassificationData:
         require_at_least(0, "data", self, "noise")
         require_at_least(1, "data", self, "batch")
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
-        if self.path is not None:
-            object.__setattr__(self, "source", "file")
-        elif self.source == "file":
-            raise ConfigError('data.source = "file" needs data.path, the path of a .npz file')
+        imply_file(self, "a .npz file")
 
 
 def read_examples(data: ClassificationData) -> Examples:

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jrnn.errors import ConfigError, DataError, near
+from jrnn.errors import DataError, near
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, Trained, checksum, predictor
-from jrnn.train.toml_codec import read_utf8, require, require_at_least
+from jrnn.train.toml_codec import imply_file, read_utf8, require, require_at_least
 
 DEMAND = Path(__file__).parents[2] / "configs" / "data" / "demand.csv"  # the hourly load of the config `forecast`
 
@@ -39,10 +39,7 @@ class ForecastData:
     batch: int = 64
 
     def __post_init__(self):
-        if self.path is not None:
-            object.__setattr__(self, "source", "file")
-        elif self.source == "file":
-            raise ConfigError("data.path must name a CSV file")
+        imply_file(self, "a CSV file")
         require(len(self.targets) > 0, "data.targets must name at least one column to predict", self.targets)
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
         require_at_least(1, "data", self, "window", "horizon", "batch")
