@@ -1,7 +1,7 @@
 """The steps of `scripts/accelerator_day.sh`.
 
-Each is a process with a limit of its own, so that one that fails or hangs costs no other. `summary.md` in the folder says
-what came of each.
+Each is a process with its own time limit, so that a step that fails or hangs does not stop the others. `summary.md` in the
+folder has the result of each.
 
 Shapes: T time, N batch, D input, H hidden.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BUDGET = 530.0  # seconds for everything on a GPU
-PATIENCE = 10  # times as long on a CPU, which may be busy with other work
+PATIENCE = 10  # factor of all limits on a CPU, which may be busy with other work
 CELLS = ("lstm", "gru", "slstm", "min_gru")
 PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
 EXECUTOR_TESTS = ("tests/executor/test_gpu_target.py", "tests/executor/test_executors.py")
@@ -47,7 +47,7 @@ with jax.profiler.trace(sys.argv[1]):
 
 @dataclass(frozen=True)
 class Step:
-    """One process: its name, its command, the seconds that it may take, and what is added to its environment."""
+    """One process: its name, its command, its time limit, and additions to its environment."""
 
     name: str
     command: Sequence[str]
@@ -56,7 +56,7 @@ class Step:
 
 
 def steps(out: Path, on_gpu: bool) -> list[Step]:
-    """All steps, the most important ones first."""
+    """Returns all steps, the most important ones first."""
     python = sys.executable
     tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     executor, conformance = (EXECUTOR_TESTS, CONFORMANCE_TESTS) if on_gpu else (SMOKE_TESTS, SMOKE_TESTS)
@@ -88,7 +88,7 @@ def steps(out: Path, on_gpu: bool) -> list[Step]:
 
 
 def run(step: Step, out: Path, seconds: float) -> str:
-    """Runs a step and returns what came of it; its output is in a file of its name."""
+    """Runs a step and returns its result; its output goes to a file of its name."""
     start = time.monotonic()
     with (out / f"{step.name}.log").open("w") as log:
         try:
@@ -101,7 +101,7 @@ def run(step: Step, out: Path, seconds: float) -> str:
 
 
 def summary(out: Path, results: dict[str, str]) -> str:
-    """The page of results: the steps, and of each benchmark jrnn's time over each peer's and its microseconds a step."""
+    """Returns the page of results: the steps, and for each benchmark jrnn's time over each peer's, and us a step."""
     lines = ["# Accelerator day", "", "| step | result |", "|---|---|"]
     lines += [f"| {name} | {result} |" for name, result in results.items()]
     for name in results:

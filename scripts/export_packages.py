@@ -1,4 +1,4 @@
-"""Exports every model of tests/convert/zoo.py and every case of rule_cases.py beside it, for scripts/verify_with_caffe2.py.
+"""Exports every model of tests/convert/zoo.py and every case of tests/convert/rule_cases.py for verify_with_caffe2.py.
 
 python scripts/export_packages.py FOLDER [NAME ...]
 """

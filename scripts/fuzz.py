@@ -1,9 +1,9 @@
-"""Feeds mutated files to jrnn's readers: each must end in a value or in a jrnn error, soon and within bounded memory.
+"""Feeds mutated files to jrnn's readers: each must end in a value or a jrnn error, within limits of time and memory.
 
 python scripts/fuzz.py [--cases N | --minutes M] [--seed S] [--reader NAME]
 
-A case is a function of the seed and its number. Cases run in a process of their own, under a limit on memory and on time;
-one that ends otherwise is written to tests/proto/corpus/READER/, where a test feeds it to the reader ever after.
+A case is a function of the seed and its number. Cases run in a separate process with limits of memory and time. A case that
+fails is written to tests/proto/corpus/READER/, and a test feeds it to the reader from then on.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 CORPUS = TESTS / "proto" / "corpus"
 METRICS = b'{"step": 1, "loss": 3.0, "items_per_second": 9}\n{"step": 2, "validation_loss": NaN}\n{"step": 3, "lo'
 SCRIPT = __file__
-MEMORY = 512 << 20  # bytes beyond what the process has at its start
-SECONDS = 5  # of a processor, for one case
+MEMORY = 512 << 20  # bytes besides those of the process at its start
+SECONDS = 5  # of processor time for one case
 
 
-# ---- The readers, each with what is done to what it has read ----
+# ---- The readers, and checks of their results ----
 
 
 def net(data: bytes) -> None:
@@ -71,10 +71,10 @@ def net_of_text(data: bytes) -> None:
 
 def _check_net(found) -> None:
     text = format_net(found)
-    if " nan" not in text:  # which equals nothing, and of which text knows but one
+    if " nan" not in text:  # nan does not equal itself, and text has only one kind of it
         for again in (read_net(serialize_net(found)), read_net(text.encode())):
             if again != found:
-                raise AssertionError("a net is not what it was once it has been written and read")
+                raise AssertionError("a net changes when it is written and read")
     show(found)
     to_dot(found)
     upgrade(found)
@@ -88,7 +88,7 @@ def net_or_plan(data: bytes) -> None:
 def plan(data: bytes) -> None:
     found = read_plan(data)
     if "nan" not in repr(found) and read_plan(serialize_plan(found)) != found:
-        raise AssertionError("a plan is not what it was once it has been written and read")
+        raise AssertionError("a plan changes when it is written and read")
 
 
 def tensor(data: bytes) -> None:
@@ -116,11 +116,11 @@ def config(data: bytes) -> None:
         found = load_config(path)
         path.write_text(encode(found), encoding="utf-8")
         if "nan" not in repr(found) and load_config(path) != found:
-            raise AssertionError("a config is not what it was once it has been written and read")
+            raise AssertionError("a config changes when it is written and read")
 
 
 def run_directory(data: bytes) -> None:
-    """The files that jrnn writes beside a config: each reader gets the same bytes."""
+    """The files that jrnn writes next to a config; each reader gets the same bytes."""
     with _file(data, "metrics.jsonl") as path:
         (path.parent / "config.toml").write_text("")
         summarize(path.parent)
@@ -170,7 +170,7 @@ READERS: dict[str, Callable[[bytes], None]] = {
 
 
 class Cases:
-    """Case number n of a seed: the name of a reader, and bytes."""
+    """The cases of a seed: a function from a number to the name of a reader, and bytes."""
 
     def __init__(self, seed: int, readers: Sequence[str]):
         self.seed, self.readers = seed, tuple(readers)
@@ -208,7 +208,7 @@ class Cases:
         kind, pool = rng.choice(self.kinds[reader])
         data = rng.choice(pool)
         if kind == "text":
-            if len(data) > 3000 and rng.random() < 0.98:  # reading text is slow, and a piece is as rich
+            if len(data) > 3000 and rng.random() < 0.98:  # reading text is slow, and a piece is enough
                 at = rng.randrange(len(data) - 3000)
                 data = data[at : at + 3000]
             return reader, mutate_text(data, rng) if rng.random() < 0.7 else mutate_bytes(data, rng)
@@ -219,11 +219,11 @@ class Cases:
         return reader, mutate_message(data, kind, pool, rng)
 
 
-# ---- The process that runs them, and the one that watches it ----
+# ---- The process that runs cases, and the one that watches it ----
 
 
 def work(cases: Cases, numbers: range, until: float) -> None:
-    """Runs cases and tells of each on standard output: its number before it runs, and what was wrong after."""
+    """Runs cases; prints the number of each before it runs, and what was wrong afterwards."""
     status = Path("/proc/self/statm").read_text().split()
     bound = int(status[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
@@ -232,7 +232,7 @@ def work(cases: Cases, numbers: range, until: float) -> None:
             break
         reader, data = cases(number)
         print(number, flush=True)
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # ends the process, wherever it hangs
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # ends the process even if it hangs
         try:
             READERS[reader](data)
         except JrnnError as e:
@@ -247,7 +247,7 @@ def work(cases: Cases, numbers: range, until: float) -> None:
 
 
 def watch(args: argparse.Namespace) -> int:
-    """Starts workers until all cases have run; writes down what was found and returns how many that is."""
+    """Starts workers until all cases have run; records the failing cases and returns their number."""
     until = time.time() + args.minutes * 60 if args.minutes else float("inf")
     known: set[str] = set()  # one case of a kind is enough
     first, last = args.first, args.first + args.cases if not args.minutes else sys.maxsize
@@ -293,8 +293,8 @@ def _record(cases: Cases, number: int, wrong: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cases", type=int, default=2000, help="how many (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=0, help="go on for so long instead")
+    parser.add_argument("--cases", type=int, default=2000, help="number of cases (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=0, help="run for so many minutes instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--reader", action="append", default=[], choices=list(READERS), help="only this one")

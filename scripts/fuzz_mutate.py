@@ -1,4 +1,4 @@
-"""Mutations for `scripts/fuzz.py`: of bytes, of text's tokens, and of the fields of messages, by their schema."""
+"""Mutations for `scripts/fuzz.py`: of bytes, of the tokens of text, and of the fields of messages by their schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS = (
 
 
 def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
-    """A few bytes changed, cut out, repeated or moved."""
+    """Changes, removes, repeats or moves a few bytes."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 6)):
         at, size = rng.randrange(len(changed) + 1), rng.choice((1, 2, 16, 300))
@@ -47,7 +47,7 @@ def mutate_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_text(data: bytes, rng: random.Random) -> bytes:
-    """A few tokens changed, cut out, repeated or swapped."""
+    """Changes, removes, repeats or swaps a few tokens."""
     tokens = re.findall(r"\s+|[\w.+-]+|.", data.decode("utf-8", "replace"), re.DOTALL) or [""]
     for _ in range(rng.randint(1, 5)):
         at, other, size = rng.randrange(len(tokens)), rng.randrange(len(tokens)), rng.choice((1, 3, 40))
@@ -67,7 +67,7 @@ def mutate_text(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutate_message(data: bytes, name: str, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """Fields of a message changed, dropped, repeated, swapped, or taken from another message of `pool`."""
+    """Changes, drops, repeats or swaps fields of a message, or takes them from another message of `pool`."""
     descriptor = message_class(name).DESCRIPTOR
     tree = parse(data, descriptor)
     for _ in range(rng.randint(1, 4)):
@@ -94,7 +94,7 @@ def mutate_message(data: bytes, name: str, pool: Sequence[bytes], rng: random.Ra
 
 
 def mutate_minidb(data: bytes, pool: Sequence[bytes], rng: random.Random) -> bytes:
-    """Records dropped, repeated or renamed; blobs changed, and the description of the model inside the first."""
+    """Drops, repeats or renames records; changes blobs, and the description of the model inside the first one."""
     records = parse_minidb(data)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(records))
@@ -117,7 +117,7 @@ def mutate_minidb(data: bytes, pool: Sequence[bytes], rng: random.Random) -> byt
 
 
 def parse(data: bytes, descriptor: Descriptor) -> list[Field]:
-    """The fields of a message, inner messages as lists; what cannot be taken apart is dropped."""
+    """Returns the fields of a message, inner messages as lists; it drops bytes that cannot be parsed."""
     found: list[Field] = []
     pos = 0
     try:
@@ -145,7 +145,7 @@ def parse(data: bytes, descriptor: Descriptor) -> list[Field]:
 
 
 def build(fields: Sequence[Field]) -> bytes:
-    """The bytes of a message."""
+    """Returns the bytes of a message."""
     out = bytearray()
     for number, wire, value in fields:
         out += _to_varint(number << 3 | wire)
@@ -158,7 +158,7 @@ def build(fields: Sequence[Field]) -> bytes:
 
 
 def _lists(fields: list[Field], kind: Descriptor) -> list[tuple[list[Field], Descriptor]]:
-    """Every list of fields in a message, with the message's type."""
+    """Yields every list of fields in a message, with the message's type."""
     found = [(fields, kind)]
     for number, _, value in fields:
         field = kind.fields_by_number.get(number)

@@ -40,7 +40,7 @@ def difference(found, wanted):
 
 
 def run(folder):
-    """The greatest difference of one package's outputs."""
+    """Returns the greatest difference of one package's outputs."""
     workspace.ResetWorkspace()
     case = dict(np.load(str(folder / "case.npz")))
     assert workspace.RunNetOnce(load(folder / "init_net.pb")), "the init net failed"
