@@ -47,10 +47,9 @@ def to_svg(net: Net, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
         body, w, h = _drawn(shown, marks or {} if not k else {})
         parts.append(f'<g transform="translate({_MARGIN:g} {y:g})">{body}</g>')
         width, y = max(width, w, len(caption) * 7.5 if k else 0), y + h + _MARGIN
-    size = f"{width + 2 * _MARGIN:.0f} {y:.0f}"
-    across, down = size.split()
+    across, down = round(width + 2 * _MARGIN), round(y)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{across}" height="{down}" viewBox="0 0 {size}">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{across}" height="{down}" viewBox="0 0 {across} {down}">'
         f"<style>{STYLE}</style>{''.join(parts)}</svg>"
     )
 

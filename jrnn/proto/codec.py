@@ -57,11 +57,10 @@ def serialize_net(net: Net) -> bytes:
     >>> serialize_net(Net(name="n"))
     b'\\n\\x01n'
     """
+    message = to_message(net)
     try:
-        return bytes(to_message(net).SerializePartialToString(deterministic=True))
+        return bytes(message.SerializePartialToString(deterministic=True))
     except (EncodeError, ValueError) as e:
-        if isinstance(e, FormatError):
-            raise
         raise FormatError(f"net {net.name!r} cannot be serialized: {e}") from None
 
 

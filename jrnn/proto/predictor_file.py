@@ -20,6 +20,13 @@ DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads th
 _META = b"!!META_NET_DEF"
 _CHUNK = 1_000_000  # elements of a tensor in one record
 CHUNK_MARK = b"#%"
+# The keys in a MetaNetDef of the fields of a PredictorFile, in the order of the file.
+_LISTS = {"parameters": "PARAMETERS_BLOB_TYPE", "inputs": "INPUTS_BLOB_TYPE", "outputs": "OUTPUTS_BLOB_TYPE"}
+_NETS = {
+    "predict_init_net": "PREDICT_INIT_NET_TYPE",
+    "global_init_net": "GLOBAL_INIT_NET_TYPE",
+    "predict_net": "PREDICT_NET_TYPE",
+}
 
 
 @dataclass(frozen=True)
@@ -65,25 +72,18 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
     reader = Reader(limits)
     nets = {_text(n.key): n.value for n in meta.nets}
     blobs = {_text(b.key): tuple(_text(v) for v in b.value) for b in meta.blobs}
-    parameters = {}
-    for name in _of_kind(blobs, "PARAMETERS_BLOB_TYPE", ()):
+    found = {field: _of_kind(blobs, kind, ()) for field, kind in _LISTS.items()}
+    for name in found["parameters"]:
         if name.encode() not in records:
             raise FormatError(f"minidb: has no record for the parameter {name!r}")
-        parameters[name] = blob_to_numpy(*records[name.encode()], limits=limits)[1]
-    predict, init, load = (
-        _of_kind(nets, f"{kind}_NET_TYPE", message_class("NetDef")())
-        for kind in ("PREDICT", "PREDICT_INIT", "GLOBAL_INIT")
-    )
-    if not predict.op:
+    found["parameters"] = {
+        name: blob_to_numpy(*records[name.encode()], limits=limits)[1] for name in found["parameters"]
+    }
+    for field, kind in _NETS.items():
+        found[field] = reader.net(_of_kind(nets, kind, message_class("NetDef")()), 1)
+    if not found["predict_net"].ops:
         raise FormatError("its MetaNetDef has no PREDICT_NET_TYPE, or an empty one")
-    return PredictorFile(
-        predict_net=reader.net(predict, 1),
-        predict_init_net=reader.net(init, 1),
-        global_init_net=reader.net(load, 1),
-        inputs=_of_kind(blobs, "INPUTS_BLOB_TYPE", ()),
-        outputs=_of_kind(blobs, "OUTPUTS_BLOB_TYPE", ()),
-        parameters=parameters,
-    )
+    return PredictorFile(**found)
 
 
 def _content(holder: Any) -> bytes:
@@ -107,20 +107,10 @@ def _text(value: Any) -> str:
 
 def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
     meta: Any = message_class("MetaNetDef")()
-    lists = {
-        "PARAMETERS_BLOB_TYPE": tuple(model.parameters),
-        "INPUTS_BLOB_TYPE": model.inputs,
-        "OUTPUTS_BLOB_TYPE": model.outputs,
-    }
-    nets = {
-        "PREDICT_INIT_NET_TYPE": model.predict_init_net,
-        "GLOBAL_INIT_NET_TYPE": model.global_init_net,
-        "PREDICT_NET_TYPE": model.predict_net,
-    }
-    for kind, names in lists.items():
-        meta.blobs.add(key=kind).value.extend(names)
-    for kind, net in nets.items():
-        meta.nets.add(key=kind).value.CopyFrom(to_message(net))
+    for field, kind in _LISTS.items():
+        meta.blobs.add(key=kind).value.extend(getattr(model, field))
+    for field, kind in _NETS.items():
+        meta.nets.add(key=kind).value.CopyFrom(to_message(getattr(model, field)))
     content = meta.SerializePartialToString(deterministic=True)
     holder: Any = message_class("BlobProto")(name=_META.decode(), type="std::string", content=content)
     yield _META, holder.SerializePartialToString(deterministic=True)
@@ -130,17 +120,12 @@ def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
 
 def named_chunks(name: str, array: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
     """Yields the records of a blob, each with a part of it."""
-    for number, chunk in enumerate(_chunks(name, array)):
-        yield name.encode() + CHUNK_MARK + str(number).encode(), chunk
-
-
-def _chunks(name: str, array: np.ndarray) -> Iterator[bytes]:
     flat = array.reshape(-1)
-    for begin in range(0, max(flat.size, 1), _CHUNK):
+    for number, begin in enumerate(range(0, max(flat.size, 1), _CHUNK)):
         part = flat[begin : begin + _CHUNK]
         blob: Any = message_class("BlobProto")(name=name, type="Tensor")
         blob.tensor.MergeFromString(tensor_from_numpy(part, name).data)
         blob.tensor.ClearField("dims")
         blob.tensor.dims.extend(array.shape)
         blob.tensor.segment.begin, blob.tensor.segment.end = begin, begin + part.size
-        yield blob.SerializeToString(deterministic=True)
+        yield name.encode() + CHUNK_MARK + str(number).encode(), blob.SerializeToString(deterministic=True)

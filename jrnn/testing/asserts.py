@@ -64,12 +64,7 @@ def _subject(cell: Any, carry: Any, xs: Any, params: Any, lengths: Any, loss: st
         made = CellNet.of(cell, carry, xs)
         blobs = made.blobs(xs, _lengths(lengths, *np.shape(xs)[:2]))
         return subject_of_net(made.net, blobs, key=key)
-    if isinstance(cell, Layer):
-        ends = _lengths(lengths, *cell.size)
-        return subject_of_function(
-            lambda weights, state, xs: cell.call(weights, state, xs, ends), (cell.state, cell.xs), cell.weights
-        )
-    if lengths is None:
+    if lengths is None and not isinstance(cell, Layer):
         return subject_of_function(over_time(cell), (carry, xs), params)
     layer = layer_of(cell, carry, xs, params)
     ends = _lengths(lengths, *layer.size)
