@@ -223,7 +223,7 @@ def _put_arg(m: Any, arg: Arg, depth: int) -> None:
         raise e.at(f"argument {arg.name!r}") from None
     except (TypeError, ValueError, AttributeError):
         given = type(arg.value).__name__
-        raise FormatError(f"argument {arg.name!r}: a {given} cannot travel in field {arg.kind!r}") from None
+        raise FormatError(f"argument {arg.name!r}: a {given} does not fit field {arg.kind!r}") from None
 
 
 def _put_value(m: Any, kind: str, value: Any, depth: int) -> None:
@@ -254,13 +254,13 @@ def _put_value(m: Any, kind: str, value: Any, depth: int) -> None:
 
 def _put_text_net(m: Any, name: str, net: Net, depth: int) -> None:
     if name not in TEXT_NETS:
-        raise FormatError(f"a net travels as text only in {' and '.join(TEXT_NETS)}; use kind 'n'")
+        raise FormatError(f"only these arguments may hold a net as text: {' and '.join(TEXT_NETS)}; use kind 'n'")
     inner = message_class("NetDef")()
     _put_net(inner, net, depth + 1)
     if m.s and parse_message(m.s.decode(), "NetDef", DEFAULT_LIMITS) == inner:
         return
     if net == Net():
-        raise FormatError("an empty net has no text to travel as; use kind 'n'")
+        raise FormatError("an empty net cannot be written as text; use kind 'n'")
     m.s = format_message(inner).encode()
 
 
@@ -293,4 +293,4 @@ def _put_extra(m: Any, data: bytes) -> None:
         try:
             m.MergeFromString(data)
         except DecodeError:
-            raise FormatError(f"the carried fields of a {m.DESCRIPTOR.name} are damaged: {data[:40]!r}") from None
+            raise FormatError(f"the extra fields of a {m.DESCRIPTOR.name} are damaged: {data[:40]!r}") from None

@@ -137,7 +137,7 @@ def _elements(t: Any, count: int) -> np.ndarray:
         strings[:] = list(t.string_data)
         return strings
     if data_type not in _NUMERIC:
-        raise FormatError(f"tensor {t.name!r} has data type {data_type}, which no array can hold")
+        raise FormatError(f"tensor {t.name!r} has data type {data_type}, which numpy lacks")
     field, dtype = _NUMERIC[data_type]
     if storage == "RAW":
         return _from_bytes(t, "raw_data", dtype, count)
@@ -188,7 +188,7 @@ def _to_tensor(array: Any, name: str) -> ProtoMessage:
     if array.dtype.kind in "OSU":
         flat = array.reshape(-1).tolist()
         if not all(isinstance(v, (str, bytes)) for v in flat):
-            raise FormatError(f"tensor {name!r}: an array of objects can travel only if all are str or bytes")
+            raise FormatError(f"tensor {name!r}: an array of objects must hold only str or bytes")
         t.data_type = t.STRING
         t.string_data.extend(v.encode() if isinstance(v, str) else v for v in flat)
         return t

@@ -182,7 +182,7 @@ class Devices:
             if jax.process_count() == 1:
                 raise
             raise TrainError(
-                f"another of the processes is lost ({str(e).strip().splitlines()[0][:200]}); start all again with --resume"
+                f"another process is lost ({str(e).strip().splitlines()[0][:200]}); start all again with --resume"
             ) from e
 
 

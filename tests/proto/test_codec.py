@@ -276,24 +276,24 @@ def test_a_million_numbers_are_read_at_once():
     np.testing.assert_array_equal(np.asarray(found.ops[0].arg("values")), values)
 
 
-# ---- Values that cannot travel ----
+# ---- Values that no field can hold ----
 
 
 @pytest.mark.parametrize(
     "arg, rule",
     [
-        (Arg("a", 2**63, "i"), "an? int cannot travel in field 'i'"),
-        (Arg("a", 0.5, "i"), "a float cannot travel in field 'i'"),
-        (Arg("a", (1,), ""), "a tuple cannot travel in field ''"),
-        (Arg("a", 1, "q"), "a int cannot travel in field 'q'"),
-        (Arg("a", (b"x",), "ints"), "a tuple cannot travel in field 'ints'"),
-        (Arg("a", Net("n"), "s"), "only in step_net and backward_step_net"),
-        (Arg("step_net", Net(), "s"), "an empty net has no text"),
+        (Arg("a", 2**63, "i"), "an? int does not fit field 'i'"),
+        (Arg("a", 0.5, "i"), "a float does not fit field 'i'"),
+        (Arg("a", (1,), ""), "a tuple does not fit field ''"),
+        (Arg("a", 1, "q"), "a int does not fit field 'q'"),
+        (Arg("a", (b"x",), "ints"), "a tuple does not fit field 'ints'"),
+        (Arg("a", Net("n"), "s"), "hold a net as text: step_net and backward_step_net"),
+        (Arg("step_net", Net(), "s"), "an empty net cannot be written as text"),
         (Arg("a", Message("NetDef", b""), "t"), "there is a NetDef, but it must be a TensorProto"),
         (Arg("a", Message("TensorProto", b"\x08"), "t"), "fields of a TensorProto are damaged"),
     ],
 )
-def test_arguments_that_cannot_travel(arg, rule):
+def test_arguments_that_no_field_can_hold(arg, rule):
     net = Net("n", (Op("Relu", ("x",), ("y",)), Op("X", (), ("z",), (arg,))))
     with pytest.raises(FormatError, match=rf"op #1 X -> 'z' in net 'n': argument '{arg.name}': .*{rule}"):
         serialize_net(net)

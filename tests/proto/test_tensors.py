@@ -112,7 +112,7 @@ def test_bytes_and_raw_data():
         (dict(dims=[2**62, 2**62, 0]), "dims .*4611686018427387904"),
         (dict(dims=[1], data_type=7, int32_data=[128]), "numbers that are not int8"),
         (dict(dims=[1], data_type=12, int32_data=[65536]), "numbers that are not uint16"),
-        (dict(dims=[0], data_type=0), "data type UNDEFINED, which no array can hold"),
+        (dict(dims=[0], data_type=0), "data type UNDEFINED, which numpy lacks"),
         (dict(dims=[1], data_type=14), "ZERO_COLLISION_HASH"),
         (dict(dims=[1], storage_type=3), "stored as EXTERNAL"),
         (dict(dims=[1], storage_type=4), "stored as NO_CONTENT"),

@@ -218,9 +218,7 @@ def test_a_lost_process_is_told_and_other_errors_stay_what_they_are(folder, monk
         raise ValueError("a mistake")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with (
-        pytest.raises(
-            TrainError, match=r"another of the processes is lost \(Gloo failed\); start all again with --resume"
-        ),
+        pytest.raises(TrainError, match=r"another process is lost \(Gloo failed\); start all again with --resume"),
         devices.in_touch(),
     ):
         raise ValueError("Gloo failed\nat length")
