@@ -15,7 +15,7 @@ from jrnn.errors import ConfigError, near
 from jrnn.named import load_named
 from jrnn.train.models import MAKERS, ModelKind, load_kind
 from jrnn.train.tasks import KINDS, TaskKind
-from jrnn.train.toml_codec import decode, override, read_toml, require, require_at_least
+from jrnn.train.toml_codec import decode, hint, override, read_toml, require, require_at_least
 
 FOLDER = Path(__file__).parents[1] / "configs"  # the configs that ship
 
@@ -128,7 +128,7 @@ def _task_kind(task: Any) -> TaskKind:
     if isinstance(task, str) and ":" in task:
         return load_kind("task", task, TaskKind, "data", "batch")
     if task not in KINDS:
-        raise ConfigError(f"there is no task {task!r}{_hint(task, KINDS)}")
+        raise ConfigError(f"there is no task {task!r}{hint(task, KINDS)}")
     return KINDS[task]
 
 
@@ -141,12 +141,8 @@ def _model_table(kind: TaskKind, model: Any) -> type:
     if isinstance(named, str) and ":" in named and set(kind.models) & set(MAKERS):
         return load_kind("model.kind", named, ModelKind, "table", "kind").table
     if named not in kind.models:
-        raise ConfigError(f"model.kind: task {kind.name!r} has no models of kind {named!r}{_hint(named, kind.models)}")
+        raise ConfigError(f"model.kind: task {kind.name!r} has no models of kind {named!r}{hint(named, kind.models)}")
     return kind.models[named]
-
-
-def _hint(name: Any, known: Iterable[str]) -> str:
-    return (near(name, known) if isinstance(name, str) else "") or f"; known are {', '.join(known)}"
 
 
 def config_names() -> list[str]:
@@ -187,8 +183,7 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
         ConfigError: for a missing file, a key that does not exist (with the near name), or an impossible value.
     """
     path = find_config(path)
-    hint = near(path.stem, config_names()) or "; `jrnn configs` lists the configs that ship"
-    tables = read_toml(path, hint)
+    tables = read_toml(path, near(path.stem, config_names()) or "; `jrnn configs` lists the configs that ship")
     decode(Config, tables, str(path))  # so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)
     where = f"{path} with --set {' '.join(assignments)}" if assignments else str(path)

@@ -10,8 +10,9 @@ import jax
 import optax
 from optax import contrib
 
-from jrnn.errors import ConfigError, near
+from jrnn.errors import ConfigError
 from jrnn.train.config import OptimizerConfig
+from jrnn.train.toml_codec import hint
 
 Schedule = Callable[[Any], Any]
 
@@ -85,11 +86,10 @@ def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
         return short[name]
     make = _choose("optimizer.schedule", "schedule", name, SCHEDULES, [*short, *SCHEDULES])
     known = signature(make).parameters
-    _check_options("optimizer.schedule_options", make, options, known)
     defaults: dict[str, Any] = {p: 0.0 for p in ("init_value",) if p in known}
     defaults |= dict.fromkeys([p for p in _GREATEST if p in known][:1], rate)
     defaults |= {p: steps for p in _LENGTHS if p in known}
-    return _made("optimizer.schedule_options", make, {**defaults, **options})
+    return _made("optimizer.schedule_options", make, options, known, defaults)
 
 
 def _by_step(value: Any) -> Any:
@@ -105,19 +105,17 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     """
     make = _choose("optimizer.name", "optimizer", config.name, OPTIMIZERS, OPTIMIZERS)
     known = [p for p in signature(make).parameters if p != "learning_rate"]
-    _check_options("optimizer.options", make, config.options, known)
-    options = dict(config.options)
+    steady = config.schedule == "constant" and not config.warmup and not config.schedule_options
+    extra: dict[str, Any] = {"learning_rate": config.learning_rate if steady else make_schedule(config, steps)}
     if config.decay == "matrices":
         mask = _mask_of_decay(known)
         if mask is None:
             takers = ", ".join(name for name, f in OPTIMIZERS.items() if _mask_of_decay(signature(f).parameters))
             raise ConfigError(f'optimizer.decay = "matrices" needs an optimizer with weight decay: {takers}')
-        options[mask] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
+        extra[mask] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     if "key" in known:
-        options["key"] = jax.random.key(0)  # of the noise that the optimizer adds
-    steady = config.schedule == "constant" and not config.warmup and not config.schedule_options
-    rate = config.learning_rate if steady else make_schedule(config, steps)
-    optimizer = _made("optimizer.options", make, {"learning_rate": rate, **options})
+        extra["key"] = jax.random.key(0)  # of the noise that the optimizer adds
+    optimizer = _made("optimizer.options", make, config.options, known, extra)
     clip = [optax.clip_by_global_norm(config.clip)] if config.clip else []
     return optax.with_extra_args_support(optax.chain(*clip, optimizer))
 
@@ -129,20 +127,16 @@ def _mask_of_decay(options: Container[str]) -> str | None:
 
 def _choose(where: str, what: str, name: str, known: Mapping[str, Any], shown: Iterable[str]) -> Any:
     if name not in known:
-        hint = near(name, shown) or f"; known are {', '.join(shown)}"
-        raise ConfigError(f"{where}: optax has no {what} {name!r} here{hint}")
+        raise ConfigError(f"{where}: optax has no {what} {name!r} here{hint(name, shown)}")
     return known[name]
 
 
-def _check_options(where: str, make: Any, options: Iterable[Any], known: Iterable[str]) -> None:
+def _made(where: str, make: Callable, options: Mapping, known: Iterable[str], defaults: Mapping[str, Any]) -> Any:
+    """Calls a function of optax with the options of a table, all of which must be `known`, and defaults of others."""
     for option in options:
         if option not in known:
-            hint = near(str(option), known) or f"; it takes {', '.join(known)}"
-            raise ConfigError(f"{where}: optax.{make.__name__} has no option {option!r}{hint}")
-
-
-def _made(where: str, make: Callable, options: Mapping[str, Any]) -> Any:
+            raise ConfigError(f"{where}: optax.{make.__name__} has no option {option!r}{hint(option, known)}")
     try:
-        return make(**options)
+        return make(**{**defaults, **options})
     except (TypeError, ValueError) as e:
         raise ConfigError(f"{where}: optax.{make.__name__}: {e}") from None

@@ -26,6 +26,11 @@ def require(true: bool, rule: str, value: Any) -> None:
         raise ConfigError(f"{rule}, is {value!r:.200}")
 
 
+def hint(name: Any, known: Iterable[str]) -> str:
+    """Returns the end of an error message: the known names that are near `name`, or else all of them."""
+    return (near(name, known) if isinstance(name, str) else "") or f"; known are {', '.join(known)}"
+
+
 def require_at_least(least: int, table: str, config: Any, *names: str) -> None:
     """Raises ConfigError unless these fields of the table's dataclass are at least `least`."""
     for name in names:
@@ -130,8 +135,7 @@ def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = ""
     for key, value in tables.items():
         full = prefix + key
         if key not in fields:
-            hint = near(key, fields) or f"; known keys are {', '.join(fields)}"
-            raise ConfigError(f"{where}: unknown key {full!r:.200}{hint}")
+            raise ConfigError(f"{where}: unknown key {full!r:.200}{hint(key, fields)}")
         kind = annotations[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
@@ -149,9 +153,9 @@ def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
     choices = typing.get_args(kind)
     if typing.get_origin(kind) is typing.Literal:
         if value not in choices:
-            hint = near(value, choices) if isinstance(value, str) else ""
             shown = " or ".join(map(repr, choices))
-            raise ConfigError(f"{where}: {full} must be {shown}, is {value!r:.200}{hint}")
+            nearest = near(value, choices) if isinstance(value, str) else ""
+            raise ConfigError(f"{where}: {full} must be {shown}, is {value!r:.200}{nearest}")
         return value
     if isinstance(kind, types.UnionType):
         kind = next(k for k in choices if k is not type(None))

@@ -21,7 +21,7 @@ def test_defaults_need_no_table():
         ({"task": 3}, "there is no task 3; known are characters"),
         ({"model": {"kind": "x"}}, "c.toml: model.kind: task 'characters' has no models of kind 'x'; known are cells"),
         ({"modle": {}}, "c.toml: unknown key 'modle'; did you mean 'model'?"),
-        ({"train": {"zzz": 1}}, "unknown key 'train.zzz'; known keys are steps, steps_per_call"),
+        ({"train": {"zzz": 1}}, "unknown key 'train.zzz'; known are steps, steps_per_call"),
         ({"model": {"hidden": 0}}, "c.toml: model.hidden must be at least 1, is 0"),
         ({"model": {"hidden": "8"}}, "c.toml: model.hidden must be an integer, is '8'"),
         ({"model": {"hidden": True}}, "model.hidden must be an integer, is True"),

@@ -127,7 +127,7 @@ def test_files_that_are_none(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b\n1,2\n", r"has no column 'value'; it has a, b"),
+        ("a,b\n1,2\n", r"has no column 'value'; known are a, b"),
         ("a,valu\n1,2\n", r"has no column 'value'; did you mean 'valu'"),
         ("a,value\n1,2\n3\n", r"x\.csv, line 3: column 'value' must be a number, is ''"),
         ("value\n1\nnan\n", r"line 3: column 'value' must be a number, is 'nan'"),

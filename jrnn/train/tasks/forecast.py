@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jrnn.errors import DataError, near
+from jrnn.errors import DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, Trained, checksum, predictor
-from jrnn.train.toml_codec import imply_file, read_utf8, require, require_at_least
+from jrnn.train.toml_codec import hint, imply_file, read_utf8, require, require_at_least
 
 DEMAND = Path(__file__).parents[2] / "configs" / "data" / "demand.csv"  # the hourly load of the config `forecast`
 
@@ -71,7 +71,7 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
     header = [name.strip() for name in next(rows, [])]
     for name in names:
         if name not in header:
-            raise DataError(f"{path}: has no column {name!r}{near(name, header) or '; it has ' + ', '.join(header)}")
+            raise DataError(f"{path}: has no column {name!r}{hint(name, header)}")
     places = [header.index(name) for name in names]
     found = []
     for row in rows:
