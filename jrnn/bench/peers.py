@@ -152,7 +152,7 @@ FUNCTIONS: dict[str, Callable[[str, Size], Function | None]] = {
 
 
 def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
-    """`torch.nn.LSTM` or `GRU`, on CUDA (cuDNN) where there is one."""
+    """`torch.nn.LSTM` or `GRU`, on CUDA (cuDNN) if there is a GPU."""
     import torch
 
     cells = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}

@@ -82,7 +82,7 @@ class TrainConfig:
 class Config:
     """A whole configuration: `task` chooses the tables `data` and `sample`, and `model.kind` the table `model`.
 
-    `sample` is None where the task's models write nothing.
+    `sample` is None if the task's models write nothing.
     """
 
     task: str = "characters"

@@ -1,4 +1,4 @@
-"""Text as training data: where it comes from, its characters or words as numbers, and streams of chunks.
+"""Text as training data: its sources, its characters or words as numbers, and streams of chunks.
 
 Shapes: B streams, T tokens in a chunk. A text is cut into B streams of equal length that are read side by side, T
 tokens at a time, so that the state of a recurrent network can be carried from one chunk to the next.

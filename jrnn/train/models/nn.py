@@ -58,7 +58,7 @@ class TokenNnConfig(NnConfig, Embedding):
 class NnModel:
     """(Embedding ->) layers -> output layer -> loss; the layers' parameters have PyTorch's names.
 
-    Carry: `h` and, of an LSTM, `c`, [L, B, H]; empty where the signature carries nothing.
+    Carry: `h` and, of an LSTM, `c`, [L, B, H]; empty if the signature carries no state.
     """
 
     config: NnConfig

@@ -99,7 +99,7 @@ class Examples(NamedTuple):
         inputs: float32 [T, B, D].
         targets: int32 classes [B], or float32 values [B, ...].
         fresh: True: every batch starts with the initial state.
-        lengths: int32 [B], how many steps of each example are valid; None where all are.
+        lengths: int32 [B], the number of valid steps of each example; None if all are valid.
     """
 
     inputs: Any
@@ -129,7 +129,7 @@ class Shuffled:
 
     @classmethod
     def of(cls, examples: Examples, batch: int, seed: int, noise: float = 0.0) -> Shuffled:
-        """Raises DataError where there are fewer examples than one batch holds."""
+        """Raises DataError if there are fewer examples than in one batch."""
         count = len(examples.targets)
         if count < batch:
             raise DataError(f"there are {count} examples to train on, but data.batch = {batch}; make it smaller")
