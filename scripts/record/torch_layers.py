@@ -6,7 +6,7 @@ Every case of the grid {RNN tanh, RNN relu, LSTM, LSTM with projection, GRU} x l
 {bias, none} is run on full sequences and on packed ones of unsorted lengths: outputs, final states, and the gradients of
 `sum(output w) + sum(states v)` with respect to every parameter, the input and the initial states. Inputs and parameters
 are stored in float32, which they are exact in; results in float64. A name is
-`case|run|array`; tests/nn/golden.py reads the files.
+`case|run|array`; tests/nn/conftest.py reads the files.
 """
 
 from __future__ import annotations
