@@ -75,7 +75,7 @@ def why_it_stays(eqn: Any) -> str:
     if eqn.effects:
         return "it has side effects"
     if draws_differently_under_vmap(eqn):
-        return "keys of its kind give other random numbers for all steps at once"
+        return "only threefry keys draw the same numbers under vmap"
     if any(True for _ in jaxprs.sub_jaxprs(eqn)):
         return "it is control flow"
     return "a collective" if eqn.primitive.name in COLLECTIVES else "jrnn does not know this primitive"

@@ -123,7 +123,7 @@ def sqrt(x):
 
 @gradient("Sqrt")
 def _(g):
-    halved = g.temporary(g.grad_output(0) + "_halved")  # a gradient must be written once to be told apart in a sum
+    halved = g.temporary(g.grad_output(0) + "_halved")  # each gradient in a sum is written once
     g.emit("Scale", [g.grad_output(0)], [halved], scale=0.5)
     g.emit("Div", [halved, g.output(0)], [g.grad_input(0)])
 

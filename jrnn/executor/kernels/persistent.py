@@ -104,7 +104,7 @@ def kernel_of(loop: Loop, chip: str, interpret: bool) -> Persistent:
         interpret: whether to run it with XLA's operations instead.
     """
     if not jaxprs.is_known(loop.length):
-        raise Refused("the number of steps is left open")
+        raise Refused("the number of steps is symbolic")
     if not loop.carry:
         raise Refused("nothing is carried")
     if chip in mosaic.TOO_OLD and not interpret:

@@ -72,7 +72,7 @@ def refusal(loop: Loop) -> str | None:
     if not loop.carry:
         return "nothing is carried"
     if any(map(primitives.draws_differently_under_vmap, loop.eqns)):
-        return "its keys give other random numbers to all steps at once"
+        return "only threefry keys draw the same numbers under vmap"
     if not all(map(primitives.is_movable, loop.eqns)):
         return "it has equations that cannot be evaluated for all steps at once"
     try:

@@ -28,7 +28,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
 def _not_solved(core: Loop, options: Options) -> str | None:
     """Returns the reason why a loop is not solved in rounds, or None."""
     if not jaxprs.is_known(core.length):
-        return "the number of steps is left open"
+        return "the number of steps is symbolic"
     why = associative.declined(core, options.executor, _SOLVING_PAYS)
     if why is None and options.executor != "associative" and not associative.is_bounded(core):
         return "its factors are not provably at most 1, so products of them could overflow"
