@@ -1,8 +1,9 @@
-"""Nets as frozen records, which compare by content. This file knows neither protobuf nor JAX.
+"""Caffe2's nets as frozen records, which compare by content. This file knows neither protobuf nor JAX.
 
-A `Net` is a list of `Op`s over named blobs. An `Op` has `Arg`s. A sub-net (a recurrent network's step net, a branch of
-an If) is a `Net` that is the value of an `Arg`. `extra` holds the serialized protobuf fields that jrnn does not interpret,
-so that reading and writing a net loses nothing.
+A `Net` (Caffe2's NetDef message) is a list of `Op`s (OperatorDef), which read and write blobs: named values. An `Op` has
+`Arg`s (Argument). A sub-net (a recurrent network's step net, a branch of an If) is a `Net` that is the value of an `Arg`.
+Fields have the names of the messages' fields. `extra` holds the serialized fields that jrnn does not interpret, so that
+reading and writing a net loses nothing. "The wire" is the protobuf format, which `proto/` reads and writes.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class DeviceOption:
 
 ArgValue = Union[float, int, bytes, "Net", Message, Numbers, tuple[Any, ...]]
 
-# The fields of an Argument message, in the order in which reading looks for them.
+# The fields of an Argument message that may hold its value, in the order in which `proto/decode.py` looks for them.
 ARG_KINDS = ("f", "i", "s", "n", "t", "floats", "ints", "strings", "nets", "tensors", "qtensors")
 
 
@@ -106,7 +107,7 @@ class Arg:
         return cls(name, encoded, kind)
 
     def names(self) -> tuple[str, ...]:
-        """The names of blobs that it holds: its strings. Like Caffe2, returns none if the value has another type.
+        """The strings that it holds, as names of blobs. Like Caffe2, returns none if the value has another type.
 
         Raises:
             NetError: if a name is not UTF-8.
