@@ -6,11 +6,14 @@ reserved; lowering passes their values:
 
     key      a PRNG key for this operator, or None if the run has no key
     op       the `Op` record
-    context  the `Context` of the run, for operators that run nets
+    context  the `Context` of the run (`lowering.py`), for operators that run nets
     wide     whether every floating-point result of the run is float64, for operators that name a dtype
 
-A gradient maker is a function of one `GradientMaker` (`gradient_maker.py`), which knows the forward operator's blobs and
-collects the operators that compute its gradient. Reading the table imports `jrnn.ops`, whose modules register operators.
+A gradient maker is a function of one `GradientMaker` g (`gradient_maker.py`). `g.op` is the forward operator, `g.input(k)`
+and `g.output(k)` are its blobs, and `g.grad_output(k)` is the gradient that arrives at an output. `g.grad_input(k)` is the
+blob to write the gradient of an input to. `g.emit` adds a gradient operator.
+
+Reading the table imports `jrnn.ops`, whose modules register operators.
 """
 
 import importlib
@@ -68,10 +71,10 @@ class OpDef:
         inplace: maps an output to the input that it may overwrite.
         copies: the outputs equal the input.
         random: it draws random numbers from `key`.
-        source: its outputs come from outside the net; the caller may give them instead.
+        source: its outputs come from outside the net, such as a file; the caller may give their values instead.
         dynamic: the shapes of its outputs depend on the values of its inputs.
         updates: the inputs that it changes in place.
-        cuts: describes which gradients an `Op` stops because its arguments say so; returns None if it stops none.
+        cuts: a function of an `Op` that describes the gradients that the arguments of the `Op` stop, or returns None.
         where: the file and line of `forward`.
     """
 
@@ -166,10 +169,11 @@ F = TypeVar("F", bound=Callable[..., Any])  # a decorated function, which regist
 _OPS: dict[str, OpDef] = {}
 _GRADIENTS: dict[str, tuple[Callable[..., Any], str]] = {}
 _OPERATORS = "jrnn.ops"  # the package whose modules register the operators
+_DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?")  # a declared gradient maker
 
 
 def _fill() -> None:
-    """Imports the operators. Every function that reads the table calls it, so that other programs do not load them."""
+    """Imports the operators. Only the functions that read the table call it, so that other programs do not load them."""
     importlib.import_module(_OPERATORS)
 
 
@@ -238,11 +242,8 @@ def op(
     return register
 
 
-_DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?")
-
-
 def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
-    """The gradient maker that `@op` declares for an operator with these inputs."""
+    """The gradient maker that a match of `_DECLARED` describes, for an operator with these inputs."""
     type, reads = declared["type"], declared["reads"].split(", ")
     writes = (declared["writes"] or inputs[0]).split(", ")
     assert all(n in (*inputs, "*") or re.fullmatch(r"d?y\d*", n) for n in reads), declared[0]
