@@ -1,10 +1,10 @@
 """Activations, with their gradients. Each works element by element on any shape.
 
-The model for every family of operators: the forward function, which declares its gradient maker, and the gradient operator.
-"TanhGradient(y, dy)" says: append a TanhGradient to the backward net, which reads the output y and the gradient dy that
-arrives at it, and writes the gradient of the first input. `registry.op` has the whole notation. A maker that needs more is a
-function under `@gradient`: see `ops/math.py`, Sqr. Arguments that several operators share are stated once, under
-`values.takes`: see `ops/arithmetic.py`.
+Files of operators look like this one: a forward function, which declares its gradient maker, and the gradient operator.
+"TanhGradient(y, dy)" means: append a TanhGradient to the backward net. It reads the output y and the gradient dy that
+arrives at y, and writes the gradient of the first input. `registry.op` documents the notation. A maker that needs more is a
+function under `@gradient`, such as Sqr's in `ops/math.py`. The decorator `takes` of `ops/values.py` declares Arguments that
+several operators share, as in `ops/arithmetic.py`. `inplace={0: 1}`: output 0 may overwrite input 1.
 """
 
 import jax
@@ -35,7 +35,7 @@ def sigmoid_gradient(y, dy):
 
 @op("Relu", inplace={0: 0}, gradient="ReluGradient(y, dy)")
 def relu(x):
-    return jax.nn.relu(x)  # its derivative at 0 is 0, as ReluGradient has it; that of maximum is 1/2
+    return jax.nn.relu(x)  # its derivative at 0 is 0, like ReluGradient's; that of jnp.maximum is 1/2
 
 
 @op("ReluGradient", inplace={0: 1})
