@@ -3,8 +3,11 @@
 Both call `schedule`, which looks up the operators in the registry and checks them, and `execute`, which calls them in order
 on a dict of blobs. Operators that run nets themselves (RecurrentNetwork, If, While) get the `Context` and do the same.
 
-Integer blobs that are numpy arrays are static: an operator that reads only static blobs is evaluated immediately, and its
-result is static too. So `Shape -> Slice -> Concat -> Reshape` works inside jit.
+Blobs of integers, booleans or strings that are numpy arrays are static: an operator that reads only static blobs is
+evaluated immediately, and its result is static too. So `Shape -> Slice -> Concat -> Reshape` works inside jit.
+
+From `graph/`: `live_ops` returns the positions of the operators that outputs depend on, and `free_names` the outer blobs
+that an operator's sub-nets read. `error.at(where)` puts a place before an error's text, `near` suggests names (`errors.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from jrnn.graph.ssa import live_ops
 from jrnn.ir import Net, Op
 
 Blobs = dict[str, Any]
-RECOMPUTED = "computed again"  # the checkpoint_name of the blobs in Context.recompute
+RECOMPUTED = "computed again"  # the name that `checkpoint_name` gives to the blobs in Context.recompute
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,12 @@ class Context:
         eager: values are concrete, so Python may read them.
         outer: blobs of the enclosing nets, which a step net may read without declaring them.
         timestep: the current step of the recurrent network that is running; random operators fold it into their keys.
-        unread: the outputs of the current operator that nobody reads.
-        trips: how to differentiate loops whose number of trips depends on the data.
+        unread: the outputs of the current operator that nothing reads.
+        trips: how to differentiate While loops whose number of trips depends on the data.
         max_iterations: a loop that runs eagerly is an error after this many trips.
-        in_branch: whether a branch or a loop is being traced.
+        in_branch: whether a branch or a loop is being traced, in which operators may not print, count or use files.
         recompute: blobs that the gradient recomputes instead of storing them.
-        wide: every floating-point result becomes float64, even if the operator names a narrower type, as when gradients are
-            checked.
+        wide: every floating-point result becomes float64, even if the operator names a narrower type.
         files: the folder in which operators may read and write files, or None.
     """
 
@@ -89,7 +91,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """One operator of a schedule: its definition and its decoded arguments. Nobody reads the outputs `unread`."""
+    """One operator of a schedule: its position in the net, its definition, its decoded arguments, and unread outputs."""
 
     index: int
     op: Op
@@ -110,7 +112,7 @@ class Schedule:
 def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Schedule:
     """Checks a net and selects the operators that `outputs` depend on; None selects all.
 
-    `outputs` and `read_outside` are the blobs that are read after the net has run; other outputs may be unread.
+    `read_outside` lists other blobs that are read after the net has run, so that they do not count as unread.
 
     Raises:
         NetError: for an unknown operator, an output that is written twice, or an unknown blob in `outputs`.
@@ -164,26 +166,26 @@ def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, 
     return tuple(reversed(found))
 
 
-def _check_given(p: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
-    for name in (n for n in p.required if n not in env and n not in outer):
-        reader = next(s for s in p.steps if name in s.op.inputs)
-        writer = next((s for s in p.steps if name in s.op.outputs and s.index >= reader.index), None)
+def _check_given(scheduled: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+    for name in (n for n in scheduled.required if n not in env and n not in outer):
+        reader = next(s for s in scheduled.steps if name in s.op.inputs)
+        writer = next((s for s in scheduled.steps if name in s.op.outputs and s.index >= reader.index), None)
         if writer is not None:
             raise NetError(
                 f"{reader.where}: reads blob {name!r}, which is first written by op #{writer.index} {writer.op.type}; the "
                 f"operators form a cycle or are out of order, or {name!r} must be given"
             )
-        known = [*env, *(o for s in p.steps[: p.steps.index(reader)] for o in s.op.outputs)]
+        known = [*env, *(o for s in scheduled.steps[: scheduled.steps.index(reader)] for o in s.op.outputs)]
         raise NetError(
             f"{reader.where}: reads blob {name!r}, which no operator writes and which was not given{near(name, known)}"
         )
 
 
-def execute(p: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
+def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
     """Runs a schedule on the given blobs. Returns all blobs, given and written."""
-    _check_given(p, blobs, context.outer)
+    _check_given(scheduled, blobs, context.outer)
     env: Blobs = dict(blobs)
-    for step in p.steps:
+    for step in scheduled.steps:
         inputs = [env[n] if n in env else context.outer[n] for n in step.op.inputs]
         try:
             results = _call(step, inputs, env, context)
@@ -222,7 +224,7 @@ def _call(step: Step, inputs: list[Any], env: Blobs, context: Context) -> tuple[
     with jax.named_scope(step.op.type):
         results = step.definition.forward(*inputs, **kwargs)
     results = results if isinstance(results, tuple) else (results,)
-    if step.definition.gradient == "stops":  # as in the generated backward net
+    if step.definition.gradient == "stops":  # as in the backward net that autodiff generates
         results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
     return tuple(map(_widened, results)) if context.wide else results
 
@@ -284,8 +286,8 @@ def run_net(
         max_iterations: a While loop that needs more trips is an error.
         wide: whether every floating-point result becomes float64, even if an operator names a narrower type.
         files: the folder in which operators may read and write files; by default they may not.
-        fed: the blobs that may replace operators whose outputs come from outside the net, such as readers of data: if all
-            of an operator's outputs are fed, it does not run. By default all of `blobs`.
+        fed: the blobs that may replace the outputs of operators that read data from outside the net. If all outputs of
+            such an operator are fed, it does not run. By default all of `blobs`.
 
     Returns:
         Every blob that the net wrote, by name, as numpy arrays.
@@ -319,8 +321,7 @@ def to_jax(
             Operators on which no output depends do not run.
         trips: how to differentiate While loops in reverse, see `Trips`. If the condition depends only on integer numpy
             blobs, the number of trips is known and the loop becomes a scan instead.
-        wide: whether every floating-point result becomes float64, even if an operator names a narrower type. The function
-            must then be traced with JAX's 64-bit types enabled.
+        wide: as for `run_net`. The function must then be traced with JAX's 64-bit types enabled.
 
     Returns:
         A function of a dict of blobs. Integer blobs that are numpy arrays are static: operators may use them as shapes.
@@ -336,11 +337,11 @@ def to_jax(
     if outputs is None:
         outputs = net.external_outputs or dict.fromkeys(o for op in net.ops for o in op.outputs)
     wanted = tuple(outputs)
-    p = schedule(net, wanted)
+    scheduled = schedule(net, wanted)
 
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
-        env = execute(p, given, Context(key=key, trips=trips, wide=wide))
+        env = execute(scheduled, given, Context(key=key, trips=trips, wide=wide))
         for name in wanted:
             if name not in env:
                 raise NetError(unwritten_output(net, name))
@@ -351,7 +352,7 @@ def to_jax(
 
 
 def without_sources(net: Net, fed: Iterable[str]) -> Net:
-    """The net without the operators of outside data, and of unknown types, whose outputs are all in `fed`."""
+    """The net without each operator that reads outside data or has an unknown type, if all its outputs are in `fed`."""
     given = set(fed)
 
     def is_needed(op: Op) -> bool:
@@ -386,12 +387,12 @@ def infer_shapes(
     Raises:
         NetError, OpError: as `run_net` does.
     """
-    p = schedule(without_sources(net, blobs))
+    scheduled = schedule(without_sources(net, blobs))
     concrete = {n: v for n, v in blobs.items() if _is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
 
     def run(given: Blobs) -> Blobs:
-        env = execute(p, {**concrete, **given}, Context(key=key, wide=wide))
+        env = execute(scheduled, {**concrete, **given}, Context(key=key, wide=wide))
         return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
 
     with jax.enable_x64(True):
