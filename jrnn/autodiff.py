@@ -7,9 +7,16 @@ Unlike Caffe2, it distinguishes the values that a blob holds one after the other
 needs an overwritten value, a `Copy` saves it. If the usual name of a gradient is still in use, the gradient gets a fresh
 name. In these cases Caffe2 raises or computes wrong gradients.
 
-`backward_pass` is the entry; `_Pass` holds its state. `gradient_maker.py` defines what gradient makers see. From
-`graph/scope.py`: `workspace_of` says whether an operator's sub-nets share the blobs of the net around it; `keeps_outputs`
-says whether an operator may leave an output unchanged, like a branch that is not taken.
+`backward_pass` is the entry; `_Pass` holds its state. A comment that begins with "compat:" marks a choice of Caffe2.
+
+From `gradient_maker.py`: a `Gradient` is a blob's name, or a sparse `GradientSlice` of two names (indices, values);
+`names_of` lists the names. A gradient maker fills `emitted` (gradient operators) and `answers` (position of an input ->
+gradient) of its `GradientMaker`, and may replace `op`. An answer is a gradient that arrived and is passed through, or it is
+made of `Token`s: placeholders for names. The text of a token is the usual name, a zero byte and the position of the input.
+
+From `graph/scope.py`: `workspace_of` says whether an operator's sub-nets run on the blobs of the net around it (SHARED), or
+on their own, of which a Do binds some to outer blobs (CLOSED). `keeps_outputs` says whether an operator may leave an output
+unchanged, like a branch that is not taken.
 """
 
 from collections import defaultdict
@@ -24,7 +31,7 @@ from jrnn.ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
 
-Place = tuple[int, int]  # the position of a gradient operator, and of one of its outputs
+Place = tuple[int, int]  # the position of a gradient operator in `_Pass.ops`, and of one of its outputs
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,8 @@ class BackwardPass:
 class _Term:
     """One term of the sum that is a blob's gradient.
 
-    For each blob of the term (one, or the indices and the values), `places` has the output that writes it, or None if the
-    caller gave it or a gradient maker passed it through.
+    `places` says which output writes each of `names_of(gradient)`. It is None for a gradient that the caller gave or a
+    gradient maker passed through.
     """
 
     gradient: Gradient
@@ -66,7 +73,7 @@ class _Pass:
         self.inputs: list[list[Version]] = []  # of each operator
         self.outputs: list[list[Version]] = []
         self.last: dict[str, int] = dict.fromkeys(external, 0)  # blob -> number of its last version
-        self.readers: dict[Version, list[int]] = defaultdict(list)
+        self.readers: dict[Version, list[int]] = defaultdict(list)  # positions of forward operators
         self.writer: dict[Version, int] = {}
         self.saved: dict[Version, str] = {}  # overwritten versions -> their copies
 
@@ -132,7 +139,8 @@ class _Pass:
         op = self.forward[index]
         arriving = [self.gradients.get(v) for v in self.outputs[index]]
         maker = registry.gradient_maker(op.type)
-        if all(g is None for g in arriving) and not (maker and not op.outputs):
+        has_no_output = maker is not None and not op.outputs  # a ZeroGradient: it emits without an arriving gradient
+        if all(g is None for g in arriving) and not has_no_output:
             return
         answers: dict[int, Gradient] = {}
         emitted: list[Op] = []
@@ -156,7 +164,7 @@ class _Pass:
     def _name(
         self, index: int, emitted: list[Op], answers: dict[int, Gradient]
     ) -> tuple[list[Op], dict[int, Gradient]]:
-        """Replaces tokens by names: the usual one, or a fresh one if that still holds another gradient."""
+        """Replaces each token by its usual name, or by a fresh one if a blob of that name is in use."""
         names: dict[str, str] = {}
         for k, answer in answers.items():
             v = self.inputs[index][k]
@@ -203,7 +211,7 @@ class _Pass:
             self.holders[name].append(v)
 
     def accumulate(self, index: int) -> None:
-        """Adds the gradients of the blobs of which operator `index` is the first reader, so that no more can arrive."""
+        """Sums the gradients of each blob that operator `index` is the first to read. No more gradients of it can arrive."""
         for v in dict.fromkeys(self.inputs[index]):
             terms = self.terms.get(v, [])
             if self.readers[v][0] != index or len(terms) < 2:
@@ -244,7 +252,7 @@ class _Pass:
         op = self.ops[k]
         old = op.outputs[j]
         name = self.fresh(f"_{old}_autosplit_{count}")
-        self.taken.discard(name)  # compat: each version of the blob uses this name; its sum reads it immediately
+        self.taken.discard(name)  # compat: other versions of the blob get this name too, after this sum has read it
         self.ops[k] = _with_names(
             replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])), {old: name}, top=False
         )
@@ -291,8 +299,15 @@ class _Pass:
         return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
 
 
+def _next_place(places: list[Place]) -> Place | None:
+    """Removes and returns the first of several places. Returns a single one without removing it, or None."""
+    if len(places) > 1:
+        return places.pop(0)
+    return places[0] if places else None
+
+
 def _binds(op: Op, read: str, written: str) -> bool:
-    """Whether a net with bound names (a Do's) reads one blob and writes the other, so that their names must differ."""
+    """Whether a Do in `op` reads one blob and writes the other. Its net binds names, so the two must differ."""
     kind = workspace_of(op)
     if kind is Workspace.SHARED:
         return any(_binds(o, read, written) for _, net in op.sub_nets() for o in net.ops)
@@ -327,21 +342,21 @@ def backward_pass(
     Raises:
         GradientError: if an operator on the path has no gradient.
     """
-    p = _Pass(ops, net_name, external)
-    p.seed(ys)
-    for index in reversed(range(len(p.forward))):
-        op = p.forward[index]
+    state = _Pass(ops, net_name, external)
+    state.seed(ys)
+    for index in reversed(range(len(state.forward))):
+        op = state.forward[index]
         try:
-            p.differentiate(index)
-            p.accumulate(index)
+            state.differentiate(index)
+            state.accumulate(index)
         except JrnnError as e:
             raise e.at(describe_op(index, op.type, op.outputs, net_name)) from e.__cause__
     found: dict[str, Gradient] = {}
-    for v in sorted(p.gradients, key=lambda v: -v.number):
-        replaces_given = v.number > 0 and Version(v.name, 0) not in p.writer
-        if not replaces_given:
-            found[v.name] = p.gradients[v]
-    return BackwardPass(p.forward_with_saves(), tuple(p.ops), found)
+    for v in sorted(state.gradients, key=lambda v: -v.number):  # the first version of a blob comes last and stays
+        overwrites_external = v.number > 0 and Version(v.name, 0) not in state.writer
+        if not overwrites_external:
+            found[v.name] = state.gradients[v]
+    return BackwardPass(state.forward_with_saves(), tuple(state.ops), found)
 
 
 def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -> tuple[Net, dict[str, Gradient]]:
@@ -366,10 +381,3 @@ def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -
     seeds = dict(ys) if isinstance(ys, Mapping) else dict.fromkeys(ys)
     result = backward_pass(net.ops, seeds, net.name, external=net.external_inputs)
     return replace(net, ops=result.forward + result.ops), dict(result.gradients)
-
-
-def _next_place(places: list[Place]) -> Place | None:
-    """Removes and returns the first of several places. Returns a single one without removing it, or None."""
-    if len(places) > 1:
-        return places.pop(0)
-    return places[0] if places else None
