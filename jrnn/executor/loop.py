@@ -2,6 +2,8 @@
 
 Passes are functions from `Loop` to `Loop`. Variables and equations are JAX's own. `jaxprs.evaluate` runs equations on an
 environment (variable -> value). A pass rewrites a loop by tracing such a run into new equations (`Loop.rewritten`).
+
+An atom is a variable or a literal: `jaxprs.read` returns its value, and `jaxprs.value` returns the value as an array.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Loop:
     length: Any  # an integer, or a symbolic dimension of `jax.export`
     reverse: bool
     unroll: int
-    recomputes: bool = False  # this loop computes values again, as the caller's `recompute` asks
+    recomputes: bool = False  # its step computes values again, because the caller's `recompute` asks for it
 
     @property
     def inputs(self) -> tuple[Var, ...]:
@@ -88,7 +90,7 @@ class Loop:
         return self.rewritten(evaluation)
 
     def rewritten(self, evaluation: Callable[[Env], Env], avals: Sequence[Any] | None = None) -> Loop:
-        """Traces the step again from an evaluation, and drops dead equations.
+        """Traces the step again from a function that evaluates it, and drops dead equations.
 
         Args:
             evaluation: gets an environment of the inputs and defines the outputs in it.
@@ -112,13 +114,13 @@ class Loop:
         program = jaxprs.trace(step, avals)
         assert not program.constvars, "a rewrite may not add constants"
         eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
-        at = len(self.consts), len(self.consts) + n_carry
+        n_consts, first_x = len(self.consts), len(self.consts) + n_carry
         made = replace(
             self,
             eqns=tuple(eqns),
-            consts=program.invars[: at[0]],
-            carry=program.invars[at[0] : at[1]],
-            xs=program.invars[at[1] :],
+            consts=program.invars[:n_consts],
+            carry=program.invars[n_consts:first_x],
+            xs=program.invars[first_x:],
             carry_out=program.outvars[:n_carry],
             ys=program.outvars[n_carry:],
         )

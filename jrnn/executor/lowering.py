@@ -4,8 +4,9 @@
 one that stores less (`residuals.py`). When JAX lowers a marked loop, forward or reverse, it is planned for the platform
 (`targets/`) and the plan is lowered. A loop that cannot be planned falls back to JAX's own rule.
 
-The way of an equation: `_lower` calls `_planned`, which reads it as a `Loop` (`loop.py`) and gets its `LoopPlan` (`plan.py`)
-from `targets.plan`. `LoopPlan.run` is traced in place of the loop.
+To lower an equation, `_lower` calls `_planned`, which reads the equation as a `Loop` (`loop.py`) and gets its `LoopPlan`
+(`plan.py`) from `targets.plan`. `LoopPlan.run` is traced in place of the loop. A plan without a `fission` leaves the loop to
+JAX. `jaxprs.opened` inlines the calls in a jaxpr.
 
 This is the only file that uses private names of JAX. `tests/executor/test_inside_jax.py` and `test_marked_loops.py` check
 them. If one is missing, `jrnn.scan` warns once and is `jax.lax.scan`.
@@ -74,7 +75,7 @@ def api_boundary(fn: Callable) -> Callable:
 
 
 class _UnmarkedStep:
-    """A step that is traced with the XLA metadata from before the mark of its loop. It does not keep the step alive."""
+    """A step that is traced with the XLA metadata from before its loop was marked. It holds the step by a weak reference."""
 
     def __init__(self, step: Callable, metadata: Any):
         self._step = weakref.ref(step)
@@ -102,14 +103,15 @@ _unmarked_steps: weakref.WeakKeyDictionary[Callable, dict[Any, _UnmarkedStep]] =
 
 
 def unmarked_step(step: Callable) -> Callable:
-    """The step for a loop that is about to be marked: the mark holds for the loop, not for what the step traces.
+    """Returns a function that traces `step` without the mark, for a loop that is about to be marked.
 
-    JAX keeps traces by function and by context. A function that is jitted and called inside and outside of a step is traced
-    once; so is the step of several scans, as the same step gives the same result. The caller must hold the step.
+    JAX caches traces by function and by context, which includes the mark. Without the mark, a jitted function that is called
+    inside and outside of a step is traced once. A step of several scans is traced once too, because the result is cached by
+    step. The caller must hold a reference to the step.
     """
     try:
         metadata = private_config.xla_metadata_context_manager.get_local()
-    except (NameError, AttributeError):  # `_install` has warned, or functions are traced twice
+    except (NameError, AttributeError):  # a version of JAX without this name: functions may be traced twice
         return step
     try:
         made = _unmarked_steps.setdefault(step, {})
@@ -127,7 +129,7 @@ def _parts(params: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
-    """Returns the loop of a scan's equation, and the values of the jaxpr's constants, which are the loop's first ones."""
+    """Returns the loop of a scan's equation, and values for the first of `Loop.consts`: the constants in the jaxpr."""
     program = jaxprs.opened(jaxpr, jaxprs.LOWERED_CALLS)
     inputs, end = program.invars, n_consts + n_carry
     consts = (*program.constvars, *inputs[:n_consts])
@@ -144,9 +146,9 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
     options = mark.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
     if options is None:
         return default(ctx, *args, **params)
-    _, n_consts, n_carry, *_ = parts = _parts(params)
+    n_consts, n_carry = jaxprs.scan_counts(params)
     first_x = n_consts + n_carry
-    plan, values = _planned(*parts, _target(platform, ctx), options)
+    plan, values = _planned(*_parts(params), _target(platform, ctx), options)
     while plan.fission is not None:
 
         def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
@@ -159,8 +161,8 @@ def _lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any
             _record(plan)
             return lowered
         except Exception as error:
-            left, otherwise = _left_by(error, plan.target, plan.loop), plan.otherwise
-            plan = left if otherwise is None else replace(otherwise, notes=(*otherwise.notes, *left.notes))
+            failed, otherwise = _left_by(error, plan.target, plan.loop), plan.otherwise
+            plan = failed if otherwise is None else replace(otherwise, notes=(*otherwise.notes, *failed.notes))
     _record(plan)
     if options.strict:
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
@@ -177,15 +179,15 @@ def _planned(
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
         loop, values = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
-        again = any(e.primitive.name in ("checkpoint", "remat2") for e in jaxprs.jaxpr_of(jaxpr).eqns)
-        loop = replace(loop, recomputes=again and options.recompute is not None)
+        has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in jaxprs.jaxpr_of(jaxpr).eqns)
+        loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
         return targets.plan(loop, target, options), values
     except Exception as error:
         return _left_by(error, target, loop), ()
 
 
 def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
-    """Returns the plan of a loop that is left to JAX because of an error; raises the error in tests."""
+    """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
     if strict_passes.value or isinstance(error, ScanError):
         raise error
     return LoopPlan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
@@ -220,12 +222,12 @@ def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
 # Differentiation ------------------------------------------------------------------------------------------------------
 
 
-def _storing_less(rule: Callable, current: Callable) -> Callable:
+def _storing_less(rule: Callable, current_metadata: Callable) -> Callable:
     """Wraps JAX's rule for differentiating a scan: a marked scan gets a step that stores less."""
 
     @functools.wraps(rule)
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
-        options = mark.options_in(current())
+        options = mark.options_in(current_metadata())
         if options is not None:
             jaxpr = _step_storing_less(jaxpr, *jaxprs.scan_counts(params), options.recompute)
         return rule(*args, jaxpr=jaxpr, **params)
@@ -249,7 +251,7 @@ def _with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
 
 
 def _checkpoint(fn: Callable) -> Callable:
-    """`jax.checkpoint` as equations that can be transposed, which those of the option `jax_remat3` cannot."""
+    """`jax.checkpoint` without the option `jax_remat3`, whose equations cannot be transposed."""
 
     @functools.wraps(fn)
     def checkpointed(*args: Any) -> Any:
@@ -285,8 +287,8 @@ def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) 
 def _install() -> None:
     try:
         default = private_mlir._lowerings[scan_p].rule
-        rules: Sequence[dict] = (ad.primitive_jvps, ad.primitive_linearizations)
-        found = [table[scan_p] for table in rules]
+        tables: Sequence[dict] = (ad.primitive_jvps, ad.primitive_linearizations)
+        rules = [table[scan_p] for table in tables]
         transpose = ad.fancy_transposes[scan_p]
     except (NameError, AttributeError, KeyError) as error:
         warnings.warn(
@@ -297,7 +299,7 @@ def _install() -> None:
         return
     for platform in PLATFORMS:
         mlir.register_lowering(scan_p, functools.partial(_lower, platform, default), platform=platform)
-    for table, rule in zip(rules, found):
+    for table, rule in zip(tables, rules):
         table[scan_p] = _storing_less(rule, current_xla_metadata)
     if jax.__version_info__ < (0, 11):
         ad.fancy_transposes[scan_p] = _with_zeros_of_a_step(transpose, ad.Zero)

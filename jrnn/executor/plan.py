@@ -50,9 +50,9 @@ class LoopPlan:
 
     Attributes:
         target: what it is lowered for.
-        loop: the loop as JAX made it, with its calls opened, or None if it could not be read.
+        loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
         fission: the loop split into parts, or None if `jax.lax.scan` lowers it.
-        core: runs the loop that stays.
+        core: runs `fission.core`, the loop that stays.
         executor: the name of that runner: "lax.scan", "scan", "associative" or "persistent".
         chunk: the number of steps to run at a time to bound memory, or None for all.
         notes: reasons for what was not done.
@@ -70,7 +70,7 @@ class LoopPlan:
 
     @staticmethod
     def left(target: Target, loop: Loop | None, why: str) -> LoopPlan:
-        """Returns the plan of a loop that `jax.lax.scan` lowers."""
+        """Returns a plan that leaves the loop to `jax.lax.scan`, and says why."""
         return LoopPlan(target, loop, None, None, "lax.scan", notes=(why,))
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> Results:
@@ -98,7 +98,7 @@ class LoopPlan:
     @property
     def summed(self) -> tuple[Item, ...]:
         """Values that are summed over all steps after the loop, instead of carried."""
-        return self._items(lambda fission: [v for values in fission.summed.values() for v in values], steps=False)
+        return self._items(lambda fission: [v for values in fission.summed.values() for v in values], per_step=False)
 
     @property
     def stacked(self) -> tuple[Item, ...]:
@@ -111,12 +111,12 @@ class LoopPlan:
         eqns = self.fission.core.eqns if self.fission else self.loop.eqns if self.loop else ()
         return sum(map(primitives.is_contraction, eqns))
 
-    def _items(self, chosen: Callable[[Fission], Iterable[Any]], steps: bool = True) -> tuple[Item, ...]:
+    def _items(self, chosen: Callable[[Fission], Iterable[Any]], per_step: bool = True) -> tuple[Item, ...]:
         if self.fission is None:
             return ()
-        made = jaxprs.producers(self.fission.loop.eqns)
-        times = jaxprs.extent(self.fission.loop.length) if steps else 1
-        return tuple(Item.of(v, made, times) for v in jaxprs.variables(chosen(self.fission)))
+        producers = jaxprs.producers(self.fission.loop.eqns)
+        count = jaxprs.extent(self.fission.loop.length) if per_step else 1
+        return tuple(Item.of(v, producers, count) for v in jaxprs.variables(chosen(self.fission)))
 
     def __str__(self) -> str:
         direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
@@ -154,14 +154,14 @@ class Item:
     bytes: int
 
     @staticmethod
-    def of(v: Var, made: dict[Var, Any], times: int) -> Item:
-        """Returns the item of a variable; `made` has the equations that define variables."""
-        what, where, eqn = "carry", "", made.get(v)
+    def of(v: Var, producers: dict[Var, Any], count: int) -> Item:
+        """Returns the item of a variable with `count` values. `producers` maps variables to their equations."""
+        what, where, eqn = "carry", "", producers.get(v)
         if eqn is not None:
             scope = str(eqn.source_info.name_stack)
             what = f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
             where = source_info_util.summarize(eqn.source_info)
-        return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * times)
+        return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
 
     def __str__(self) -> str:
         return f"{self.what} {self.type}, {self.bytes:,} bytes" + (f" at {self.where}" if self.where else "")

@@ -32,10 +32,10 @@ from jrnn.ir import plain
 from jrnn.jax_names import is_traced
 
 EXECUTORS = ("auto", "scan", "associative", "persistent", "cudnn")
-# The executors that cannot run every loop, with functions that return the reason or None.
+# For executors that cannot run every loop: functions of a `Loop` that return the reason why it cannot be run, or None.
 _REFUSALS = {"associative": associative.refusal, "persistent": tpu.refusal}
 
-source_info_util.register_exclusion(__file__)
+source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 
 @lowering.api_boundary
@@ -96,7 +96,8 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
-    given = (length, reverse, unroll, recompute, strict)  # `lax.scan` reports traced ones
+    given = (length, reverse, unroll, recompute, strict)
+    # `jax.lax.scan` reports options that are traced.
     length, reverse, unroll, recompute, strict = (v if is_traced(v) else plain(v) for v in given)
     if executor not in EXECUTORS:
         raise ScanError(
@@ -119,7 +120,7 @@ def scan(
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
     options = Options(executor, recompute, strict)
-    unmarked = lowering.unmarked_step(step)
+    unmarked = lowering.unmarked_step(step)  # the mark is for this loop only, not for loops inside the step
     if executor in _REFUSALS or isinstance(recompute, tuple):
         _check(unmarked, init, inputs, length, reverse, options)
     with mark.marked(options):
@@ -150,7 +151,10 @@ def _steps(xs: Any, length: int | None) -> Any:
 
 
 def _check(step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:
-    """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
+    """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name.
+
+    `split(loop).core` is what stays of the loop when contractions have moved out of it.
+    """
     loops = lowering.steps_of(lambda init, xs: jax.lax.scan(step, init, xs, length, reverse), init, xs)
     for loop in loops:
         if isinstance(options.recompute, tuple):
