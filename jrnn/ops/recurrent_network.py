@@ -1,13 +1,21 @@
-"""RecurrentNetwork: a step net run over time, and its gradient: the backward step net run over time in reverse.
+"""RecurrentNetwork: a step net run over time. Its gradient operator is in `recurrent_network_gradient.py`.
 
 Shapes: T time, N batch, L length of an initial state (normally 1). The first input is [T, N, ...]; an initial state is
 [D], [N, D] or [L, N, D]; a state is [T+L, N, D]. Within the step net every linked blob has a leading dimension, its window.
 Beyond Caffe2, a state may have any data type and rank: [L, ...] starts [T+L, ...], and a number starts a state [T+1].
 
-The operator's arguments bind blobs of the step net to time: a *link* binds a blob to a slice of a sequence or of a state at
-step t, an *alias* makes an output of a state's slots. `recurrent_wiring.parse` turns them into a `Wiring`; its module
-defines the terms. `run_forward` is the loop, an `executor.scan` over the step net's lowered operators. `stop_outputs` stops
-the gradients of outputs that the argument `outputs_with_grads` leaves out.
+`recurrent_wiring.parse` turns the operator's arguments into a `Wiring`, with these fields:
+
+- links: at step t, the step net's blob `internal` is `external[t+offset : t+offset+window]`. `external` is a sequence, or
+  the blob of a state: T+L slots, of which the first L are the initial state. A link of a written blob writes the slice.
+- aliases: the output `dst` is `src[offset:]`, where `src` is a state.
+- states: their blobs. `initial_ids` are the positions of their initial values in `inputs`. `smooth_states` have gradients.
+- collected: maps each output that is not an alias to the blob of the step net that it collects over time.
+- outputs_with_grads: the positions of the outputs that pass gradients, or None. `stop_outputs` stops those of the others.
+- recompute: the blobs of the step net that the reverse pass computes again.
+
+`run_forward` is the loop: an `executor.scan` over the step net's operators. In the common case the carry is the last L slots
+of each state, else it is the whole states.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +43,7 @@ from jrnn.registry import op
 class StepWorkspaces:
     """Local blobs of the step net, stored for the backward pass: `stacked` over time, or `constant` at every step.
 
-    This is the value of a RecurrentNetwork's last output. A blob that the step net overwrites is stored in its last version.
+    This is the value of a RecurrentNetwork's last output. For a blob that the step net overwrites, it has the last value.
     """
 
     stacked: Mapping[str, Any] = field(default_factory=dict)
@@ -74,7 +82,7 @@ def recurrent_network(*inputs, op, context):
         if alias is None and name in w.states:
             value = run.states[name][0:]  # compat: an output with a state's name is all of its slots
         elif alias is None:
-            value = run.collected.get(name, run.workspaces)
+            value = run.collected.get(name, run.workspaces)  # the workspaces: the last output
         else:
             value = run.states[alias.src][alias.offset :]
         results.append(value)
@@ -91,7 +99,7 @@ def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
     """The local blobs of the step net to store: all of them when run eagerly, else those that the backward net reads."""
     last = w.outputs[-1]
     if last in context.unread or last in w.collected or any(a.dst == last for a in w.aliases):
-        return ()
+        return ()  # nothing reads the step workspaces, or the operator has no such output
     written = dict.fromkeys(o for step_op in w.step_net.ops for o in step_op.outputs)
     if context.eager:
         return tuple(written)
@@ -136,7 +144,7 @@ def _check_reach(link: Link, length: int, steps: int) -> None:
 
 @dataclass(frozen=True)
 class Forward:
-    """The result of a run over time: the T+L slots of each state, other outputs, and the stored blobs of every step."""
+    """The result of a run over time: the T+L slots of each state (an array or `_States`), other outputs, workspaces."""
 
     states: Mapping[str, Any]
     collected: Mapping[str, Any]
@@ -165,7 +173,7 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
         constant.update((n, env[n]) for n in keep if isinstance(env[n], np.ndarray))
         return {n: env[n] for n in keep if n not in constant}, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
 
-    # the common case: each state is read within its last L slots and written once, after them
+    # The common case: each state is read within its last L slots and written once, in the slot after them.
     slot_by_slot = all(
         [(link.offset, link.window) for link in writes[s]] == [(len(first[s]), 1)]
         and all(r.offset >= 0 and r.offset + r.window <= len(first[s]) for r in reads[s])
@@ -185,7 +193,7 @@ def _one_slot(name: str, value: Any) -> Any:
 
 
 def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
-    """Sequences to scan over, and a function of their slices and t: the blobs of all sequence links, and the timestep."""
+    """Returns the sequences to scan over, and a function that makes the step net's blobs from their slices and t."""
     plain = {
         link.internal: blobs[link.external]
         for link in w.links
@@ -202,7 +210,7 @@ def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
 
 def _step_context(w: Wiring, t: Any, context: Context) -> Context:
     if w.recompute:
-        checkpoint_name(t, RECOMPUTED)  # defines the name, even if no blob of the list is computed
+        checkpoint_name(t, RECOMPUTED)  # `scan` raises if no value has this name, as when no listed blob is computed
     return context.step(t, w.outputs[-1], w.recompute)
 
 
@@ -218,7 +226,7 @@ def _run_slot_by_slot(w: Wiring, reads, writes, p: Schedule, first, blobs, steps
         new = {s: _new_slot(writes[s][0], env, carry[s]) for s in w.states}
         new = {s: v if s in w.smooth_states else lax.stop_gradient(v) for s, v in new.items()}
         after = {s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s] for s in w.states}
-        return after, (new, gather(env))  # the carried slot itself, so that one stack holds both
+        return after, (new, gather(env))  # `new` itself: outputs and residuals share one stack
 
     xs = (jnp.arange(steps, dtype=jnp.int32), sequences)
     last, (states, gathered) = scan(step, first, xs, length=steps, recompute=[RECOMPUTED] if w.recompute else None)
@@ -239,7 +247,7 @@ def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
 
 
 class _States:
-    """The slots of a state; slicing concatenates the initial slots with the others only if needed."""
+    """The slots of a state. A slice concatenates the initial slots with the others only if it needs both."""
 
     def __init__(self, first: Any, rest: Any, last: Any):
         self.first, self.rest, self.last = first, rest, last
@@ -248,14 +256,14 @@ class _States:
         length, steps = self.first.shape[0], self.rest.shape[0]
         start = index.start if index.start >= 0 else length + steps + index.start
         if start == length + steps - 1:
-            return self.last[-1:]  # not from the stack, which XLA can then remove
+            return self.last[-1:]  # from the carry, so that XLA can remove an unused stack
         if start >= length:
             return self.rest[start - length :]
         return jnp.concatenate([self.first[start:], self.rest])
 
 
 def _run_on_buffers(w: Wiring, p: Schedule, first, blobs, steps: int, gather, context: Context):
-    """The general case: links are windows on whole states, as in Caffe2, and every window sees a write immediately."""
+    """The general case: links are windows on whole states, as in Caffe2. After a write, every window has the new value."""
     sequences, views = sequence_views(w, blobs, steps)
     buffers = {s: jnp.concatenate([v, jnp.zeros((steps, *v.shape[1:]), v.dtype)]) for s, v in first.items()}
     for link in w.links:
