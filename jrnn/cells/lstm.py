@@ -4,8 +4,10 @@ Shapes: T time, N batch, D input, H hidden. Gates are i, f, o, g along the last 
 `i2h_b` [4H], `gates_t_w` [4H, H], `gates_t_b` [4H].
 
 A cell (`base.py`) has `states`, the blobs of its previous and new states; `prepare_input`, operators on the whole
-sequence [T, N, D] before the loop; and `step`, operators of the step net, which reads the blobs of `StepInputs`.
-`base.run_cell` builds the step net from them and calls `recurrent_net`.
+sequence [T, N, D] before the loop; and `step`, operators of the step net. `base.run_cell` builds the step net from them and
+calls `recurrent_net`. `StepInputs` names the blobs that a step may read: the prepared `input` [1, N, ...], `lengths`,
+`timestep`, extra blobs, which `joined` concatenates to the hidden state, and a recurrent mask, with which `dropped`
+multiplies it. `b.op` appends an operator and returns its outputs; `b.param` declares a parameter.
 """
 
 from abc import abstractmethod
@@ -17,6 +19,7 @@ from jrnn.cells.base import Cell, StateSpec, StepInputs, dropped, fully_connecte
 from jrnn.cells.options import LSTMOptions
 
 EPSILON = 1e-4  # of layer normalization
+_NORMALIZED = ("gates_t", "gates_t_norm", "gates_t_norm_mean", "gates_t_norm_std")  # blobs of normalized gates
 
 
 @dataclass(frozen=True)
@@ -119,18 +122,15 @@ class LayerNormMILSTMCell(LSTMFamily):
         return normalized(b, integrated_gates(b, at, hidden, self.hidden_size), 4 * self.hidden_size)
 
 
-_NORMALIZED = ("gates_t", "gates_t_norm", "gates_t_norm_mean", "gates_t_norm_std")
-
-
 def additive_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
     """FC(h_prev) + input."""
-    gates = fully_connected(b, *_sized(b, at, hidden, "gates_t", size))
+    gates = fully_connected(b, *_fc_args(b, at, hidden, "gates_t", size))
     return b.op("Sum", [gates, at.input], "gates_t")
 
 
 def integrated_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
     """(alpha x + beta1) p + beta2 x + b, where p = FC(h_prev)."""
-    product = fully_connected(b, *_sized(b, at, hidden, "prev_t", size))
+    product = fully_connected(b, *_fc_args(b, at, hidden, "prev_t", size))
     alpha, beta1, beta2 = (b.param(name, [4 * size], "ConstantFill", value=1.0) for name in ("alpha", "beta1", "beta2"))
     bias = b.param("b", [4 * size], "ConstantFill", value=0.0)
     scaled = b.op("ElementwiseLinear", [at.input, alpha, beta1], "alpha_by_input_t_plus_beta_h", axis=2)
@@ -147,6 +147,7 @@ def normalized(b: NetBuilder, gates: str, size: int) -> str:
     return b.op("LayerNorm", [gates, scale, bias], names, axis=-1, epsilon=EPSILON, elementwise_affine=1)[0]
 
 
-def _sized(b: NetBuilder, at: StepInputs, hidden: str, name: str, size: int) -> tuple[str, str, int, int]:
+def _fc_args(b: NetBuilder, at: StepInputs, hidden: str, name: str, size: int) -> tuple[str, str, int, int]:
+    """The arguments of `fully_connected` for the recurrent product: its input, its name, and its sizes."""
     blob, size_in = joined(b, at, dropped(b, at, hidden), size)
     return blob, name, size_in, 4 * size
