@@ -1,9 +1,12 @@
-"""Step nets over time: `recurrent_net` makes one a RecurrentNetwork operator, `unrolled_net` copies it once a step.
+"""Runs step nets over time: `recurrent_net` appends a RecurrentNetwork operator, `unrolled_net` one copy for each step.
 
-`recurrent_net` writes the arguments, blob names and backward operators that Caffe2's builder of wire version 6 writes.
-`_Wires` checks what the caller gives and names the blobs. `backward_pass` of `autodiff.py` differentiates one step.
-`_backward_args` makes the arguments with which the operator runs the backward step over time. `retrieve_step_blobs` runs a
-net and returns what the step nets wrote at every step.
+`recurrent_net` writes the arguments, blob names and backward operators that Caffe2's builder writes in version 6 of the
+format (`graph/history.py` has the others). `_Wires` checks what the caller gives and names the blobs. `backward_pass` of
+`autodiff.py` differentiates one step. `_backward_args` makes the arguments with which the operator runs the backward step
+over time. `ops/recurrent_network.py` says what the arguments mean.
+
+A `NetBuilder` b (`builder.py`) collects operators: `b.add` appends one and returns its outputs. `reads(net)` are the blobs
+that a net reads before it writes them.
 """
 
 from __future__ import annotations
@@ -91,6 +94,7 @@ def recurrent_net(
     collected = [RecurrentState(name + "_all") for name in outputs]
     of_states = [name for s in states for name in (s.all, s.last)]
     op_outputs = (*of_states, *(c.all for c in collected), prefix + "/step_workspaces")
+    # Each link is (blob of the step net, outer blob, offset).
     links_forward = [link for s in wires.states for link in ((s.previous, s.slots, 0), (s.new, s.slots, 1))]
     links_forward += [(inner, sequence, 0) for inner, sequence in inputs]
     links_forward += [(name, c.all, 0) for name, c in zip(outputs, collected)]
@@ -103,12 +107,12 @@ def recurrent_net(
         backward = _backward_args(step, result, wires, references, op_inputs, set(recompute))
         passing = outputs_with_grads
         if passing is None:
-            stops = [s.previous in wires.stopped for s in wires.states for _ in range(2)]
+            stops = [s.previous in wires.stopped for s in wires.states for _ in range(2)]  # twice: all and last
             passing = [k for k, stop in enumerate(stops) if not stop]
         passing = (*passing, *(len(of_states) + k for k, name in enumerate(outputs) if name not in wires.stopped))
         backward |= {"outputs_with_grads": passing, "recompute_blobs_on_backward": recompute}
     args = {
-        "alias_src": [s.slots for s in wires.states for _ in range(2)],
+        "alias_src": [s.slots for s in wires.states for _ in range(2)],  # of `all`, from slot 1, and `last`, slot -1
         "alias_dst": of_states,
         "alias_offset": [1, -1] * len(states),
         "recurrent_states": [s.slots for s in wires.states],
@@ -150,7 +154,7 @@ def unrolled_net(
         for inner, sequence in inputs
     }
     written = dict.fromkeys(o for op in step_net.ops for o in op.outputs)
-    now = {s.previous: s.initial for s in wires.states}
+    now = {s.previous: s.initial for s in wires.states}  # the blobs that hold the states before step t
     made: dict[str, list[str]] = {s.new: [] for s in wires.states}
     for t in range(steps):
         names = {name: f"timestep_{t}/{name}" for name in written} | now
@@ -289,7 +293,7 @@ def _backward_args(
     op_inputs: Sequence[str],
     recompute: set[str],
 ) -> dict[str, Any]:
-    """The RecurrentNetwork arguments that describe the backward step."""
+    """The RecurrentNetwork arguments that describe the backward step, from the backward pass `result` of `step`."""
     gradients: dict[str, str] = {}
     for name, gradient in result.gradients.items():
         if not isinstance(gradient, GradientSlice):
@@ -299,25 +303,25 @@ def _backward_args(
                 f"the gradient of {name!r} in step net {step.name!r} is sparse and cannot be accumulated over time; give "
                 "the operator that reads it dense_gradient=1, or read it outside the recurrent network"
             )
-    again = [op for op in step.ops if recompute.intersection(op.outputs)]
-    for op in again:
+    recomputed = [op for op in step.ops if recompute.intersection(op.outputs)]
+    for op in recomputed:
         rest = [o for o in op.outputs if o not in recompute]
         if rest:
             raise NetError(
                 f"{op.type} writes {list(op.outputs)} at once; recompute_blobs_on_backward must also list {rest}"
             )
-    ops = (*_needed(again, result.ops), *result.ops)
+    ops = (*_needed(recomputed, result.ops), *result.ops)
     undefined = set(reads(Net(ops=ops)))
     of_states = (name for s in wires.states for name in (s.previous, s.new))
     own = {*of_states, *dict(wires.inputs), *step.external_inputs}
     written = dict.fromkeys(o for op in step.ops for o in op.outputs)
-    scratch = [n for n in written if n in undefined and n not in own and n not in step.external_outputs]
-    external = (*scratch, *(n + "_grad" for n in wires.seeds), *step.external_inputs, *step.external_outputs)
+    stored = [n for n in written if n in undefined and n not in own and n not in step.external_outputs]
+    external = (*stored, *(n + "_grad" for n in wires.seeds), *step.external_inputs, *step.external_outputs)
     made = {o for op in ops for o in op.outputs}
     links = []
     for s in wires.states:
         if s.previous not in wires.stopped:
-            # Nothing writes the gradient of a state that nothing reads. A link to that blob has no effect: it is zero.
+            # If nothing reads a state, nothing writes its gradient. The gradient is zero, and its link has no effect.
             usual = s.previous + "_grad"
             gradient = usual if usual in made else gradients.get(s.previous, usual)
             links += [(s.new + "_grad", s.slots + "_grad", 1), (gradient, s.slots + "_grad", 0)]
@@ -339,10 +343,10 @@ def _link_args(name: str, links: Sequence[tuple[str, str, int]]) -> dict[str, li
     return {f"{name}_{part}": [link[k] for link in links] for k, part in enumerate(("internal", "external", "offset"))}
 
 
-def _needed(again: Sequence[Op], ops: tuple[Op, ...]) -> list[Op]:
-    """The operators of `again` whose outputs `ops` read, directly or through others of `again`."""
+def _needed(candidates: Sequence[Op], ops: tuple[Op, ...]) -> list[Op]:
+    """The operators of `candidates` whose outputs `ops` read, directly or through other candidates."""
     wanted, kept = set(reads(Net(ops=ops))), []
-    for op in reversed(again):
+    for op in reversed(candidates):
         if wanted.intersection(op.outputs):
             kept.append(op)
             wanted.update(op.inputs)
