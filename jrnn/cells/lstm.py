@@ -7,12 +7,13 @@ A cell (`base.py`) has `states`, the blobs of its previous and new states; `prep
 sequence [T, N, D] before the loop; and `step`, operators of the step net. `base.run_cell` builds the step net from them and
 calls `recurrent_net`. `StepInputs` names the blobs that a step may read: the prepared `input` [1, N, ...], `lengths`,
 `timestep`, extra blobs, which `joined` concatenates to the hidden state, and a recurrent mask, with which `dropped`
-multiplies it. `b.op` appends an operator and returns its outputs; `b.param` declares a parameter.
+multiplies it. `NetBuilder.op` appends an operator and returns its outputs; `param` declares a parameter.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jrnn.builder import NetBuilder
 from jrnn.cells.base import Cell, StateSpec, StepInputs, dropped, fully_connected, joined
@@ -29,6 +30,7 @@ class LSTMFamily(Cell):
     input_size: int
     hidden_size: int
     options: LSTMOptions = LSTMOptions()
+    recomputed: ClassVar[tuple[str, ...]] = ("gates_t",)  # the blobs that `memory_optimization` computes again
 
     @property
     @abstractmethod
@@ -49,7 +51,7 @@ class LSTMFamily(Cell):
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        return ("gates_t",) if self.options.memory_optimization else ()
+        return self.recomputed if self.options.memory_optimization else ()
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         return fully_connected(b, x, "i2h", self.input_size, 4 * self.hidden_size)
@@ -85,10 +87,7 @@ class LayerNormLSTMCell(LSTMFamily):
     """gates = LayerNorm(FC(h_prev) + input), with parameters `gates_t_norm_scale` and `gates_t_norm_bias` [4H]."""
 
     new_names = ("hidden_t", "cell_t")
-
-    @property
-    def recompute(self) -> tuple[str, ...]:
-        return _NORMALIZED if self.options.memory_optimization else ()
+    recomputed = _NORMALIZED
 
     def gates(self, b: NetBuilder, at: StepInputs, hidden: str) -> str:
         return normalized(b, additive_gates(b, at, hidden, self.hidden_size), 4 * self.hidden_size)
@@ -113,10 +112,7 @@ class LayerNormMILSTMCell(LSTMFamily):
     """The gates of MILSTMCell, normalized as in LayerNormLSTMCell."""
 
     new_names = ("hidden_t_intermediate", "cell_t")
-
-    @property
-    def recompute(self) -> tuple[str, ...]:
-        return _NORMALIZED if self.options.memory_optimization else ()
+    recomputed = _NORMALIZED
 
     def gates(self, b: NetBuilder, at: StepInputs, hidden: str) -> str:
         return normalized(b, integrated_gates(b, at, hidden, self.hidden_size), 4 * self.hidden_size)
@@ -124,13 +120,13 @@ class LayerNormMILSTMCell(LSTMFamily):
 
 def additive_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
     """FC(h_prev) + input."""
-    gates = fully_connected(b, *_fc_args(b, at, hidden, "gates_t", size))
+    gates = _recurrent_product(b, at, hidden, "gates_t", size)
     return b.op("Sum", [gates, at.input], "gates_t")
 
 
 def integrated_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
     """(alpha x + beta1) p + beta2 x + b, where p = FC(h_prev)."""
-    product = fully_connected(b, *_fc_args(b, at, hidden, "prev_t", size))
+    product = _recurrent_product(b, at, hidden, "prev_t", size)
     alpha, beta1, beta2 = (b.param(name, [4 * size], "ConstantFill", value=1.0) for name in ("alpha", "beta1", "beta2"))
     bias = b.param("b", [4 * size], "ConstantFill", value=0.0)
     scaled = b.op("ElementwiseLinear", [at.input, alpha, beta1], "alpha_by_input_t_plus_beta_h", axis=2)
@@ -147,7 +143,7 @@ def normalized(b: NetBuilder, gates: str, size: int) -> str:
     return b.op("LayerNorm", [gates, scale, bias], names, axis=-1, epsilon=EPSILON, elementwise_affine=1)[0]
 
 
-def _fc_args(b: NetBuilder, at: StepInputs, hidden: str, name: str, size: int) -> tuple[str, str, int, int]:
-    """The arguments of `fully_connected` for the recurrent product: its input, its name, and its sizes."""
+def _recurrent_product(b: NetBuilder, at: StepInputs, hidden: str, name: str, size: int) -> str:
+    """FC(h_prev), with the recurrent mask and the extra blobs of the step applied to h_prev."""
     blob, size_in = joined(b, at, dropped(b, at, hidden), size)
-    return blob, name, size_in, 4 * size
+    return fully_connected(b, blob, name, size_in, 4 * size)
