@@ -3,9 +3,9 @@
 The algorithm is Caffe2's. It walks the operators backward and asks each one's gradient maker for gradient operators. If a
 blob is read more than once, a `Sum` adds its gradients once all of them exist.
 
-Unlike Caffe2, it distinguishes the values that a blob holds one after the other, by (name, version). If the backward pass
-needs an overwritten value, a `Copy` saves it. If the usual name of a gradient is still in use, the gradient gets a fresh
-name. In these cases Caffe2 raises or computes wrong gradients.
+Unlike Caffe2, it distinguishes the values that a blob holds one after the other: each is a `Version`, a name and a number.
+If the backward pass needs an overwritten value, a `Copy` saves it. If the usual name of a gradient is still in use, the
+gradient gets a fresh name. In these cases Caffe2 raises or computes wrong gradients.
 
 `backward_pass` is the entry; `_Pass` holds its state. A comment that begins with "compat:" marks a choice of Caffe2.
 
@@ -53,8 +53,8 @@ class BackwardPass:
 class _Term:
     """One term of the sum that is a blob's gradient.
 
-    `places` says which output writes each of `names_of(gradient)`. It is None for a gradient that the caller gave or a
-    gradient maker passed through.
+    `places` has the output that writes each of `names_of(gradient)`, or None if the caller gave that blob or a gradient
+    maker passed it through.
     """
 
     gradient: Gradient
@@ -124,7 +124,7 @@ class _Pass:
             if y not in self.last:
                 raise GradientError(f"net {self.net_name!r} has no blob {y!r} to differentiate{near(y, self.last)}")
             v = Version(y, self.last[y])
-            self.readers[v].append(len(self.forward))
+            self.readers[v].append(len(self.forward))  # the caller reads y after the last operator
             if g is None:
                 name = self.fresh(y + "_autogen_grad")
                 self.ops.append(Op.of(registry.SEED, [y], [name], value=1.0))
@@ -139,9 +139,8 @@ class _Pass:
         op = self.forward[index]
         arriving = [self.gradients.get(v) for v in self.outputs[index]]
         maker = registry.gradient_maker(op.type)
-        has_no_output = maker is not None and not op.outputs  # a ZeroGradient: it emits without an arriving gradient
-        if all(g is None for g in arriving) and not has_no_output:
-            return
+        if all(g is None for g in arriving) and not (maker and not op.outputs):
+            return  # a ZeroGradient goes on: it has a maker, but no output
         answers: dict[int, Gradient] = {}
         emitted: list[Op] = []
         if maker is not None:
@@ -239,7 +238,7 @@ class _Pass:
         return self.fresh(v.name + "_grad")
 
     def _split(self, terms: list[_Term], which: int, kept: int) -> list[str]:
-        """Renames the blobs of the terms that gradient operators write, except for the first `kept`. Returns all names."""
+        """Renames blob `which` of each term that a gradient operator writes, except for the first `kept`. Returns all."""
         names = [names_of(t.gradient)[which] for t in terms]
         written = [(k, place) for k, t in enumerate(terms) if (place := t.places[which]) is not None]
         for count, (k, place) in enumerate(written[kept:]):
@@ -285,8 +284,8 @@ class _Pass:
 
     def _tagged(self, op: Op, terms: list[_Term]) -> Op:
         """An accumulating operator on the device of the first term, marked as Caffe2 marks it."""
-        makers = (place for t in terms for place in t.places if place)
-        device = next((self.ops[k].device_option for k, _ in makers), None) or DeviceOption()
+        places = (place for t in terms for place in t.places if place)
+        device = next((self.ops[k].device_option for k, _ in places), None) or DeviceOption()
         extra = (*(i for i in device.extra_info if i != SUM_TAG), SUM_TAG)
         return replace(op, device_option=replace(device, extra_info=extra))
 
@@ -307,7 +306,7 @@ def _next_place(places: list[Place]) -> Place | None:
 
 
 def _binds(op: Op, read: str, written: str) -> bool:
-    """Whether a Do in `op` reads one blob and writes the other. Its net binds names, so the two must differ."""
+    """Whether `op` is or contains a Do that reads one blob and writes the other, so that their names must differ."""
     kind = workspace_of(op)
     if kind is Workspace.SHARED:
         return any(_binds(o, read, written) for _, net in op.sub_nets() for o in net.ops)
