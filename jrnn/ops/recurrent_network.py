@@ -1,21 +1,19 @@
-"""RecurrentNetwork: a step net run over time. Its gradient operator is in `recurrent_network_gradient.py`.
+"""RecurrentNetwork: a step net run over time, and its gradient: the backward step net run over time in reverse.
 
 Shapes: T time, N batch, L length of an initial state (normally 1). The first input is [T, N, ...]; an initial state is
 [D], [N, D] or [L, N, D]; a state is [T+L, N, D]. Within the step net every linked blob has a leading dimension, its window.
-Beyond Caffe2, a state may have any data type and rank: [L, ...] starts [T+L, ...], and a number starts a state [T+1].
 
 `recurrent_wiring.parse` turns the operator's arguments into a `Wiring`, with these fields:
 
-- links: at step t, the step net's blob `internal` is `external[t+offset : t+offset+window]`. `external` is a sequence, or
-  the blob of a state: T+L slots, of which the first L are the initial state. A link of a written blob writes the slice.
+- links: at step t, the step net's blob `internal` is read from or written to `external[t+offset : t+offset+window]`.
+  `external` is a sequence, or the blob of a state: T+L slots, of which the first L are the initial state.
 - aliases: the output `dst` is `src[offset:]`, where `src` is a state.
 - states: their blobs. `initial_ids` are the positions of their initial values in `inputs`. `smooth_states` have gradients.
 - collected: maps each output that is not an alias to the blob of the step net that it collects over time.
 - outputs_with_grads: the positions of the outputs that pass gradients, or None. `stop_outputs` stops those of the others.
 - recompute: the blobs of the step net that the reverse pass computes again.
 
-`run_forward` is the loop: an `executor.scan` over the step net's operators. In the common case the carry is the last L slots
-of each state, else it is the whole states.
+`run_forward` is the loop, an `executor.scan` over the step net. `recurrent_network_gradient.py` has the gradient operator.
 """
 
 from collections.abc import Iterator, Mapping
@@ -113,8 +111,9 @@ def _names_to_keep(w: Wiring, context: Context) -> tuple[str, ...]:
 def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
     """The first L slots of state `k`, for a first input [T, N, ...].
 
-    [] is one slot of one number, [D] is broadcast over the batch, [N, D] is one slot, [L, ...] is L slots. A floating-point
-    state has at least the precision of a floating-point sequence, so that float32 constants work in float64 too.
+    [D] is broadcast over the batch; [N, D] is one slot, [L, N, D] L slots. Beyond Caffe2, [L, ...] may have any rank, [] is
+    one slot of one number, and any dtype is allowed. A floating-point state has at least the precision of a floating-point
+    sequence, so that float32 constants work in float64 too.
     """
     name, batch = w.inputs[w.initial_ids[k]], sequence.shape[1] if sequence.ndim > 1 else 1
     value = jnp.asarray(value)
@@ -173,7 +172,7 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
         constant.update((n, env[n]) for n in keep if isinstance(env[n], np.ndarray))
         return {n: env[n] for n in keep if n not in constant}, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
 
-    # The common case: each state is read within its last L slots and written once, in the slot after them.
+    # The common case: each state is read within its last L slots, the carry, and written once, in the slot after them.
     slot_by_slot = all(
         [(link.offset, link.window) for link in writes[s]] == [(len(first[s]), 1)]
         and all(r.offset >= 0 and r.offset + r.window <= len(first[s]) for r in reads[s])
