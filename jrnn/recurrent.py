@@ -5,8 +5,7 @@ format (`graph/history.py` has the others). `_Wires` checks what the caller give
 `autodiff.py` differentiates one step. `_backward_args` makes the arguments with which the operator runs the backward step
 over time. `ops/recurrent_network.py` says what the arguments mean.
 
-A `NetBuilder` b (`builder.py`) collects operators: `b.add` appends one and returns its outputs. `reads(net)` are the blobs
-that a net reads before it writes them.
+`NetBuilder.add` appends an operator and returns its outputs. `reads(net)` are the blobs that a net reads from outside.
 """
 
 from __future__ import annotations
@@ -94,9 +93,8 @@ def recurrent_net(
     collected = [RecurrentState(name + "_all") for name in outputs]
     of_states = [name for s in states for name in (s.all, s.last)]
     op_outputs = (*of_states, *(c.all for c in collected), prefix + "/step_workspaces")
-    # Each link is (blob of the step net, outer blob, offset).
     links_forward = [link for s in wires.states for link in ((s.previous, s.slots, 0), (s.new, s.slots, 1))]
-    links_forward += [(inner, sequence, 0) for inner, sequence in inputs]
+    links_forward += [(inner, sequence, 0) for inner, sequence in inputs]  # (blob of the step net, outer blob, offset)
     links_forward += [(name, c.all, 0) for name, c in zip(outputs, collected)]
     backward: dict[str, Any] = {}
     step = replace(step_net, type="simple")
