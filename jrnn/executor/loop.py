@@ -1,9 +1,8 @@
 """A loop as data: what is constant, carried, read and written at each step.
 
-Passes are functions from `Loop` to `Loop`. Variables and equations are JAX's own. `jaxprs.evaluate` runs equations on an
-environment (variable -> value). A pass rewrites a loop by tracing such a run into new equations (`Loop.rewritten`).
-
-An atom is a variable or a literal: `jaxprs.read` returns its value, and `jaxprs.value` returns the value as an array.
+Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or literals) and equations are JAX's own.
+`jaxprs.evaluate` runs equations on an environment (variable -> value). `jaxprs.read` returns an atom's value in it, and
+`jaxprs.value` returns it as an array. A pass rewrites a loop by tracing such a run into new equations (`Loop.rewritten`).
 """
 
 from __future__ import annotations

@@ -105,9 +105,8 @@ _unmarked_steps: weakref.WeakKeyDictionary[Callable, dict[Any, _UnmarkedStep]] =
 def unmarked_step(step: Callable) -> Callable:
     """Returns a function that traces `step` without the mark, for a loop that is about to be marked.
 
-    JAX caches traces by function and by context, which includes the mark. Without the mark, a jitted function that is called
-    inside and outside of a step is traced once. A step of several scans is traced once too, because the result is cached by
-    step. The caller must hold a reference to the step.
+    JAX caches traces by function and by context, which includes the mark. Without it, a jitted function is traced once for
+    calls inside and outside of a step. The result is cached by step, for which the caller must hold a reference to the step.
     """
     try:
         metadata = private_config.xla_metadata_context_manager.get_local()

@@ -96,8 +96,7 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
-    given = (length, reverse, unroll, recompute, strict)
-    # `jax.lax.scan` reports options that are traced.
+    given = (length, reverse, unroll, recompute, strict)  # `jax.lax.scan` reports an option that is traced
     length, reverse, unroll, recompute, strict = (v if is_traced(v) else plain(v) for v in given)
     if executor not in EXECUTORS:
         raise ScanError(
@@ -151,15 +150,12 @@ def _steps(xs: Any, length: int | None) -> Any:
 
 
 def _check(step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:
-    """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name.
-
-    `split(loop).core` is what stays of the loop when contractions have moved out of it.
-    """
+    """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
     loops = lowering.steps_of(lambda init, xs: jax.lax.scan(step, init, xs, length, reverse), init, xs)
     for loop in loops:
         if isinstance(options.recompute, tuple):
             recomputation.check_names(options.recompute, loop.eqns)
         refusal = _REFUSALS.get(options.executor)
-        why = refusal(split(loop).core) if refusal else None
+        why = refusal(split(loop).core) if refusal else None  # the core: what stays when contractions have moved out
         if why is not None:
             raise ScanError(f"scan: executor {options.executor!r} cannot run this step ({why}); use 'auto' or 'scan'")
