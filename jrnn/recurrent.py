@@ -1,4 +1,4 @@
-"""Runs step nets over time: `recurrent_net` appends a RecurrentNetwork operator, `unrolled_net` one copy for each step.
+"""Step nets over time: `recurrent_net` appends a RecurrentNetwork, `unrolled_net` appends a copy of the net for each step.
 
 `recurrent_net` writes the arguments, blob names and backward operators that Caffe2's builder writes in version 6 of the
 format (`graph/history.py` has the others). `_Wires` checks what the caller gives and names the blobs. `backward_pass` of

@@ -106,7 +106,7 @@ def unmarked_step(step: Callable) -> Callable:
     """Returns a function that traces `step` without the mark, for a loop that is about to be marked.
 
     JAX caches traces by function and by context, which includes the mark. Without it, a jitted function is traced once for
-    calls inside and outside of a step. The result is cached by step, for which the caller must hold a reference to the step.
+    calls inside and outside of a step. The result is cached by step, and the caller must keep the step alive.
     """
     try:
         metadata = private_config.xla_metadata_context_manager.get_local()
