@@ -149,7 +149,7 @@ def _with_updates(net: Net) -> Net:
     """The net in which operators that change an input in place list it as an output, for `live_ops`."""
 
     def updated(op: Op) -> tuple[str, ...]:
-        definition = registry.find(op.type)
+        definition = registry.names().get(op.type)
         return () if definition is None else tuple(op.inputs[k] for k in definition.updates)
 
     return replace(net, ops=tuple(replace(op, outputs=op.outputs + updated(op)) for op in net.ops))
@@ -356,7 +356,7 @@ def without_sources(net: Net, fed: Iterable[str]) -> Net:
     given = set(fed)
 
     def is_needed(op: Op) -> bool:
-        definition = registry.find(op.type)
+        definition = registry.names().get(op.type)
         optional = definition is None or definition.source
         return not (optional and op.outputs and given.issuperset(op.outputs))
 

@@ -279,16 +279,16 @@ def gradient(*op_types: str) -> Callable[[F], F]:
 
 def lookup(type: str) -> OpDef:
     """The definition of an operator type. Raises UnknownOperatorError, with near names, if there is none."""
-    found = find(type)
+    found = names().get(type)
     if found is None:
         raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}")
     return found
 
 
-def find(type: str) -> OpDef | None:
-    """The definition of an operator type, or None."""
+def names() -> Mapping[str, OpDef]:
+    """The registered operators by type."""
     _fill()
-    return _OPS.get(type)
+    return types.MappingProxyType(_OPS)
 
 
 def gradient_maker(type: str) -> Callable[..., Any] | None:
