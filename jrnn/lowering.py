@@ -379,7 +379,7 @@ def infer_shapes(
 
     Args:
         net, key, wide: as for `run_net`.
-        blobs: arrays or `jax.ShapeDtypeStruct`s.
+        blobs: arrays, or their shapes and dtypes as `jax.ShapeDtypeStruct`.
 
     Returns:
         The shape and dtype of every blob, by name, except for blobs of strings.
