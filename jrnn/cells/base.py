@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jrnn.builder import NetBuilder
@@ -54,10 +54,6 @@ class StepInputs:
     timestep: str
     extra: tuple[tuple[str, int], ...] = ()
     recurrent_mask: str | None = None
-
-    def with_input(self, input: str) -> StepInputs:
-        """The same blobs with another input, such as that of the next layer."""
-        return replace(self, input=input)
 
 
 class Cell(ABC):
