@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 import jrnn
-from jrnn import cells
+from jrnn.nets import cells
 
 WINDOW = 8
 

@@ -5,7 +5,7 @@ does not even load JAX.
 
 >>> import jrnn
 >>> jrnn.scan.__module__, jrnn.nn.LSTM.__name__
-('jrnn.executor.scan', 'LSTM')
+('jrnn.loops.scan', 'LSTM')
 """
 
 import importlib
@@ -14,19 +14,15 @@ from typing import TYPE_CHECKING, Any
 from jrnn.version import __version__
 
 if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x` re-exports x
-    from jrnn import cells as cells
     from jrnn import errors as errors
-    from jrnn import executor as executor
-    from jrnn import graph as graph
     from jrnn import interop as interop
+    from jrnn import loops as executor
+    from jrnn import loops as loops
+    from jrnn import nets as nets
     from jrnn import nn as nn
     from jrnn import onnx as onnx
-    from jrnn import ops as ops
-    from jrnn import plans as plans
     from jrnn import testing as testing
     from jrnn import train as train
-    from jrnn.autodiff import add_gradients as add_gradients
-    from jrnn.builder import NetBuilder as NetBuilder
     from jrnn.convert import Package as Package
     from jrnn.convert import Predictor as Predictor
     from jrnn.convert import export_package as export_package
@@ -36,54 +32,67 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.convert.from_jax import from_jax as from_jax
     from jrnn.errors import GradientWarning as GradientWarning
     from jrnn.errors import JrnnError as JrnnError
-    from jrnn.executor import Trips as Trips
-    from jrnn.executor import explain_scan as explain_scan
-    from jrnn.executor import optimize_scans as optimize_scans
-    from jrnn.executor import scan as scan
     from jrnn.gradcheck import GradientReport as GradientReport
     from jrnn.gradcheck import check_gradients as check_gradients
-    from jrnn.gradient_maker import GradientSlice as GradientSlice
-    from jrnn.ir import Net as Net
-    from jrnn.ir import Op as Op
-    from jrnn.lowering import infer_shapes as infer_shapes
-    from jrnn.lowering import run_net as run_net
-    from jrnn.lowering import to_jax as to_jax
+    from jrnn.loops import Trips as Trips
+    from jrnn.loops import explain_scan as explain_scan
+    from jrnn.loops import optimize_scans as optimize_scans
+    from jrnn.loops import scan as scan
+    from jrnn.nets import cells as cells
+    from jrnn.nets import graph as graph
+    from jrnn.nets import ops as ops
+    from jrnn.nets import plans as plans
+    from jrnn.nets.autodiff import add_gradients as add_gradients
+    from jrnn.nets.builder import NetBuilder as NetBuilder
+    from jrnn.nets.gradient_maker import GradientSlice as GradientSlice
+    from jrnn.nets.ir import Net as Net
+    from jrnn.nets.ir import Op as Op
+    from jrnn.nets.lowering import infer_shapes as infer_shapes
+    from jrnn.nets.lowering import run_net as run_net
+    from jrnn.nets.lowering import to_jax as to_jax
+    from jrnn.nets.proto import format_net as format_net
+    from jrnn.nets.proto import read_net as read_net
+    from jrnn.nets.proto import serialize_net as serialize_net
+    from jrnn.nets.proto import write_net as write_net
+    from jrnn.nets.recurrent import recurrent_net as recurrent_net
+    from jrnn.nets.recurrent import retrieve_step_blobs as retrieve_step_blobs
+    from jrnn.nets.recurrent import unrolled_net as unrolled_net
     from jrnn.onnx import OnnxModel as OnnxModel
     from jrnn.onnx import from_onnx as from_onnx
     from jrnn.onnx import to_onnx as to_onnx
-    from jrnn.proto import format_net as format_net
-    from jrnn.proto import read_net as read_net
-    from jrnn.proto import serialize_net as serialize_net
-    from jrnn.proto import write_net as write_net
-    from jrnn.recurrent import recurrent_net as recurrent_net
-    from jrnn.recurrent import retrieve_step_blobs as retrieve_step_blobs
-    from jrnn.recurrent import unrolled_net as unrolled_net
 
 _HOMES = {  # name -> module, for the names that load lazily
     name: f"jrnn.{module}"
     for module, names in {
-        "autodiff": ["add_gradients"],
-        "builder": ["NetBuilder"],
+        "nets.autodiff": ["add_gradients"],
+        "nets.builder": ["NetBuilder"],
         "convert": ["Package", "Predictor", "export_package", "load_package", "write_predictor", "write_python"],
         "convert.from_jax": ["from_jax"],
         "errors": ["GradientWarning", "JrnnError"],
-        "executor": ["Trips", "explain_scan", "optimize_scans", "scan"],
+        "loops": ["Trips", "explain_scan", "optimize_scans", "scan"],
         "gradcheck": ["GradientReport", "check_gradients"],
-        "gradient_maker": ["GradientSlice"],
-        "ir": ["Net", "Op"],
-        "lowering": ["infer_shapes", "run_net", "to_jax"],
+        "nets.gradient_maker": ["GradientSlice"],
+        "nets.ir": ["Net", "Op"],
+        "nets.lowering": ["infer_shapes", "run_net", "to_jax"],
         "onnx": ["OnnxModel", "from_onnx", "to_onnx"],
-        "proto": ["format_net", "read_net", "serialize_net", "write_net"],
-        "recurrent": ["recurrent_net", "retrieve_step_blobs", "unrolled_net"],
+        "nets.proto": ["format_net", "read_net", "serialize_net", "write_net"],
+        "nets.recurrent": ["recurrent_net", "retrieve_step_blobs", "unrolled_net"],
     }.items()
     for name in names
 }
-_MODULES = ("cells", "errors", "executor", "graph", "interop", "nn", "onnx", "ops", "plans", "testing", "train")
+_MODULES = {  # attribute -> module
+    name: f"jrnn.{module}"
+    for name, module in {
+        **{name: name for name in ("errors", "interop", "loops", "nets", "nn", "onnx", "testing", "train")},
+        **{name: f"nets.{name}" for name in ("cells", "graph", "ops", "plans")},
+        "executor": "loops",  # its name before the packages were divided into loops and nets
+    }.items()
+}
 __all__ = sorted((*_HOMES, *_MODULES, "__version__"))
 
 
 def __getattr__(name: str) -> Any:
-    home = f"jrnn.{name}" if name in _MODULES else _HOMES.get(name)
+    home = _MODULES.get(name) or _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'jrnn' has no attribute {name!r}")
     try:

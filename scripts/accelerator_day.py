@@ -22,10 +22,10 @@ BUDGET = 530.0  # seconds for everything on a GPU
 PATIENCE = 10  # factor of all limits on a CPU, which may be busy with other work
 CELLS = ("lstm", "gru", "slstm", "min_gru")
 PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bf16": "bfloat16"}
-EXECUTOR_TESTS = ("tests/executor/test_gpu_target.py", "tests/executor/test_executors.py")
+EXECUTOR_TESTS = ("tests/loops/test_gpu_target.py", "tests/loops/test_executors.py")
 CONFORMANCE_TESTS = (
-    "tests/cells/test_lstm.py",
-    "tests/ops/test_recurrent_network.py",
+    "tests/nets/cells/test_lstm.py",
+    "tests/nets/ops/test_recurrent_network.py",
     "tests/nn/test_against_torch.py",
 )
 SMOKE_TESTS = ("tests/test_tiny.py",)

@@ -1,4 +1,4 @@
-"""Makes jrnn/proto/caffe2.desc from jrnn/proto/caffe2.proto.
+"""Makes jrnn/nets/proto/caffe2.desc from jrnn/nets/proto/caffe2.proto.
 
 Run it after a change of the schema, where `pip install grpcio-tools` gives a protobuf compiler:
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-FOLDER = Path(__file__).resolve().parent.parent / "jrnn" / "proto"
+FOLDER = Path(__file__).resolve().parent.parent / "jrnn" / "nets" / "proto"
 
 
 def main() -> int:

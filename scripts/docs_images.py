@@ -24,8 +24,8 @@ import jax
 from matplotlib.figure import Figure
 
 import jrnn
-from jrnn import cells
 from jrnn.cli import main as command
+from jrnn.nets import cells
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"

@@ -3,7 +3,7 @@
 python scripts/fuzz.py [--cases N | --minutes M] [--seed S] [--reader NAME]
 
 A case is a function of the seed and its number. Cases run in a separate process with limits of memory and time. A case that
-fails is written to tests/proto/corpus/READER/, and a test feeds it to the reader from then on.
+fails is written to tests/nets/proto/corpus/READER/, and a test feeds it to the reader from then on.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from jrnn.errors import JrnnError
-from jrnn.graph import show, to_dot, upgrade
-from jrnn.proto import (
+from jrnn.nets.graph import show, to_dot, upgrade
+from jrnn.nets.proto import (
     blob_to_numpy,
     format_net,
     message_class,
@@ -37,9 +37,9 @@ from jrnn.proto import (
     serialize_plan,
     tensor_to_numpy,
 )
-from jrnn.proto.database import parse_minidb, tensors_of
-from jrnn.proto.messages import format_message
-from jrnn.proto.predictor_file import read_predictor_file
+from jrnn.nets.proto.database import parse_minidb, tensors_of
+from jrnn.nets.proto.messages import format_message
+from jrnn.nets.proto.predictor_file import read_predictor_file
 from jrnn.train.checkpoint import SEAL, broken_seal
 from jrnn.train.config import load_config
 from jrnn.train.metrics import MetricsFile
@@ -51,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fuzz_mutate import mutate_bytes, mutate_message, mutate_minidb, mutate_text
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-CORPUS = TESTS / "proto" / "corpus"
+CORPUS = TESTS / "nets" / "proto" / "corpus"
 METRICS = b'{"step": 1, "loss": 3.0, "items_per_second": 9}\n{"step": 2, "validation_loss": NaN}\n{"step": 3, "lo'
 SCRIPT = __file__
 MEMORY = 512 << 20  # bytes besides those of the process at its start
@@ -185,7 +185,7 @@ class Cases:
         with np.load(golden / "database.npz") as file:
             records = [value for _, value in parse_minidb(file["records"].tobytes())]
         tensors = [b[b.index(b"Tensor\x1a") + 8 :] for b in blobs]
-        configs = [p.read_bytes() for p in sorted((TESTS.parent / "jrnn" / "configs").glob("*.toml"))]
+        configs = [p.read_bytes() for p in sorted((TESTS.parent / "configs").glob("*.toml"))]
         plan_texts = [format_message(message_class("PlanDef").FromString(p)).encode() for p in plans[:6]]
         self.kinds = {
             "net": (("NetDef", nets), ("text", texts)),

@@ -10,8 +10,8 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor
 
 from jrnn.errors import FormatError
-from jrnn.proto import message_class
-from jrnn.proto.database import format_minidb, parse_minidb
+from jrnn.nets.proto import message_class
+from jrnn.nets.proto.database import format_minidb, parse_minidb
 
 Field = tuple[int, int, Any]  # number, wire type, and an int, bytes or (of a message) a list of fields
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5

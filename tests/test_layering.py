@@ -7,35 +7,34 @@ from pathlib import Path
 import pytest
 
 import jrnn
-from jrnn import registry
+from jrnn.nets import registry
 
 ROOT = Path(jrnn.__file__).parent
 LEVELS = {
     "errors": 0,
     "version": 0,
-    "ir": 0,
-    "jax_names": 0,
-    "execution_step": 0,
+    "nets/__init__": 0,
+    "nets/ir": 0,
+    "nets/execution_step": 0,
     "named": 1,
-    "proto": 1,
-    "registry": 1,
-    "executor": 1,
-    "graph": 2,
-    "builder": 3,
-    "lowering": 3,
-    "autodiff": 3,
-    "gradient_maker": 3,
-    "ops": 4,
-    "recurrent": 5,
+    "nets/proto": 1,
+    "nets/registry": 1,
+    "loops": 1,
+    "nets/graph": 2,
+    "nets/builder": 3,
+    "nets/lowering": 3,
+    "nets/autodiff": 3,
+    "nets/gradient_maker": 3,
+    "nets/ops": 4,
+    "nets/recurrent": 5,
     "convert": 5,
-    "plans": 5,
+    "nets/plans": 5,
     "gradcheck": 6,
-    "cells": 6,
+    "nets/cells": 6,
     "nn": 6,
     "interop": 7,
     "testing": 7,
     "train": 7,
-    "doctor": 7,
     "onnx": 8,
     "bench": 9,
     "cli": 10,
@@ -43,7 +42,7 @@ LEVELS = {
     "__init__": 11,
 }
 ONLY_IN = {  # third-party package: the rooms that may know it
-    "google": {"proto", "onnx"},
+    "google": {"nets/proto", "onnx"},
     "argparse": {"cli"},
     "flax": {"nn", "interop", "train", "bench"},
     "optax": {"train"},
@@ -55,7 +54,7 @@ ONLY_IN = {  # third-party package: the rooms that may know it
 }
 # fmt: off
 LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas, which loads much, for TPUs
-    ("executor/cudnn.py", "jax"), ("executor/kernels/mosaic.py", "jax"),
+    ("loops/cudnn.py", "jax"), ("loops/kernels/mosaic.py", "jax"),
 }
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
@@ -68,7 +67,11 @@ NAMES = {str(p.relative_to(ROOT)): p for p in FILES}
 
 def room(path: Path) -> str:
     """The top-level module or folder of jrnn that a file belongs to."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    return _room(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def _room(parts) -> str:
+    return "/".join(parts[: 2 if parts[0] == "nets" else 1])
 
 
 @functools.cache
@@ -113,7 +116,7 @@ def test_a_file_imports_from_below(name):
             assert not local or late, f"{where}: imports {package} inside a function"
             continue
         assert not local, f"{where}: imports from jrnn inside a function"
-        there = target[0] if target and target[0] in LEVELS else "__init__"
+        there = _room(target) if target and _room(target) in LEVELS else "__init__"
         if there == here:
             continue
         assert LEVELS[there] < LEVELS[here] or _siblings(here, there), (
@@ -126,7 +129,9 @@ def _siblings(here: str, there: str) -> bool:
     return LEVELS[here] == LEVELS[there] and (ROOT / f"{there}.py").exists()
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if room(NAMES[n]) in ("ir", "proto", "graph", "errors")])
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if room(NAMES[n]) in ("nets/ir", "nets/proto", "nets/graph", "errors")]
+)
 def test_no_jax_at_the_bottom(name):
     assert not {p for _, t, p, _ in imports(NAMES[name]) if t is None} & {"jax", "jaxlib"}
 
@@ -163,11 +168,11 @@ def _file(target: list[str]) -> Path:
 
 def test_ops_and_nn_do_not_know_what_stands_beside_them():
     for name, path in NAMES.items():
-        targets = {target[0] for _, target, _, _ in imports(path) if target}
+        targets = {_room(target) for _, target, _, _ in imports(path) if target}
         if room(path) == "nn":
-            assert "ops" not in targets, name
-        if room(path) == "ops":
-            assert not targets & {"cells", "nn", "recurrent"}, name
+            assert "nets/ops" not in targets, name
+        if room(path) == "nets/ops":
+            assert not targets & {"nets/cells", "nn", "nets/recurrent"}, name
 
 
 def test_mechanisms_name_no_operator():
@@ -175,7 +180,8 @@ def test_mechanisms_name_no_operator():
     types = {d.type for d in registry.registered()}
     # fmt: off
     mechanisms = {
-        "autodiff", "builder", "errors", "executor", "gradcheck", "gradient_maker", "ir", "lowering", "nn", "proto",
+        "errors", "gradcheck", "loops", "nets/autodiff", "nets/builder", "nets/gradient_maker", "nets/ir",
+        "nets/lowering", "nets/proto", "nn",
     }
     # fmt: on
     words = {"XavierFill"}  # what NetBuilder.param fills parameters with where nothing else is said

@@ -1,7 +1,7 @@
 """Every public name has an entry in the API reference, and an example that the tests run."""
 
 import doctest
-import importlib
+import functools
 import inspect
 import re
 from pathlib import Path
@@ -27,16 +27,16 @@ ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:function|class|exception|data):: ([\w.
 
 
 def resolve(name):
-    """The object of a full name: `jrnn.nn.GRU`."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+    """The object of a full name, as users write it: `jrnn.nn.GRU`."""
+    _, *attributes = name.split(".")
+    return functools.reduce(getattr, attributes, jrnn)
 
 
 def public_names():
     """Every public name, once: what two modules export stands under the first."""
     found = {f"jrnn.{name}": getattr(jrnn, name) for name in jrnn.__all__ if name != "__version__"}
     for module in map("jrnn.{}".format, MODULES):
-        loaded = importlib.import_module(module)
+        loaded = resolve(module)
         names = getattr(loaded, "__all__", None) or [
             n for n in vars(loaded) if n[0].islower() and defined_in(loaded, n)
         ]

@@ -26,9 +26,10 @@ TRAINING = [
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder, source = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "jrnn", source / "jrnn", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("jrnn", "configs"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
     subprocess.run(pip, check=True, cwd=folder)
     (found,) = folder.glob("jrnn-*.whl")
@@ -74,7 +75,7 @@ def installed(wheel, tmp_path_factory):
 def test_the_wheel_holds_what_is_not_python(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"jrnn/configs/{name}.toml" for name in config_names()} <= set(names)
-    assert {"jrnn/py.typed", "jrnn/proto/caffe2.desc", "jrnn/configs/data/demand.csv"} <= set(names)
+    assert {"jrnn/py.typed", "jrnn/nets/proto/caffe2.desc", "jrnn/configs/data/demand.csv"} <= set(names)
     assert not [name for name in names if not name.startswith("jrnn")]
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from jrnn.bench import peers, report
 from jrnn.bench.peers import Program
 from jrnn.bench.suites import Options, suite_of
-from jrnn.executor import host_memory
+from jrnn.loops import host_memory
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
 _TURNS = 3  # the least number of turns for a median

@@ -40,7 +40,7 @@ from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError
-from jrnn.executor import LstmStep, host_devices, host_memory, scan
+from jrnn.loops import LstmStep, host_devices, host_memory, scan
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
 

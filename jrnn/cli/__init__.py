@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from jrnn.cli.parser import make_parser
 from jrnn.cli.training import INTERRUPTED
 from jrnn.errors import JrnnError
-from jrnn.executor import host_memory
+from jrnn.loops import host_memory
 
 PIPE_CLOSED = 141  # the shell's status of a command whose reader, such as `head`, has ended
 

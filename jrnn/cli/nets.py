@@ -16,7 +16,6 @@ import numpy as np
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
-from jrnn.execution_step import Plan
 from jrnn.gradcheck import (
     INEXACT,
     TOLERANCE,
@@ -29,12 +28,13 @@ from jrnn.gradcheck import (
     subject_of_target,
     table_of,
 )
-from jrnn.graph import show, to_dot, to_svg, upgrade
-from jrnn.graph.scope import reads
-from jrnn.ir import Net
-from jrnn.lowering import infer_shapes, run_net, unwritten_output, without_sources
-from jrnn.plans import net_of_plan, run_plan, show_steps
-from jrnn.proto import read_net, read_net_or_plan, write_net, write_plan
+from jrnn.nets.execution_step import Plan
+from jrnn.nets.graph import show, to_dot, to_svg, upgrade
+from jrnn.nets.graph.scope import reads
+from jrnn.nets.ir import Net
+from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
+from jrnn.nets.plans import net_of_plan, run_plan, show_steps
+from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.train import export_run, load_config
 from jrnn.train.check import subject_of_config
 from jrnn.train.config import find_config

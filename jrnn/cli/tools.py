@@ -8,12 +8,12 @@ from dataclasses import fields
 
 from rich.console import Console
 
-from jrnn import doctor
 from jrnn.bench import compile_for, measure
 from jrnn.bench.sizes import MODES, parse_sizes
 from jrnn.bench.suites import Options
+from jrnn.cli import doctor
 from jrnn.errors import UsageError, near
-from jrnn.ops import catalog
+from jrnn.nets.ops import catalog
 
 
 def wide_console() -> Console:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from jrnn.cli.tools import wide_console
 from jrnn.errors import UsageError
-from jrnn.executor import host_devices
+from jrnn.loops import host_devices
 from jrnn.train import load_config, sample_run, train
 from jrnn.train.config import config_names, describe_config
 from jrnn.train.devices import join

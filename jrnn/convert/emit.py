@@ -16,11 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.builder import NetBuilder
 from jrnn.convert.flat import Graph, Node, Var, evaluate, flatten, read
 from jrnn.convert.package import fill
 from jrnn.errors import ConversionError, JrnnError
-from jrnn.ir import Op
+from jrnn.nets.builder import NetBuilder
+from jrnn.nets.ir import Op
 
 FLOAT, INT32, INT64, BOOL = (np.dtype(t) for t in (np.float32, np.int32, np.int64, np.bool_))
 TYPE_CODES = {FLOAT: 1, INT32: 2, BOOL: 5, INT64: 10}  # TensorProto.DataType

@@ -10,11 +10,11 @@ import numpy as np
 
 from jrnn.convert.package import INIT, PREDICT, Package, fill, placeholder
 from jrnn.errors import ConversionError, near
-from jrnn.graph import extract_sub_net
-from jrnn.ir import Net, Op
-from jrnn.lowering import infer_shapes
-from jrnn.proto import read_net
-from jrnn.proto.predictor_file import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
+from jrnn.nets.graph import extract_sub_net
+from jrnn.nets.ir import Net, Op
+from jrnn.nets.lowering import infer_shapes
+from jrnn.nets.proto import read_net
+from jrnn.nets.proto.predictor_file import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
 
 _LOAD = "Load"
 

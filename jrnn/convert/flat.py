@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.executor import jaxprs
-from jrnn.jax_names import expanded, source_line
+from jrnn.loops import jaxprs
+from jrnn.loops.jax_names import expanded, source_line
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 

@@ -14,9 +14,9 @@ from jrnn.convert.groups import recognize
 from jrnn.convert.package import Package
 from jrnn.convert.verify import verify
 from jrnn.errors import ConversionError
-from jrnn.graph import live_ops, rename_blobs
-from jrnn.ir import Net
 from jrnn.named import load_named
+from jrnn.nets.graph import live_ops, rename_blobs
+from jrnn.nets.ir import Net
 
 
 def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | None = None) -> Package:

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError, FormatError, near
-from jrnn.graph.scope import reads
-from jrnn.ir import Net, Numbers, Op
-from jrnn.lowering import run_net, to_jax
-from jrnn.ops.values import DTYPES
-from jrnn.proto import read_net, write_net
+from jrnn.nets.graph.scope import reads
+from jrnn.nets.ir import Net, Numbers, Op
+from jrnn.nets.lowering import run_net, to_jax
+from jrnn.nets.ops.values import DTYPES
+from jrnn.nets.proto import read_net, write_net
 
 INIT, PREDICT, SHAPES = "init_net.pb", "predict_net.pb", "value_info.json"
 CODES = {np.dtype(d): code for code, d in DTYPES.items()}

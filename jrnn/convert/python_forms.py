@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
-from jrnn.executor.primitives import ELEMENTWISE
+from jrnn.loops.primitives import ELEMENTWISE
 
 INFIX = {
     "add": "+", "add_any": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",

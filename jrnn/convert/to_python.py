@@ -39,8 +39,8 @@ from jrnn.convert.python_forms import (
 )
 from jrnn.convert.verify import close, drawn
 from jrnn.errors import ConversionError, OpError
-from jrnn.executor.jaxprs import is_literal, scan_counts
-from jrnn.lowering import to_jax
+from jrnn.loops.jaxprs import is_literal, scan_counts
+from jrnn.nets.lowering import to_jax
 
 # fmt: off
 _RESERVED = (
@@ -113,7 +113,7 @@ def to_python(
         ConversionError: an input whose shape is not known, or a primitive that has no public name in JAX.
         OpError: a net that does not run under `jit`, because a shape depends on the values of blobs.
 
-    >>> from jrnn.ir import Net, Op
+    >>> from jrnn.nets.ir import Net, Op
     >>> net = Net("double", (Op.of("Add", ["x", "x"], ["y"]), Op.of("Tanh", ["y"], ["z"])), ("x",), ("z",))
     >>> source, weights = to_python(Package(Net("init"), net), {"x": np.ones(3, np.float32)})
     >>> print(source[source.index("def predict"):source.index("def load")].strip())

@@ -11,7 +11,7 @@ from jrnn.convert.emit import Blob
 from jrnn.convert.flat import Graph, Node, Var, evaluate, read
 from jrnn.convert.package import Package
 from jrnn.errors import ConversionError, describe_op
-from jrnn.lowering import run_net
+from jrnn.nets.lowering import run_net
 
 TOLERANCE = 1e-5
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from jrnn.convert.flat import source_of
 from jrnn.errors import GradientWarning, describe_op
-from jrnn.executor.jaxprs import Program, Var, evaluate, opened, read, scan_counts, trace
 from jrnn.gradcheck.compare import (
     DIFFERENCE_TOLERANCE,
     TOLERANCE,
@@ -35,12 +34,13 @@ from jrnn.gradcheck.compare import (
 )
 from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
 from jrnn.gradcheck.subject import Subject, function_of, subject_of_net
-from jrnn.graph.scope import Workspace, reads, workspace_of
-from jrnn.ir import Net, Op
-from jrnn.lowering import run_net
-from jrnn.ops.recurrent_network import initial_state
-from jrnn.ops.recurrent_wiring import Wiring, parse
-from jrnn.registry import lookup
+from jrnn.loops.jaxprs import Program, Var, evaluate, opened, read, scan_counts, trace
+from jrnn.nets.graph.scope import Workspace, reads, workspace_of
+from jrnn.nets.ir import Net, Op
+from jrnn.nets.lowering import run_net
+from jrnn.nets.ops.recurrent_network import initial_state
+from jrnn.nets.ops.recurrent_wiring import Wiring, parse
+from jrnn.nets.registry import lookup
 
 
 def check_gradients(
@@ -75,7 +75,7 @@ def check_gradients(
         GradientError: a loss of more than one element, an unknown blob, or an operator without gradient.
         NetError, OpError: as `run_net` does.
 
-    >>> from jrnn.ir import Net, Op
+    >>> from jrnn.nets.ir import Net, Op
     >>> net = Net("n", (Op.of("Tanh", ["x"], ["y"]), Op.of("SumElements", ["y"], ["loss"])))
     >>> check_gradients(net, {"x": np.array([0.5, -1.0], np.float32)}, "loss").agrees
     True

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jrnn.autodiff import add_gradients
 from jrnn.errors import GradientError
 from jrnn.gradcheck.report import BlobAgreement
 from jrnn.gradcheck.subject import Subject
-from jrnn.gradient_maker import GradientSlice
-from jrnn.graph.scope import all_names
-from jrnn.ir import Net, Op
-from jrnn.lowering import infer_shapes, to_jax
-from jrnn.registry import ACCUMULATE
+from jrnn.nets.autodiff import add_gradients
+from jrnn.nets.gradient_maker import GradientSlice
+from jrnn.nets.graph.scope import all_names
+from jrnn.nets.ir import Net, Op
+from jrnn.nets.lowering import infer_shapes, to_jax
+from jrnn.nets.registry import ACCUMULATE
 
 STEP = 6e-6  # about the cube root of float64's epsilon, which balances rounding and truncation of central differences
 Gradients = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from rich.table import Table
 
-from jrnn.graph.svg import to_svg
-from jrnn.ir import Net
+from jrnn.nets.graph.svg import to_svg
+from jrnn.nets.ir import Net
 
 _WORST = 20  # blobs in the list
 _GOOD, _NEAR, _BAD = "#b7e1b0", "#f6e3a1", "#f2a6a0"

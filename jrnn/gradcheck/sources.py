@@ -16,9 +16,9 @@ from jrnn.convert import example_of, from_jax, load_function, load_package
 from jrnn.convert.arguments import call_of
 from jrnn.errors import FormatError, GradientError, near
 from jrnn.gradcheck.subject import Subject, as_float64, seeds_of, subject_of_net
-from jrnn.ir import Net
-from jrnn.lowering import run_net
-from jrnn.proto import read_net
+from jrnn.nets.ir import Net
+from jrnn.nets.lowering import run_net
+from jrnn.nets.proto import read_net
 
 LOSS = "loss"
 

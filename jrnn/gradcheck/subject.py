@@ -15,8 +15,8 @@ import numpy as np
 
 from jrnn.convert.package import outputs_of
 from jrnn.errors import GradientError, near
-from jrnn.ir import Net
-from jrnn.lowering import to_jax, without_sources
+from jrnn.nets.ir import Net
+from jrnn.nets.lowering import to_jax, without_sources
 
 SMALL = 4096  # elements up to which a Jacobian is compared whole
 

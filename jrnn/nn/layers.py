@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
-from jrnn.executor import LstmStep, scan
-from jrnn.executor.masking import with_resets
-from jrnn.jax_names import Primitive
+from jrnn.loops import LstmStep, scan
+from jrnn.loops.jax_names import Primitive
+from jrnn.loops.masking import with_resets
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import LSTM, State, Unit

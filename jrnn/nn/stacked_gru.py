@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError
-from jrnn.executor import scan
+from jrnn.loops import scan
 
 
 class Weights(NamedTuple):

@@ -18,7 +18,7 @@ from onnx import AttributeProto, helper, numpy_helper
 
 from jrnn.convert.emit import registering
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
-from jrnn.jax_names import is_traced
+from jrnn.loops.jax_names import is_traced
 
 STANDARD = ("", "ai.onnx")
 DEPTH = 32  # of graphs inside graphs

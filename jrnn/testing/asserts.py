@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jrnn.cells import Cell
 from jrnn.errors import ScanError
-from jrnn.executor import EXECUTORS, scan
 from jrnn.gradcheck import INEXACT, TOLERANCE, Effort, Subject, check, over_time, subject_of_function, subject_of_net
-from jrnn.ir import Net
-from jrnn.lowering import run_net
+from jrnn.loops import EXECUTORS, scan
+from jrnn.nets.cells import Cell
+from jrnn.nets.ir import Net
+from jrnn.nets.lowering import run_net
 from jrnn.testing.layers import CellNet, Layer, layer_of
 
 FILLS = (np.nan, np.inf, -np.inf, 1e30)

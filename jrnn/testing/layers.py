@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.builder import NetBuilder
-from jrnn.cells import Cell, RunOptions, run_cell
 from jrnn.errors import LayerError
-from jrnn.executor import scan
-from jrnn.ir import Net
-from jrnn.lowering import to_jax
+from jrnn.loops import scan
+from jrnn.nets.builder import NetBuilder
+from jrnn.nets.cells import Cell, RunOptions, run_cell
+from jrnn.nets.ir import Net
+from jrnn.nets.lowering import to_jax
 
 X, LENGTHS = "x", "lengths"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.ir import Net, Op
+from jrnn.nets.ir import Net, Op
 
 _ROWS, _COLUMNS = 2, 3
 _UNARY = ("Tanh", "Sigmoid", "Sin", "Cos", "Softsign", "Sqr", "Negative", "Copy")

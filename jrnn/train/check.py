@@ -17,9 +17,9 @@ import numpy as np
 
 from jrnn.errors import GradientError, describe_op
 from jrnn.gradcheck import Subject, subject_of_function, subject_of_net
-from jrnn.ir import Op
-from jrnn.lowering import Context, execute, schedule
-from jrnn.ops.recurrent_network import StepWorkspaces
+from jrnn.nets.ir import Op
+from jrnn.nets.lowering import Context, execute, schedule
+from jrnn.nets.ops.recurrent_network import StepWorkspaces
 from jrnn.train.config import Config
 from jrnn.train.models.model import Compute, Model, Params
 from jrnn.train.models.net import NetModel

@@ -15,9 +15,7 @@ from jrnn.errors import ConfigError, near
 from jrnn.named import load_named
 from jrnn.train.models import MAKERS, ModelKind, load_kind
 from jrnn.train.tasks import KINDS, TaskKind
-from jrnn.train.toml_codec import decode, hint, override, read_toml, require, require_at_least
-
-FOLDER = Path(__file__).parents[1] / "configs"  # the configs that ship
+from jrnn.train.toml_codec import CONFIGS, decode, hint, override, read_toml, require, require_at_least
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def config_names() -> list[str]:
     >>> "char_lstm" in config_names()
     True
     """
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return sorted(path.stem for path in CONFIGS.glob("*.toml"))
 
 
 def find_config(given: str | Path) -> Path:
@@ -162,13 +160,13 @@ def find_config(given: str | Path) -> Path:
     """
     path = Path(given)
     if not path.exists() and str(given) in config_names():
-        return FOLDER / f"{given}.toml"
+        return CONFIGS / f"{given}.toml"
     return path
 
 
 def describe_config(name: str) -> str:
     """Returns the comment that opens a shipped config, without its first line, which is the command."""
-    lines = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    lines = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").splitlines()
     end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     return " ".join(line.removeprefix("# ") for line in lines[1:end])
 

@@ -19,6 +19,9 @@ from jrnn.errors import ConfigError, JrnnError, near
 
 T = TypeVar("T")
 
+# The configs that ship: in a wheel `jrnn/configs`, in a clone `configs` next to `jrnn`.
+CONFIGS = next(p / "configs" for p in Path(__file__).parents[1:3] if (p / "configs").is_dir())
+
 
 def require(true: bool, rule: str, value: Any) -> None:
     """Raises ConfigError with the rule and the value that breaks it, unless `true`."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records nets with Do, If and While, built and run by the real Caffe2, for tests/ops/test_control.py.
+"""Records nets with Do, If and While, built and run by the real Caffe2, for tests/nets/ops/test_control.py.
 
 Run it with the Python 3.8 that has the real Caffe2 (torch 1.8.1):
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what Caffe2's own AddGradientOperators makes of a few nets, for tests/test_autodiff.py.
+"""Records what Caffe2's own AddGradientOperators makes of a few nets, for tests/nets/test_autodiff.py.
 
 Run it with the Python 3.8 that has the real Caffe2 (torch 1.8.1):
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records two whole nets run by the real Caffe2, as golden data for tests/ops: training, and prediction on images.
+"""Records two whole nets run by the real Caffe2, as golden data for tests/nets/ops: training, and prediction on images.
 
 caffe2-env/bin/python scripts/record/caffe2_nets.py     (the environment of caffe2_operators.py)
 

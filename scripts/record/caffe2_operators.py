@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records what the real Caffe2 answers to the cases in caffe2_cases/, as golden data for tests/ops.
+"""Records what the real Caffe2 answers to the cases in caffe2_cases/, as golden data for tests/nets/ops.
 
     python3.8 -m venv caffe2-env
     caffe2-env/bin/pip install torch==1.8.1 "numpy<1.24" future protobuf==3.20.3 six networkx

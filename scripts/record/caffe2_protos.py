@@ -1,4 +1,4 @@
-"""Records what the real Caffe2 writes, for the tests of jrnn/proto: nets as bytes and text, and serialized blobs.
+"""Records what the real Caffe2 writes, for the tests of jrnn/nets/proto: nets as bytes and text, and serialized blobs.
 
 Run it where Caffe2 is (Python 3.8: `pip install torch==1.8.1 "numpy<1.24" future protobuf==3.20.3 six networkx`):
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records the nets that Caffe2's rnn_cell and gru_cell build, for tests/cells/test_caffe2_nets.py.
+"""Records the nets that Caffe2's rnn_cell and gru_cell build, for tests/nets/cells/test_caffe2_nets.py.
 
 Run it with the Python 3.8 that has the real Caffe2 (torch 1.8.1):
 

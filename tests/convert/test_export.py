@@ -14,9 +14,9 @@ from jrnn import Net, Op
 from jrnn.convert import Package, Predictor, export_package, load_package, write_predictor, write_python
 from jrnn.convert import package as package_module
 from jrnn.errors import ConversionError, FormatError, NetError, OpError
-from jrnn.proto import Limits, message_class
-from jrnn.proto.database import format_minidb, parse_minidb
-from jrnn.proto.predictor_file import read_predictor_file
+from jrnn.nets.proto import Limits, message_class
+from jrnn.nets.proto.database import format_minidb, parse_minidb
+from jrnn.nets.proto.predictor_file import read_predictor_file
 
 FILE = np.load(pathlib.Path(__file__).parents[1] / "golden" / "plans.npz")
 GOLDEN = {k.removeprefix("export|"): FILE[k] for k in FILE.files if k.startswith("export|")}

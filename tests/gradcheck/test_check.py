@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import Op, cells, registry
+from jrnn import Op
 from jrnn.convert.flat import source_of
 from jrnn.gradcheck import Effort, Fault, GradientReport, check, over_time, subject_of_function, subject_of_net
 from jrnn.gradcheck.compare import direction_errors
 from jrnn.gradcheck.report import marks
+from jrnn.nets import cells, registry
 
 RNG = np.random.default_rng(0)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import registry
 from jrnn.cli import main
+from jrnn.nets import registry
 
 pytestmark = pytest.mark.usefixtures("little_optimization")
 

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jrnn import nn
 from jrnn.errors import LayerError, ScanError
-from jrnn.executor import LstmStep, cudnn
+from jrnn.loops import LstmStep, cudnn
 from jrnn.nn import functional, units
 from jrnn.nn.layers import draw
 from jrnn.nn.settings import Settings

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from jrnn import cells, testing
+from jrnn import testing
 from jrnn.errors import LayerError
+from jrnn.nets import cells
 from jrnn.testing import layers
 
 pytestmark = pytest.mark.usefixtures("little_optimization")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrnn import registry
 from jrnn.errors import GradientError
+from jrnn.nets import registry
 from jrnn.train.check import GradientCheck
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model

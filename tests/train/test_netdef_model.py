@@ -9,10 +9,10 @@ import pytest
 
 import jrnn
 from jrnn import NetBuilder
-from jrnn.cells import LSTM
 from jrnn.cli import main
 from jrnn.convert import Package, export_package
 from jrnn.errors import ConfigError
+from jrnn.nets.cells import LSTM
 from jrnn.train import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model

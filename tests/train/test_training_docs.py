@@ -11,7 +11,7 @@ import pytest
 
 from jrnn.cli.parser import make_parser
 from jrnn.train import load_config
-from jrnn.train.config import FOLDER, GradientConfig, OptimizerConfig, TrainConfig, config_names
+from jrnn.train.config import CONFIGS, GradientConfig, OptimizerConfig, TrainConfig, config_names
 from jrnn.train.models import TOKEN_MODELS
 from jrnn.train.tasks import KINDS
 from jrnn.train.toml_codec import decode
@@ -76,7 +76,7 @@ def test_the_example_is_a_configuration():
 def test_a_config_loads_and_opens_with_its_command(name):
     """And the table of the training guide names it."""
     load_config(name)
-    head = (FOLDER / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
+    head = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
     assert re.match(rf"# .*jrnn train {name}\b", head)
     assert f"| `{name}` |" in (ROOT / "docs" / "train_from_config.md").read_text(encoding="utf-8")
 

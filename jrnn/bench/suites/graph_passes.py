@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jrnn import graph
 from jrnn.bench.peers import Program, clocked
 from jrnn.bench.suites import Job, Options
-from jrnn.ir import DeviceOption, Net, Op
+from jrnn.nets import graph
+from jrnn.nets.ir import DeviceOption, Net, Op
 
 SIZES = (5_000, 10_000, 20_000)
 OURS = (f"{SIZES[-1]} operators",)

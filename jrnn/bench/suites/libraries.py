@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jrnn.bench.peers import Program, clocked, flax_rnn
 from jrnn.bench.sizes import Size
 from jrnn.bench.suites import Job, Options
-from jrnn.executor import optimize_scans
+from jrnn.loops import optimize_scans
 
 OURS = ("optimize_scans",)
 TAKES = ("cells", "sizes", "peers")

@@ -22,7 +22,7 @@ from jrnn import nn
 from jrnn.bench.peers import Program, clocked, compiled, scanned, torch_program
 from jrnn.bench.sizes import MODES, Size, flops
 from jrnn.bench.suites import Job, Options
-from jrnn.executor import scan
+from jrnn.loops import scan
 
 OURS = ("nn",)
 TAKES = ("cells", "modes", "sizes", "peers")

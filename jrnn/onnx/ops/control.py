@@ -8,8 +8,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
-from jrnn.executor import scan, while_loop
-from jrnn.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
+from jrnn.loops import scan, while_loop
+from jrnn.loops.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.onnx.graph import op
 
 

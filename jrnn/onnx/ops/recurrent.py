@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConversionError, near
-from jrnn.executor import scan
+from jrnn.loops import scan
 from jrnn.nn.layers import contract
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.elementwise import ACTIVATIONS

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jrnn.builder import NetBuilder
-from jrnn.cells import (
+from jrnn.nets.builder import NetBuilder
+from jrnn.nets.cells import (
     BasicRNNCell,
     Cell,
     DropoutCell,
@@ -26,7 +26,7 @@ from jrnn.cells import (
     StackedCell,
     run_cell,
 )
-from jrnn.cells.wrappers import WrappedCell
+from jrnn.nets.cells.wrappers import WrappedCell
 from jrnn.train.models.model import DEFAULT, Compute, Embedding, LayersConfig, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.toml_codec import require

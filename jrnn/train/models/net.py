@@ -12,12 +12,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jrnn import registry
-from jrnn.autodiff import GradientSlice, add_gradients
 from jrnn.convert import Package, export_package
-from jrnn.graph import extract_sub_net
-from jrnn.ir import Net, Op
-from jrnn.lowering import to_jax
+from jrnn.nets import registry
+from jrnn.nets.autodiff import GradientSlice, add_gradients
+from jrnn.nets.graph import extract_sub_net
+from jrnn.nets.ir import Net, Op
+from jrnn.nets.lowering import to_jax
 from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, gradients_of
 
 

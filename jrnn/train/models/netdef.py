@@ -17,10 +17,10 @@ import numpy as np
 from jrnn.convert import Package, export_package
 from jrnn.convert.package import INIT
 from jrnn.errors import ConfigError, JrnnError, near
-from jrnn.graph import extract_sub_net, upgrade
-from jrnn.ir import Net, Op
-from jrnn.lowering import to_jax
-from jrnn.proto import read_net
+from jrnn.nets.graph import extract_sub_net, upgrade
+from jrnn.nets.ir import Net, Op
+from jrnn.nets.lowering import to_jax
+from jrnn.nets.proto import read_net
 from jrnn.train.models.model import Carry, Compute, Params, Signature
 from jrnn.train.models.net import NetModel, for_evaluation
 

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.builder import NetBuilder
-from jrnn.cells import LSTM, AttentionOptions, Encoder, LSTMOptions, LSTMWithAttention
-from jrnn.cells.base import fully_connected
-from jrnn.graph import extract_sub_net
-from jrnn.lowering import to_jax
-from jrnn.recurrent import retrieve_step_blobs
+from jrnn.nets.builder import NetBuilder
+from jrnn.nets.cells import LSTM, AttentionOptions, Encoder, LSTMOptions, LSTMWithAttention
+from jrnn.nets.cells.base import fully_connected
+from jrnn.nets.graph import extract_sub_net
+from jrnn.nets.lowering import to_jax
+from jrnn.nets.recurrent import retrieve_step_blobs
 from jrnn.train.models.model import DEFAULT, Compute, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.toml_codec import require_at_least

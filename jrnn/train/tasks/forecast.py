@@ -17,9 +17,9 @@ import numpy as np
 from jrnn.errors import DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, Trained, checksum, predictor
-from jrnn.train.toml_codec import hint, imply_file, read_utf8, require, require_at_least
+from jrnn.train.toml_codec import CONFIGS, hint, imply_file, read_utf8, require, require_at_least
 
-DEMAND = Path(__file__).parents[2] / "configs" / "data" / "demand.csv"  # the hourly load of the config `forecast`
+DEMAND = CONFIGS / "data" / "demand.csv"  # the hourly load of the config `forecast`
 
 
 @dataclass(frozen=True)

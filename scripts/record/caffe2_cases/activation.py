@@ -1,4 +1,4 @@
-"""Activations of jrnn/ops/activation.py, at zero and at the ends of their ranges too."""
+"""Activations of jrnn/nets/ops/activation.py, at zero and at the ends of their ranges too."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Functions of PyTorch in Caffe2's operator ATen: jrnn/ops/contrib/aten.py."""
+"""Functions of PyTorch in Caffe2's operator ATen: jrnn/nets/ops/contrib/aten.py."""
 
 import numpy as np
 

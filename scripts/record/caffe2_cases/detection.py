@@ -1,4 +1,4 @@
-"""Boxes of detection networks: jrnn/ops/contrib/detection.py."""
+"""Boxes of detection networks: jrnn/nets/ops/contrib/detection.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Activations of jrnn/ops/elementwise.py. Zeros and ties stand among the inputs, where derivatives are a convention."""
+"""Activations of jrnn/nets/ops/elementwise.py. Zeros and ties stand among the inputs, where derivatives are a convention."""
 
 import numpy as np
 

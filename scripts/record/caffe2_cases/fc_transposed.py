@@ -1,4 +1,4 @@
-"""FCTransposed of jrnn/ops/matmul.py."""
+"""FCTransposed of jrnn/nets/ops/matmul.py."""
 
 from caffe2_cases import case, normal
 

@@ -1,4 +1,4 @@
-"""Features from numbers of jrnn/ops/contrib/features.py, and 16-bit floats of low_precision.py."""
+"""Features from numbers of jrnn/nets/ops/contrib/features.py, and 16-bit floats of low_precision.py."""
 
 import numpy as np
 from caffe2.python import utils

@@ -1,4 +1,4 @@
-"""Fused and packed operators: jrnn/ops/contrib/conv.py and low_precision.py."""
+"""Fused and packed operators: jrnn/nets/ops/contrib/conv.py and low_precision.py."""
 
 from caffe2_cases import case, normal
 

@@ -1,4 +1,4 @@
-"""Borders and sizes of images of jrnn/ops/contrib/image.py."""
+"""Borders and sizes of images of jrnn/nets/ops/contrib/image.py."""
 
 from caffe2_cases import case, f32, normal
 

@@ -1,4 +1,4 @@
-"""Quantized tensors: jrnn/ops/contrib/int8.py. They cannot be recorded, so floats surround them."""
+"""Quantized tensors: jrnn/nets/ops/contrib/int8.py. They cannot be recorded, so floats surround them."""
 
 import numpy as np
 

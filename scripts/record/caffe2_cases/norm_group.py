@@ -1,4 +1,4 @@
-"""Normalization within each example of jrnn/ops/contrib/norm.py."""
+"""Normalization within each example of jrnn/nets/ops/contrib/norm.py."""
 
 from caffe2_cases import case, normal, positive
 

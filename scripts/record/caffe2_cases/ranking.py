@@ -1,4 +1,4 @@
-"""Features of ranking models: jrnn/ops/contrib/features.py."""
+"""Features of ranking models: jrnn/nets/ops/contrib/features.py."""
 
 import numpy as np
 

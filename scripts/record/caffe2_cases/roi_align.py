@@ -1,4 +1,4 @@
-"""Averages over regions: jrnn/ops/contrib/image.py."""
+"""Averages over regions: jrnn/nets/ops/contrib/image.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Tables of few bits a number, and bags over them: jrnn/ops/contrib/low_precision.py."""
+"""Tables of few bits a number, and bags over them: jrnn/nets/ops/contrib/low_precision.py."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Activations with a threshold of jrnn/ops/activation.py; inputs lie on the thresholds, too."""
+"""Activations with a threshold of jrnn/nets/ops/activation.py; inputs lie on the thresholds, too."""
 
 from caffe2_cases import case, f32, normal
 

@@ -1,0 +1,128 @@
+"""`jrnn doctor`: which packages are installed or missing, how to install them, and which devices JAX uses."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jrnn.version import __version__
+
+HERE = Path(__file__).parents[1]
+OPTIONAL = {"torch": "reads .pt files: pip install torch"}  # packages that jrnn uses if present, but no extra installs
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that jrnn uses.
+
+    Attributes:
+        wanted: the lowest version that jrnn supports.
+        installed: the installed version, or None.
+        extra: the extra of jrnn that installs it; "" if jrnn always needs it.
+    """
+
+    name: str
+    wanted: str
+    installed: str | None
+    extra: str
+
+    @property
+    def is_satisfied(self) -> bool:
+        return self.installed is not None and _release(self.installed) >= _release(self.wanted)
+
+    @property
+    def remedy(self) -> str:
+        """How to install it; "" if `is_satisfied`."""
+        if self.is_satisfied:
+            return ""
+        if self.extra:
+            return f"for the extra {self.extra!r}: pip install 'jrnn[{self.extra}]'"
+        return f"jrnn needs it: pip install '{self.name}>={self.wanted}'"
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with.
+
+    >>> _release("0.11.2rc1"), _release("3")
+    ((0, 11, 2), (3,))
+    """
+    return tuple(int(n) for n in re.sub(r"[^\d.].*", "", version).split(".") if n)
+
+
+def packages() -> list[Package]:
+    """The packages that jrnn uses: from pyproject.toml in a source tree, else from the metadata of the installation."""
+    source = HERE.parent / "pyproject.toml"
+    if source.exists():
+        project = tomllib.loads(source.read_text(encoding="utf-8"))["project"]
+        extras = project["optional-dependencies"].items()
+        lines = [*project["dependencies"], *(f'{line}; extra == "{e}"' for e, more in extras for line in more)]
+    else:
+        lines = importlib.metadata.requires("jrnn") or []
+    found: dict[str, Package] = {}
+    for line in lines:
+        match = re.match(r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
+        assert match is not None, line
+        name, wanted, extra = match.groups(default="")
+        if name != "jrnn" and extra not in ("test", "dev"):  # an extra may list jrnn itself, with other extras
+            found.setdefault(name, Package(name, wanted or "0", _installed(name), extra))
+    return list(found.values())
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> list[str]:
+    """Lines that describe the devices, a test computation, and a GPU that JAX does not use."""
+    lines = []
+    for device in jax.devices():
+        held = (device.memory_stats() or {}).get("bytes_limit")
+        memory = f", {held / 2**30:.0f} GiB" if held else ""
+        lines.append(f"{device.platform}:{device.id}  {device.device_kind}{memory}")
+    begun = time.perf_counter()
+    total = float(jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, None), 0.0, x)[0])(jax.numpy.ones(8)))
+    seconds = time.perf_counter() - begun
+    lines.append(f"a loop compiles and runs in {seconds:.2f} s" if total == 8 else f"a sum of 8 ones is {total}: WRONG")
+    if jax.default_backend() == "cpu" and shutil.which("nvidia-smi"):
+        lines.append("nvidia-smi is installed, but JAX does not use a GPU: pip install 'jax[cuda13]'")
+    return lines
+
+
+def examine(out: Any = None) -> bool:
+    """Prints a report to the file `out`, or to the standard output. Returns whether jrnn can work."""
+    found = packages()
+    needed, optional = ([p for p in found if bool(p.extra) == is_extra] for is_extra in (False, True))
+
+    def section(title: str, lines: Iterable[str]) -> None:
+        print(f"{title}\n" + "\n".join(f"  {line}" for line in lines), file=out)
+
+    python = f"Python {platform.python_version()}, {sys.executable}"
+    section(f"jrnn {__version__}", [str(HERE), python, f"{platform.platform()}, {os.cpu_count()} processors"])
+    section("packages that jrnn needs", _rows(needed))
+    section("packages of extras", _rows(optional))
+    section("optional packages", (f"{n}  {_installed(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
+    section("devices", _devices())
+    missing = [p for p in found if p.remedy]
+    section("missing" if missing else "nothing is missing", (f"{p.name}: {p.remedy}" for p in missing))
+    return all(p.is_satisfied for p in needed)
+
+
+def _rows(found: list[Package]) -> list[str]:
+    width = max((len(p.name) for p in found), default=0)
+    return [
+        f"{p.name:{width}}  {p.installed or 'absent':10} (>= {p.wanted}){f'  {p.extra}' if p.extra else ''}"
+        for p in found
+    ]

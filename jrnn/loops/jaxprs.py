@@ -1,0 +1,248 @@
+"""Jaxprs: tracing, opening calls, evaluating lists of equations, and queries about equations.
+
+A piece of a jaxpr is a list of equations that is evaluated in an environment `{variable: value}`. A rewrite traces such an
+evaluation again, so nothing here builds equations by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import source_info_util
+
+from jrnn.loops import mark
+
+Var = jex.Var
+Atom = Any  # Var | Literal
+Env = dict[Var, Any]
+
+# Primitives that only call a jaxpr, with the parameter that holds it.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
+# These matter to transformations only: in a program that is being lowered, they are calls too.
+LOWERED_CALLS = {
+    **CALLS,
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+}
+_IDENTITIES = ("copy", "copy_p")  # in a program that is being lowered
+
+
+@dataclass(frozen=True)
+class Program:
+    """A jaxpr's equations, inputs and outputs. `consts` are the values of `constvars`."""
+
+    constvars: tuple[Var, ...]
+    consts: tuple[Any, ...]
+    invars: tuple[Var, ...]
+    eqns: tuple[Any, ...]
+    outvars: tuple[Atom, ...]
+
+
+def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
+    """Traces a function from flat arguments of these types to a flat sequence, and opens the calls inside it."""
+    return opened(jax.make_jaxpr(fn)(*avals))
+
+
+def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
+    """Returns the program of a closed jaxpr with the calls inside it opened.
+
+    Args:
+        closed: the closed jaxpr.
+        calls: the primitives to open, with the parameter that holds the jaxpr of each.
+    """
+    jaxpr = jaxpr_of(closed)
+    if any(called(eqn, calls) or eqn.primitive.name in _IDENTITIES for eqn in jaxpr.eqns):
+        closed = jax.make_jaxpr(lambda *args: _opened(closed, args, calls))(*(v.aval for v in jaxpr.invars))
+        jaxpr = closed.jaxpr
+    parts = jaxpr.constvars, closed.consts, jaxpr.invars, jaxpr.eqns, jaxpr.outvars
+    return Program(*map(tuple, parts))
+
+
+def jaxpr_of(closed: Any) -> Any:
+    """Returns the jaxpr of a closed jaxpr; returns a plain jaxpr as it is."""
+    return getattr(closed, "jaxpr", closed)
+
+
+def is_literal(atom: Atom) -> bool:
+    return not isinstance(atom, Var)
+
+
+def is_in(atom: Atom, found: Collection[Var]) -> bool:
+    """Returns True if an atom is a variable in a collection. Literals have no hash."""
+    return not is_literal(atom) and atom in found
+
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    return [atom for atom in atoms if not is_literal(atom)]
+
+
+def read(env: Env, atom: Atom) -> Any:
+    return atom.val if is_literal(atom) else env[atom]
+
+
+def value(env: Env, atom: Atom) -> jax.Array:
+    """Returns an atom's value as an array of the atom's dtype (a literal may be a Python number)."""
+    return jnp.asarray(atom.val, atom.aval.dtype) if is_literal(atom) else env[atom]
+
+
+def zeros_of_shape(shape: Sequence[int], like: Any) -> jax.Array:
+    """Returns zeros with the dtype and the sharding of the abstract value `like`."""
+    zeros = jnp.zeros(shape, like.dtype)
+    explicit = jax.sharding.AxisType.Explicit in like.sharding.mesh.axis_types
+    return jax.sharding.reshard(zeros, like.sharding) if explicit else zeros
+
+
+def evaluate(eqns: Iterable[Any], env: Env, calls: Mapping[str, str] | None = None) -> Env:
+    """Evaluates equations, adds their results to `env`, and returns it. The primitives in `calls` are opened."""
+    for eqn in eqns:
+        args = [read(env, atom) for atom in eqn.invars]
+        with in_scope(eqn):
+            body = called(eqn, calls) if calls else None
+            if body is not None:
+                out = _opened(body, args, calls)
+            elif calls is LOWERED_CALLS and eqn.primitive.name in _IDENTITIES:
+                out = args
+            else:
+                out = bind(eqn, *args)
+        env.update(zip(eqn.outvars, out))
+    return env
+
+
+def bind(eqn: Any, *args: Any, **changed: Any) -> Sequence[Any]:
+    """Returns the results of an equation for other operands, with some parameters changed."""
+    out = eqn.primitive.bind(*args, **{**eqn.primitive.get_bind_params(eqn.params), **changed})
+    return out if eqn.primitive.multiple_results else [out]
+
+
+def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -> list[Any]:
+    jaxpr = jaxpr_of(closed)
+    env = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
+    env.update(zip(jaxpr.invars, args))
+    evaluate(jaxpr.eqns, env, calls)
+    return [read(env, atom) for atom in jaxpr.outvars]
+
+
+def in_scope(eqn: Any) -> ExitStack:
+    """Enters an equation's context: its source lines, its `jax.named_scope`, and `eqn.ctx` without the mark."""
+    stack = ExitStack()
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
+    stack.enter_context(eqn.ctx.manager)
+    if mark.options_in(eqn.ctx.xla_metadata) and eqn.primitive.name != "scan":
+        stack.enter_context(mark.unmarked())
+    return stack
+
+
+def called(eqn: Any, calls: Mapping[str, str]) -> Any | None:
+    """Returns the jaxpr of an equation that is one of `calls`, or None. A `jit` with its own shardings is not opened."""
+    parameter = calls.get(eqn.primitive.name)
+    if parameter is None or eqn.effects:
+        return None
+    placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if any(type(s).__name__ != "UnspecifiedValue" for s in placed):
+        return None
+    return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # the name in `eval_jaxpr` since jax 0.12
+
+
+# Sizes ---------------------------------------------------------------------------------------------------------------
+
+_OPEN = 64  # the size that a symbolic dimension counts as where sizes are compared
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+    """Yields the jaxprs in an equation's parameters."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(jaxpr_of(item), "eqns"):
+                yield jaxpr_of(item)
+
+
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr and of the jaxprs inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from all_equations(inner)
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns the numbers of constants and carries of a scan's equation."""
+    if "ft_in" in params:  # jax 0.12
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carry))
+    return params["num_consts"], params["num_carry"]
+
+
+def is_known(dimension: Any) -> bool:
+    """Returns True if a dimension is a number, and False if it is a symbolic dimension of `jax.export`."""
+    return isinstance(dimension, (int, np.integer))
+
+
+def extent(dimension: Any) -> int:
+    """Returns a dimension as a number; symbolic dimensions count as 64."""
+    return int(dimension) if is_known(dimension) else _OPEN
+
+
+def elements(shape: Sequence[Any]) -> int:
+    return math.prod(map(extent, shape))
+
+
+def nbytes(atom: Atom) -> int:
+    return elements(atom.aval.shape) * getattr(atom.aval.dtype, "itemsize", 4)  # extended dtypes may have no itemsize
+
+
+# Pieces --------------------------------------------------------------------------------------------------------------
+
+
+def inputs(eqn: Any) -> list[Var]:
+    return variables(eqn.invars)
+
+
+def needed(
+    eqns: Sequence[Any], outs: Iterable[Atom], available: Collection[Var], effects: bool = False
+) -> tuple[list[Any], list[Var]]:
+    """Returns the equations that compute `outs` from `available`, and the variables of `available` that they read.
+
+    With `effects`, equations with side effects are included.
+
+    >>> p = trace(lambda a, b: [a + b, a * b], [jax.typeof(1.0), jax.typeof(2.0)])
+    >>> [e.primitive.name for e in needed(p.eqns, p.outvars[:1], set(p.invars))[0]]
+    ['add']
+    """
+    want = dict.fromkeys(variables(outs))
+    kept = []
+    for eqn in reversed(eqns):
+        made = [v for v in eqn.outvars if v in want and v not in available]
+        if made or (effects and eqn.effects):
+            kept.append(eqn)
+            want.update(dict.fromkeys(inputs(eqn)))
+    return kept[::-1], [v for v in want if v in available]
+
+
+def free_variables(eqns: Sequence[Any]) -> list[Var]:
+    """Returns the variables that equations read but do not define."""
+    made = {v for eqn in eqns for v in eqn.outvars}
+    return list(dict.fromkeys(v for eqn in eqns for v in inputs(eqn) if v not in made))
+
+
+def depends(eqns: Sequence[Any], roots: Iterable[Var]) -> set[Var]:
+    """Returns `roots` and every variable computed from one of them."""
+    found = set(roots)
+    for eqn in eqns:
+        if any(v in found for v in inputs(eqn)):
+            found.update(eqn.outvars)
+    return found
+
+
+def producers(eqns: Iterable[Any]) -> dict[Var, Any]:
+    return {v: eqn for eqn in eqns for v in eqn.outvars}

@@ -1,0 +1,126 @@
+"""A loop as data: what is constant, carried, read and written at each step.
+
+Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or literals) and equations are JAX's own.
+`jaxprs.evaluate` runs equations on an environment (variable -> value). `jaxprs.read` returns an atom's value in it, and
+`jaxprs.value` returns it as an array. A pass rewrites a loop by tracing such a run into new equations (`Loop.rewritten`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.loops import jaxprs
+from jrnn.loops.jaxprs import Atom, Env, Var
+
+Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
+
+# Tests set this to verify every loop that a pass returns, and to raise errors inside passes.
+strict_passes = jax.make_user_context(False)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Computes `carry_out, ys = eqns(consts, carry, xs)` at each of `length` steps. All inputs are explicit."""
+
+    eqns: tuple[Any, ...]
+    consts: tuple[Var, ...]
+    carry: tuple[Var, ...]
+    xs: tuple[Var, ...]
+    carry_out: tuple[Atom, ...]
+    ys: tuple[Atom, ...]
+    length: Any  # an integer, or a symbolic dimension of `jax.export`
+    reverse: bool
+    unroll: int
+    recomputes: bool = False  # its step computes values again, because the caller's `recompute` asks for it
+
+    @property
+    def inputs(self) -> tuple[Var, ...]:
+        return (*self.consts, *self.carry, *self.xs)
+
+    @property
+    def outputs(self) -> tuple[Atom, ...]:
+        return (*self.carry_out, *self.ys)
+
+    def verify(self) -> Loop:
+        """Returns the loop; raises an AssertionError if it is inconsistent."""
+        defined = set(self.inputs)
+        assert len(defined) == len(self.inputs), "an input is named twice"
+        for eqn in self.eqns:
+            unknown = [v for v in jaxprs.inputs(eqn) if v not in defined]
+            assert not unknown, f"{eqn.primitive} reads {unknown}, which nothing defines before it"
+            assert not defined.intersection(eqn.outvars), f"{eqn.primitive} defines a variable a second time"
+            defined.update(eqn.outvars)
+        assert all(jaxprs.is_literal(a) or a in defined for a in self.outputs), "an output is not defined"
+        assert len(self.carry) == len(self.carry_out)
+        for old, new in zip(self.carry, self.carry_out):
+            types = [(a.aval.shape, a.aval.dtype) for a in (old, new)]
+            assert types[0] == types[1], f"a carry changes from {types[0]} to {types[1]}"
+        return self
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        """Runs `length` steps with `jax.lax.scan`."""
+
+        def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, (*consts, *carry, *x))))
+            return [jaxprs.value(env, a) for a in self.carry_out], [jaxprs.value(env, a) for a in self.ys]
+
+        if not xs and not jaxprs.is_known(length):  # `jax.lax.scan` takes a symbolic length only from xs
+            xs = [jnp.arange(length)]
+        steps = None if xs else length
+        return jax.lax.scan(step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll)
+
+    def replaced(self, rule: Callable[[Any, Env], Sequence[Any] | None]) -> Loop:
+        """Traces the step again. `rule(eqn, env)` returns new values for an equation's results, or None to keep it."""
+
+        def evaluation(env: Env) -> Env:
+            for eqn in self.eqns:
+                values = rule(eqn, env)
+                if values is None:
+                    jaxprs.evaluate([eqn], env)
+                else:
+                    env.update(zip(eqn.outvars, values))
+            return env
+
+        return self.rewritten(evaluation)
+
+    def rewritten(self, evaluation: Callable[[Env], Env], avals: Sequence[Any] | None = None) -> Loop:
+        """Traces the step again from a function that evaluates it, and drops dead equations.
+
+        Args:
+            evaluation: gets an environment of the inputs and defines the outputs in it.
+            avals: the new types of the inputs, if they change.
+        """
+
+        def step(*args: Any) -> list[Any]:
+            env = evaluation(dict(zip(self.inputs, args)))
+            return [jaxprs.read(env, atom) for atom in self.outputs]
+
+        return self.traced(step, [v.aval for v in self.inputs] if avals is None else avals, len(self.carry))
+
+    def traced(self, step: Callable[..., Sequence[Any]], avals: Sequence[Any], n_carry: int) -> Loop:
+        """Returns a loop with the same constants and length, and a step that is traced from a function.
+
+        Args:
+            step: takes constants, carries and inputs; returns new carries and outputs.
+            avals: the types of the arguments.
+            n_carry: the number of carries.
+        """
+        program = jaxprs.trace(step, avals)
+        assert not program.constvars, "a rewrite may not add constants"
+        eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
+        n_consts, first_x = len(self.consts), len(self.consts) + n_carry
+        made = replace(
+            self,
+            eqns=tuple(eqns),
+            consts=program.invars[:n_consts],
+            carry=program.invars[n_consts:first_x],
+            xs=program.invars[first_x:],
+            carry_out=program.outvars[:n_carry],
+            ys=program.outvars[n_carry:],
+        )
+        return made.verify() if strict_passes.value else made

@@ -1,0 +1,27 @@
+"""The passes over a loop. A pass is a pure function of a `Loop`; `fission` splits the result into parts."""
+
+from jrnn.loops.passes.fission import Fission, split
+from jrnn.loops.passes.gates import activate_together, slice_apart
+from jrnn.loops.passes.packed import Packed, pack_stacks
+from jrnn.loops.passes.products import batch_first, columns
+from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
+from jrnn.loops.passes.stages import Staged, one_kernel_a_stage
+from jrnn.loops.passes.sums import WideSums, widen_sums
+
+__all__ = [
+    "Fission",
+    "Packed",
+    "Staged",
+    "WideSums",
+    "activate_together",
+    "batch_first",
+    "columns",
+    "concatenate_cotangents",
+    "direct_views",
+    "distinct",
+    "one_kernel_a_stage",
+    "pack_stacks",
+    "slice_apart",
+    "split",
+    "widen_sums",
+]

@@ -1,0 +1,256 @@
+"""Fission: a loop becomes work before it, a smaller loop, and work after it.
+
+What depends on `xs` alone is computed for all steps before the loop. What only feeds outputs is computed for all steps
+after it. A carry that only adds (`new = old + v`) becomes one sum over time after it. "For all steps" means `jax.vmap` over
+time, which turns T small contractions into one large one.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.loop import Loop, Results, strict_passes
+from jrnn.loops.passes import sums
+from jrnn.loops.passes.sums import Contract, as_written
+
+Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Results]
+
+
+@dataclass(frozen=True)
+class Fission:
+    """A loop split into parts.
+
+    Attributes:
+        loop: the whole loop.
+        core: the loop that stays; its inputs and ys are variables of `loop`.
+        once: equations of constants, evaluated once.
+        hoisted: equations evaluated for all steps before the core, to compute `early`.
+        sunk: equations evaluated for all steps after the core, to compute `late`.
+        summed: the positions of the carries that became sums, with the values that they add at each step.
+        contract: computes the contractions over time of these sums.
+    """
+
+    loop: Loop
+    core: Loop
+    once: tuple[Any, ...]
+    hoisted: tuple[Any, ...]
+    early: tuple[Var, ...]
+    sunk: tuple[Any, ...]
+    late: tuple[Var, ...]
+    summed: dict[int, tuple[Atom, ...]]
+    contract: Contract
+
+    def run(
+        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
+    ) -> Results:
+        """Runs `length` steps of the whole loop; `core` runs the loop that stays, by default with `jax.lax.scan`."""
+        loop = self.loop
+        env = jaxprs.evaluate(self.once, dict(zip(loop.consts, consts)))
+        stacked = dict(zip(loop.xs, xs))
+        _over_time(self.hoisted, self.early, env, stacked)
+
+        kept = [i for i in range(len(loop.carry)) if i not in self.summed]
+        core_init = [init[i] for i in kept]
+        last, core_ys = (core or self.core.run)(
+            [env[v] for v in self.core.consts], core_init, [stacked[v] for v in self.core.xs], length
+        )
+        stacked.update(zip(self.core.ys, core_ys))
+        for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
+            if jaxprs.is_in(out, stacked):
+                stacked[v] = shifted(stacked[out], first, loop.reverse)
+        _over_time(self.sunk, self.late, env, stacked)
+
+        carry = dict(zip(kept, last))
+        made = jaxprs.producers(loop.eqns) if self.summed else {}
+        for i, values in self.summed.items():
+            wide = sums.accumulator(loop.carry[i].aval.dtype)
+            grown = jnp.asarray(init[i], wide)
+            for v in values:
+                grown = grown + sums.total(v, made, stacked, env, length, wide, self.contract)
+            carry[i] = grown.astype(loop.carry[i].aval.dtype)
+
+        def stack(atom: Atom) -> Any:
+            if jaxprs.is_in(atom, stacked):
+                return stacked[atom]
+            value = jaxprs.value(env, atom)
+            return jnp.broadcast_to(value, (length, *value.shape))
+
+        return [carry[i] for i in range(len(loop.carry))], [stack(atom) for atom in loop.ys]
+
+    @property
+    def extra(self) -> int:
+        """Bytes per step of the stacked arrays that the original loop would not make."""
+        given = {*self.loop.xs, *jaxprs.variables(self.loop.ys)}
+        heavy = (v for e in (*self.hoisted, *self.sunk) if primitives.is_heavy(e) for v in e.outvars)
+        return sum(map(jaxprs.nbytes, {*self.early, *self.core.ys, *self.late, *heavy} - given))
+
+
+def shifted(stack: Any, first: Any, reverse: bool) -> Any:
+    """Returns the carries before each step, from the carries after each step and the first one, [T, ...]."""
+    if reverse:
+        return jnp.concatenate([stack[1:], first[None]])
+    return jnp.concatenate([first[None], stack[:-1]])
+
+
+def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env) -> None:
+    """Evaluates equations for all steps and adds `outs` to `stacked`, which holds [T, ...]; `env` holds constants."""
+    env = dict(env)
+    stacked_here = dict(stacked)
+    for eqn in eqns:
+        moving = [jaxprs.is_in(a, stacked_here) for a in eqn.invars]
+        if not any(moving):
+            jaxprs.evaluate([eqn], env)
+            continue
+        values = [stacked_here[a] if m else jaxprs.read(env, a) for a, m in zip(eqn.invars, moving)]
+        with jaxprs.in_scope(eqn):
+            results = jax.vmap(functools.partial(jaxprs.bind, eqn), [0 if m else None for m in moving])(*values)
+        stacked_here.update(zip(eqn.outvars, results))
+    stacked.update({v: stacked_here[v] for v in outs if v in stacked_here})
+
+
+def computation(eqn: Any) -> bool:
+    """Hoists everything except views: for loops whose coefficients are better computed for all steps."""
+    return not primitives.is_view(eqn)
+
+
+def slices(eqn: Any) -> bool:
+    """Hoists slices: XLA:CPU does not vectorize a loop that slices what it has just sliced out of a stack."""
+    return eqn.primitive.name == "slice"
+
+
+def split(loop: Loop, also: Callable[[Any], bool] = lambda eqn: False, contract: Contract = as_written) -> Fission:
+    """Splits a loop. If it recomputes values, only the operands of contractions after it are kept for all steps.
+
+    Args:
+        loop: the loop.
+        also: selects equations of `xs` to hoist besides contractions, lookups, solvers and what follows from them.
+        contract: computes contractions over time.
+    """
+    eqns = loop.eqns
+    varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
+    stuck = [v for e in eqns if not primitives.is_movable(e) for v in e.outvars]
+    inner = jaxprs.depends(eqns, (*loop.carry, *stuck))  # cannot be known before the loop
+    varying |= inner
+
+    once = _once(loop, varying)
+    known = {*loop.consts, *(v for e in once for v in e.outvars)}
+    early = [] if loop.recomputes else _hoisted(loop, varying, inner, known, also)
+    free = {*known, *loop.xs, *early}
+
+    made = jaxprs.producers(eqns)
+    summed = sums.summed_carries(loop, free)
+    if loop.recomputes:
+        summed = sums.frugal(summed, loop, {*free, *jaxprs.variables(loop.ys)})
+    kept = [i for i in range(len(loop.carry)) if i not in summed]
+    carry = [loop.carry[i] for i in kept]
+    carry_out = [loop.carry_out[i] for i in kept]
+    targets = jaxprs.variables(loop.ys)
+    targets += sums.leaves([v for values in summed.values() for v in values], made, free | set(targets))
+    targets = list(dict.fromkeys(targets))
+
+    after = _after(loop, inner, free, carry, carry_out, targets)
+    sunk, read_after = jaxprs.needed(eqns, targets, free | (inner - after))
+    left = [_left_in_carry(v, loop, known) for v in read_after if v in inner]
+    ys = list(dict.fromkeys(v for v in left if v not in free))
+    body, _ = jaxprs.needed(eqns, [*carry_out, *ys], free | set(carry), effects=True)
+    read = dict.fromkeys([*jaxprs.free_variables(body), *jaxprs.variables(carry_out)])
+    core = replace(
+        loop,
+        eqns=tuple(body),
+        consts=tuple(v for v in read if v in known),
+        carry=tuple(carry),
+        xs=tuple(v for v in read if v in free and v not in known),
+        carry_out=tuple(carry_out),
+        ys=tuple(ys),
+    )
+    if strict_passes.value:
+        core.verify()
+    early = [v for v in early if v in core.xs or v in read_after]
+    hoisted, _ = jaxprs.needed(eqns, early, known | set(loop.xs))
+    late = [v for v in targets if v not in free and any(v in e.outvars for e in sunk)]
+    return Fission(loop, core, tuple(once), tuple(hoisted), tuple(early), tuple(sunk), tuple(late), summed, contract)
+
+
+def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
+    """Returns the equations of constants, except those that only spread a value, which is cheaper where it is used."""
+    constant = [e for e in loop.eqns if not any(v in varying for v in e.outvars)]
+    outs = [v for e in constant if e.primitive.name not in ("broadcast_in_dim", "iota") for v in e.outvars]
+    outs += [a for a in jaxprs.variables(loop.outputs) if a not in varying]
+    return jaxprs.needed(constant, outs, set(loop.consts))[0]
+
+
+def _hoisted(
+    loop: Loop, varying: Collection[Var], inner: Collection[Var], known: set[Var], also: Callable[[Any], bool]
+) -> list[Var]:
+    """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
+    chosen: dict[Var, None] = {}
+    for eqn in loop.eqns:
+        if any(v in inner or v in known or v not in varying for v in eqn.outvars):
+            continue
+        grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
+        follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not primitives.is_view(eqn)
+        if primitives.is_heavy(eqn) or follows or also(eqn):
+            chosen.update(dict.fromkeys(eqn.outvars))
+    return list(chosen)
+
+
+def _after(
+    loop: Loop,
+    inner: Collection[Var],
+    free: Collection[Var],
+    carry: Sequence[Var],
+    carry_out: Sequence[Atom],
+    targets: Sequence[Var],
+) -> set[Var]:
+    """Returns what to compute for all steps after the loop: contractions that feed only outputs, and their neighbors."""
+    base = {*free, *loop.carry}
+    staying = {v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars}
+    live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if any(v in inner for v in e.outvars)]
+    users: dict[Var, list[Any]] = {}
+    stuck: set[Var] = set()  # read by an equation that cannot move
+    for eqn in reversed(live):
+        for v in jaxprs.inputs(eqn):
+            users.setdefault(v, []).append(eqn)
+        if not primitives.is_movable(eqn) or any(v in stuck for v in eqn.outvars):
+            stuck.update(jaxprs.inputs(eqn))
+
+    def can_move(eqn: Any) -> bool:
+        return primitives.is_movable(eqn) and not any(v in staying or v in stuck for v in eqn.outvars)
+
+    after: set[Var] = set()
+    for eqn in live:
+        follows = any(v in after for v in jaxprs.inputs(eqn))
+        if can_move(eqn) and (primitives.is_heavy(eqn) or follows):
+            after.update(eqn.outvars)
+    # Then move what leads to them, as long as the loop does not have to stack more.
+    feeding = [e for e in live if any(o in after for o in e.outvars)]
+    stacked = {*base, *(v for e in feeding for v in jaxprs.inputs(e) if v not in after)}
+    for eqn in reversed(live):
+        mine = [u for v in eqn.outvars for u in users.get(v, [])]
+        # Discontinuous equations stay: their operands may be computed both in the loop and after it, rounded differently.
+        if not can_move(eqn) or any(v in after for v in eqn.outvars) or primitives.is_discontinuous(eqn):
+            continue
+        if mine and all(any(o in after for o in u.outvars) for u in mine):
+            reads = {v for v in jaxprs.inputs(eqn) if v in inner and v not in stacked}
+            if sum(map(jaxprs.nbytes, reads)) <= sum(map(jaxprs.nbytes, eqn.outvars)):
+                after.update(eqn.outvars)
+                stacked.update(reads)
+    return after
+
+
+def _left_in_carry(v: Var, loop: Loop, known: Collection[Var]) -> Var:
+    """Returns the variable that a step leaves in the carry `v`: its stack, shifted by a step, is the stack of `v`."""
+    if v in loop.carry:
+        out = loop.carry_out[loop.carry.index(v)]
+        return v if jaxprs.is_literal(out) or out in known or out in loop.carry else out
+    return v

@@ -1,0 +1,88 @@
+"""Interval arithmetic: ranges that contain the values of a jaxpr."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.loops import jaxprs, primitives
+
+Range = tuple[float, float]
+_ANY = (-math.inf, math.inf)
+
+
+def largest_size(closed: Any) -> list[float]:
+    """Returns a bound of the absolute value of each result of a jaxpr; infinity if none is known."""
+    jaxpr = closed.jaxpr
+    known: dict[Any, Range] = dict(zip(jaxpr.constvars, map(_of_value, closed.consts)))
+    for eqn in jaxpr.eqns:
+        rule = _RULES.get(eqn.primitive.name)
+        if rule is not None and eqn.params.get("y", 2) == 2:  # of `integer_pow`, only the square
+            known.update(dict.fromkeys(eqn.outvars, rule(*(_read(known, a) for a in eqn.invars))))
+    return [_size(_read(known, a)) for a in jaxpr.outvars]
+
+
+def _read(known: dict[Any, Range], atom: Any) -> Range:
+    if jaxprs.is_literal(atom):
+        return _of_value(atom.val)
+    boolean = jnp.issubdtype(atom.aval.dtype, jnp.bool_)
+    return (0.0, 1.0) if boolean else known.get(atom, _ANY)
+
+
+def _of_value(value: Any) -> Range:
+    if not hasattr(value, "dtype") and not isinstance(value, (bool, int, float)):
+        return _ANY
+    array = np.asarray(value)
+    if not np.issubdtype(array.dtype, np.number) or not array.size or not np.all(np.isfinite(array)):
+        return _ANY
+    return float(array.min()), float(array.max())
+
+
+def _size(a: Range) -> float:
+    return max(map(abs, a))
+
+
+def _hull(*cases: Range) -> Range:
+    return min(lo for lo, _ in cases), max(hi for _, hi in cases)
+
+
+def _sum(a: Range, b: Range) -> Range:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _product(a: Range, b: Range) -> Range:
+    if not all(map(math.isfinite, (*a, *b))):
+        return _ANY
+    corners = [x * y for x, y in itertools.product(a, b)]
+    return min(corners), max(corners)
+
+
+def _square(a: Range) -> Range:
+    return 0.0, _size(a) ** 2
+
+
+_RULES: dict[str, Callable[..., Range]] = {
+    **dict.fromkeys(("tanh", "sin", "cos", "erf"), lambda a: (-1.0, 1.0)),
+    "logistic": lambda a: (0.0, 1.0),
+    "exp": lambda a: (0.0, math.exp(a[1]) if a[1] < 700 else math.inf),
+    **dict.fromkeys(primitives.VIEWS, _hull),
+    **dict.fromkeys(("copy", "copy_p", "name", "reduce_max", "reduce_min", "reduce_precision", "rev"), _hull),
+    **dict.fromkeys(("concatenate", "convert_element_type", "pad", "stack"), _hull),
+    "select_n": lambda chosen, *cases: _hull(*cases),
+    "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
+    "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
+    "clamp": lambda low, a, high: (min(max(a[0], low[0]), high[1]), max(min(a[1], high[1]), low[0])),
+    "neg": lambda a: (-a[1], -a[0]),
+    "abs": lambda a: (0.0, _size(a)),
+    **dict.fromkeys(primitives.ADDITIONS, _sum),
+    "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "mul": _product,
+    "square": _square,
+    "integer_pow": _square,
+    "one_minus_square": lambda a: (1 - _size(a) ** 2, 1.0),
+}

@@ -1,0 +1,194 @@
+"""The passes that simplify a step for every target: `direct_views`, `distinct` and `concatenate_cotangents`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrnn.loops import jaxprs
+from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.loop import Loop
+from jrnn.loops.passes.gates import cuts_of
+
+# Views of views -------------------------------------------------------------------------------------------------------
+
+_VIEWS = ("reshape", "squeeze", "broadcast_in_dim")
+
+
+def direct_views(loop: Loop) -> Loop:
+    """Takes every view directly from its source: a reshape of a reshape, or a slice within one part of a concatenation.
+
+    Nets reshape and join arrays for their operators, which slice and reshape them again. Passes that look for slices of one
+    array then miss them, and XLA:CPU makes slower kernels where one kernel reads an array in two shapes.
+
+    Invariant: every value is unchanged.
+    """
+    if not any(_reshapes(eqn) or cuts_of([eqn]) for eqn in loop.eqns):
+        return loop
+    made = jaxprs.producers(loop.eqns)
+    same: dict[Var, Var] = {}
+
+    def source(atom: Atom) -> Atom:
+        while jaxprs.is_in(atom, same):
+            atom = same[atom]
+        return atom
+
+    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+        if _reshapes(eqn):
+            (out,) = eqn.outvars
+            base = source(eqn.invars[0])
+            while base in made and _reshapes(made[base]):
+                base = source(made[base].invars[0])
+            if base.aval.shape != out.aval.shape:
+                return [jax.lax.reshape(env[base], out.aval.shape)]
+            same[out] = base
+            return [env[base]]
+        cuts = cuts_of([eqn])
+        parts = [_part(source(c.of), c.axis, c.lo, c.hi, made) for c in cuts.values()]
+        if not cuts or None in parts:
+            return None
+        values = []
+        for v, (whole, axis, lo, hi) in zip(cuts, parts):
+            part = source(whole)
+            if (lo, hi) == (0, part.aval.shape[axis]):
+                same[v] = part
+                values.append(env[part])
+            else:
+                values.append(jax.lax.slice_in_dim(env[part], lo, hi, axis=axis))
+        return values
+
+    return loop.replaced(rule)
+
+
+def _reshapes(eqn: Any) -> bool:
+    """Returns True if an equation gives its operand's elements in another shape, in the same order."""
+    if eqn.primitive.name not in _VIEWS or len(eqn.invars) != 1 or jaxprs.is_literal(eqn.invars[0]):
+        return False
+    if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
+        return False
+    return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
+
+
+def _part(of: Var, axis: int, lo: int, hi: int, made: Mapping[Var, Any]) -> tuple[Var, int, int, int] | None:
+    """Returns the part of a concatenation that contains `of[lo:hi]`, the axis, and the range within that part."""
+    eqn = made.get(of)
+    if eqn is None or eqn.primitive.name != "concatenate" or eqn.params["dimension"] != axis:
+        return None
+    ends = np.cumsum([0, *(a.aval.shape[axis] for a in eqn.invars)]).tolist()
+    for part, (first, last) in zip(eqn.invars, itertools.pairwise(ends)):
+        if first <= lo and hi <= last and not jaxprs.is_literal(part):
+            return part, axis, lo - first, hi - first
+    return None
+
+
+# Equal equations ------------------------------------------------------------------------------------------------------
+
+
+def distinct(loop: Loop) -> Loop:
+    """Evaluates equal equations once. Equations with side effects or jaxprs of their own stay.
+
+    Invariant: every value is unchanged.
+    """
+    seen: dict[Any, Any] = {}
+    same: dict[Var, Var] = {}
+    for eqn in loop.eqns:
+        key = _key(eqn, same)
+        first = seen.setdefault(key, eqn) if key is not None else eqn
+        if first is not eqn:
+            same.update((v, same.get(u, u)) for v, u in zip(eqn.outvars, first.outvars))
+    if not same:
+        return loop
+
+    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+        return [env[same[v]] for v in eqn.outvars] if eqn.outvars and all(v in same for v in eqn.outvars) else None
+
+    return loop.replaced(rule)
+
+
+def _key(eqn: Any, same: dict[Var, Var]) -> Any:
+    """Returns a key of the primitive, parameters and operands of an equation, or None if it must stay."""
+    if eqn.effects or any(True for _ in jaxprs.sub_jaxprs(eqn)):
+        return None
+    try:
+        operands = tuple(_literal_key(a) if jaxprs.is_literal(a) else same.get(a, a) for a in eqn.invars)
+        key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda kv: kv[0])), operands)
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _literal_key(atom: Any) -> tuple[str, bytes]:
+    if np.ndim(atom.val):
+        raise TypeError("an array has no value to compare by")
+    return str(atom.aval), np.asarray(atom.val).tobytes()
+
+
+# Cotangents of slices -------------------------------------------------------------------------------------------------
+
+
+def concatenate_cotangents(loop: Loop) -> Loop:
+    """Writes sums of zero-padded arrays that do not overlap, such as cotangents of slices, as concatenations.
+
+    Each `pad` would write a whole array of zeros, and XLA:CPU does not vectorize their sum.
+
+    Invariant: every value is unchanged, except for the sign of zero.
+    """
+    if not any(eqn.primitive.name == "pad" for eqn in loop.eqns):
+        return loop
+    made = jaxprs.producers(loop.eqns)
+
+    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+        pieces = _pieces(eqn.outvars[0], made) if eqn.primitive.name == "add_any" else None
+        if pieces is None:
+            return None
+        axis, placed = pieces
+        aval = eqn.outvars[0].aval
+        size = aval.shape[axis]
+        parts, at = [], 0
+        for lo, hi, atom in [*placed, (size, size, None)]:
+            if lo > at:
+                parts.append(jaxprs.zeros_of_shape([*aval.shape[:axis], lo - at, *aval.shape[axis + 1 :]], aval))
+            if atom is not None:
+                parts.append(jaxprs.value(env, atom))
+            at = hi
+        with jaxprs.in_scope(eqn):
+            return [jax.lax.concatenate(parts, axis)]
+
+    return loop.replaced(rule)
+
+
+def _pieces(v: Var, made: Mapping[Var, Any]) -> tuple[int, list[tuple[int, int, Atom]]] | None:
+    """For a sum of zero-padded arrays that do not overlap, returns the axis, and `(lo, hi, array)` in order."""
+    found: list[tuple[int, int, int, Atom]] = []
+    queue: list[Atom] = [v]
+    met: set[Var] = set()
+    while queue:
+        atom = queue.pop()
+        eqn = None if jaxprs.is_literal(atom) else made.get(atom)
+        if eqn is None or atom in met:  # an array that is not padded, or one that is added twice
+            return None
+        if eqn.primitive.name == "add_any":
+            met.add(atom)
+            queue.extend(eqn.invars)
+            continue
+        if eqn.primitive.name != "pad":
+            return None
+        operand, fill = eqn.invars
+        config = eqn.params["padding_config"]
+        axes = [a for a, (low, high, _) in enumerate(config) if (low, high) != (0, 0)]
+        plain = all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
+        if not (plain and len(axes) == 1 and jaxprs.is_literal(fill) and fill.val == 0):
+            return None
+        low = config[axes[0]][0]
+        found.append((axes[0], low, low + operand.aval.shape[axes[0]], operand))
+    found.sort(key=lambda piece: piece[:3])
+    apart = all(a[2] <= b[1] for a, b in itertools.pairwise(found))
+    if len({piece[0] for piece in found}) != 1 or not apart:
+        return None
+    return found[0][0], [piece[1:] for piece in found]

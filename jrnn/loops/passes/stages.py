@@ -1,0 +1,282 @@
+"""Stages of a step for GPUs, where the number of kernels determines the time of a step.
+
+A stage is the work between two contractions: elementwise operations, reductions and views. XLA:GPU makes a kernel for each
+result of a stage that is read elsewhere, computes parts of the stage again in each, and copies carries that it still reads.
+Here one `optimization_barrier` follows the results of a stage, so that one kernel computes all results of one shape.
+
+A product of several concatenated results (the cotangents of the gates) would need one more kernel to concatenate them.
+The stage makes one stack of them instead. The product is computed for each part, and the stage that reads it adds the parts.
+
+Shapes: N batch, H hidden, G parts, B the batch axis of a product (none, or the directions of a layer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.loop import Loop
+from jrnn.loops.passes.sums import accumulator
+
+_CUT_ABOVE = 512  # the contracted size above which XLA:GPU cuts products of few rows; found by compiling for an H100
+
+
+def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
+    """Puts the results of each stage behind a barrier, so that XLA:GPU makes one kernel for the results of one shape.
+
+    Invariant: every value is unchanged, except for the order in which the parts of a product are added.
+
+    Args:
+        loop: the loop that stays after fission.
+        stack: whether products of concatenated results may be computed part by part.
+    """
+    stages = _stages(loop)
+    results = {level: found for level in range(stages.last + 1) if (found := stages.results(level))}
+    if any(eqn.effects for eqn in loop.eqns):
+        results, stack = {}, False  # the order of the effects would change
+    if stages.last and 0 in results:
+        results.pop(stages.last, None)  # leave them to the first stage of the next step, which reads them
+    results = {level: found for level, found in results.items() if len(found) > 1}
+    matrix_products = [eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, set(loop.consts))]
+    products = _products(matrix_products, loop, stages, results)
+    orders = {level - 1: product.order for level, product in products.items()}
+    halves = {id(eqn) for eqn in matrix_products if _is_cut(eqn)}
+    position = {out: i for i, out in reversed(list(enumerate(loop.carry_out))) if not jaxprs.is_literal(out)}
+    places = {level: tuple(map(position.get, order)) for level, order in orders.items()}
+    places = {level: found for level, found in places.items() if any(i is not None for i in found)}
+    inside = {i: (level, g) for level, found in places.items() for g, i in enumerate(found) if i is not None}
+    kept = tuple(i for i in range(len(loop.carry)) if i not in inside)
+
+    def step(*args: Any) -> list[Any]:
+        given = iter(args)
+        env = {v: next(given) for v in (*loop.consts, *(loop.carry[i] for i in kept))}
+        old = {level: next(given) for level in places}
+        env |= {loop.carry[i]: old[level][g] for i, (level, g) in inside.items()}
+        env |= dict(zip(loop.xs, given))
+        stacks: dict[int, Any] = {}
+        for level in range(stages.last + 1):
+            for eqn in stages.eqns(level, late=False):
+                product = products.get(level)
+                if product is not None and eqn is product.eqn:
+                    env[eqn.outvars[0]] = _by_parts(eqn, stacks[level - 1], product.parts, env)
+                elif id(eqn) in halves:
+                    left = env[eqn.invars[0]]
+                    in_halves = jnp.moveaxis(left.reshape(*left.shape[:-1], 2, -1), -2, 0)
+                    env[eqn.outvars[0]] = _by_parts(eqn, in_halves, 2, env)
+                else:
+                    jaxprs.evaluate([eqn], env)
+            if level in results:
+                stacks[level] = _fenced(results[level], orders.get(level, ()), env)
+            jaxprs.evaluate(stages.eqns(level, late=True), env)
+        carry = [jaxprs.value(env, loop.carry_out[i]) for i in kept]
+        return [*carry, *(stacks[level] for level in places), *(jaxprs.value(env, a) for a in loop.ys)]
+
+    types = [v.aval.update(shape=(len(orders[level]), *v.aval.shape)) for level in places for v in orders[level][:1]]
+    avals = [*(v.aval for v in loop.consts), *(loop.carry[i].aval for i in kept), *types, *(v.aval for v in loop.xs)]
+    made = loop.traced(step, avals, len(kept) + len(places))
+    return Staged(made, kept, tuple(places.values()), len(loop.carry))
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A loop that carries stacks of results, some of which are carries of the original loop.
+
+    Attributes:
+        loop: the loop; its carries are the original ones in `kept`, then the stacks.
+        kept: the positions of the original carries that are in no stack.
+        stacked: for each stack, the position of the original carry that each part is, or None.
+        carries: the number of original carries.
+    """
+
+    loop: Loop
+    kept: tuple[int, ...]
+    stacked: tuple[tuple[int | None, ...], ...]
+    carries: int
+
+    def initial(self, init: Sequence[Any]) -> list[Any]:
+        """Returns the initial carries of `loop` from the original ones."""
+        stacks = []
+        for places in self.stacked:
+            unread = jnp.zeros_like(init[next(i for i in places if i is not None)])
+            stacks.append(jnp.stack([unread if i is None else init[i] for i in places]))
+        return [*(init[i] for i in self.kept), *stacks]
+
+    def carry(self, last: Sequence[Any]) -> list[Any]:
+        """Returns the original carries from the carries of `loop`."""
+        found = dict(zip(self.kept, last))
+        for places, stack in zip(self.stacked, last[len(self.kept) :]):
+            found |= {i: stack[g] for g, i in enumerate(places) if i is not None}
+        return [found[i] for i in range(self.carries)]
+
+
+def _fenced(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:
+    """Puts the results behind a barrier. Makes one stack of those in `order`, and returns it."""
+    others = [v for v in results if v not in order]
+    stack = [jnp.stack([env[v] for v in order])] if order else []
+    *made, rest = jax.lax.optimization_barrier((*stack, [env[v] for v in others]))
+    env.update(zip(others, rest))
+    if not order:
+        return None
+    env.update((v, made[0][g]) for g, v in enumerate(order))
+    return made[0]
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """The equations of a step by level: the number of contractions (or other heavy operations) on the way to them.
+
+    Attributes:
+        loop: the loop.
+        level: the level of each variable; inputs have level 0.
+        late: views of a stage's results that are read outside the stage only.
+        moving: the variables that depend on the carry.
+        written: the variables that a heavy operation reads, and the outputs.
+        crossing: the variables that another stage reads.
+    """
+
+    loop: Loop
+    level: Mapping[Var, int]
+    late: frozenset[Var]
+    moving: frozenset[Var]
+    written: frozenset[Var]
+    crossing: frozenset[Var]
+
+    @property
+    def last(self) -> int:
+        return max(self.level.values(), default=0)
+
+    def eqns(self, level: int, late: bool) -> list[Any]:
+        def here(eqn: Any) -> bool:
+            if not eqn.outvars:
+                return level == self.last and late
+            return self.level[eqn.outvars[0]] == level and (eqn.outvars[0] in self.late) == late
+
+        return [eqn for eqn in self.loop.eqns if here(eqn)]
+
+    def results(self, level: int) -> list[Var]:
+        """Returns what the stage of a level must write: values that depend on the carry and are read elsewhere."""
+
+        def is_result(v: Var) -> bool:
+            plain = v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
+            return v in self.moving and (v in self.written or v in self.crossing) and plain
+
+        made = [eqn for eqn in self.eqns(level, late=False) if primitives.is_cheap(eqn) and not _is_view(eqn)]
+        found = [v for eqn in made for v in eqn.outvars if is_result(v)]
+        return found if any(v in self.written for v in found) else []
+
+
+def _stages(loop: Loop) -> _Stages:
+    level = dict.fromkeys(loop.inputs, 0)
+    for eqn in loop.eqns:
+        at = max((level[v] for v in jaxprs.inputs(eqn)), default=0) + (not primitives.is_cheap(eqn))
+        level.update((v, at) for v in eqn.outvars)
+    here: set[Var] = set()  # read within their own stage
+    crossing: set[Var] = set()
+    written, late = set(jaxprs.variables(loop.outputs)), set()
+    for eqn in reversed(loop.eqns):
+        if eqn.outvars and _is_view(eqn) and not any(v in here for v in eqn.outvars):
+            late.update(eqn.outvars)
+        heavy = not eqn.outvars or not primitives.is_cheap(eqn)
+        joined = not heavy and eqn.outvars[0] in late
+        for v in jaxprs.inputs(eqn):
+            if heavy or (joined and any(out in written for out in eqn.outvars)):
+                written.add(v)
+            elif joined or level[v] < level[eqn.outvars[0]]:
+                crossing.add(v)
+            else:
+                here.add(v)
+    moving = jaxprs.depends(loop.eqns, loop.carry)
+    return _Stages(loop, level, *map(frozenset, (late, moving, written, crossing)))
+
+
+def _is_view(eqn: Any) -> bool:
+    return primitives.is_view(eqn) or eqn.primitive.name in ("concatenate", "convert_element_type")
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of concatenated results of a stage with a constant matrix.
+
+    Attributes:
+        eqn: the product, a `dot_general`.
+        order: the concatenated results, then the other results of the stage with the same type.
+        parts: the number of concatenated results.
+    """
+
+    eqn: Any
+    order: tuple[Var, ...]
+    parts: int
+
+
+def _by_parts(eqn: Any, left: Any, parts: int, env: Env) -> Any:
+    """Multiplies the first `parts` of a stack [G, B, N, H] with the parts of a constant matrix, and adds the products."""
+    ((_, (axis,)), (batch, _)), (out,) = eqn.params["dimension_numbers"], eqn.outvars
+    lead = tuple(range(1 + len(batch)))
+    with jaxprs.in_scope(eqn):
+        matrix = jnp.moveaxis(jaxprs.value(env, eqn.invars[1]), axis, 0)
+        matrix = matrix.reshape(parts, left.shape[-1], *matrix.shape[1:])  # [parts, H, B, M]
+        matrix = jnp.pad(matrix, ((0, left.shape[0] - parts), *((0, 0),) * (matrix.ndim - 1)))
+        matrix = jax.lax.optimization_barrier(jnp.moveaxis(matrix, 1, -2))  # otherwise XLA makes it again at each step
+        each = jax.lax.dot_general(
+            left,
+            matrix,
+            (((left.ndim - 1,), (matrix.ndim - 2,)), (lead, lead)),
+            precision=eqn.params["precision"],
+            preferred_element_type=accumulator(out.aval.dtype),
+        )
+        return jnp.sum(each[:parts], axis=0).astype(out.aval.dtype)
+
+
+def _is_cut(eqn: Any) -> bool:
+    """Returns True if XLA:GPU would cut the contracted axis into four parts, and pad both operands at each step."""
+    size = eqn.invars[0].aval.shape[-1]
+    return size > _CUT_ABOVE and size % 16 != 0 and size % 2 == 0
+
+
+def _is_matrix_product(eqn: Any, consts: set[Var]) -> bool:
+    """Returns True for a product of a variable [B, N, K] with a constant matrix for each B, over K."""
+    if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
+        return False
+    (contracted, batch), (left, matrix) = eqn.params["dimension_numbers"], eqn.invars
+    lead = tuple(range(left.aval.ndim - 2))
+    plain = tuple(contracted[0]) == (len(lead) + 1,) and len(contracted[1]) == 1 and left.aval.ndim == matrix.aval.ndim
+    of_two = len(lead) < 2 and tuple(batch[0]) == tuple(batch[1]) == lead and left not in consts and matrix in consts
+    return plain and of_two and eqn.params.get("out_sharding") is None
+
+
+def _products(
+    eqns: Sequence[Any], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]
+) -> dict[int, _Product]:
+    """Returns the matrix products to compute part by part, at most one per level, by their levels."""
+    made = jaxprs.producers(loop.eqns)
+    found: dict[int, _Product] = {}
+    for eqn in eqns:
+        level = stages.level[eqn.outvars[0]]
+        parts = _joined(eqn, made, results.get(level - 1, ()))
+        if parts is None or level in found:
+            continue
+        alike = [v for v in results[level - 1] if _type(v) == _type(parts[0]) and v not in parts]
+        if len(alike) <= len(parts):  # otherwise most of the product would multiply zeros
+            found[level] = _Product(eqn, (*parts, *alike), len(parts))
+    return found
+
+
+def _joined(eqn: Any, made: Mapping[Var, Any], results: Sequence[Var]) -> tuple[Var, ...] | None:
+    """Returns the results of a stage that are concatenated along the contracted axis of a matrix product, or None."""
+    join = made.get(eqn.invars[0])
+    if join is None or join.primitive.name != "concatenate" or join.params["dimension"] != eqn.invars[0].aval.ndim - 1:
+        return None
+    parts: tuple[Atom, ...] = tuple(join.invars)
+    if len(parts) < 2 or len(set(map(_type, parts))) > 1 or any(v not in results for v in parts):
+        return None
+    return parts if len(set(parts)) == len(parts) else None
+
+
+def _type(atom: Atom) -> tuple[Any, Any]:
+    return atom.aval.shape, atom.aval.dtype

@@ -1,0 +1,310 @@
+"""Carries that only add, such as the gradients of weights: sums over time after the loop, or wide carries inside it.
+
+A sum commutes with linear operations. The sum of `dot(a, b)` is one contraction over time and the dot's own axes, the sum of
+a reduction is one reduction, and only their operands are stacked. Sums are not moved through the step's own additions and
+subtractions: the sum of `a - b` may be small and exact where the sums of `a` and `b` are not, or overflow.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.loop import Loop, Results
+
+# A value that is not a contraction or a reduction is stacked only if it has at most these bytes: otherwise adding in place
+# is better.
+_SMALL = 64 * 1024
+_LONGEST = 64  # the number of equations that a sum is moved through at most
+
+Axes = tuple[Sequence[int], Sequence[int]]
+Contract = Callable[[Any, Any, Axes, Any, Any], Any]
+
+
+def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
+    """Returns the positions of the carries that only add, `new = old + v + ...`, with the values that they add."""
+    uses = Counter(v for e in loop.eqns for v in jaxprs.inputs(e))
+    uses.update(jaxprs.variables(loop.outputs))
+    follows: dict[Var, Any] = {}  # the only addition that reads a variable
+    for eqn in loop.eqns:
+        if eqn.primitive.name in primitives.ADDITIONS:
+            follows.update((v, eqn) for v in jaxprs.inputs(eqn) if uses[v] == 1)
+    found: dict[int, tuple[Atom, ...]] = {}
+    for i, (old, new) in enumerate(zip(loop.carry, loop.carry_out)):
+        added: list[Atom] = []
+        at = old
+        while at is not new and at in follows:
+            eqn = follows[at]
+            added.append(eqn.invars[1] if eqn.invars[0] is at else eqn.invars[0])
+            at = eqn.outvars[0]
+        same = all((v.aval.shape, v.aval.dtype) == (old.aval.shape, old.aval.dtype) for v in added)
+        if at is new and uses[new] == 1 and added and same:
+            found[i] = tuple(added)
+    return found
+
+
+def summed_carries(loop: Loop, free: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
+    """Returns the carries that are better summed after the loop. `free` are the variables known before the loop."""
+    made = jaxprs.producers(loop.eqns)
+    added = added_to_carries(loop)
+    return {i: values for i, values in added.items() if all(_pays(v, made, free) for v in values)}
+
+
+def frugal(summed: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
+    """Returns the sums that need no stacks besides `stacked` and the operands of contractions."""
+    made = jaxprs.producers(loop.eqns)
+    every = [v for values in summed.values() for v in values]
+    known = {*stacked, *(leaf for v in every for leaf in _leaves(v, made, stacked, True))}
+    return {i: values for i, values in summed.items() if known.issuperset(leaves(values, made, known))}
+
+
+def leaves(values: Collection[Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> list[Var]:
+    """Returns the variables whose stacks the sums of `values` read. `stacked` are the stacks that exist anyway."""
+    known = dict.fromkeys(stacked)
+    for contractions_only in (True, False):  # a reduction may read the stacks of a contraction's operands
+        found = [leaf for v in values for leaf in _leaves(v, made, known, contractions_only)]
+        known.update(dict.fromkeys(found))
+    return list(dict.fromkeys(found))
+
+
+def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract) -> Any:
+    """Returns the sum over time of `v`.
+
+    Args:
+        v: the value.
+        made: the equations that define the values of the step.
+        stacked: the values that vary, [T, ...].
+        env: the constants.
+        length: T.
+        dtype: the dtype to sum in. If the step widens a value before it adds it, the narrow values are summed in the wide
+            dtype too.
+        contract: computes contractions over time.
+    """
+    done: dict[tuple[Var, Any], Any] = {}
+
+    def sum_of(atom: Atom, dtype: Any) -> Any:
+        if jaxprs.is_literal(atom) or atom in env:
+            return _repeated(jaxprs.value(env, atom).astype(dtype), length)
+        if atom in stacked:
+            return jnp.sum(stacked[atom], axis=0, dtype=dtype)
+        if (atom, dtype) not in done:
+            eqn = made[atom]
+            with jaxprs.in_scope(eqn):
+                found = through(eqn, dtype)
+            results = zip(eqn.outvars, found if eqn.primitive.multiple_results else [found])
+            done.update(((v, dtype), result) for v, result in results)
+        return done[atom, dtype]
+
+    def through(eqn: Any, dtype: Any) -> Any:
+        operand = eqn.invars[0]
+        if eqn.primitive.name == "convert_element_type":
+            narrows = jnp.promote_types(dtype, operand.aval.dtype) != dtype
+            return sum_of(operand, operand.aval.dtype if narrows else dtype).astype(dtype)
+        if eqn.primitive.name == "dot_general":
+            return _contraction(eqn, stacked, env, length, dtype, contract)
+        inner = made.get(operand) if not jaxprs.is_literal(operand) and operand not in stacked else None
+        if inner is not None and _is_swapped_dot(eqn, inner):
+            return _contraction(inner, stacked, env, length, dtype, contract, swap=True)
+        if eqn.primitive.name == "reduce_sum" and operand in stacked:
+            axes = (0, *(a + 1 for a in eqn.params["axes"]))
+            return jnp.sum(stacked[operand], axis=axes, dtype=dtype)
+        return eqn.primitive.bind(*(sum_of(a, dtype) for a in eqn.invars), **eqn.params)
+
+    return sum_of(v, dtype)
+
+
+def accumulator(dtype: Any) -> Any:
+    """Returns the dtype for a long sum of `dtype`: float32 for narrower floats."""
+    return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
+
+
+def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[list[Any], list[Atom]] | None:
+    """Returns the linear equations that a sum of `v` moves through, and the contractions and values where it ends.
+
+    Returns None if there are too many.
+    """
+    through: dict[int, Any] = {}
+    ends: list[Atom] = []
+    queue: list[Atom] = [v]
+    while queue:
+        atom = queue.pop()
+        eqn = None if jaxprs.is_literal(atom) or atom in stop else made.get(atom)
+        if eqn is None or not (primitives.is_linear(eqn) or eqn.primitive.name == "add_any"):
+            ends.append(atom)
+        elif id(eqn) not in through:
+            through[id(eqn)] = eqn
+            queue.extend(eqn.invars)
+            if len(through) > _LONGEST:
+                return None
+    return list(through.values()), ends
+
+
+def _pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
+    """Returns True if summing after the loop is better than adding at each step."""
+    if jaxprs.is_in(v, made) and made[v].primitive.name == "reduce_sum":
+        return True
+    found = _above(v, made, free)
+    if found is None:
+        return False
+    through, ends = found
+    reduced = {a for e in through if e.primitive.name == "reduce_sum" for a in jaxprs.inputs(e)}
+
+    def is_dot(v: Atom) -> bool:
+        return jaxprs.is_in(v, made) and v not in free and made[v].primitive.name == "dot_general"
+
+    return all(jaxprs.nbytes(a) <= _SMALL or jaxprs.is_in(a, reduced) or is_dot(a) for a in ends)
+
+
+def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contractions_only: bool) -> list[Var]:
+    found = _above(v, made, stacked)
+    assert found is not None, "a sum that pays is short"
+    values: list[Var] = []
+    for atom in found[1]:
+        if jaxprs.is_literal(atom):
+            continue
+        eqn = None if atom in stacked else made.get(atom)
+        if eqn is not None and eqn.primitive.name == "dot_general":
+            values += jaxprs.inputs(eqn)
+        elif not contractions_only:
+            values.append(atom)
+    return values
+
+
+def _repeated(value: Any, length: Any) -> Any:
+    """Returns `value * length`. Integers wrap around as sums do; narrow floats are multiplied in float32."""
+    dtype = value.dtype
+    wide = accumulator(dtype)
+    return (value.astype(wide) * jnp.asarray(length).astype(wide)).astype(dtype)
+
+
+def _is_swapped_dot(eqn: Any, inner: Any) -> bool:
+    """Returns True if `eqn` transposes `dot(a, b)` into `dot(b, a)`."""
+    if eqn.primitive.name != "transpose" or inner.primitive.name != "dot_general":
+        return False
+    if inner.params.get("out_sharding") is not None:
+        return False
+    (lhs_contract, _), (lhs_batch, _) = inner.params["dimension_numbers"]
+    rank = len(inner.outvars[0].aval.shape)
+    free = inner.invars[0].aval.ndim - len(lhs_contract)
+    return not lhs_batch and tuple(eqn.params["permutation"]) == (*range(free, rank), *range(free))
+
+
+def _contraction(
+    eqn: Any, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract, swap: bool = False
+) -> Any:
+    """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
+    (lhs, rhs), (dims, batch) = eqn.invars, eqn.params["dimension_numbers"]
+    if swap:
+        lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
+    operands: Sequence[Atom] = [lhs, rhs]
+    fixed = [a for a in operands if not jaxprs.is_in(a, stacked)]
+    if fixed:  # a constant operand: sum the other one first
+        values = [
+            jaxprs.value(env, a) if a is fixed[0] else total(a, {}, stacked, env, length, a.aval.dtype, contract)
+            for a in operands
+        ]
+    else:
+        values = [stacked[a] for a in operands]
+        dims = tuple((0, *(a + 1 for a in axes)) for axes in dims)
+        batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
+    precision = eqn.params["precision"]
+    precision = precision[::-1] if swap and isinstance(precision, tuple) else precision
+    made_in = dtype if dtype != eqn.outvars[0].aval.dtype else eqn.params["preferred_element_type"]
+    placed = eqn.params.get("out_sharding")
+    if fixed or batch[0] or placed is not None:
+        return jax.lax.dot_general(
+            *values, (dims, batch), precision=precision, preferred_element_type=made_in, out_sharding=placed
+        )
+    return contract(*values, dims, precision, made_in)
+
+
+# Contractions over time -----------------------------------------------------------------------------------------------
+
+
+def as_written(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_type: Any) -> Any:
+    """Contracts `axes` of two stacks [T, ...], time among them, with `lax.dot_general` without batch axes."""
+    return jax.lax.dot_general(
+        lhs, rhs, (axes, ((), ())), precision=precision, preferred_element_type=preferred_element_type
+    )
+
+
+def smaller_first(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_type: Any) -> Any:
+    """Contracts as `as_written` does, with the operands in the order that XLA:CPU computes faster.
+
+    For a product A^T B, XLA:CPU first copies A, transposed. If A is larger than B, this computes B^T A and transposes the
+    result, which is small. XLA would merge a transposition of the result, this one or the caller's, with the product again.
+    A cast to the type that the result already has prevents that.
+    """
+    result = preferred_element_type or jnp.result_type(lhs, rhs)
+    if not jnp.issubdtype(result, jnp.floating):
+        return as_written(lhs, rhs, axes, precision, preferred_element_type)
+    kind = jnp.finfo(result)
+    if jaxprs.elements(lhs.shape) <= jaxprs.elements(rhs.shape):
+        made = as_written(lhs, rhs, axes, precision, preferred_element_type)
+        return jax.lax.reduce_precision(made, kind.nexp, kind.nmant)
+    exchanged = precision[::-1] if isinstance(precision, tuple) else precision
+    made = as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type)
+    own = rhs.ndim - len(axes[1])
+    return jnp.transpose(jax.lax.reduce_precision(made, kind.nexp, kind.nmant), (*range(own, made.ndim), *range(own)))
+
+
+# Wide carries ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WideSums:
+    """Runs a loop with wide carries.
+
+    Attributes:
+        runner: the loop, or what runs it.
+        wide: the dtypes of its carries.
+        narrow: the original dtypes of the carries.
+    """
+
+    runner: Any
+    wide: tuple[Any, ...]
+    narrow: tuple[Any, ...]
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        wide = [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)]
+        last, ys = self.runner.run(consts, wide, xs, length)
+        return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], ys
+
+
+def widen_sums(loop: Loop) -> Loop | WideSums:
+    """Keeps narrow floating-point carries that only add in float32 inside the loop.
+
+    Added one by one, bfloat16 numbers of about the same size stop adding up after 256 of them.
+
+    Invariant: every other value is unchanged; the sums are rounded once instead of at every step.
+    """
+    added = added_to_carries(loop).items()
+    sums = {i: values for i, values in added if accumulator(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype}
+    if not sums:
+        return loop
+
+    def evaluation(env: Env) -> Env:
+        narrow = {loop.carry[i]: env[loop.carry[i]].astype(loop.carry[i].aval.dtype) for i in sums}
+        jaxprs.evaluate(loop.eqns, known := {**env, **narrow})
+        for i, values in sums.items():
+            total = env[loop.carry[i]]
+            for v in values:
+                total = total + jaxprs.value(known, v).astype(total.dtype)
+            known[loop.carry_out[i]] = total
+        return known
+
+    wide = [v.aval for v in loop.inputs]
+    first = len(loop.consts)
+    for i in sums:
+        wide[first + i] = wide[first + i].update(dtype=accumulator(wide[first + i].dtype), weak_type=False)
+    made = loop.rewritten(evaluation, wide)
+    return WideSums(made, *(tuple(v.aval.dtype for v in carry) for carry in (made.carry, loop.carry)))

@@ -1,0 +1,167 @@
+"""LoopPlan: what was decided for a loop. It is run, cached, and printed by `explain_scan`.
+
+A target (`targets/`) makes it. Its passes rewrite the loop, and `passes/fission.py` splits it into work for all steps before
+the loop (early), the loop that stays (core), and work for all steps after it (late, summed). If the arrays of all steps
+would be too large, `recompute.in_chunks` runs a few steps at a time.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jax.extend import source_info_util
+
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.jaxprs import Var
+from jrnn.loops.loop import Loop, Results
+from jrnn.loops.passes.fission import Fission
+from jrnn.loops.recompute import in_chunks
+
+
+class Runner(Protocol):
+    """Runs the loop that stays."""
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        """Runs `length` steps."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a loop is lowered for.
+
+    Attributes:
+        platform: "cpu", "cuda", "rocm" or "tpu".
+        devices: the number of devices that the program is divided among.
+        kind: the kind of the devices, such as "TPU v5 lite", or "" if unknown.
+    """
+
+    platform: str
+    devices: int = 1
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """How a loop is run.
+
+    Attributes:
+        target: what it is lowered for.
+        loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
+        fission: the loop split into parts, or None if `jax.lax.scan` lowers it.
+        core: runs `fission.core`, the loop that stays.
+        executor: the name of that runner: "lax.scan", "scan", "associative" or "persistent".
+        chunk: the number of steps to run at a time to bound memory, or None for all.
+        notes: reasons for what was not done.
+        otherwise: the plan to lower if this one cannot be lowered, or None for `jax.lax.scan`.
+    """
+
+    target: Target
+    loop: Loop | None
+    fission: Fission | None
+    core: Runner | None
+    executor: str
+    chunk: int | None = None
+    notes: tuple[str, ...] = ()
+    otherwise: LoopPlan | None = None
+
+    @staticmethod
+    def left(target: Target, loop: Loop | None, why: str) -> LoopPlan:
+        """Returns a plan that leaves the loop to `jax.lax.scan`, and says why."""
+        return LoopPlan(target, loop, None, None, "lax.scan", notes=(why,))
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> Results:
+        """Runs all steps."""
+        assert self.fission is not None and self.core is not None
+        fission, core, steps = self.fission, self.core.run, self.fission.loop.length
+        if self.chunk is None:
+            return fission.run(consts, init, xs, steps, core)
+
+        def run_some(carry: Any, xs: Any, steps: Any) -> Results:
+            return fission.run(consts, carry, xs, steps, core)
+
+        return in_chunks(run_some, list(init), list(xs), steps, self.chunk, fission.loop.reverse)
+
+    @property
+    def hoisted(self) -> tuple[Item, ...]:
+        """Values that are computed for all steps before the loop."""
+        return self._items(lambda fission: fission.early)
+
+    @property
+    def sunk(self) -> tuple[Item, ...]:
+        """Values that are computed for all steps after the loop."""
+        return self._items(lambda fission: fission.late)
+
+    @property
+    def summed(self) -> tuple[Item, ...]:
+        """Values that are summed over all steps after the loop, instead of carried."""
+        return self._items(lambda fission: [v for values in fission.summed.values() for v in values], per_step=False)
+
+    @property
+    def stacked(self) -> tuple[Item, ...]:
+        """Values that the loop that stays writes at each step."""
+        return self._items(lambda fission: fission.core.ys)
+
+    @property
+    def contractions(self) -> int:
+        """The number of contractions that stay in the loop."""
+        eqns = self.fission.core.eqns if self.fission else self.loop.eqns if self.loop else ()
+        return sum(map(primitives.is_contraction, eqns))
+
+    def _items(self, chosen: Callable[[Fission], Iterable[Any]], per_step: bool = True) -> tuple[Item, ...]:
+        if self.fission is None:
+            return ()
+        producers = jaxprs.producers(self.fission.loop.eqns)
+        count = jaxprs.extent(self.fission.loop.length) if per_step else 1
+        return tuple(Item.of(v, producers, count) for v in jaxprs.variables(chosen(self.fission)))
+
+    def __str__(self) -> str:
+        direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
+        steps = "" if self.loop is None else f" of {self.loop.length} steps"
+        lines = [f"{direction} loop{steps} on {self.target.platform}: {self.executor}"]
+        parts = {
+            "computed for all steps before the loop": self.hoisted,
+            "computed for all steps after the loop": self.sunk,
+            "summed after the loop instead of carried": self.summed,
+            "written by the loop at each step": self.stacked,
+        }
+        for title, items in parts.items():
+            if items:
+                lines += [f"  {title} ({sum(i.bytes for i in items):,} bytes):", *(f"    {item}" for item in items)]
+        if self.loop is not None:
+            lines.append(f"  contractions in the loop: {self.contractions}")
+        if self.chunk:
+            lines.append(f"  run {self.chunk} steps at a time, so that these arrays stay small")
+        return "\n".join([*lines, *(f"  {note}" for note in (*self.notes, *self._staying()))])
+
+    def _staying(self) -> list[str]:
+        """Returns the reasons why equations stay in the loop."""
+        eqns = self.fission.core.eqns if self.fission else ()
+        stuck = {e.primitive.name: e for e in eqns if not primitives.is_movable(e)}
+        return [f"{name} stays in the loop: {primitives.why_it_stays(eqn)}" for name, eqn in stuck.items()]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One value of a step: its primitive, its place in the user's code, its type, and its bytes over all steps."""
+
+    what: str
+    where: str
+    type: str
+    bytes: int
+
+    @staticmethod
+    def of(v: Var, producers: dict[Var, Any], count: int) -> Item:
+        """Returns the item of a variable with `count` values. `producers` maps variables to their equations."""
+        what, where, eqn = "carry", "", producers.get(v)
+        if eqn is not None:
+            scope = str(eqn.source_info.name_stack)
+            what = f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
+            where = source_info_util.summarize(eqn.source_info)
+        return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.type}, {self.bytes:,} bytes" + (f" at {self.where}" if self.where else "")

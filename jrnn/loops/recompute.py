@@ -1,0 +1,153 @@
+"""The option `recompute`: what the reverse pass computes again instead of storing it; and loops over chunks of steps.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import source_info_util
+
+from jrnn.errors import ScanError, near
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.jaxprs import Var
+
+# None, "contractions", "sqrt", a number of checkpoints, or the names of values.
+Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
+# `(carry, xs, steps) -> (carry, ys)` over some of the steps.
+RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
+
+
+def check(recompute: Any) -> None:
+    """Raises a ScanError if `recompute` is not a `Recompute`."""
+    if recompute is None or (isinstance(recompute, str) and recompute in ("contractions", "sqrt")):
+        return
+    if isinstance(recompute, (int, np.integer)) and not isinstance(recompute, bool) and recompute >= 1:
+        return
+    if isinstance(recompute, (list, tuple, set, frozenset)) and all(isinstance(n, str) for n in recompute):
+        return
+    hint = near(recompute, ("contractions", "sqrt")) if isinstance(recompute, str) else ""
+    raise ScanError(
+        f"scan: recompute must be None, 'contractions', 'sqrt', a number of checkpoints, or a list of names given "
+        f"with jax.ad_checkpoint.checkpoint_name, but is {recompute!r}{hint}"
+    )
+
+
+def check_names(names: Collection[str], eqns: Sequence[Any]) -> None:
+    """Raises a ScanError if the equations of a step give no value one of the names."""
+    inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))
+    known = sorted({e.params["name"] for e in (*eqns, *inner) if e.primitive.name == "name"})
+    for name in names:
+        if name not in known:
+            given = f"only {', '.join(map(repr, known))}" if known else "none has a name"
+            raise ScanError(
+                f"scan: recompute names {name!r}, but the step gives no value that name ({given}){near(name, known)}; "
+                f"give it one with jax.ad_checkpoint.checkpoint_name"
+            )
+
+
+def is_checkpoints(recompute: Any) -> bool:
+    """Returns True if the option asks for checkpoints of the carry."""
+    return recompute == "sqrt" or isinstance(recompute, (int, np.integer))
+
+
+def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had: Collection[Var]) -> set[Var]:
+    """Returns the values of a step that may not be residuals.
+
+    For names, these are the named values, the values that lead to them, and the values that follow from them cheaply.
+    Storing a neighbor of a named value, such as a gate for its pre-activation, would take the memory that is to be freed.
+
+    Args:
+        recompute: "contractions", names, or None.
+        step: the step's equations.
+        had: the values that are available without being stored.
+    """
+    if recompute is None:
+        return set()
+    if recompute == "contractions":
+        return {v for e in step if primitives.is_cheap(e) for v in e.outvars}
+    marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in recompute]
+    found = {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
+    for eqn in reversed(step):
+        if any(v in found for v in eqn.outvars):
+            found.update(v for v in jaxprs.inputs(eqn) if v not in had)
+    for eqn in step:
+        if primitives.is_cheap(eqn) and any(v in found for v in jaxprs.inputs(eqn)):
+            found.update(v for v in eqn.outvars if v not in had)
+    return found
+
+
+def with_checkpoints(
+    run: RunSome, carry: Any, xs: Any, length: int | None, steps: Any, reverse: bool, recompute: Any
+) -> tuple[Any, Any]:
+    """Runs a scan in chunks. Only the carries between chunks are kept for the reverse pass.
+
+    Args:
+        run: runs some of the steps.
+        carry, xs, length: the inputs of the whole scan.
+        steps: T, or None if it is unknown, which `jax.lax.scan` reports.
+        reverse: whether time runs backwards.
+        recompute: the number of chunks, or "sqrt".
+    """
+    if steps is not None and not jaxprs.is_known(steps):
+        raise ScanError(
+            f"scan: recompute={recompute!r} divides the steps, but their number ({steps}) is symbolic; "
+            "give recompute='contractions' or None, or export with a fixed number"
+        )
+    if steps is None or steps < 2 or jax.config.jax_disable_jit:
+        return run(carry, xs, length)
+    # Tracing raises the errors of `jax.lax.scan`, and finds side effects and Refs: such a step must not run a second time.
+    if jax.make_jaxpr(lambda: run(carry, xs, length))().effects:
+        return run(carry, xs, length)
+    pieces = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
+    size = math.ceil(steps / min(pieces, steps))
+    # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
+    wrap: Callable = functools.partial(jax.checkpoint, prevent_cse=False)
+    return in_chunks(run, carry, xs, steps, size, reverse, wrap)
+
+
+def in_chunks(
+    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool, wrap: Callable = lambda f: f
+) -> tuple[Any, Any]:
+    """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
+
+    Args:
+        run: runs some of the steps.
+        carry, xs: the inputs of the whole loop, pytrees.
+        steps: T.
+        size: the number of steps in a chunk; the last chunk may have fewer.
+        reverse: whether time runs backwards.
+        wrap: wraps the function that runs one chunk, such as `jax.checkpoint`.
+
+    Returns:
+        The last carry, and the stacked outputs.
+    """
+    whole = steps // size
+    head = jax.tree.map(lambda x: jnp.reshape(x[: whole * size], (whole, size, *x.shape[1:])), xs)
+    tail = jax.tree.map(lambda x: x[whole * size :], xs)
+
+    def run_head(carry: Any) -> tuple[Any, Any]:
+        body = wrap(lambda carry, chunk: run(carry, chunk, size))
+        carry, ys = jax.lax.scan(body, carry, head, length=whole, reverse=reverse)
+        return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
+
+    rest = steps - whole * size
+    if not rest:
+        return run_head(carry)
+    run_tail = wrap(lambda carry, chunk: run(carry, chunk, rest))
+    if reverse:
+        carry, late = run_tail(carry, tail)
+        carry, early = run_head(carry)
+    else:
+        carry, early = run_head(carry)
+        carry, late = run_tail(carry, tail)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), early, late)

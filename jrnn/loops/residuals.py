@@ -1,0 +1,293 @@
+"""What a step stores for the reverse pass, chosen by a minimum cut.
+
+JAX's partial evaluation stores every value that a derivative reads. Here the step gets its own derivative rule: the same
+equations as JAX's, in two parts with a minimum cut between them. The reverse loop computes the other values again from the
+stored ones. Contractions are always stored. So are results that jump where an operand changes by a rounding error, such as
+comparisons: computed again from operands that are computed again, they might differ from the first computation.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from jrnn.loops import jaxprs, primitives, recompute
+from jrnn.loops.jaxprs import Atom, Program, Var
+
+# Steps with more equations are left to JAX: the time of the cut grows faster than the step.
+_LONGEST = 2000
+
+_INFINITE = 1 << 60
+
+Flat = Sequence[Any]
+
+
+def storing_less(
+    jaxpr: Any, n_consts: int, n_carry: int, option: str | tuple[str, ...] | None, checkpoint: Callable[..., Callable]
+) -> Callable[..., Flat] | None:
+    """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
+
+    Steps with side effects, control flow, `jax.checkpoint` or reverse-mode rules of their own are left to JAX. So are those
+    that name values with `checkpoint_name`, unless `option` says what to compute again.
+
+    Args:
+        jaxpr: the step, from constants, carries and inputs to new carries and outputs.
+        n_consts, n_carry: the numbers of constants and carries.
+        option: the option `recompute`: None, "contractions", or names.
+        checkpoint: `jax.checkpoint`, whose equations can be transposed.
+    """
+    if not _is_plain(jaxpr):
+        if option is None or jaxprs.jaxpr_of(jaxpr).effects:
+            return None
+        policies = jax.checkpoint_policies
+        policy = policies.dots_saveable if option == "contractions" else policies.nothing_saveable
+        return jax.checkpoint(jax.extend.core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False)
+    program = jaxprs.opened(jaxpr)
+    if option is None and any(eqn.primitive.name == "name" for eqn in program.eqns):
+        return None  # a policy of `jax.checkpoint` around the loop chooses values by these names
+    avals = [v.aval for v in program.invars]
+
+    def run(*args: Any) -> Flat:
+        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
+        jaxprs.evaluate(program.eqns, env)
+        return [jaxprs.value(env, a) for a in program.outvars]
+
+    @functools.cache
+    def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+        return _derivative(run, avals, moving, n_consts, n_carry, option, checkpoint)
+
+    def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+        moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
+        return derivative(moving)(primals, [t for t, m in zip(tangents, moving) if m])
+
+    smooth = jax.custom_jvp(run)
+    smooth.defjvp(rule, symbolic_zeros=True)
+    return smooth
+
+
+def _moves(primal: Any, tangent: Any) -> bool:
+    return not isinstance(tangent, SymbolicZero) and jnp.issubdtype(jax.typeof(primal).dtype, jnp.inexact)
+
+
+def _is_plain(closed: Any) -> bool:
+    """Returns True if the derivative of a step separates into equations of values and equations of tangents."""
+    jaxpr = jaxprs.jaxpr_of(closed)
+    if jaxpr.effects or len(jaxpr.eqns) > _LONGEST:
+        return False
+    calls = ((eqn, jaxprs.called(eqn, jaxprs.CALLS)) for eqn in jaxpr.eqns)
+    return all(
+        _is_plain(body) if body is not None else eqn.primitive.name == "custom_jvp_call" or primitives.is_known(eqn)
+        for eqn, body in calls
+    )
+
+
+def _derivative(
+    run: Callable[..., Flat],
+    avals: Sequence[Any],
+    moving: tuple[bool, ...],
+    n_consts: int,
+    n_carry: int,
+    option: Any,
+    checkpoint: Callable[..., Callable],
+) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+    """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
+    program = _with_tangents(run, avals, [i for i, m in enumerate(moving) if m])
+    n_in, first_x = len(avals), n_consts + n_carry
+    smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
+    n_out = len(smooth)
+    consts, carry, xs = program.invars[:n_consts], program.invars[n_consts:first_x], program.invars[first_x:n_in]
+    carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry:n_out]
+    later = jaxprs.depends(program.eqns, program.invars[n_in:])
+    tangents = iter(program.outvars[n_out:])
+    made = jaxprs.producers(program.eqns)
+    outs = [None if a is None or _is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth)]
+    moved = [a for a in outs if a is not None]
+    step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
+    linear, _ = jaxprs.needed(program.eqns, moved, set(program.invars[:n_in]))
+    linear = [e for e in linear if any(v in later for v in e.outvars)]
+    wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
+    # The tangents that do not depend on tangents, from unusual custom rules.
+    wanted += [a for a in jaxprs.variables(moved) if a not in later]
+
+    had = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
+    # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
+    had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
+    varying = jaxprs.depends(step, (*carry, *xs))
+    chosen = _choose(step, [v for v in wanted if v in varying], had, carry, varying, option)
+    at_hand = {*program.invars[:n_in], *program.constvars, *(v for v in had if v in varying), *chosen}
+    again, _ = jaxprs.needed(step, wanted, at_hand)
+    reverse_part = (*again, *linear)
+    fixed = {v for e in reverse_part for v in e.outvars} | later
+    read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *wanted] if v not in fixed))
+    forward_part, _ = jaxprs.needed(step, [*program.outvars[:n_out], *read], set(program.invars))
+
+    def of_tangents(values: Flat, tangents: Flat) -> Flat:
+        env = jaxprs.evaluate(reverse_part, dict(zip((*read, *program.invars[n_in:]), (*values, *tangents))))
+        return [jaxprs.value(env, a) for a in moved]
+
+    def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, primals))
+        jaxprs.evaluate(forward_part, env)
+        results = [jaxprs.value(env, a) for a in program.outvars[:n_out]]
+        # With the checkpoint, JAX can store only the arguments, and not what `reverse_part` computes again.
+        given = iter(checkpoint(of_tangents)([env[v] for v in read], tangents))
+        zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
+        return results, [z if a is None else next(given) for z, a in zip(zero, outs)]
+
+    return rule
+
+
+def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], places: Sequence[int]) -> Program:
+    """Traces a step with its tangents.
+
+    The program takes the arguments and the tangents of those at `places`. It returns the results and the tangents of the
+    floating-point ones.
+    """
+    n = len(avals)
+
+    def both(*args: Any) -> Flat:
+        def of_moving(*values: Any) -> Flat:
+            full = list(args[:n])
+            for i, v in zip(places, values):
+                full[i] = v
+            return run(*full)
+
+        outs, tangents = jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))
+        return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
+
+    program = jaxprs.trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+    return replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
+
+
+def _named_as_in_step(eqn: Any) -> Any:
+    """The equation without the outermost transformation in its name stack, which is the `jax.jvp` of `_with_tangents`."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))
+
+
+def _is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:
+    """Returns True if a tangent is an array of zeros."""
+    while not jaxprs.is_literal(atom):
+        eqn = made.get(atom)
+        if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
+            return False
+        atom = eqn.invars[0]
+    return bool(np.all(np.asarray(atom.val) == 0))
+
+
+def _choose(
+    step: Sequence[Any],
+    wanted: Sequence[Var],
+    had: Collection[Var],
+    carry: Sequence[Var],
+    varying: Collection[Var],
+    option: Any,
+) -> list[Var]:
+    """Returns the variables to store so that all wanted ones can be computed."""
+    never = recompute.not_stored(option, step, had)
+    eqns, _ = jaxprs.needed(step, wanted, had)
+    costs = {v: 0 for v in had if v in varying}
+    costs.update({v: 0 if v in had else jaxprs.nbytes(v) for v in carry})
+    edges, sources = [], list(costs)
+    exact = set(costs)  # never computed again, or computed again without rounding
+    for eqn in eqns:
+        of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
+        jumps = primitives.is_discontinuous(eqn)
+        if jumps and not of_exact:
+            never = never.difference(eqn.outvars)
+            remade = False
+        else:
+            remade = primitives.is_cheap(eqn) or any(v in never for v in eqn.outvars)
+        if not remade or (of_exact and (jumps or primitives.is_view(eqn))):
+            exact.update(eqn.outvars)
+        for v in eqn.outvars:
+            if v not in varying or v in had:
+                continue
+            costs[v] = _INFINITE if v in never else jaxprs.nbytes(v)
+            if remade:
+                edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
+            else:
+                sources.append(v)
+    return [v for v in min_cut(costs, edges, sources, wanted) if v not in had]
+
+
+def min_cut(
+    costs: Mapping[Hashable, int],
+    edges: Iterable[tuple[Hashable, Hashable]],
+    sources: Iterable[Hashable],
+    sinks: Iterable[Hashable],
+) -> list[Hashable]:
+    """Returns the cheapest set of nodes that every path from a source to a sink passes; of equals, the nearest to the sinks.
+
+    Args:
+        costs: the cost of storing each node; `_INFINITE` forbids it.
+        edges: pairs of nodes, an operand and a result.
+        sources: nodes that cannot be computed again.
+        sinks: nodes that are wanted.
+
+    >>> min_cut({"x": 5, "a": 2, "b": 2}, [("x", "a"), ("x", "b")], ["x"], ["a", "b"])
+    ['a', 'b']
+    """
+    # Every node becomes an arc from (node, 0) to (node, 1) with its cost as capacity.
+    capacity: dict[Hashable, dict[Hashable, int]] = {}
+
+    def arc(tail: Hashable, head: Hashable, size: int) -> None:
+        capacity.setdefault(tail, {})[head] = size
+        capacity.setdefault(head, {}).setdefault(tail, 0)
+
+    start, end = ("start",), ("end",)
+    capacity[start], capacity[end] = {}, {}
+    for node, cost in costs.items():
+        arc((node, 0), (node, 1), cost)
+    for tail, head in edges:
+        arc((tail, 1), (head, 0), _INFINITE)
+    for node in sources:
+        arc(start, (node, 0), _INFINITE)
+    for node in sinks:
+        arc((node, 1), end, _INFINITE)
+
+    while path := _augmenting_path(capacity, start, end):
+        room = min(capacity[tail][head] for tail, head in path)
+        assert room < _INFINITE, "a wanted value can be neither stored nor computed again"
+        for tail, head in path:
+            capacity[tail][head] -= room
+            capacity[head][tail] += room
+
+    reaches_end = {end}
+    queue = deque([end])
+    while queue:
+        head = queue.popleft()
+        for tail in capacity[head]:
+            if capacity[tail][head] > 0 and tail not in reaches_end:
+                reaches_end.add(tail)
+                queue.append(tail)
+    return [node for node in costs if (node, 1) in reaches_end and (node, 0) not in reaches_end]
+
+
+def _augmenting_path(
+    capacity: Mapping[Hashable, Mapping[Hashable, int]], start: Hashable, end: Hashable
+) -> list[tuple[Hashable, Hashable]]:
+    """Returns the arcs of a shortest path with capacity left, found breadth-first; empty if there is none."""
+    came: dict[Hashable, Hashable] = {start: start}
+    queue = deque([start])
+    while queue and end not in came:
+        tail = queue.popleft()
+        for head, room in capacity[tail].items():
+            if room > 0 and head not in came:
+                came[head] = tail
+                queue.append(head)
+    path, at = [], end
+    while end in came and at != start:
+        path.append((came[at], at))
+        at = came[at]
+    return path

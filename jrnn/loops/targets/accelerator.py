@@ -1,0 +1,35 @@
+"""What GPUs and TPUs have in common: a loop is solved in rounds, or stays a loop."""
+
+from __future__ import annotations
+
+from jrnn.loops import jaxprs
+from jrnn.loops.loop import Loop
+from jrnn.loops.mark import Options
+from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, split, widen_sums
+from jrnn.loops.plan import LoopPlan, Target
+
+PASSES = (direct_views, distinct, concatenate_cotangents)
+
+_SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an estimate, not measured
+
+
+def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
+    """Returns the plan of a loop on a GPU or a TPU."""
+    original = loop
+    for rewrite in PASSES:
+        loop = rewrite(loop)
+    fission = split(loop)
+    why = _not_solved(fission.core, options)
+    if why is None:
+        return LoopPlan(target, original, fission, associative.Solved(fission.core), "associative")
+    return LoopPlan(target, original, fission, widen_sums(fission.core), "scan", notes=(f"not associative: {why}",))
+
+
+def _not_solved(core: Loop, options: Options) -> str | None:
+    """Returns the reason why a loop is not solved in rounds, or None."""
+    if not jaxprs.is_known(core.length):
+        return "the number of steps is symbolic"
+    why = associative.declined(core, options.executor, _SOLVING_PAYS)
+    if why is None and options.executor != "associative" and not associative.is_bounded(core):
+        return "its factors are not provably at most 1, so products of them could overflow"
+    return why

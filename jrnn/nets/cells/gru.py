@@ -1,0 +1,119 @@
+"""GRU, with Caffe2's names, gate order and parameters, and the basic recurrent network, as step nets.
+
+Shapes: N batch, D input, H hidden. GRU's gates are reset, update, output along the last axis; its parameters are `i2h_w`
+[3H, D], `i2h_b` [3H], and `reset_gate_t_*`, `update_gate_t_*`, `output_gate_t_*`, each [H, H] and [H]. The basic network is
+h = activation(W x + R h_prev + b) with parameters `i2h_w` [H, D], `i2h_b` [H], `gates_t_w` [H, H], `gates_t_b` [H].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jrnn.errors import NetError, near
+from jrnn.nets.builder import NetBuilder
+from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, before_end, dropped, ended, fully_connected, joined
+from jrnn.nets.cells.options import BasicRNNOptions, GRUOptions
+
+GATES = ("reset", "update", "output")
+
+
+@dataclass(frozen=True)
+class GRUCell(Cell):
+    """r, u = FC(h_prev) + x; o = FC(sigmoid(r) h_prev) + x; h = u h_prev + (1 - u) tanh(o), with u through a sigmoid.
+
+    With linear_before_reset, o = sigmoid(r) FC(h_prev) + x.
+    """
+
+    input_size: int
+    hidden_size: int
+    options: GRUOptions = GRUOptions()
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return _ON_THE_WAY if self.options.memory_optimization else ()
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        return fully_connected(b, x, "i2h", self.input_size, 3 * self.hidden_size)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        (before,) = previous
+        of_input = dict(zip(GATES, b.op("Split", [at.input], [f"input_t_{gate}" for gate in GATES], axis=2)))
+        kept = dropped(b, at, before)
+        hidden, size = joined(b, at, kept, self.hidden_size)
+        reset = fully_connected(b, hidden, "reset_gate_t", size, self.hidden_size)
+        update = fully_connected(b, hidden, "update_gate_t", size, self.hidden_size)
+        reset = b.op("Sum", [reset, of_input["reset"]], "reset_gate_t")
+        opened = b.op("Sigmoid", [reset], "reset_gate_t_sigmoid")
+        if self.options.linear_before_reset:
+            output = fully_connected(b, hidden, "output_gate_t", size, self.hidden_size)
+            output = b.op("Mul", [opened, output], "output_gate_t_mul")
+        else:
+            modified = b.op("Mul", [opened, kept], "modified_hidden_t_prev")
+            hidden, _ = joined(b, at, modified, self.hidden_size, "modified")
+            output = fully_connected(b, hidden, "output_gate_t", size, self.hidden_size)
+        update = b.op("Sum", [update, of_input["update"]], "update_gate_t")
+        output = b.op("Sum", [output, of_input["output"]], "output_gate_t_summed")
+        gates_t, _ = b.op("Concat", [reset, update, output], ["gates_t", "_gates_t_concat_dims"], axis=2)
+        lengths = [] if at.lengths is None else [at.lengths]
+        new = b.op(
+            "GRUUnit",
+            [before, gates_t, *lengths, at.timestep],
+            "hidden_t",
+            drop_states=int(self.options.drop_states),
+            sequence_lengths=len(lengths),
+        )
+        return [new]
+
+
+_ON_THE_WAY = (
+    *(f"input_t_{gate}" for gate in GATES),
+    *(f"{gate}_gate_t" for gate in GATES),
+    "reset_gate_t_sigmoid",
+    "modified_hidden_t_prev",
+    "modified_concatenated_input_t",
+    "_modified_concatenated_input_t_concat_dims",
+    "output_gate_t_mul",
+    "output_gate_t_summed",
+    "gates_t",
+    "_gates_t_concat_dims",
+)
+
+
+ACTIVATIONS = {"tanh": "Tanh", "relu": "Relu"}
+
+
+@dataclass(frozen=True)
+class BasicRNNCell(Cell):
+    """One step. With lengths, the state of a finished sequence is held or dropped by masks."""
+
+    input_size: int
+    hidden_size: int
+    options: BasicRNNOptions = BasicRNNOptions()
+
+    def __post_init__(self):
+        if self.options.activation not in ACTIVATIONS:
+            known, given = ", ".join(map(repr, ACTIVATIONS)), self.options.activation
+            raise NetError(f"activation must be one of {known}, is {given!r}{near(given, ACTIVATIONS)}")
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return ("gates_t", "hidden_t_candidate") if self.options.memory_optimization else ()
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        return fully_connected(b, x, "i2h", self.input_size, self.hidden_size)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        (before,) = previous
+        product, size = joined(b, at, dropped(b, at, before), self.hidden_size)
+        gates = fully_connected(b, product, "gates_t", size, self.hidden_size)
+        gates = b.op("Sum", [gates, at.input], "gates_t")
+        activation = ACTIVATIONS[self.options.activation]
+        new = b.op(activation, [gates], before_end(at, "hidden_t"))  # not overwritten: its gradient reads it
+        return ended(b, at, previous, [new], ["hidden_t"], self.options.drop_states)

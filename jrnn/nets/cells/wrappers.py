@@ -1,0 +1,223 @@
+"""Cells around cells: stacks of layers, dropout of outputs and of recurrent products, and zoneout of states.
+
+Shapes: T time, N batch, H hidden. With is_test there is no noise; states then have their expected values.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jrnn.errors import NetError
+from jrnn.nets.builder import NetBuilder
+from jrnn.nets.cells.base import Cell, StateSpec, StepInputs
+from jrnn.nets.ir import Op
+from jrnn.nets.recurrent import RecurrentState
+
+
+@dataclass(frozen=True)
+class StackedCell(Cell):
+    """Layers as one cell, under the scopes `layer_0`, `layer_1`, ...
+
+    Its states are those of all layers, and its output is that of the top layer.
+
+    Attributes:
+        cells: the layers, the lowest first.
+        residual: the layers, from 1 on, whose input is added to their output. Their sizes must be equal.
+    """
+
+    cells: tuple[Cell, ...]
+    residual: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for i in self.residual:
+            if not 1 <= i < len(self.cells):
+                raise NetError(f"residual layer {i} is not one of the layers 1 to {len(self.cells) - 1}")
+            below, here = (c.states[c.output_index].size for c in self.cells[i - 1 : i + 1])
+            if below != here:
+                raise NetError(f"residual layer {i} has size {here}, the layer below {below}; they must be equal")
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return tuple(s.within(f"layer_{i}") for i, cell in enumerate(self.cells) for s in cell.states)
+
+    def _first_state(self, layer: int) -> int:
+        return sum(len(c.states) for c in self.cells[:layer])
+
+    @property
+    def output_index(self) -> int:
+        return self._first_state(len(self.cells) - 1) + self.cells[-1].output_index
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return tuple(f"layer_{i}/{name}" for i, cell in enumerate(self.cells) for name in cell.recompute)
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        return self.cells[0].prepare_input(b, x)
+
+    def before_loop(self, b: NetBuilder, x: str) -> None:
+        for i, cell in enumerate(self.cells):
+            with b.scope(f"layer_{i}"):
+                cell.before_loop(b, x)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        new: list[str] = []
+        below = ""  # the output of the layer below, if there is one
+        for i, cell in enumerate(self.cells):
+            with b.scope(f"layer_{i}"):
+                if below:
+                    at = replace(at, input=cell.prepare_input(b, below), extra=())
+                made = cell.step(b, at, previous[len(new) : len(new) + len(cell.states)])
+                if i < len(self.cells) - 1:
+                    output = cell.output(b, made)
+                    if i in self.residual:
+                        output = b.op("Sum", [output, below], f"residual_output_{i}")
+                    below = output
+            new += made
+        return new
+
+    def output(self, b: NetBuilder, new: Sequence[str]) -> str:
+        return self._output(b, new, lambda cell, own: cell.output(b, own), "residual_output")
+
+    def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
+        return self._output(b, states, lambda cell, own: cell.output_sequence(b, own), "residual_output_sequence")
+
+    def _output(self, b: NetBuilder, states: Sequence[Any], output_of: Callable[[Cell, Any], str], name: str) -> str:
+        """The output of the top layer, plus those of the layers below it that residual connections add."""
+        lowest = len(self.cells) - 1
+        while lowest in self.residual:
+            lowest -= 1
+        outputs = []
+        for i in range(lowest, len(self.cells)):
+            with b.scope(f"layer_{i}"):
+                start = self._first_state(i)
+                outputs.append(output_of(self.cells[i], states[start : start + len(self.cells[i].states)]))
+        return outputs[0] if len(outputs) == 1 else b.op("Sum", outputs, name)
+
+
+@dataclass(frozen=True)
+class WrappedCell(Cell):
+    """A cell that delegates to another one, `cell`; subclasses override what they change."""
+
+    cell: Cell
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return self.cell.states
+
+    @property
+    def output_index(self) -> int:
+        return self.cell.output_index
+
+    @property
+    def output_states(self) -> tuple[int, ...]:
+        return self.cell.output_states
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        return self.cell.recompute
+
+    def prepare_input(self, b: NetBuilder, x: str) -> str:
+        return self.cell.prepare_input(b, x)
+
+    def before_loop(self, b: NetBuilder, x: str) -> None:
+        self.cell.before_loop(b, x)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        return self.cell.step(b, at, previous)
+
+    def output(self, b: NetBuilder, new: Sequence[str]) -> str:
+        return self.cell.output(b, new)
+
+    def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
+        return self.cell.output_sequence(b, states)
+
+
+@dataclass(frozen=True)
+class DropoutCell(WrappedCell):
+    """Drops each element of the output with probability `ratio`, independently at every step. States do not change.
+
+    A layer above reads the step's output after dropout. As in Caffe2, the output over time has another dropout outside of
+    the loop.
+    """
+
+    ratio: float
+    is_test: bool = False
+
+    def output(self, b: NetBuilder, new: Sequence[str]) -> str:
+        return self._dropout(b, self.cell.output(b, new))
+
+    def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
+        return self._dropout(b, self.cell.output_sequence(b, states))
+
+    def _dropout(self, b: NetBuilder, blob: str) -> str:
+        names = [blob + "_dropped", blob + "_dropped_mask"]
+        return b.add(Op.of("Dropout", [blob], names, ratio=self.ratio, is_test=int(self.is_test)))[0]
+
+
+@dataclass(frozen=True)
+class RecurrentDropoutCell(WrappedCell):
+    """Drops units of the hidden state in the recurrent products, the same units at every step.
+
+    Source: Gal and Ghahramani, A Theoretically Grounded Application of Dropout in Recurrent Neural Networks, 2016.
+    """
+
+    ratio: float
+    is_test: bool = False
+
+    def before_loop(self, b: NetBuilder, x: str) -> None:
+        super().before_loop(b, x)
+        if self.is_test:
+            return
+        size = self.states[self.output_index].size
+        batch = b.op("Slice", [b.op("Shape", [x], "input_shape")], "batch_size", starts=[1], ends=[2])
+        one, hidden = (
+            b.op("GivenTensorInt64Fill", [], name, shape=[1], values=[n])
+            for name, n in (("one_step", 1), ("hidden_size", size))
+        )
+        shape, _ = b.op("Concat", [one, batch, hidden], ["recurrent_mask_shape", "recurrent_mask_parts"], axis=0)
+        ones = b.op("ConstantFill", [shape], "recurrent_ones", value=1.0, input_as_shape=1)
+        b.op("Dropout", [ones], ["recurrent_mask", "recurrent_kept"], ratio=self.ratio, is_test=0)
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        if not self.is_test:
+            mask = b.op("StopGradient", [b.scoped("recurrent_mask")], "recurrent_mask_t")
+            at = replace(at, recurrent_mask=mask)
+        return self.cell.step(b, at, previous)
+
+
+@dataclass(frozen=True)
+class ZoneoutCell(WrappedCell):
+    """Keeps the old value of a unit with the probability in `ratios` for its state, independently at every step.
+
+    Source: Krueger et al., Zoneout: Regularizing RNNs by Randomly Preserving Hidden Activations, 2017.
+    """
+
+    ratios: tuple[float, ...]
+    is_test: bool = False
+
+    def __post_init__(self):
+        if len(self.ratios) != len(self.cell.states):
+            names = ", ".join(s.new for s in self.cell.states)
+            raise NetError(f"zoneout needs one ratio for each state ({names}), was given {list(self.ratios)}")
+        if getattr(getattr(self.cell, "options", None), "drop_states", False):
+            raise NetError("zoneout keeps what drop_states drops; build its inner cell with drop_states=False")
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return tuple(replace(s, new=s.new + "_zoneout") if r else s for s, r in zip(self.cell.states, self.ratios))
+
+    def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
+        new = self.cell.step(b, at, previous)
+        return [self._zoneout(b, *each) if each[-1] else each[1] for each in zip(previous, new, self.ratios)]
+
+    def _zoneout(self, b: NetBuilder, before: str, new: str, ratio: float) -> str:
+        """before + m (new - before), where m is 0 with probability `ratio`, else 1; with is_test, its expectation."""
+
+        def named(suffix: str) -> str:
+            return f"{new}_zoneout{suffix}"
+
+        b.add(Op.of("Sub", [new, before], [named("_change")]))
+        names = [named("_change_scaled"), named("_mask")]
+        b.add(Op.of("Dropout", [named("_change")], names, ratio=ratio, is_test=int(self.is_test)))
+        b.add(Op.of("Scale", [names[0]], [named("_step")], scale=1 - ratio))
+        return b.add(Op.of("Add", [before, named("_step")], [named("")]))[0]

@@ -1,0 +1,349 @@
+"""Renaming blobs, one version or all, through arguments and sub-nets.
+
+A blob is renamed everywhere: in the inputs, outputs and arguments of operators, in sub-nets that see it, and in the net's
+own lists. If an operator may keep the old value of an output (a branch that is not taken), the versions before and after it
+must have one name, and are renamed together.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from jrnn.errors import NetError, describe_op
+from jrnn.nets.graph.scope import (
+    GRADIENT_NAMES,
+    GRADIENT_SUFFIX,
+    INNER_NAMES,
+    READ_NAMES,
+    RENAME_SUFFIX,
+    WRITTEN_NAMES,
+    Workspace,
+    all_names,
+    has_sub_nets,
+    reads,
+    step_reads,
+    workspace_names,
+    workspace_of,
+)
+from jrnn.nets.graph.ssa import Access, Versioned, get_accesses
+from jrnn.nets.ir import Arg, ArgValue, Net, Op
+
+Names = Mapping[str, str]
+
+
+def _map_names(arg: Arg, names: Names) -> ArgValue:
+    """Returns the value of an argument with its strings replaced; other values are unchanged."""
+    if arg.kind not in ("s", "strings") or isinstance(arg.value, Net):
+        return arg.value
+    changed = tuple(names.get(name, name).encode() for name in arg.names())
+    return changed if arg.kind == "strings" else changed[0]
+
+
+def _merged(first: Names, second: Names) -> Names:
+    """Merges two maps, of which the first wins; the same large map is not copied."""
+    return first if first is second else {**second, **first}
+
+
+def _gradient_name(name: str, blobs: Names) -> str:
+    """Returns the new name of a gradient whose blob is renamed; other names are unchanged."""
+    blob = name.removesuffix(GRADIENT_SUFFIX)
+    return blobs[blob] + GRADIENT_SUFFIX if blob != name and blob in blobs else name
+
+
+def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
+    if arg.name in READ_NAMES:
+        return replace(arg, value=_map_names(arg, _merged(read, written)))
+    if arg.name in WRITTEN_NAMES:
+        return replace(arg, value=_map_names(arg, _merged(written, read)))
+    if arg.name in GRADIENT_NAMES and arg.kind == "strings":
+        return replace(arg, value=tuple(_gradient_name(name, read).encode() for name in arg.names()))
+    if arg.name in INNER_NAMES and inner:
+        return replace(arg, value=_map_names(arg, inner))
+    if arg.name.endswith(RENAME_SUFFIX):
+        name = _gradient_name(arg.name.removesuffix(RENAME_SUFFIX), read) + RENAME_SUFFIX
+        return replace(arg, name=name, value=_map_names(arg, _merged(written, read)))
+    return arg
+
+
+def _name_gradients(op: Op, renamed: Op) -> Op:
+    """Adds `.rename` arguments for gradients whose names no longer follow from the names of their blobs.
+
+    Caffe2 applies these arguments to the step nets too, so a blob of the same name there is renamed as well.
+    """
+    known = {a.name for a in renamed.args}
+    outputs = dict(zip(op.outputs, renamed.outputs))
+    moved = {}
+    for old, new in dict(zip(op.inputs, renamed.inputs)).items():
+        key, given = new + GRADIENT_SUFFIX, outputs.get(old + GRADIENT_SUFFIX)
+        if given is not None and given != key and key + RENAME_SUFFIX not in known:
+            moved[key] = given
+    local = {n for _, net in renamed.sub_nets() for n in all_names(net)} if moved else set()
+    if inner := {old: new for old, new in moved.items() if old in local}:
+        _check_not_local(op, inner, local)
+        renamed = renamed.map_sub_nets(lambda net: rename_blobs(net, inner))
+        args = (replace(a, value=_map_names(a, inner)) if a.name in INNER_NAMES else a for a in renamed.args)
+        renamed = replace(renamed, args=tuple(args))
+    return renamed.with_args({old + RENAME_SUFFIX: new for old, new in moved.items()})
+
+
+def _with_param_grads(op: Op) -> Op:
+    """Adds the names of the parameters' gradients in the step nets, which old nets derive from the inputs' names."""
+    params = op.integers("param")
+    if not params or op.names("param_grads"):
+        return op
+    is_gradient = set(op.outputs).isdisjoint(op.names("alias_dst"))
+    first = len(op.integers("outputs_with_grads")) if is_gradient else 0
+    if not all(0 <= k < len(op.inputs) - first for k in params):
+        raise NetError(f"argument 'param' holds {list(params)}, but there are {len(op.inputs) - first} inputs to name")
+    return op.with_args({"param_grads": [op.inputs[first + k] + GRADIENT_SUFFIX for k in params]})
+
+
+def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
+    """Returns the part of `names` that step nets see."""
+    seen = step_reads(op)
+    changes = {n: names[n] for n in seen if names.get(n, n) != n}
+    if changes:
+        _check_not_local(op, changes, {n for _, net in op.sub_nets() for n in all_names(net)}.difference(seen))
+    return changes
+
+
+def _check_not_local(op: Op, names: Names, local: Collection[str]) -> None:
+    for old, new in names.items():
+        if new in local:
+            raise NetError(f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name")
+
+
+def rename_in_op(op: Op, read: Names, written: Names) -> Op:
+    """Renames the blobs that `op` reads and those that it writes; names not in the maps stay.
+
+    Raises:
+        NetError: a sub-net that sees a renamed blob has a blob of its own under the new name.
+
+    >>> op = Op.of("Relu", ["x"], ["x"])
+    >>> rename_in_op(op, {"x": "a"}, {"x": "b"}) == Op.of("Relu", ["a"], ["b"])
+    True
+    """
+    inputs = tuple(read.get(n, n) for n in op.inputs)
+    outputs = tuple(written.get(n, n) for n in op.outputs)
+    if not op.args:
+        return replace(op, inputs=inputs, outputs=outputs)
+    before = op
+    inner: Names = {}
+    if has_sub_nets(op):
+        match workspace_of(op):
+            case Workspace.SHARED:
+                inner = _merged(written, read)
+            case Workspace.STEP:
+                inner = _in_step_nets(op, read)
+                op = _with_param_grads(op) if inner else op
+        if inner:
+            op = op.map_sub_nets(lambda net: rename_blobs(net, inner))
+    args = tuple(_rename_arg(a, read, written, inner) for a in op.args)
+    renamed = replace(op, inputs=inputs, outputs=outputs, args=args)
+    return _name_gradients(before, renamed) if any(a.name in GRADIENT_NAMES for a in args) else renamed
+
+
+def rename_blobs(net: Net, names: Names) -> Net:
+    """Renames every version of the blobs in `names`, also in sub-nets that see them.
+
+    Two blobs may get one name; the caller must ensure that this keeps the meaning.
+
+    Raises:
+        NetError: a sub-net that sees a renamed blob has a blob of its own under the new name.
+    """
+    return replace(
+        net,
+        ops=tuple(rename_in_op(op, names, names) for op in net.ops),
+        external_inputs=tuple(names.get(n, n) for n in net.external_inputs),
+        external_outputs=tuple(names.get(n, n) for n in net.external_outputs),
+    )
+
+
+def _rename_versions(net: Net, start: Mapping[str, int], choose: Callable[[str, int], str]) -> Net:
+    """Renames every blob to `choose(name, version)`; versions continue from `start`."""
+    accesses, last = get_accesses(net, start)
+
+    def chosen(versions: Mapping[str, int]) -> dict[str, str]:
+        named = ((name, choose(name, version)) for name, version in versions.items())
+        return {name: new for name, new in named if new != name}
+
+    return replace(
+        net,
+        ops=tuple(
+            rename_in_op(op, read, written) if (read := chosen(a.reads)) | (written := chosen(a.writes)) else op
+            for op, a in zip(net.ops, accesses)
+        ),
+        external_inputs=tuple(choose(n, start.get(n, 0)) for n in net.external_inputs),
+        external_outputs=tuple(choose(n, last.get(n, 0)) for n in net.external_outputs),
+    )
+
+
+def _ties(accesses: list[Access]) -> dict[Versioned, int]:
+    """Returns the first version with the same name for each versioned blob that must share its predecessor's name."""
+    first: dict[Versioned, int] = {}
+    for a in accesses:
+        for name in a.updates:
+            before = a.reads[name]
+            first[name, a.writes[name]] = first.get((name, before), before)
+    return first
+
+
+def _tied_versions(blob: Versioned, ties: Collection[Versioned]) -> set[int]:
+    """Returns the versions that must have the same name as `blob`."""
+    name, first = blob
+    last = first
+    while (name, first) in ties:
+        first -= 1
+    while (name, last + 1) in ties:
+        last += 1
+    return set(range(first, last + 1))
+
+
+def _check_fresh(new_name: str, nets: list[Net]) -> None:
+    for net in nets:
+        if new_name in all_names(net):
+            raise NetError(f"cannot rename to {new_name!r}: net {net.name!r} has a blob of that name; choose another")
+
+
+def _item(what: str, names: tuple[str, ...], index: int, where: str) -> str:
+    if not 0 <= index < len(names):
+        raise NetError(f"{where} has {len(names)} {what}s, number {index} was asked for; count from 0")
+    return names[index]
+
+
+def _op_at(net: Net, op_id: int) -> tuple[Op, str]:
+    if not 0 <= op_id < len(net.ops):
+        raise NetError(f"net {net.name!r} has {len(net.ops)} operators, #{op_id} was asked for; count from 0")
+    op = net.ops[op_id]
+    return op, describe_op(op_id, op.type, op.outputs, net.name)
+
+
+def rename_op_output(net: Net, op_id: int, output_id: int, new_name: str) -> Net:
+    """Renames one output of one operator, for all readers of that version of the blob.
+
+    An external output of the net is renamed if it gives this version.
+
+    Raises:
+        NetError: there is no such output, or the net already has a blob of the new name.
+
+    >>> net = Net("n", (Op.of("Relu", ["x"], ["x"]), Op.of("Tanh", ["x"], ["y"])), ("x",), ("y",))
+    >>> [(op.inputs, op.outputs) for op in rename_op_output(net, 0, 0, "r").ops]
+    [(('x',), ('r',)), (('r',), ('y',))]
+    """
+    op, where = _op_at(net, op_id)
+    old = _item("output", op.outputs, output_id, where)
+    if old == new_name:
+        return net
+    _check_fresh(new_name, [net])
+    accesses, _ = get_accesses(net)
+    versions = _tied_versions((old, accesses[op_id].writes[old]), _ties(accesses))
+    return _rename_versions(net, {}, lambda n, v: new_name if n == old and v in versions else n)
+
+
+def rename_op_input(
+    net: Net, init_net: Net, op_id: int, input_id: int, new_name: str, from_producer: bool = False
+) -> tuple[Net, Net]:
+    """Renames one input of one operator of a predict net, also in its init net.
+
+    The blob is renamed in the operator that makes it, in either net, and in the nets' external inputs and outputs.
+
+    Args:
+        from_producer: also rename it for other operators that read it. Without this, the operator must be the only reader.
+
+    Returns:
+        The new `(net, init_net)`.
+
+    Raises:
+        NetError: there is no such input, the net already has a blob of the new name, or (without `from_producer`) another
+            operator or a sub-net of one reads the blob too.
+    """
+    op, where = _op_at(net, op_id)
+    old = _item("input", op.inputs, input_id, where)
+    if old == new_name:
+        return net, init_net
+    _check_fresh(new_name, [net, init_net])
+    made, start = get_accesses(init_net)
+    accesses, _ = get_accesses(net, start)
+    version = accesses[op_id].reads[old]
+    others = [i for i, a in enumerate(accesses) if i != op_id and a.reads.get(old) == version]
+    if others and not from_producer:
+        reader = describe_op(others[0], net.ops[others[0]].type, net.ops[others[0]].outputs, net.name)
+        raise NetError(f"{where}: its input {old!r} is read by {reader} too; pass from_producer=True to rename both")
+    versions = _tied_versions((old, version), {**_ties(made), **_ties(accesses)})
+
+    def choose(name: str, at: int) -> str:
+        return new_name if name == old and at in versions else name
+
+    return _rename_versions(net, start, choose), _rename_versions(init_net, {}, choose)
+
+
+def ssa_rewrite(net: Net, *, number_all: bool = False) -> Net:
+    """Gives every version of every blob a name of its own, `name_version`.
+
+    Version 0 keeps its name, and so does a blob with only one version. With `number_all`, every blob is numbered, version
+    0 included (the older of Caffe2's two rewrites; use it with `number_init_net`). Sub-nets use the new names of outer
+    blobs, and keep the names of their own. Versions before and after an operator that may keep the old value of its output
+    have one name. Idempotent without `number_all`.
+
+    If another blob already has the new name, a `_` is added, unlike in Caffe2.
+
+    >>> net = Net("n", (Op.of("Relu", ["x"], ["x"]), Op.of("Tanh", ["x"], ["y"])), ("x",), ("x", "y"))
+    >>> ssa_rewrite(net).external_outputs, ssa_rewrite(net, number_all=True).external_outputs
+    (('x_1', 'y'), ('x_1', 'y_1'))
+    """
+    accesses, _ = get_accesses(net)
+    ties = _ties(accesses)
+    seen: dict[str, set[int]] = {}
+    for a in accesses:
+        for name, version in (*a.reads.items(), *a.writes.items()):
+            seen.setdefault(name, set()).add(ties.get((name, version), version))
+    kept = set(all_names(net))
+    if number_all:
+        kept.difference_update(workspace_names(net))
+    chosen: dict[Versioned, str] = {}
+
+    def choose(name: str, version: int) -> str:
+        version = ties.get((name, version), version)
+        if not number_all and (version == 0 or len(seen.get(name, ())) <= 1):
+            return name
+        found = chosen.get((name, version))
+        if found is None:
+            found = f"{name}_{version}"
+            while found in kept:
+                found += "_"
+            kept.add(found)
+            chosen[name, version] = found
+        return found
+
+    return _rename_versions(net, {}, choose)
+
+
+def number_init_net(init_net: Net) -> Net:
+    """Renames the outputs of an init net for a net that was rewritten with `number_all`: they are version 0 there.
+
+    >>> init = Net("init", (Op.of("GivenTensorFill", [], ["w"], shape=[1], values=[2.0]),), (), ("w",))
+    >>> number_init_net(init).ops[0].outputs
+    ('w_0',)
+    """
+    return rename_blobs(init_net, {name: f"{name}_0" for name in workspace_names(init_net)})
+
+
+def clone_and_bind(
+    net: Net, name: str, prefix: str, blob_remap: Mapping[str, str] | None = None
+) -> tuple[Net, dict[str, str]]:
+    """Copies `net` under another name, with new names for the blobs that it writes.
+
+    Blobs that the net reads before it writes them keep their names, the others get `prefix`; `blob_remap` overrides both.
+    State blobs that a recurrent network names in its arguments get the prefix too, unlike in Caffe2, where all clones share
+    them.
+
+    Returns:
+        The new net and the map from every old name to its new one.
+
+    >>> net = Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]),), ("x", "w", "b"), ("y",))
+    >>> clone_and_bind(net, "m", "m/", {"x": "y"})[0].ops[0].outputs
+    ('m/y',)
+    """
+    given = dict(blob_remap or {})
+    undefined = set(reads(net))
+    remap = {n: given.get(n, n if n in undefined else prefix + n) for n in workspace_names(net)}
+    return replace(rename_blobs(net, remap), name=name), remap

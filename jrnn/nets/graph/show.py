@@ -1,0 +1,155 @@
+"""Nets as a text listing, and as a graph in the DOT language."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jrnn.nets.graph.scope import free_names
+from jrnn.nets.ir import Arg, DeviceOption, Message, Net, Numbers, Op
+
+_LONGEST_LIST = 8
+_LONGEST_TEXT = 60
+_DEVICES = {0: "CPU", 1: "CUDA"}
+
+
+def show(net: Net, shapes: Mapping[str, Any] | None = None) -> str:
+    """Lists `net` as text: one line for each operator, with sub-nets indented below it.
+
+    Args:
+        shapes: anything with `.shape` and `.dtype` by blob, to print after the outputs of operators.
+
+    >>> import numpy as np
+    >>> net = Net("n", (Op.of("FC", ["x", "w", "b"], ["y"], axis=2),), ("x", "w", "b"), ("y",))
+    >>> print(show(net, {"y": np.zeros([1, 2, 3], np.float32)}))
+    net n (x, w, b) -> (y)
+      #0 y [1, 2, 3] float32 = FC(x, w, b) axis=2
+    """
+    return "\n".join(_lines(net, shapes or {}, "net"))
+
+
+def _lines(net: Net, shapes: Mapping[str, Any], label: str) -> Iterator[str]:
+    head = f"{label} {net.name}".rstrip() + (f" [{net.type}]" if net.type else "")
+    args = "".join(f" {_arg(a)}" for a in net.args)
+    ends = f"({', '.join(net.external_inputs)}) -> ({', '.join(net.external_outputs)})"
+    yield f"{head} {ends}{args}{_device(net.device_option)}"
+    for i, op in enumerate(net.ops):
+        yield f"  #{i} {_op(op, shapes)}"
+        for name, sub in op.sub_nets():
+            for line in _lines(sub, {}, f"{name}:"):
+                yield "    " + line
+
+
+def _op(op: Op, shapes: Mapping[str, Any]) -> str:
+    outputs = ", ".join(_blob(name, shapes) for name in op.outputs)
+    args = "".join(f" {_arg(a)}" for a in op.args if not _holds_net(a))
+    notes = f" engine={op.engine}" if op.engine else ""
+    notes += f" name={op.name}" if op.name else ""
+    notes += f" after=({', '.join(op.control_inputs)})" if op.control_inputs else ""
+    free = free_names(op)
+    notes += f" outer=({', '.join(free)})" if free else ""
+    made = f"{outputs} = " if outputs else ""
+    return f"{made}{op.type}({', '.join(op.inputs)}){args}{notes}{_device(op.device_option)}"
+
+
+def _blob(name: str, shapes: Mapping[str, Any]) -> str:
+    known = shapes.get(name)
+    if known is None or not hasattr(known, "shape"):  # a workspace has none
+        return name
+    return f"{name} {list(known.shape)} {known.dtype}"
+
+
+def _holds_net(arg: Arg) -> bool:
+    values = arg.value if isinstance(arg.value, tuple) else (arg.value,)
+    return any(isinstance(v, Net) for v in values)
+
+
+def _arg(arg: Arg) -> str:
+    return f"{arg.name}={_value(arg.value)}"
+
+
+def _value(value: Any) -> str:
+    match value:
+        case bytes():
+            text = value.decode(errors="replace")
+            return repr(text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "...")
+        case Message():
+            return f"<{value.type}, {len(value.data)} bytes>"
+        case float():
+            return f"{value:.6g}"
+        case Numbers() | tuple():
+            shown = [_value(v) for v in value[:_LONGEST_LIST]]
+            more = [f"... {len(value)} in all"] if len(value) > _LONGEST_LIST else []
+            return f"[{', '.join(shown + more)}]"
+    return str(value)
+
+
+def _device(option: DeviceOption | None) -> str:
+    if option is None or not option.device_type:
+        return ""
+    kind = _DEVICES.get(option.device_type, f"device type {option.device_type}")
+    return f" on {kind}:{option.device_id or 0}"
+
+
+def to_dot(net: Net) -> str:
+    """Returns a graph for Graphviz: boxes are operators, ellipses are versions of blobs, sub-nets are clusters.
+
+    >>> print(to_dot(Net("n", (Op.of("Relu", ["x"], ["y"]),), ("x",), ("y",))))
+    digraph "n" {
+      rankdir=TB; node [fontname="Helvetica", fontsize=10];
+      "b/x/0" [label="x", style=filled, fillcolor="#dbe9f6"];
+      "o/0" [label="Relu", shape=box, style=rounded];
+      "b/x/0" -> "o/0";
+      "b/y/1" [label="y", style=filled, fillcolor="#e2f0d9"];
+      "o/0" -> "b/y/1";
+    }
+    """
+    body = "\n".join("  " + line for line in _dot_lines(net, ""))
+    title = _quoted(net.name)
+    return f'digraph {title} {{\n  rankdir=TB; node [fontname="Helvetica", fontsize=10];\n{body}\n}}'
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _dot_lines(net: Net, path: str) -> Iterator[str]:
+    versions: dict[str, int] = {}
+    inputs = set(net.external_inputs)
+    last = {name: i for i, op in enumerate(net.ops) for name in op.outputs}
+    outputs = set(net.external_outputs)
+
+    def blob(name: str) -> str:
+        return _quoted(f"{path}b/{name}/{versions[name]}")
+
+    def declared(name: str, writer: int | None) -> str:
+        color = ""
+        if name in inputs and writer is None:
+            color = ', style=filled, fillcolor="#dbe9f6"'
+        elif name in outputs and last.get(name) == writer:
+            color = ', style=filled, fillcolor="#e2f0d9"'
+        return f"{blob(name)} [label={_quoted(name)}{color}];"
+
+    for i, op in enumerate(net.ops):
+        at = _quoted(f"{path}o/{i}")
+        read = (*op.inputs, *free_names(op))
+        for name in read:
+            if name not in versions:
+                versions[name] = 0
+                yield declared(name, None)
+        yield f"{at} [label={_quoted(op.name or op.type)}, shape=box, style=rounded];"
+        for name in read:
+            yield f"{blob(name)} -> {at};"
+        for k, (name, sub) in enumerate(op.sub_nets()):
+            inside = f"{path}o/{i}/{k}/"
+            yield f"subgraph {_quoted('cluster_' + inside)} {{"
+            yield f"  label={_quoted(f'{name} {sub.name}'.rstrip())}; style=dashed;"
+            for line in _dot_lines(sub, inside):
+                yield "  " + line
+            yield "}"
+            if sub.ops:
+                yield f"{at} -> {_quoted(f'{inside}o/0')} [style=dotted];"
+        for name in op.outputs:
+            versions[name] = versions.get(name, 0) + 1
+        for name in dict.fromkeys(op.outputs):
+            yield declared(name, i)
+            yield f"{at} -> {blob(name)};"

@@ -1,0 +1,304 @@
+"""Versions of blobs: which operators write and read each value of a net; and parts of nets.
+
+Operators may overwrite a blob, so a name alone does not identify a value; a *versioned blob* `(name, version)` does.
+Version 0 is the value before the net ran, and each operator that writes the blob makes the next version, as in Caffe2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jrnn.errors import NetError, describe_op, near
+from jrnn.nets.graph.scope import free_names, keeps_outputs, reads
+from jrnn.nets.ir import Net
+
+Versioned = tuple[str, int]
+Ssa = list[tuple[list[Versioned], list[Versioned]]]
+
+
+def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[Ssa, dict[str, int]]:
+    """Returns the versions that each operator reads and writes, and the last version of each blob.
+
+    Args:
+        net: the net. Only the declared inputs and outputs of its own operators are numbered; `free_names` lists what
+            their sub-nets read besides.
+        blob_versions: versions to continue from, such as the last versions of an init net.
+
+    Returns:
+        `(ssa, versions)`: `ssa[i]` is the pair of the versioned inputs and outputs of operator i. As in Caffe2, a blob
+        that is read but neither declared nor written is in `versions` only if the net declares no external input.
+
+    >>> from jrnn.nets.ir import Op
+    >>> net = Net("n", (Op.of("Relu", ["x"], ["x"]), Op.of("FC", ["x", "w", "b"], ["y"])))
+    >>> ssa, versions = get_ssa(net)
+    >>> ssa[0], ssa[1][0][0], versions["x"]
+    (([('x', 0)], [('x', 1)]), ('x', 1), 1)
+    """
+    versions = dict(blob_versions or {})
+    for name in net.external_inputs:
+        versions.setdefault(name, 0)
+    ssa: Ssa = []
+    for op in net.ops:
+        if not net.external_inputs:
+            for name in op.inputs:
+                versions.setdefault(name, 0)
+        read = [(name, versions.get(name, 0)) for name in op.inputs]
+        for name in op.outputs:
+            versions[name] = versions.get(name, 0) + 1
+        ssa.append((read, [(name, versions[name]) for name in op.outputs]))
+    return ssa, versions
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The version of each blob that an operator and its sub-nets read and write.
+
+    `updates` are the written blobs that may keep their old value; both versions must then have one name.
+    """
+
+    reads: dict[str, int]
+    writes: dict[str, int]
+    updates: tuple[str, ...] = ()
+
+
+def get_accesses(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[list[Access], dict[str, int]]:
+    """Does the same as `get_ssa`, and includes what the sub-nets of each operator read besides its inputs."""
+    versions = dict(blob_versions or {})
+    for name in net.external_inputs:
+        versions.setdefault(name, 0)
+    accesses = []
+    for op in net.ops:
+        read = {name: versions.setdefault(name, 0) for name in (*op.inputs, *free_names(op))}
+        updates = tuple(name for name in dict.fromkeys(op.outputs) if name in versions) if keeps_outputs(op) else ()
+        read.update((name, versions[name]) for name in updates)
+        for name in op.outputs:
+            versions[name] = versions.get(name, 0) + 1
+        accesses.append(Access(read, {name: versions[name] for name in op.outputs}, updates))
+    return accesses, versions
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The writer and the readers of each versioned blob of a net."""
+
+    accesses: list[Access]
+    versions: dict[str, int]
+    writer: dict[Versioned, int]
+    readers: dict[Versioned, list[int]]
+    external: set[Versioned]
+
+    @classmethod
+    def of(cls, net: Net) -> Flow:
+        accesses, versions = get_accesses(net)
+        readers: dict[Versioned, list[int]] = {}
+        for i, a in enumerate(accesses):
+            for blob in a.reads.items():
+                readers.setdefault(blob, []).append(i)
+        writer = {blob: i for i, a in enumerate(accesses) for blob in a.writes.items()}
+        return cls(accesses, versions, writer, readers, {(n, versions.get(n, 0)) for n in net.external_outputs})
+
+    def overwritten(self, blob: Versioned, removed: Collection[int]) -> int:
+        """Returns the operator that overwrites `blob`, if the operators `removed` do not count."""
+        name, version = blob
+        while self.writer.get((name, version + 1)) in removed:
+            version += 1
+        return self.writer.get((name, version + 1), len(self.accesses))
+
+
+def get_undefined_blobs(ssa: Ssa) -> list[str]:
+    """Returns the blobs that are read before any operator writes them, in the order of their first use."""
+    return list(dict.fromkeys(name for read, _ in ssa for name, version in read if version == 0))
+
+
+def get_output_producers(ssa: Ssa) -> dict[Versioned, int]:
+    """Returns the index of the operator that writes each versioned blob."""
+    return {blob: i for i, (_, written) in enumerate(ssa) for blob in written}
+
+
+def get_producer_map(ssa: Ssa) -> dict[Versioned, tuple[int, int]]:
+    """Maps each versioned blob to the operator and the output position that write it: `{(name, version): (op, output)}`."""
+    return {blob: (i, j) for i, (_, written) in enumerate(ssa) for j, blob in enumerate(written)}
+
+
+def get_consumer_map(ssa: Ssa) -> dict[Versioned, list[tuple[int, int]]]:
+    """Maps each versioned blob to the operators that read it: `{(name, version): [(op, input), ...]}`."""
+    consumers: dict[Versioned, list[tuple[int, int]]] = {}
+    for i, (read, _) in enumerate(ssa):
+        for j, blob in enumerate(read):
+            consumers.setdefault(blob, []).append((i, j))
+    return consumers
+
+
+def get_op_ids_in_path(
+    ssa: Ssa, blob_versions: Mapping[str, int], inputs: Iterable[str], outputs: Iterable[str]
+) -> list[int]:
+    """Returns the operators that compute the last versions of `outputs` from the last versions of `inputs`.
+
+    Raises:
+        NetError: a name in `inputs` or `outputs` that has no version.
+    """
+
+    def last(name: str) -> Versioned:
+        if name not in blob_versions:
+            raise NetError(f"blob {name!r} has no version in the net{near(name, blob_versions)}")
+        return name, blob_versions[name]
+
+    given = {last(name) for name in inputs}
+    return needed_ops([read for read, _ in ssa], get_output_producers(ssa), [last(name) for name in outputs], given)
+
+
+def needed_ops(
+    reads: Sequence[Iterable[Versioned]],
+    producers: Mapping[Versioned, int],
+    wanted: Iterable[Versioned],
+    given: Collection[Versioned],
+) -> list[int]:
+    """Returns the operators that `wanted` blobs depend on if `given` ones need none, in order.
+
+    Args:
+        reads: what each operator reads.
+        producers: the operator that writes each blob.
+        wanted: the blobs to compute.
+        given: the blobs that are known.
+    """
+    queue, needed = list(wanted), set()
+    while queue:
+        blob = queue.pop()
+        at = producers.get(blob)
+        if blob not in given and at is not None and at not in needed:
+            needed.add(at)
+            queue.extend(reads[at])
+    return sorted(needed)
+
+
+def undeclared_reads(net: Net) -> list[str]:
+    """Returns the blobs that `net` reads from outside but does not declare as external inputs, in order of first use.
+
+    >>> from jrnn.nets.ir import Op
+    >>> undeclared_reads(Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]),), ("x",)))
+    ['w', 'b']
+    """
+    declared = set(net.external_inputs)
+    return [name for name in reads(net) if name not in declared]
+
+
+def live_ops(net: Net, outputs: Iterable[str]) -> list[int]:
+    """Returns the indices of the operators that the final values of `outputs` depend on, in order.
+
+    Versions of a blob are distinguished, and blobs that sub-nets read count as read. If an operator with sub-nets may
+    keep the old value of an output, the operator that wrote this value is live too.
+
+    >>> from jrnn.nets.ir import Op
+    >>> live_ops(Net("n", (Op.of("Relu", ["x"], ["y"]), Op.of("Tanh", ["x"], ["y"]))), ["y"])
+    [1]
+    """
+    wanted = set(outputs)
+    live = []
+    for i in range(len(net.ops) - 1, -1, -1):
+        op = net.ops[i]
+        if wanted.isdisjoint(op.outputs):
+            continue
+        live.append(i)
+        if not keeps_outputs(op):
+            wanted.difference_update(op.outputs)
+        wanted.update(op.inputs)
+        wanted.update(free_names(op))
+    live.reverse()
+    return live
+
+
+def get_sub_graph_external_input_output(
+    net: Net, sub_graph_op_indices: Iterable[int]
+) -> tuple[list[Versioned], list[Versioned]]:
+    """Returns the versioned blobs that some operators of `net` read from outside, and those that they give to the outside.
+
+    Inputs are in the order of first use, each once (Caffe2's tools repeat one that an operator reads twice). Outputs are
+    blobs that other operators read, or external outputs of the net. Blobs that sub-nets read count as read.
+
+    >>> from jrnn.nets.ir import Op
+    >>> net = Net("n", (Op.of("Relu", ["x"], ["y"]), Op.of("Add", ["y", "b"], ["z"])), ("x", "b"), ("z",))
+    >>> get_sub_graph_external_input_output(net, [1])
+    ([('y', 1), ('b', 0)], [('z', 1)])
+    """
+    accesses, versions = get_accesses(net)
+    inside = list(sub_graph_op_indices)
+    for i in inside:
+        if not 0 <= i < len(net.ops):
+            raise NetError(f"net {net.name!r} has {len(net.ops)} operators, #{i} was asked for; count from 0")
+    written = dict.fromkeys(blob for i in inside for blob in accesses[i].writes.items())
+    read = dict.fromkeys(blob for i in inside for blob in accesses[i].reads.items())
+    chosen = set(inside)
+    used = {(name, versions.get(name, 0)) for name in net.external_outputs}
+    used.update(blob for i, a in enumerate(accesses) if i not in chosen for blob in a.reads.items())
+    return [blob for blob in read if blob not in written], [blob for blob in written if blob in used]
+
+
+def get_external_blob_names(net: Net, lexical_scope: Collection[str]) -> tuple[list[str], list[str]]:
+    """Returns the outer blobs that `net` reads and writes as the body of an operator.
+
+    Args:
+        lexical_scope: the names of all outer blobs that the net can see. A blob that it writes is an outer blob if its
+            name is among them, else it is local.
+
+    Raises:
+        NetError: the net reads a blob that is neither its own nor in `lexical_scope`.
+
+    >>> from jrnn.nets.ir import Op
+    >>> body = Net("body", (Op.of("Add", ["a", "b"], ["t"]), Op.of("Relu", ["t"], ["a"])))
+    >>> get_external_blob_names(body, ["a", "b", "c"])
+    (['a', 'b'], ['a'])
+    """
+    scope = set(lexical_scope)
+    inputs = reads(net)
+    for name in inputs:
+        if name not in scope:
+            raise NetError(
+                f"net {net.name!r}: its input blob {name!r} is undefined: not written before it is read, and not visible "
+                f"from outside{near(name, scope)}"
+            )
+    return inputs, list(dict.fromkeys(o for op in net.ops for o in op.outputs if o in scope))
+
+
+def extract_sub_net(net: Net, inputs: Iterable[str], outputs: Iterable[str], name: str | None = None) -> Net:
+    """Returns the part of `net` that computes the last versions of `outputs` from the last versions of `inputs`.
+
+    Its external inputs are `inputs` and then all other blobs that it reads from outside. No blob is renamed. Caffe2 rejects
+    every part that shares an operator with the part that makes an input; jrnn only rejects conflicting versions.
+
+    Raises:
+        NetError: a name is not a blob of the net, or the part also needs an earlier version of an input: first give the
+            versions different names (`ssa_rewrite`).
+
+    >>> from jrnn.nets.ir import Op
+    >>> ops = (Op.of("Relu", ["x"], ["y"]), Op.of("Add", ["y", "b"], ["z"]), Op.of("Tanh", ["x"], ["t"]))
+    >>> part = extract_sub_net(Net("n", ops, ("x", "b"), ("z", "t")), ["y"], ["z"])
+    >>> [op.type for op in part.ops], part.external_inputs, part.external_outputs
+    (['Add'], ('y', 'b'), ('z',))
+    """
+    inputs, outputs = list(inputs), list(outputs)
+    accesses, versions = get_accesses(net)
+    for blob in (*inputs, *outputs):
+        if blob not in versions:
+            raise NetError(f"net {net.name!r} has no blob {blob!r}{near(blob, versions)}")
+    given = {blob: versions[blob] for blob in inputs}
+    producers = {blob: i for i, a in enumerate(accesses) for blob in a.writes.items()}
+    wanted = [(blob, versions[blob]) for blob in outputs]
+    order = needed_ops([a.reads.items() for a in accesses], producers, wanted, given.items())
+    for i in order:
+        for blob, version in (*accesses[i].reads.items(), *accesses[i].writes.items()):
+            if given.get(blob, version) != version:
+                where = describe_op(i, net.ops[i].type, net.ops[i].outputs, net.name)
+                raise NetError(
+                    f"{where} is needed and handles version {version} of {blob!r}, which is given as version "
+                    f"{given[blob]}; rename the versions first (ssa_rewrite)"
+                )
+    needed = [blob for i in order for blob in accesses[i].reads.items()] + wanted
+    outside = (blob for blob, version in needed if (blob, version) not in producers)
+    return replace(
+        net,
+        name=net.name if name is None else name,
+        ops=tuple(net.ops[i] for i in order),
+        external_inputs=tuple(dict.fromkeys((*inputs, *outside))),
+        external_outputs=tuple(outputs),
+    )

@@ -1,0 +1,400 @@
+"""Nets as functions: `run_net` runs a net operator by operator, `to_jax` makes it a pure function of its blobs.
+
+Both call `schedule`, which looks up the operators in the registry and checks them, and `execute`, which calls them in order
+on a dict of blobs. Operators that run nets themselves (RecurrentNetwork, If, While) get the `Context` and do the same.
+
+Blobs of integers, booleans or strings that are numpy arrays are static: an operator that reads only static blobs is
+evaluated immediately, and its result is static too. So `Shape -> Slice -> Concat -> Reshape` works inside jit.
+
+From `graph/`: `live_ops` returns the positions of the operators that outputs depend on, and `free_names` the outer blobs
+that an operator's sub-nets read. `error.at(where)` puts a place before an error's text, `near` suggests names (`errors.py`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jrnn.errors import JrnnError, NetError, OpError, describe_op, describe_value, near
+from jrnn.loops.while_loop import CHECKPOINTED, Trips
+from jrnn.nets import registry
+from jrnn.nets.graph.scope import free_names
+from jrnn.nets.graph.ssa import live_ops
+from jrnn.nets.ir import Net, Op
+
+Blobs = dict[str, Any]
+RECOMPUTED = "computed again"  # the name that `checkpoint_name` gives to the blobs in Context.recompute
+
+
+@dataclass(frozen=True)
+class Context:
+    """How a net runs: what its operators may need beyond their inputs.
+
+    Attributes:
+        key: the PRNG key of the run, or None.
+        eager: values are concrete, so Python may read them.
+        outer: blobs of the enclosing nets, which a step net may read without declaring them.
+        timestep: the current step of the recurrent network that is running; random operators fold it into their keys.
+        unread: the outputs of the current operator that nothing reads.
+        trips: how to differentiate While loops whose number of trips depends on the data.
+        max_iterations: a loop that runs eagerly is an error after this many trips.
+        in_branch: whether a branch or a loop is being traced, in which operators may not print, count or use files.
+        recompute: blobs that the gradient recomputes instead of storing them.
+        wide: every floating-point result becomes float64, even if the operator names a narrower type.
+        files: the folder in which operators may read and write files, or None.
+    """
+
+    key: Any = None
+    eager: bool = False
+    outer: Mapping[str, Any] = field(default_factory=dict)
+    timestep: Any = None
+    unread: frozenset[str] = frozenset()
+    trips: Trips = CHECKPOINTED
+    max_iterations: int | None = None
+    in_branch: bool = False
+    recompute: frozenset[str] = frozenset()
+    wide: bool = False
+    files: str | Path | None = None
+
+    def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
+        """The context of one step of a recurrent network in this run. `salt` gives each network its own random numbers."""
+        key = None if self.key is None else self._fold(self.key, salt)
+        return replace(
+            self, key=key, eager=False, timestep=timestep, unread=frozenset(), recompute=frozenset(recompute)
+        )
+
+    def op_key(self, op: Op) -> Any:
+        """The operator's own key, a function of the run's key, the operator's outputs and the timestep.
+
+        A copy of the operator in a backward net draws the same numbers, so recomputation is exact.
+        """
+        seed = None if op.device_option is None else op.device_option.random_seed
+        key = self.key
+        if seed is not None:
+            key = jax.random.key(seed) if key is None else jax.random.fold_in(key, seed)
+        return None if key is None else self._fold(key, "|".join((op.type, *op.outputs)))
+
+    def _fold(self, key: Any, salt: str) -> Any:
+        """Folds `salt` into a key, and the timestep if there is one."""
+        key = jax.random.fold_in(key, zlib.crc32(salt.encode()))
+        return key if self.timestep is None else jax.random.fold_in(key, self.timestep)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a schedule: its position in the net, its definition, its decoded arguments, and unread outputs."""
+
+    index: int
+    op: Op
+    definition: registry.OpDef
+    kwargs: Mapping[str, Any]
+    where: str
+    unread: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A checked net: the operators to run, in order, and the inputs that none of them writes before they are read."""
+
+    steps: tuple[Step, ...]
+    required: tuple[str, ...]
+
+
+def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Schedule:
+    """Checks a net and selects the operators that `outputs` depend on; None selects all.
+
+    `read_outside` lists other blobs that are read after the net has run, so that they do not count as unread.
+
+    Raises:
+        NetError: for an unknown operator, an output that is written twice, or an unknown blob in `outputs`.
+        OpError: for a wrong number of inputs or outputs, or a wrong argument.
+    """
+    keep: Iterable[int] = range(len(net.ops))
+    if outputs is not None:
+        known = {*net.external_inputs, *(name for op in net.ops for name in (*op.inputs, *op.outputs))}
+        for name in outputs:
+            if name not in known:
+                raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
+        keep = live_ops(_with_updates(net), outputs)
+    steps: list[Step] = []
+    written: set[str] = set()
+    required: dict[str, None] = {}
+    for index in keep:
+        op = net.ops[index]
+        where = describe_op(index, op.type, op.outputs, net.name)
+        try:
+            definition = registry.lookup(op.type)
+            definition.check_arity(op)
+            for k, name in enumerate(op.outputs):
+                if name in op.outputs[:k]:
+                    raise NetError(f"writes blob {name!r} twice; give each output its own name")
+            steps.append(Step(index, op, definition, definition.decode(op), where))
+        except JrnnError as e:
+            raise e.at(where) from None
+        required.update((name, None) for name in op.inputs if name not in written)
+        written.update(op.outputs)
+    return Schedule(_with_unread(steps, (*(outputs or ()), *read_outside)), tuple(required))
+
+
+def _with_updates(net: Net) -> Net:
+    """The net in which operators that change an input in place list it as an output, for `live_ops`."""
+
+    def updated(op: Op) -> tuple[str, ...]:
+        definition = registry.names().get(op.type)
+        return () if definition is None else tuple(op.inputs[k] for k in definition.updates)
+
+    return replace(net, ops=tuple(replace(op, outputs=op.outputs + updated(op)) for op in net.ops))
+
+
+def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, ...]:
+    """The steps, each with the outputs that neither a later step nor `read_outside` reads."""
+    needed = set(read_outside)
+    found = []
+    for step in reversed(steps):
+        found.append(replace(step, unread=frozenset(step.op.outputs) - needed))
+        needed -= set(step.op.outputs)
+        needed.update(step.op.inputs, free_names(step.op))
+    return tuple(reversed(found))
+
+
+def _check_given(scheduled: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+    for name in (n for n in scheduled.required if n not in env and n not in outer):
+        reader = next(s for s in scheduled.steps if name in s.op.inputs)
+        writer = next((s for s in scheduled.steps if name in s.op.outputs and s.index >= reader.index), None)
+        if writer is not None:
+            raise NetError(
+                f"{reader.where}: reads blob {name!r}, which is first written by op #{writer.index} {writer.op.type}; the "
+                f"operators form a cycle or are out of order, or {name!r} must be given"
+            )
+        known = [*env, *(o for s in scheduled.steps[: scheduled.steps.index(reader)] for o in s.op.outputs)]
+        raise NetError(
+            f"{reader.where}: reads blob {name!r}, which no operator writes and which was not given{near(name, known)}"
+        )
+
+
+def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> Blobs:
+    """Runs a schedule on the given blobs. Returns all blobs, given and written."""
+    _check_given(scheduled, blobs, context.outer)
+    env: Blobs = dict(blobs)
+    for step in scheduled.steps:
+        inputs = [env[n] if n in env else context.outer[n] for n in step.op.inputs]
+        try:
+            results = _call(step, inputs, env, context)
+        except JrnnError as e:
+            raise e.at(step.where) from e.__cause__
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as e:
+            raise OpError(
+                f"{step.where}: needs the values of its inputs to know the shape of its output, but they are traced; run "
+                "the net with run_net, or give those blobs as numpy integer arrays from outside the jitted function"
+            ) from e
+        except (TypeError, ValueError, IndexError, ZeroDivisionError) as e:
+            given = ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(step.op.inputs, inputs)) or "none"
+            reason = str(e).strip().partition("\n")[0].rstrip(".") or type(e).__name__
+            raise OpError(f"{step.where}: {reason}; inputs: {given}") from e
+        assert len(results) >= len(step.op.outputs), f"{step.where}: {len(results)} results"
+        for name, result in zip(step.op.outputs, results):
+            recompute = name in context.recompute and isinstance(result, jax.Array)
+            env[name] = checkpoint_name(result, RECOMPUTED) if recompute else result
+    return env
+
+
+def _call(step: Step, inputs: list[Any], env: Blobs, context: Context) -> tuple[Any, ...]:
+    offered: dict[str, Callable[[], Any]] = {
+        "key": lambda: context.op_key(step.op),
+        "op": lambda: step.op,
+        "context": lambda: replace(context, outer={**context.outer, **env}, unread=step.unread),
+        "wide": lambda: context.wide,
+    }
+    reserved = step.definition.reserved
+    kwargs = {**step.kwargs, **{name: offered[name]() for name in reserved}}
+    may_be_static = inputs and not step.definition.random and "context" not in reserved
+    if may_be_static and all(map(_is_static, inputs)):
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+            results = step.definition.forward(*inputs, **kwargs)
+            return tuple(_as_static(r) for r in (results if isinstance(results, tuple) else (results,)))
+    with jax.named_scope(step.op.type):
+        results = step.definition.forward(*inputs, **kwargs)
+    results = results if isinstance(results, tuple) else (results,)
+    if step.definition.gradient == "stops":  # as in the backward net that autodiff generates
+        results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
+    return tuple(map(_widened, results)) if context.wide else results
+
+
+def _widened(x: Any) -> Any:
+    is_float = isinstance(x, (jax.Array, np.ndarray)) and jnp.issubdtype(x.dtype, jnp.floating)
+    return x.astype(np.float64) if is_float else x
+
+
+def _is_static(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "iubOS"
+
+
+def _as_static(x: Any) -> Any:
+    return np.asarray(x) if isinstance(x, jax.Array) and x.dtype.kind in "iub" else x
+
+
+def _as_blob(name: str, value: Any) -> Any:
+    """A given value as a blob. Integers and strings are numpy arrays (static), floats are JAX arrays of the same width."""
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, (bool, int, float, list)):
+        value = np.asarray(value)
+        if value.dtype == np.float64:
+            value = value.astype(np.float32)  # as Caffe2 treats a Python float
+    if isinstance(value, (str, bytes)):
+        value = np.asarray(value, dtype=object)
+    if not isinstance(value, np.ndarray) or value.dtype.kind in "iubOSU":
+        return value
+    if value.dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]
+        raise NetError(
+            f"blob {name!r} is float64, but JAX's 64-bit types are disabled; pass float32, or set jax_enable_x64"
+        )
+    return jnp.asarray(value)
+
+
+def _as_numpy(value: Any) -> Any:
+    is_numbers = isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return np.asarray(value) if is_numbers else value
+
+
+def run_net(
+    net: Net,
+    blobs: Mapping[str, Any],
+    *,
+    key: Any = None,
+    max_iterations: int | None = None,
+    wide: bool = False,
+    files: str | Path | None = None,
+    fed: Iterable[str] | None = None,
+) -> Blobs:
+    """Runs a net operator by operator, like a Caffe2 workspace. Keeps 64-bit integers and floats.
+
+    Args:
+        net: the net.
+        blobs: the blobs that it reads, by name: numpy or JAX arrays.
+        key: a `jax.random.key` for operators that draw random numbers. Operators with a `random_seed` in their device
+            option work without it.
+        max_iterations: a While loop that needs more trips is an error.
+        wide: whether every floating-point result becomes float64, even if an operator names a narrower type.
+        files: the folder in which operators may read and write files; by default they may not.
+        fed: the blobs that may replace the outputs of operators that read data from outside the net. If all outputs of
+            such an operator are fed, it does not run. By default all of `blobs`.
+
+    Returns:
+        Every blob that the net wrote, by name, as numpy arrays.
+
+    Raises:
+        NetError: for a blob that is neither given nor written, an unknown operator, or operators out of order.
+        OpError: for inputs or arguments that do not fit an operator.
+
+    >>> from jrnn.nets.ir import Net, Op
+    >>> net = Net("double", (Op.of("Sum", ["x", "x"], ["y"]),))
+    >>> run_net(net, {"x": np.array([1.0, 2.0], np.float32)})
+    {'y': array([2., 4.], dtype=float32)}
+    """
+    net = without_sources(net, blobs if fed is None else fed)
+    context = Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files)
+    with jax.enable_x64(True):
+        given = {name: _as_blob(name, value) for name, value in blobs.items()}
+        env = execute(schedule(net), given, context)
+        written = dict.fromkeys(o for op in net.ops for o in op.outputs)
+        return {name: jax.tree.map(_as_numpy, env[name]) for name in written}
+
+
+def to_jax(
+    net: Net, outputs: Iterable[str] | None = None, *, trips: Trips = CHECKPOINTED, wide: bool = False
+) -> Callable[..., Blobs]:
+    """Converts a net to a pure function, `fn(blobs, *, key=None) -> dict`, to jit, differentiate, vmap or shard.
+
+    Args:
+        net: the net.
+        outputs: the blobs to return. None: the net's external outputs, or every written blob if it declares none.
+            Operators on which no output depends do not run.
+        trips: how to differentiate While loops in reverse, see `Trips`. If the condition depends only on integer numpy
+            blobs, the number of trips is known and the loop becomes a scan instead.
+        wide: as for `run_net`. The function must then be traced with JAX's 64-bit types enabled.
+
+    Returns:
+        A function of a dict of blobs. Integer blobs that are numpy arrays are static: operators may use them as shapes.
+
+    Raises:
+        NetError, OpError: as `run_net` does. The net is checked here, the shapes when the function is called or traced.
+
+    >>> from jrnn.nets.ir import Net, Op
+    >>> fn = to_jax(Net("square", (Op.of("Mul", ["x", "x"], ["y"]),)), ["y"])
+    >>> float(jax.grad(lambda x: fn({"x": x})["y"])(3.0))
+    6.0
+    """
+    if outputs is None:
+        outputs = net.external_outputs or dict.fromkeys(o for op in net.ops for o in op.outputs)
+    wanted = tuple(outputs)
+    scheduled = schedule(net, wanted)
+
+    def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
+        given = {name: _as_blob(name, value) for name, value in blobs.items()}
+        env = execute(scheduled, given, Context(key=key, trips=trips, wide=wide))
+        for name in wanted:
+            if name not in env:
+                raise NetError(unwritten_output(net, name))
+        return {name: env[name] for name in wanted}
+
+    fn.__name__ = fn.__qualname__ = net.name or "net"
+    return fn
+
+
+def without_sources(net: Net, fed: Iterable[str]) -> Net:
+    """The net without each operator that reads outside data or has an unknown type, if all its outputs are in `fed`."""
+    given = set(fed)
+
+    def is_needed(op: Op) -> bool:
+        definition = registry.names().get(op.type)
+        optional = definition is None or definition.source
+        return not (optional and op.outputs and given.issuperset(op.outputs))
+
+    return replace(net, ops=tuple(filter(is_needed, net.ops)))
+
+
+def unwritten_output(net: Net, name: str) -> str:
+    """The error message for a declared output that has no value."""
+    written = dict.fromkeys(o for op in net.ops for o in op.outputs)
+    return (
+        f"net {net.name!r} declares the output {name!r}, which no operator writes and which was not given"
+        f"{near(name, written)}; it writes {', '.join(map(repr, written)) or 'nothing'}"
+    )
+
+
+def infer_shapes(
+    net: Net, blobs: Mapping[str, Any], *, key: Any = None, wide: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Derives the shape and dtype of every blob of a net by tracing. Nothing is computed.
+
+    Args:
+        net, key, wide: as for `run_net`.
+        blobs: arrays, or their shapes and dtypes as `jax.ShapeDtypeStruct`.
+
+    Returns:
+        The shape and dtype of every blob, by name, except for blobs of strings.
+
+    Raises:
+        NetError, OpError: as `run_net` does.
+    """
+    scheduled = schedule(without_sources(net, blobs))
+    concrete = {n: v for n, v in blobs.items() if _is_static(v)}
+    abstract = {n: v for n, v in blobs.items() if n not in concrete}
+
+    def run(given: Blobs) -> Blobs:
+        env = execute(scheduled, {**concrete, **given}, Context(key=key, wide=wide))
+        return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
+
+    with jax.enable_x64(True):
+        shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(run, abstract)
+        return shapes

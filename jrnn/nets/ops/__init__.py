@@ -1,0 +1,28 @@
+"""The operators. Importing this package fills the registry; each module holds one family."""
+
+from jrnn.nets.ops import (
+    activation,
+    arithmetic,
+    contrib,
+    control,
+    control_gradient,
+    copies,
+    effects,
+    elementwise,
+    fill,
+    indexing,
+    lengths,
+    loss,
+    math,
+    matmul,
+    norm,
+    optim,
+    recurrent_network,
+    recurrent_network_gradient,
+    reduce,
+    rnn_units,
+    select,
+    sequence,
+    shape,
+    softmax_loss,
+)

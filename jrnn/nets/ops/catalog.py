@@ -1,0 +1,117 @@
+"""Descriptions of the registered operators: the rows of `jrnn ops`, and docs/operators.md.
+
+To bring the document up to date:
+
+    python -m jrnn.nets.ops.catalog > docs/operators.md
+"""
+
+import sys
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jrnn.nets import registry
+from jrnn.nets.registry import ArgSpec, OpDef
+
+INTRODUCTION = """\
+# Operators
+
+Generated from the registry by `python -m jrnn.nets.ops.catalog > docs/operators.md`.
+
+An input in brackets is optional, `*x` is any number of inputs. An argument without a default is required. The column
+*gradient* says **yes** where gradients pass through, **stops** where they end silently, as at StopGradient, and
+**none** where asking for one is an error. *In place* names the input that an output may overwrite. Operators marked
+*random* need a key; those marked *dynamic* have outputs whose shapes depend on the values of their inputs, and do not
+run under jit.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operator, in words."""
+
+    type: str
+    inputs: str
+    outputs: str
+    arguments: str
+    gradient: str
+    notes: str
+
+
+def entry(definition: OpDef) -> Entry:
+    """The entry of an operator.
+
+    >>> entry(registry.lookup("Softmax"))
+    Entry(type='Softmax', inputs='x', outputs='1', arguments='axis: int = 1', gradient='yes', notes='')
+    """
+    inputs = [
+        name if k < definition.min_inputs or name.startswith("*") else f"[{name}]"
+        for k, name in enumerate(definition.inputs)
+    ]
+    least, most = definition.outputs
+    several = f"{least} or more" if most is None else f"{least} to {most}"
+    stops = "stops" if definition.gradient == "stops" else "none"
+    notes = [name for name in ("random", "dynamic") if getattr(definition, name)]
+    notes += [f"in place: output {o} over input {i}" for o, i in definition.inplace.items()]
+    return Entry(
+        type=definition.type,
+        inputs=", ".join(inputs),
+        outputs=str(least) if least == most else several,
+        arguments=", ".join(_argument(spec) for spec in definition.args),
+        gradient="yes" if registry.gradient_maker(definition.type) else stops,
+        notes=", ".join(notes),
+    )
+
+
+def entries() -> list[Entry]:
+    """Every registered operator, by name."""
+    return [entry(d) for d in registry.registered()]
+
+
+def _argument(spec: ArgSpec) -> str:
+    value = spec.default
+    if isinstance(value, tuple | bool):
+        value = list(value) if isinstance(value, tuple) else int(value)
+    return f"{spec.name}: {_kind(spec.annotation)}" + ("" if spec.required else f" = {value!r}")
+
+
+def _kind(annotation: Any) -> str:
+    """An annotation in the terms of nets: `ints` for a tuple of ints."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " or ".join(_kind(k) for k in typing.get_args(annotation) if k is not type(None))
+    if typing.get_origin(annotation) is tuple:
+        return _kind(typing.get_args(annotation)[0]) + "s"
+    name = str(annotation.__name__)
+    return {"str": "string", "ndarray": "numbers"}.get(name, name.lower())
+
+
+def render() -> str:
+    """The text of docs/operators.md: a table for each family, contrib's last."""
+    families: dict[str, list[OpDef]] = {}
+    for definition in registry.registered():
+        families.setdefault(definition.forward.__module__, []).append(definition)
+    parts = [INTRODUCTION]
+    for module in sorted(families, key=lambda m: (".contrib." in m, m)):
+        summary = (sys.modules[module].__doc__ or "").splitlines()[0]
+        parts.append(f"## {module.removeprefix('jrnn.nets.ops.')}\n\n{summary}\n")
+        parts.append(_table(entry(d) for d in families[module]))
+    total = sum(map(len, families.values()))
+    return "\n".join([*parts, f"{total} operators.\n"])
+
+
+def _table(rows: Iterable[Entry]) -> str:
+    lines = ["| Operator | Inputs | Outputs | Arguments | Gradient | Notes |", "| --- | --- | --- | --- | --- | --- |"]
+    for e in rows:
+        cells = (e.type, _code(e.inputs), e.outputs, _code(e.arguments), e.gradient, e.notes)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

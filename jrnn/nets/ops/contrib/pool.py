@@ -1,0 +1,145 @@
+"""Pooling over windows of images: maximum, average, and p-norm, with their gradients.
+
+Shapes: x [N, C, *spatial] (order NCHW) or [N, *spatial, C] (NHWC); y the same with one element a window.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jrnn.errors import OpError
+from jrnn.nets.ops.contrib.window import CAFFE, Window, spatial_axes, spatial_sizes, takes_window
+from jrnn.nets.ops.values import check_float, check_shape
+from jrnn.nets.registry import op
+
+
+def _for_pooling(window: Window, x: Any) -> Window:
+    """The window for x; OpError if a window could contain only padding."""
+    check_float(x, "x")
+    w = window.for_image(x)
+    if any(d != 1 for d in w.dilation):
+        raise OpError(f"pooling takes no dilation, was given {list(w.dilation)}")
+    if not w.whole and any(p >= k for p, k in zip(w.pads, w.kernel * 2)):
+        raise OpError(f"pads {list(w.pads)} must be smaller than kernels {list(w.kernel)}")
+    sizes = spatial_sizes(x, w.channels_last)
+    for k, (size, count) in enumerate(zip(sizes, w.output_sizes(sizes))):
+        start = (count - 1) * w.stride[k] - w.padding(sizes)[k][0]
+        if w.legacy_pad == CAFFE and start >= size:
+            raise OpError(
+                f"with legacy_pad 3 the last window of spatial dimension {k} begins at {start}, past the image of {size}; "
+                "give a stride that is not larger than the kernel"
+            )
+    return w
+
+
+def _reduce(x: Any, w: Window, start: float, combine: Any) -> Any:
+    axes = spatial_axes(x.ndim, w.channels_last)
+    kernel, stride = [1] * x.ndim, [1] * x.ndim
+    for k, a in enumerate(axes):
+        kernel[a], stride[a] = w.kernel[k], w.stride[k]
+    # a concrete initial value, by which JAX recognizes the reduction and knows its gradient
+    return lax.reduce_window(
+        w.pad(x, start), np.asarray(start, x.dtype), combine, tuple(kernel), tuple(stride), "VALID"
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _max_pool(x: Any, w: Window) -> Any:
+    return _reduce(x, w, -np.inf, lax.max)
+
+
+@_max_pool.defjvp
+def _max_pool_jvp(w, primals, tangents):
+    """The gradient goes to every element equal to the maximum, as in MaxPoolGradient; JAX's own rule picks the first."""
+    (x,), (t,) = primals, tangents
+    y = _max_pool(x, w)
+    if w.whole:
+        axes = spatial_axes(x.ndim, w.channels_last)
+        return y, jnp.where(x == y, t, 0).sum(axes, keepdims=True)
+    parts = zip(w.slices(x, -np.inf), w.slices(t, 0))
+    return y, functools.reduce(jnp.add, (jnp.where(part == y, tangent, 0) for part, tangent in parts))
+
+
+def max_pool(x, *, window):
+    return _max_pool(x, _for_pooling(window, x))
+
+
+def max_pool_gradient(x, y, dy, *, window):
+    w = _for_pooling(window, x)
+    check_shape(dy, y.shape, "dy")
+    return _to_greatest(x, y, dy, w)
+
+
+@functools.partial(jax.jit, static_argnums=3)  # one program, where operators run one by one
+def _to_greatest(x: Any, y: Any, dy: Any, w: Window) -> Any:
+    if w.whole:
+        return jnp.where(x == y, dy, 0)
+    return w.spread((jnp.where(part == y, dy, 0) for part in w.slices(x, -np.inf)), x.shape)
+
+
+def _counts(x: Any, w: Window, include_pad: bool) -> Any:
+    """The number of elements of each window, in a shape that broadcasts with y; padding counts only with include_pad."""
+    if include_pad:
+        return np.asarray(w.volume, x.dtype)
+    sizes = spatial_sizes(x, w.channels_last)
+    found = np.ones((1,) * x.ndim)
+    for k, a in enumerate(spatial_axes(x.ndim, w.channels_last)):
+        starts = np.arange(w.output_sizes(sizes)[k]) * w.stride[k] - w.padding(sizes)[k][0]
+        inside = np.minimum(starts + w.kernel[k], sizes[k]) - np.maximum(starts, 0)
+        found = found * inside.reshape([-1 if d == a else 1 for d in range(x.ndim)])
+    return found.astype(x.dtype)
+
+
+def _average(x: Any, w: Window, include_pad: bool) -> Any:
+    total = _reduce(x, w, 0.0, lax.add)
+    return total / jnp.broadcast_to(_counts(x, w, include_pad), total.shape)
+
+
+def average_pool(x, *, window, count_include_pad: bool = False):
+    return _average(x, _for_pooling(window, x), count_include_pad)
+
+
+def average_pool_gradient(x, y, dy, *, window, count_include_pad: bool = False):
+    w = _for_pooling(window, x)
+    (dx,) = jax.linear_transpose(lambda v: _average(v, w, count_include_pad), x)(dy)
+    return dx
+
+
+for _name, _forward, _backward in (
+    ("MaxPool", max_pool, max_pool_gradient),
+    ("AveragePool", average_pool, average_pool_gradient),
+):
+    for _type in (_name, _name + "1D", _name + "2D", _name + "3D"):
+        op(_type, gradient=f"{_type}Gradient(x, y, dy)")(takes_window(_forward))
+        op(_type + "Gradient")(takes_window(_backward))
+
+
+def _check_power(p: float) -> None:
+    if p <= 0:
+        raise OpError(f"p must be positive, is {p}")
+
+
+@op("LpPool", gradient="LpPoolGradient(x, y, dy)")
+@takes_window
+def lp_pool(x, *, window, p: float = 2.0):
+    """(sum |x|^p)^(1/p) over each window."""
+    _check_power(p)
+    w = _for_pooling(window, x)
+    total = _reduce(jnp.where(x == 0, 0, jnp.abs(jnp.where(x == 0, 1, x)) ** p), w, 0.0, lax.add)
+    return jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / p))
+
+
+@op("LpPoolGradient")
+@takes_window
+def lp_pool_gradient(x, y, dy, *, window, p: float = 2.0):
+    """dy x |x|^(p-2) / y^(p-1), summed over the windows that contain x; 0 where x is 0."""
+    _check_power(p)
+    w = _for_pooling(window, x)
+    scaled = jnp.where(y == 0, 0, dy * jnp.where(y == 0, 1, y) ** (1 - p))
+    slope = jnp.where(x == 0, 0, jnp.sign(x) * jnp.abs(jnp.where(x == 0, 1, x)) ** (p - 1))
+    (spread,) = jax.linear_transpose(lambda v: _reduce(v, w, 0.0, lax.add), x)(scaled)
+    return slope * spread

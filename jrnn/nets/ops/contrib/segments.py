@@ -1,0 +1,272 @@
+"""Embedding bags, which gather rows of a table and add them up over segments, and reductions by blobs of segment ids.
+
+Shapes: data [M, ...], indices [L], lengths [S] that add up to L -> [S, ...], 0 where a segment is empty. With segment_ids
+[L] instead of lengths, the result is [K, ...] for K segments, and only Sparse operators gather. The gradient of a table is
+a slice: the indices, and the gradient of each gathered row, [L, ...]. Sorted ids run from 0 without gaps.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.errors import OpError
+from jrnn.nets.autodiff import GradientSlice
+from jrnn.nets.ir import Op
+from jrnn.nets.ops.lengths import check_lengths, known_lengths, over_lengths, per_row, segment_ids
+from jrnn.nets.ops.values import as_float, check_indices, check_integers, check_rank, check_shape, describe, is_concrete
+from jrnn.nets.registry import gradient, op
+
+
+def bag(rows: Any, weights: Any, lengths: Any, mean: bool = False) -> Any:
+    """Rows [L, ...], each times its weight (None: 1), added up over segments; with `mean` divided by their lengths."""
+    check_lengths(lengths, rows.shape[0])
+    if weights is not None:
+        check_shape(weights, rows.shape[:1], "weights")
+        rows = rows * per_row(jnp.asarray(weights), rows)
+    total = jax.ops.segment_sum(rows, segment_ids(lengths, rows.shape[0]), lengths.size)
+    return over_lengths(total, lengths) if mean else total
+
+
+def gathered(data: Any, indices: Any) -> Any:
+    """The rows of data at `indices`."""
+    check_rank(indices, 1, "indices")
+    check_indices(indices, data.shape[0])
+    return jnp.take(data, indices, axis=0, mode="fill")
+
+
+def _rows(data: Any, indices: Any) -> Any:
+    """The gathered rows, of at least 32 bits."""
+    rows = gathered(as_float(data), indices)
+    return rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
+
+
+@op("SparseLengthsSum")
+def sparse_lengths_sum(data, indices, lengths):
+    return bag(_rows(data, indices), None, lengths)
+
+
+@op("SparseLengthsMean")
+def sparse_lengths_mean(data, indices, lengths):
+    return bag(_rows(data, indices), None, lengths, mean=True)
+
+
+def _cut(op: Op) -> str | None:
+    if op.arg("grad_on_weights", 0):
+        return None
+    return "argument grad_on_weights is 0, so that the weights get no gradient"
+
+
+@op("SparseLengthsWeightedSum", cuts=_cut)
+def sparse_lengths_weighted_sum(data, weights, indices, lengths, *, grad_on_weights: bool = False):
+    """Rows times their weights [L], summed. Without `grad_on_weights` the weights get no gradient."""
+    return bag(_rows(data, indices), weights if grad_on_weights else jax.lax.stop_gradient(weights), lengths)
+
+
+def _spread(dy: Any, lengths: Any, count: int) -> Any:
+    """The gradient of a sum: for each of `count` rows, the gradient of its segment."""
+    check_lengths(lengths, count)
+    return jnp.take(dy, segment_ids(lengths, count), axis=0, mode="fill")
+
+
+@op("SparseLengthsIndicesInGradientSumGradient")
+def sum_gradient(dy, lengths, indices):
+    return _spread(dy, lengths, indices.size)
+
+
+@op("SparseLengthsIndicesInGradientMeanGradient")
+def mean_gradient(dy, lengths, indices):
+    return _spread(over_lengths(dy, lengths), lengths, indices.size)
+
+
+@op("SparseLengthsIndicesInGradientWeightedSumGradient")
+def weighted_sum_gradient(weights, dy, lengths, indices, *, grad_on_weights: bool = False):
+    rows = _spread(dy, lengths, indices.size)
+    return rows * per_row(weights, rows)
+
+
+@op("SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient", outputs=2)
+def weighted_sum_gradients(weights, dy, lengths, data, indices, *, grad_on_weights: bool = True):
+    rows = _spread(dy, lengths, indices.size)
+    own = jnp.take(data, indices, axis=0, mode="fill")
+    return rows * per_row(weights, rows), jnp.sum(rows * own, axis=tuple(range(1, rows.ndim)))
+
+
+@op("SparseLengthsSumGradient", dynamic=True)
+def sum_gradient_of_lengths(dy, lengths):
+    return jnp.repeat(dy, known_lengths(lengths), axis=0)
+
+
+@op("SparseLengthsMeanGradient", dynamic=True)
+def mean_gradient_of_lengths(dy, lengths):
+    return jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0)
+
+
+@op("SparseLengthsWeightedSumGradient")
+def weighted_sum_gradient_of_lengths(weights, dy, lengths, *, grad_on_weights: bool = False):
+    rows = _spread(dy, lengths, weights.size)
+    return rows * per_row(weights, rows)
+
+
+@gradient("SparseLengthsSum", "SparseLengthsMean", "SparseLengthsWeightedSum")
+def _(g):
+    rows = g.grad_input_slice(0).values
+    weights = [g.input(1)] if g.op.type == "SparseLengthsWeightedSum" else []
+    indices, lengths = (g.input(k + len(weights)) for k in (1, 2))
+    type = g.op.type.replace("SparseLengths", "SparseLengthsIndicesInGradient")
+    inputs = [*weights, g.grad_output(0), lengths]
+    if weights and g.arg("grad_on_weights", 0):
+        g.emit(type + "WithMainInputGradient", [*inputs, g.input(0), indices], [rows, g.grad_input(1)])
+    else:
+        g.emit(type + "Gradient", [*inputs, indices], [rows])
+    g.set_grad(0, GradientSlice(indices, rows))
+
+
+def _check_sorted(ids: Any) -> None:
+    found = np.asarray(ids)
+    if found.size and (found[0] != 0 or not np.isin(np.diff(found), (0, 1)).all()):
+        raise OpError(f"segment_ids are {found.tolist()[:8]}; they must be sorted, begin at 0 and have no gaps")
+
+
+def _count(ids: Any, rows: int, is_sorted: bool, num_segments: int = -1) -> int:
+    """The number of segments, with the ids checked; they must not be traced unless num_segments is given."""
+    check_rank(ids, 1, "segment_ids")
+    check_integers(ids, "segment_ids")
+    if ids.size != rows:
+        raise OpError(f"segment_ids are {describe(ids)} for {rows} rows; each row must have one")
+    if is_sorted:
+        _check_sorted(ids)
+    if num_segments < 0:
+        num_segments = int(np.asarray(ids).max(initial=-1)) + 1
+    check_indices(ids, num_segments, "segment_ids")
+    return num_segments
+
+
+def _rows_per_segment(ids: Any, count: int, like: Any) -> Any:
+    """The number of rows of each segment, at least 1, in a shape that broadcasts with `like`."""
+    ones = jax.ops.segment_sum(jnp.ones(ids.shape, like.dtype), ids, count)
+    return per_row(jnp.maximum(ones, 1), like)
+
+
+def _mean(rows: Any, ids: Any, count: int) -> Any:
+    total = jax.ops.segment_sum(rows, ids, count)
+    return total / _rows_per_segment(ids, count, total)
+
+
+def _weighted(rows: Any, weights: Any) -> Any:
+    """Rows times their weights [N], which get no gradient."""
+    check_shape(weights, rows.shape[:1], "weights")
+    return rows * per_row(jax.lax.stop_gradient(weights), rows)
+
+
+def _spread_by_ids(dy: Any, ids: Any, is_sorted: bool) -> Any:
+    """The gradient of a sum: for each row, the gradient of its segment."""
+    if is_sorted and is_concrete(ids):
+        _check_sorted(ids)
+    check_indices(ids, dy.shape[0], "segment_ids")
+    return jnp.take(dy, ids, axis=0, mode="fill")
+
+
+def _sparse_gradient(g) -> None:
+    rows = g.grad_input_slice(0).values
+    *weights, indices, ids = (g.input(k) for k in range(1, len(g.op.inputs)))
+    g.emit(g.op.type.removeprefix("Sparse") + "Gradient", [*weights, g.grad_output(0), ids], [rows])
+    g.set_grad(0, GradientSlice(indices, rows))
+
+
+def _register(name: str, reduced: Callable, is_sorted: bool) -> None:
+    """Registers a sum or a mean, its sparse form, and their gradients."""
+
+    @op(name, dynamic=True, gradient=f"{name}Gradient(dy, segment_ids)")
+    def forward(data, segment_ids, *, num_segments: int = -1):
+        count = _count(segment_ids, data.shape[0], is_sorted, num_segments)
+        return reduced(as_float(data), segment_ids, count)
+
+    @op("Sparse" + name, dynamic=True)
+    def sparse(data, indices, segment_ids, *, num_segments: int = -1):
+        count = _count(segment_ids, indices.size, is_sorted, num_segments)
+        return reduced(gathered(as_float(data), indices), segment_ids, count)
+
+    @op(name + "Gradient")
+    def backward(dy, segment_ids, *, num_segments: int = -1):
+        if reduced is _mean:
+            dy = dy / _rows_per_segment(segment_ids, dy.shape[0], dy)
+        return _spread_by_ids(dy, segment_ids, is_sorted)
+
+    gradient("Sparse" + name)(_sparse_gradient)
+
+
+def _register_weighted(name: str, is_sorted: bool) -> None:
+    """Registers a weighted sum, its sparse form, and their gradients."""
+
+    @op(name, dynamic=True, gradient=f"{name}Gradient(weights, dy, segment_ids)")
+    def forward(data, weights, segment_ids, *, num_segments: int = -1):
+        count = _count(segment_ids, data.shape[0], is_sorted, num_segments)
+        return jax.ops.segment_sum(_weighted(as_float(data), weights), segment_ids, count)
+
+    @op("Sparse" + name, dynamic=True)
+    def sparse(data, weights, indices, segment_ids, *, num_segments: int = -1):
+        count = _count(segment_ids, indices.size, is_sorted, num_segments)
+        return jax.ops.segment_sum(_weighted(gathered(as_float(data), indices), weights), segment_ids, count)
+
+    @op(name + "Gradient")
+    def backward(weights, dy, segment_ids, *, num_segments: int = -1):
+        rows = _spread_by_ids(dy, segment_ids, is_sorted)
+        return rows * per_row(weights, rows)
+
+    gradient("Sparse" + name)(_sparse_gradient)
+
+
+for _family, _is_sorted in (("Unsorted", False), ("Sorted", True)):
+    _register(_family + "SegmentSum", jax.ops.segment_sum, _is_sorted)
+    _register(_family + "SegmentMean", _mean, _is_sorted)
+    _register_weighted(_family + "SegmentWeightedSum", _is_sorted)
+
+
+@jax.custom_jvp
+def _max(rows: Any, ids: Any, segments: Any) -> Any:
+    return jax.ops.segment_max(rows, ids, segments.size)
+
+
+@_max.defjvp
+def _(primals, tangents):
+    rows, ids, segments = primals
+    y = _max(rows, ids, segments)
+    taken = jnp.where(rows == y[ids], tangents[0], 0)  # every row that ties gets the whole gradient
+    return y, jax.ops.segment_sum(taken, ids, segments.size)
+
+
+def _log_sum_exp(rows: Any, ids: Any, count: int) -> Any:
+    largest = jax.lax.stop_gradient(jax.ops.segment_max(rows, ids, count))
+    return jnp.log(jax.ops.segment_sum(jnp.exp(rows - largest[ids]), ids, count)) + largest
+
+
+def _log_mean_exp(rows: Any, ids: Any, count: int) -> Any:
+    y = _log_sum_exp(rows, ids, count)
+    return y - jnp.log(_rows_per_segment(ids, count, y))
+
+
+def _register_range(kind: str, reduced: Callable, derivative: Callable) -> None:
+    """Registers a reduction of consecutive rows, whose ids are sorted.
+
+    `derivative(x, y, n)` is the derivative of a segment's y with respect to each of its n rows x; y and n come per row.
+    """
+    name = f"SortedSegmentRange{kind}"
+
+    @op(name, dynamic=True, gradient=f"{name}Gradient(data, y, dy, segment_ids)")
+    def forward(data, segment_ids):
+        return reduced(as_float(data), segment_ids, _count(segment_ids, data.shape[0], is_sorted=True))
+
+    @op(name + "Gradient")
+    def backward(data, y, dy, segment_ids):
+        count = _rows_per_segment(segment_ids, y.shape[0], y)
+        return dy[segment_ids] * derivative(data, y[segment_ids], count[segment_ids])
+
+
+_register_range("Sum", jax.ops.segment_sum, lambda x, y, n: 1)
+_register_range("Mean", _mean, lambda x, y, n: 1 / n)
+_register_range("Max", lambda x, ids, count: _max(x, ids, jnp.zeros(count)), lambda x, y, n: jnp.where(x == y, 1, 0))
+_register_range("LogSumExp", _log_sum_exp, lambda x, y, n: jnp.exp(x - y))
+_register_range("LogMeanExp", _log_mean_exp, lambda x, y, n: jnp.exp(x - y) / n)

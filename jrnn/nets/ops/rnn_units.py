@@ -1,0 +1,175 @@
+"""LSTMUnit and GRUUnit, the parts of a recurrent step after the matrix product, with their gradients; and InferenceLSTM.
+
+Shapes: T time, N batch, D hidden. States are [1, N, D], gates [1, N, 4D] or [1, N, 3D], sequence lengths int32 [N] and the
+timestep int32 [1]. A finished sequence keeps its state, or with `drop_states` gets zeros.
+"""
+
+import jax.numpy as jnp
+from jax.nn import sigmoid
+
+from jrnn.errors import OpError
+from jrnn.loops import scan
+from jrnn.nets.ops.values import check_rank, check_shape, describe
+from jrnn.nets.registry import op
+
+
+def _check_state(name, state, gates, count):
+    check_rank(gates, 3, "gates")
+    check_rank(state, 3, name)
+    if gates.shape != (1, state.shape[1], count * state.shape[2]) or state.shape[0] != 1:
+        raise OpError(f"gates is {describe(gates)}, {name} {describe(state)}; give [1, N, {count} * D] and [1, N, D]")
+
+
+def _valid(rest, sequence_lengths, batch):
+    """A mask [N, 1] of the sequences that have not ended, from the optional inputs; None without lengths."""
+    if sequence_lengths and len(rest) != 2:
+        raise OpError(
+            f"has {len(rest)} input after the gates; sequence_lengths=1 (the default) takes lengths and timestep"
+        )
+    if not sequence_lengths:
+        return None
+    lengths, timestep = rest
+    check_shape(lengths, (batch,), "seq_lengths")
+    return (lengths > timestep.reshape(-1)[:1])[:, None]
+
+
+def _rows(x):
+    """[1, N, D] -> [N, D], as steps of JAX have it."""
+    return x.reshape(x.shape[1:])
+
+
+def _gates(gates, count):
+    """[1, N, count D] -> count arrays [N, D]."""
+    return [_rows(gate) for gate in jnp.split(gates, count, axis=-1)]
+
+
+def _masked(valid, x, otherwise):
+    return x if valid is None else jnp.where(valid, x, otherwise)
+
+
+def _lstm_gates(gates, forget_bias):
+    i, f, o, g = _gates(gates, 4)
+    return sigmoid(i), sigmoid(f + forget_bias), sigmoid(o), jnp.tanh(g)
+
+
+@op("LSTMUnit", outputs=2, gradient="LSTMUnitGradient(*, y, y1, dy, dy1) -> hidden, cell, gates")
+def lstm_unit(
+    hidden, cell, gates, lengths_or_timestep, timestep=None, /, *,
+    forget_bias: float = 0.0, drop_states: bool = False, sequence_lengths: bool = True,
+):  # fmt: skip
+    """c' = f * c + i * g and h' = o * tanh(c'); gates are i, f, o, g, in this order along the last axis."""
+    _check_state("cell", cell, gates, 4)
+    check_shape(hidden, cell.shape, "hidden")
+    rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
+    valid = _valid(rest, sequence_lengths, cell.shape[1])
+    i, f, o, g = _lstm_gates(gates, forget_bias)
+    hidden, cell = _rows(hidden), _rows(cell)
+    c = f * cell + i * g
+    h = o * jnp.tanh(c)
+    return _masked(valid, h, 0 if drop_states else hidden)[None], _masked(valid, c, 0 if drop_states else cell)[None]
+
+
+@op("LSTMUnitGradient", outputs=3)
+def lstm_unit_gradient(
+    hidden, cell, gates, *rest, forget_bias: float = 0.0, drop_states: bool = False, sequence_lengths: bool = True
+):  # fmt: skip
+    """Reads LSTMUnit's inputs, both outputs and their gradients; writes the gradients of hidden, cell and gates."""
+    *times, _, c, dh, dc = rest
+    valid = _valid(times, sequence_lengths, cell.shape[1])
+    cell, c, dh, dc = map(_rows, (cell, c, dh, dc))
+    i, f, o, g = _lstm_gates(gates, forget_bias)
+    tanh_c = jnp.tanh(c)
+    through = dc + dh * o * (1 - tanh_c * tanh_c)
+    parts = (
+        through * g * i * (1 - i),
+        through * cell * f * (1 - f),
+        dh * tanh_c * o * (1 - o),
+        through * i * (1 - g * g),
+    )
+    dgates = jnp.concatenate(parts, axis=-1)
+    ended_h, ended_c = (jnp.zeros_like(dh), jnp.zeros_like(dc)) if drop_states else (dh, dc)
+    found = (jnp.zeros_like(dh), ended_h), (through * f, ended_c), (dgates, 0)
+    return tuple(_masked(valid, new, ended)[None] for new, ended in found)
+
+
+@op("GRUUnit", gradient="GRUUnitGradient(*, y, dy) -> hidden, gates")
+def gru_unit(
+    hidden, gates, lengths_or_timestep, timestep=None, /, *, drop_states: bool = False, sequence_lengths: bool = True
+):  # fmt: skip
+    """h' = u * h + (1 - u) * o; gates are reset, update, output, and the reset gate is applied before."""
+    _check_state("hidden", hidden, gates, 3)
+    rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
+    valid = _valid(rest, sequence_lengths, hidden.shape[1])
+    _, update, output = _gates(gates, 3)
+    u, before = sigmoid(update), _rows(hidden)
+    new = u * before + (1 - u) * jnp.tanh(output)
+    return _masked(valid, new, 0 if drop_states else before)[None]
+
+
+@op("GRUUnitGradient", outputs=2)
+def gru_unit_gradient(hidden, gates, *rest, drop_states: bool = False, sequence_lengths: bool = True):
+    """Reads GRUUnit's inputs, its output and its output's gradient; writes the gradients of hidden and gates."""
+    *times, _, dh = rest
+    valid = _valid(times, sequence_lengths, hidden.shape[1])
+    reset, update, output = _gates(gates, 3)
+    hidden, dh = _rows(hidden), _rows(dh)
+    u, o = sigmoid(update), jnp.tanh(output)
+    dgates = (jnp.zeros_like(reset), dh * (hidden - o) * u * (1 - u), dh * (1 - u) * (1 - o * o))
+    ended = jnp.zeros_like(dh) if drop_states else dh
+    return _masked(valid, dh * u, ended)[None], _masked(valid, jnp.concatenate(dgates, axis=-1), 0)[None]
+
+
+def _run(x, hidden, cell, weights, reverse):
+    """One layer in one direction: [T, N, D] -> [T, N, H], and the last hidden and cell state [N, H]."""
+    w_input, w_hidden, *biases = weights
+    gates = 4 * hidden.shape[-1]
+    for name, w, rows in (("input", w_input, x.shape[-1]), ("hidden", w_hidden, hidden.shape[-1])):
+        check_shape(w, (gates, rows), f"a layer's {name} weight")
+    for bias in biases:
+        check_shape(bias, (gates,), "a layer's bias")
+    projected = x @ w_input.T + sum(biases)[None, None, :] if biases else x @ w_input.T  # [T, N, 4H]
+
+    def step(carry, projected_t):
+        h, c = carry
+        i, f, g, o = jnp.split(projected_t + h @ w_hidden.T, 4, axis=-1)
+        c = sigmoid(f) * c + sigmoid(i) * jnp.tanh(g)
+        h = sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    (hidden, cell), ys = scan(step, (hidden, cell), projected, reverse=reverse)
+    return ys, hidden, cell
+
+
+@op("InferenceLSTM", outputs=3, gradient="stops")
+def inference_lstm(
+    x, hidden, cell, *weights, num_layers: int = 1, has_biases: bool = False, batch_first: bool = False,
+    bidirectional: bool = False,
+):  # fmt: skip
+    """[T, N, D] -> [T, N, R * H], and the last states [num_layers * R, N, H].
+
+    The initial states are [num_layers * R, N, H]. Each layer and direction has a weight [4H, D] of the input, a weight
+    [4H, H] of the hidden state, and with `has_biases` two biases [4H], with gates in order i, f, g, o. With `batch_first`,
+    x and the output are [N, T, ...].
+    """
+    check_rank(x, 3, "input")
+    directions, each = (2 if bidirectional else 1), (4 if has_biases else 2)
+    if len(weights) != num_layers * directions * each:
+        raise OpError(
+            f"was given {len(weights)} weights; {num_layers} layers of {directions} directions with {each} weights each "
+            f"take {num_layers * directions * each}"
+        )
+    x = jnp.swapaxes(x, 0, 1) if batch_first else x
+    for name, state in (("hidden", hidden), ("cell", cell)):
+        if state.ndim != 3 or state.shape[:2] != (num_layers * directions, x.shape[1]):
+            raise OpError(f"{name} is {describe(state)}; it must be [{num_layers * directions}, {x.shape[1]}, H]")
+    last_hidden: list = []
+    last_cell: list = []
+    for layer in range(num_layers):
+        outputs: list = []
+        for direction in range(directions):
+            k = layer * directions + direction
+            found = _run(x, hidden[k], cell[k], weights[each * k : each * (k + 1)], reverse=direction == 1)
+            for made, value in zip((outputs, last_hidden, last_cell), found):
+                made.append(value)
+        x = jnp.concatenate(outputs, axis=-1)
+    return (jnp.swapaxes(x, 0, 1) if batch_first else x), jnp.stack(last_hidden), jnp.stack(last_cell)

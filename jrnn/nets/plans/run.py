@@ -1,0 +1,190 @@
+"""Runs plans on the host, over a workspace of blobs, one net at a time; concurrent steps run in order too."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jrnn.errors import JrnnError, PlanError, near
+from jrnn.nets.execution_step import ExecutionStep, Plan
+from jrnn.nets.graph.scope import reads
+from jrnn.nets.ir import Net
+from jrnn.nets.lowering import run_net, without_sources
+
+
+class _Workspace(ChainMap[str, Any]):
+    """Blobs by name, of this workspace and its parents; None for a blob that is not written yet."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        owner = next(blobs for blobs in self.maps if name in blobs)
+        owner[name] = value
+
+
+def run_plan(
+    plan: Plan,
+    blobs: Mapping[str, Any] | None = None,
+    *,
+    key: Any = None,
+    max_iterations: int | None = None,
+    files: str | Path | None = None,
+) -> dict[str, Any]:
+    """Runs a plan as Caffe2 does, one net at a time.
+
+    Concurrent substeps run in order. A report net, and a substep that runs every so many milliseconds, run once, when their
+    step ends, as in Caffe2 if the time is longer than the step.
+
+    Args:
+        plan: the plan.
+        blobs: the first contents of the workspace. An operator that reads data from files does not run if these contain all
+            of its outputs.
+        key: a `jax.random.key` for random operators; each run of a net draws new numbers.
+        max_iterations: the greatest number of rounds of a step, or of a While loop within a net.
+        files: the folder in which operators may read and write files; by default they may not.
+
+    Returns:
+        Every blob of the workspace, by name.
+
+    Raises:
+        PlanError: for a plan that breaks a rule of Caffe2, a stop blob that is not one bool, or more than `max_iterations`.
+        NetError, OpError: see `run_net`.
+
+    >>> from jrnn.nets.ir import Op
+    >>> from jrnn.nets.plans import execution_step, make_plan
+    >>> double = Net("double", (Op.of("Add", ["x", "x"], ["x"]),), ("x",))
+    >>> run_plan(make_plan("p", execution_step("s", double, num_iter=3)), {"x": np.float32(1)})["x"]
+    array(8., dtype=float32)
+    """
+    given = dict(blobs or {})
+    run = _Execution(plan, given, key, max_iterations, files)
+    written: dict[str, Any] = dict.fromkeys(n for s in plan.steps for n in run.written(s))
+    top = _Workspace(written | given)
+    for step in plan.steps:
+        run.step(step, top)
+    return {name: value for name, value in top.items() if value is not None}
+
+
+class _Execution:
+    def __init__(self, plan: Plan, given: Mapping[str, Any], key: Any, max_iterations: int | None, files: Any):
+        self.files = files
+        self.nets = {name: without_sources(net, given) for name, net in _checked(plan, given).items()}
+        self.reads = {name: reads(net) for name, net in self.nets.items()}
+        self.key = key
+        self.max_iterations = max_iterations
+        self.nets_run = 0
+
+    def written(self, step: ExecutionStep) -> Iterator[str]:
+        """Yields the blobs that a step makes in its outer workspace."""
+        if not step.create_workspace:
+            yield from self.written_within(step)
+
+    def written_within(self, step: ExecutionStep) -> Iterator[str]:
+        for name in (*step.networks, *([step.report_net] if step.report_net else ())):
+            yield from (o for op in self.nets[name].ops for o in op.outputs)
+        for substep in step.substeps:
+            yield from self.written(substep)
+
+    def step(self, step: ExecutionStep, ws: _Workspace) -> None:
+        if step.create_workspace:
+            ws = ws.new_child(dict.fromkeys(n for n in self.written_within(step) if n not in ws))
+        for rounds in count():
+            if step.num_iter is not None and rounds >= step.num_iter:
+                break
+            if step.num_iter is None and rounds and (not step.should_stop_blob or step.only_once):
+                break
+            if self.max_iterations is not None and rounds >= self.max_iterations:
+                waits = f"; its stop blob {step.should_stop_blob!r} is still False" if step.should_stop_blob else ""
+                raise PlanError(f"step {step.name!r}: runs on after {rounds} rounds{waits}; raise max_iterations")
+            if self.round(step, ws):
+                break
+        for substep in step.substeps:
+            if substep.run_every_ms:
+                self.step(substep, ws)
+        if step.report_net:
+            self.net(step.report_net, step, ws)
+
+    def round(self, step: ExecutionStep, ws: _Workspace) -> bool:
+        """Runs everything in a step once; returns whether its stop blob ended it."""
+        for name in step.networks:
+            self.net(name, step, ws)
+            if _stops(step, ws):
+                return True
+        substeps = [s for s in step.substeps if not s.run_every_ms]
+        if step.side_by_side:
+            for substep in substeps * (step.num_concurrent_instances or 1):
+                self.step(substep, ws)
+            return _stops(step, ws)
+        for substep in substeps:
+            self.step(substep, ws)
+            if _stops(step, ws):
+                return True
+        return False
+
+    def net(self, name: str, step: ExecutionStep, ws: _Workspace) -> None:
+        self.nets_run += 1
+        key = None if self.key is None else jax.random.fold_in(self.key, self.nets_run)
+        env = {n: value for n in self.reads[name] if (value := ws.get(n)) is not None}
+        try:
+            written = run_net(
+                self.nets[name], env, key=key, max_iterations=self.max_iterations, files=self.files, fed=()
+            )
+        except JrnnError as e:
+            raise e.at(f"step {step.name!r}") from e.__cause__
+        for blob, value in written.items():
+            ws[blob] = value
+
+
+def _stops(step: ExecutionStep, ws: _Workspace) -> bool:
+    if not step.should_stop_blob:
+        return False
+    value = ws.get(step.should_stop_blob)
+    if value is None:  # compat: a blob that no net has written yet does not stop a step
+        return False
+    if np.size(value) != 1 or np.asarray(value).dtype != np.bool_:
+        shape = list(np.shape(value))
+        raise PlanError(
+            f"step {step.name!r}: its stop blob {step.should_stop_blob!r} must hold one bool; it holds "
+            f"{getattr(value, 'dtype', type(value).__name__)} {shape}"
+        )
+    return bool(np.asarray(value).reshape(()))
+
+
+def _checked(plan: Plan, given: Mapping[str, Any]) -> dict[str, Net]:
+    """Returns the nets by name; raises PlanError for a plan that cannot run with any values."""
+    nets: dict[str, Net] = {}
+    for net in plan.networks:
+        if net.name in nets:
+            raise PlanError(f"plan {plan.name!r}: two nets are named {net.name!r}; rename one")
+        nets[net.name] = net
+    known = {*given, *(o for net in plan.networks for op in net.ops for o in op.outputs)}
+    for step in plan.steps:
+        _check_step(step, nets, known)
+    return nets
+
+
+def _check_step(step: ExecutionStep, nets: Mapping[str, Net], known: set[str]) -> None:
+    where = f"step {step.name!r}"
+    for name in (*step.networks, *([step.report_net] if step.report_net else ())):
+        if name not in nets:
+            raise PlanError(f"{where}: runs net {name!r}, which the plan lacks{near(name, nets)}")
+    if step.networks and step.substeps:
+        raise PlanError(f"{where}: has both nets and substeps; put the nets into a substep")
+    if step.should_stop_blob is None:
+        if step.only_once is not None:
+            raise PlanError(f"{where}: only_once needs a should_stop_blob, and it has none")
+    elif step.num_iter is not None:
+        raise PlanError(f"{where}: has num_iter and a should_stop_blob; give one of them")
+    elif step.should_stop_blob not in known:
+        raise PlanError(
+            f"{where}: its stop blob {step.should_stop_blob!r} is neither given nor written by a net of the plan"
+            f"{near(step.should_stop_blob, known)}"
+        )
+    elif not step.networks and all(s.run_every_ms for s in step.substeps) and not step.only_once:
+        raise PlanError(f"{where}: runs nothing until {step.should_stop_blob!r} holds, so it would never end")
+    for substep in step.substeps:
+        _check_step(substep, nets, known)

@@ -1,0 +1,235 @@
+"""NetDefs and PlanDefs, as bytes, text or files, to frozen nets and plans and back.
+
+Nothing of a net is lost: `read_net(serialize_net(net)) == net`. Of a plan, only fields that Caffe2's schema lacks are.
+"""
+
+import dataclasses
+import os
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from google.protobuf.message import EncodeError
+from google.protobuf.message import Message as ProtoMessage
+
+from jrnn.errors import FormatError
+from jrnn.nets.execution_step import ExecutionStep, Plan
+from jrnn.nets.ir import Net
+from jrnn.nets.proto.messages import (
+    DEFAULT_LIMITS,
+    Limits,
+    check_size,
+    check_text,
+    format_message,
+    message_class,
+    parse_binary,
+)
+from jrnn.nets.proto.netdef import Reader, to_message
+
+T = TypeVar("T")
+_STEP_FIELDS = [f.name for f in dataclasses.fields(ExecutionStep) if f.name not in ("name", "substeps", "networks")]
+_LOOKS_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
+
+
+def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> Net:
+    """Reads a net from a file, from bytes (binary or text), or from text.
+
+    A str is a path if a file of that name exists; otherwise it is text if it has a line break, "{" or ":".
+
+    Raises:
+      FormatError: for a file that cannot be read, damaged bytes, text that is not a NetDef, or more than `limits` allow.
+
+    >>> read_net('name: "tiny" op { type: "Relu" input: "x" output: "y" }').ops[0].outputs
+    ('y',)
+    """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _read_bytes(bytes(source), limits)
+    if isinstance(source, str) and not os.path.exists(source) and (not source or re.search(r"[\n{:]", source)):
+        return Reader(limits).text(source, 1)
+    return read_source(source, limits, _read_bytes)
+
+
+def serialize_net(net: Net) -> bytes:
+    """Returns the net as a binary NetDef: `read_net(serialize_net(net)) == net`.
+
+    >>> serialize_net(Net(name="n"))
+    b'\\n\\x01n'
+    """
+    message = to_message(net)
+    try:
+        return bytes(message.SerializePartialToString(deterministic=True))
+    except (EncodeError, ValueError) as e:
+        raise FormatError(f"net {net.name!r} cannot be serialized: {e}") from None
+
+
+def format_net(net: Net) -> str:
+    """Returns the net as NetDef text: `read_net(format_net(net)) == net`.
+
+    >>> format_net(Net(name="n", external_inputs=("x",)))
+    'name: "n"\\nexternal_input: "x"\\n'
+    """
+    return format_message(to_message(net))
+
+
+def write_net(net: Net, path: str | os.PathLike[str]) -> None:
+    """Writes a net to a file, binary under `.pb` and text under `.pbtxt`, completely or not at all."""
+    _write(Path(path), "net", lambda: serialize_net(net), lambda: format_net(net))
+
+
+def _write(target: Path, what: str, binary: Callable[[], bytes], text: Callable[[], str]) -> None:
+    if target.suffix not in (".pb", ".pbtxt"):
+        raise FormatError(f"{target}: the name of a {what}'s file must end in .pb (binary) or .pbtxt (text)")
+    write_whole(target, binary() if target.suffix == ".pb" else text().encode())
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """Writes a file completely or not at all: under another name first, so that a failure keeps the old file."""
+    half = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        with open(half, "xb") as f:
+            f.write(data)
+        os.replace(half, target)
+    except OSError as e:
+        raise FormatError(f"{target}: cannot be written: {e.strerror}") from None
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def file_bytes(path: Path, limits: Limits) -> bytes:
+    """Returns the contents of a file, after a check of its size."""
+    if not path.is_file():
+        raise FormatError("is not a file" if path.exists() else "no such file")
+    try:
+        with open(path, "rb") as f:
+            check_size(os.fstat(f.fileno()).st_size, limits.bytes, "file")
+            return f.read()
+    except OSError as e:
+        raise FormatError(f"cannot be read: {e.strerror}") from None
+
+
+def read_source(source: bytes | str | os.PathLike[str], limits: Limits, parse: Callable[[bytes, Limits], T]) -> T:
+    """Parses bytes, or a file that the errors then name."""
+    if isinstance(source, bytes):
+        return parse(source, limits)
+    try:
+        return parse(file_bytes(Path(source), limits), limits)
+    except FormatError as e:
+        raise e.at(str(source)[:200]) from None
+
+
+def _read_bytes(data: bytes, limits: Limits) -> Net:
+    check_size(len(data), limits.bytes, "message")
+    reader = Reader(limits)
+    if not data or _LOOKS_BINARY.search(data):
+        return reader.net(parse_binary(data, "NetDef", limits), 1)
+    # All bytes are printable. This is almost surely text, but a message of one long name may look like it.
+    net, failure = Net(), None
+    try:
+        net = reader.text(data, 1)
+    except FormatError as e:
+        failure = e
+    if net == Net():
+        try:
+            net = reader.net(parse_binary(data, "NetDef", limits), 1)
+        except FormatError:
+            if failure:
+                raise failure from None
+    return net
+
+
+def read_plan(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> Plan:
+    """Reads a plan from a file, or from bytes that are binary or text. Fields that Caffe2's schema lacks are dropped.
+
+    Raises:
+      FormatError: for a file that cannot be read, damaged bytes, text that is not a PlanDef, or more than `limits` allow.
+
+    >>> plan = read_plan(b'network { name: "n" } execution_step { network: "n" num_iter: 3 }')
+    >>> plan.steps[0].networks, plan.steps[0].num_iter
+    (('n',), 3)
+    """
+    return read_source(source, limits, _read_plan_bytes)
+
+
+def _read_plan_bytes(data: bytes, limits: Limits) -> Plan:
+    check_size(len(data), limits.bytes, "message")
+    reader = Reader(limits)
+    is_binary = _LOOKS_BINARY.search(data)
+    m: Any = parse_binary(data, "PlanDef", limits) if is_binary else reader.parsed(data, "PlanDef")
+    steps = tuple(_to_step(s) for s in m.execution_step)
+    return Plan(check_text(m.name, "name"), tuple(reader.net(n, 1) for n in m.network), steps)
+
+
+def _to_step(m: Any) -> ExecutionStep:
+    try:
+        values = {name: getattr(m, name) for name in _STEP_FIELDS if m.HasField(name)}
+        for name, value in values.items():
+            if isinstance(value, bytes):
+                check_text(value, name)
+        networks = tuple(check_text(n, "network") for n in m.network)
+        return ExecutionStep(check_text(m.name, "name"), tuple(map(_to_step, m.substep)), networks, **values)
+    except FormatError as e:
+        raise e.at("execution step") from None
+
+
+def read_net_or_plan(path: str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> Net | Plan:
+    """Reads a file that holds a net or a plan; raises FormatError, about a net, if it holds neither.
+
+    The bytes do not say which. A plan read as a net has operators without types, or none, unlike any net that runs.
+    """
+    net, failure = Net(), None
+    try:
+        net = read_net(Path(path), limits=limits)
+    except FormatError as e:
+        failure = e
+    if net.ops and all(op.type for op in net.ops):
+        return net
+    try:
+        plan = read_plan(path, limits=limits)
+    except FormatError:
+        plan = Plan()
+    if plan.steps:
+        return plan
+    if failure is not None:
+        raise failure
+    return net
+
+
+def serialize_plan(plan: Plan) -> bytes:
+    """Returns the plan as a binary PlanDef.
+
+    >>> serialize_plan(Plan("p"))
+    b'\\n\\x01p'
+    """
+    return bytes(_plan_message(plan).SerializePartialToString(deterministic=True))
+
+
+def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Writes a plan to a file, binary under `.pb` and text under `.pbtxt`, completely or not at all."""
+    _write(Path(path), "plan", lambda: serialize_plan(plan), lambda: format_message(_plan_message(plan)))
+
+
+def _plan_message(plan: Plan) -> ProtoMessage:
+    m: Any = message_class("PlanDef")()
+    if plan.name:
+        m.name = plan.name
+    for net in plan.networks:
+        m.network.add().CopyFrom(to_message(net))
+    for step in plan.steps:
+        _put_step(m.execution_step.add(), step)
+    return m
+
+
+def _put_step(m: Any, step: ExecutionStep) -> None:
+    if step.name:
+        m.name = step.name
+    m.network.extend(step.networks)
+    for substep in step.substeps:
+        _put_step(m.substep.add(), substep)
+    for name in _STEP_FIELDS:
+        if (value := getattr(step, name)) is not None:
+            try:
+                setattr(m, name, value)
+            except (TypeError, ValueError) as e:
+                raise FormatError(f"execution step {step.name!r}: {name}: {e}") from None

@@ -1,0 +1,304 @@
+"""The table of operators: `@op` and `@gradient` fill it, lowering and autodiff read it.
+
+An operator is a function. Its positional parameters are the input blobs (default None: optional; `*xs`: any number). Its
+keyword-only parameters are the Arguments, which are decoded according to their annotations. Four keyword-only names are
+reserved; lowering passes their values:
+
+    key      a PRNG key for this operator, or None if the run has no key
+    op       the `Op` record
+    context  the `Context` of the run (`lowering.py`), for operators that run nets
+    wide     whether every floating-point result of the run is float64, for operators that name a dtype
+
+A gradient maker is a function of one `GradientMaker` g (`gradient_maker.py`). `g.op` is the forward operator, `g.input(k)`
+and `g.output(k)` are its blobs, and `g.grad_output(k)` is the gradient that arrives at an output. `g.grad_input(k)` is the
+blob to write the gradient of an input to. `g.emit` adds a gradient operator.
+
+Reading the table imports `jrnn.nets.ops`, whose modules register operators.
+"""
+
+import importlib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jrnn.errors import OpError, UnknownOperatorError, near
+from jrnn.nets.ir import Message, Net, Numbers, Op
+
+RESERVED = ("key", "op", "context", "wide")
+
+# Operators that autodiff emits.
+ACCUMULATE = "Sum"
+SEED = "ConstantFill"
+CONCATENATE = "Concat"
+SAVE = "Copy"
+
+# Operators that NetBuilder's control blocks emit.
+DO, IF, WHILE, SCOPE = "Do", "If", "While", "CreateScope"
+
+
+@dataclass(frozen=True)
+class ArgSpec:
+    """An Argument of an operator. `annotation` says how to decode it; `default` is its value if it is absent."""
+
+    name: str
+    annotation: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """A registered operator type.
+
+    Attributes:
+        type: its name.
+        forward: the function.
+        inputs: the names of the positional parameters; `*xs` for any number.
+        min_inputs, max_inputs: how many inputs it takes; None: any number.
+        outputs: the least and the greatest number of outputs; None: any number.
+        args: its Arguments.
+        reserved: the reserved parameters that `forward` takes.
+        gradient: "stops" if gradients silently end here, "forbidden" if asking for one is an error, else None.
+        inplace: maps an output to the input that it may overwrite.
+        copies: the outputs equal the input.
+        random: it draws random numbers from `key`.
+        source: its outputs come from outside the net, such as a file; the caller may give their values instead.
+        dynamic: the shapes of its outputs depend on the values of its inputs.
+        updates: the inputs that it changes in place.
+        cuts: a function of an `Op` that describes the gradients that the arguments of the `Op` stop, or returns None.
+        where: the file and line of `forward`.
+    """
+
+    type: str
+    forward: Callable[..., Any] = field(repr=False)
+    inputs: tuple[str, ...]
+    min_inputs: int
+    max_inputs: int | None
+    outputs: tuple[int, int | None]
+    args: tuple[ArgSpec, ...]
+    reserved: frozenset[str]
+    gradient: str | None
+    inplace: Mapping[int, int]
+    copies: bool
+    random: bool
+    source: bool
+    dynamic: bool
+    updates: tuple[int, ...]
+    cuts: Callable[[Op], str | None] | None
+    where: str
+
+    def check_arity(self, op: Op) -> None:
+        """Raises OpError if `op` has too few or too many inputs or outputs."""
+        for what, given, (least, most) in (
+            ("input", op.inputs, (self.min_inputs, self.max_inputs)),
+            ("output", op.outputs, self.outputs),
+        ):
+            if len(given) < least or (most is not None and len(given) > most):
+                if most is None:
+                    rule = f"at least {least}"
+                else:
+                    rule = str(least) if least == most else f"{least} to {most}"
+                named = f" ({', '.join(self.inputs)})" if what == "input" and self.inputs else ""
+                plural = "" if rule == "1" else "s"
+                raise OpError(f"takes {rule} {what}{plural}{named}, was given {len(given)}: {list(given)}")
+
+    def decode(self, op: Op) -> dict[str, Any]:
+        """The keyword arguments for `forward` that `op` gives.
+
+        Raises:
+            OpError: if an argument has the wrong type, or a required one is absent.
+        """
+        found = {}
+        for spec in self.args:
+            value = op.arg(spec.name)
+            if value is not None:
+                found[spec.name] = _decode(spec, value)
+            elif spec.required:
+                raise OpError(f"argument {spec.name!r} ({_type_name(spec.annotation)}) is required")
+        return found
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+
+
+def _decode(spec: ArgSpec, value: Any) -> Any:
+    """A value on the wire as the type that the annotation names."""
+    is_union = typing.get_origin(spec.annotation) in (typing.Union, types.UnionType)
+    for kind in typing.get_args(spec.annotation) if is_union else (spec.annotation,):
+        found = _decode_as(kind, value)
+        if found is not None:
+            return found
+    raise OpError(f"argument {spec.name!r} must be {_type_name(spec.annotation)}, is {value!r:.80}")
+
+
+def _decode_as(kind: Any, value: Any) -> Any:
+    """`value` as a `kind`, or None if it is something else."""
+    number = isinstance(value, (int, float))
+    if kind is bool:
+        return bool(value) if number else None
+    if kind is int:
+        return int(value) if number and float(value).is_integer() else None
+    if kind is float:
+        return float(value) if number else None
+    if kind is str:
+        return value.decode(errors="replace") if isinstance(value, bytes) else None
+    if kind is bytes:
+        return value if isinstance(value, bytes) else None
+    if kind in (Net, Message):
+        return value if isinstance(value, kind) else None
+    if kind is np.ndarray:
+        return np.asarray(value) if isinstance(value, (Numbers, tuple)) else None
+    if typing.get_origin(kind) is tuple and isinstance(value, (Numbers, tuple)):
+        of = typing.get_args(kind)[0]
+        items = tuple(_decode_as(of, v) for v in value)
+        return None if any(v is None for v in items) else items
+    return None
+
+
+F = TypeVar("F", bound=Callable[..., Any])  # a decorated function, which registering returns unchanged
+_OPS: dict[str, OpDef] = {}
+_GRADIENTS: dict[str, tuple[Callable[..., Any], str]] = {}
+_OPERATORS = "jrnn.nets.ops"  # the package whose modules register the operators
+_DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?")  # a declared gradient maker
+
+
+def _fill() -> None:
+    """Imports the operators. Only the functions that read the table call it, so that other programs do not load them."""
+    importlib.import_module(_OPERATORS)
+
+
+def _place(fn: Callable[..., Any]) -> str:
+    code = fn.__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def op(
+    type: str,
+    *,
+    outputs: int | tuple[int, int | None] = 1,
+    gradient: str | None = None,
+    inplace: Mapping[int, int] | None = None,
+    copies: bool = False,
+    random: bool = False,
+    source: bool = False,
+    dynamic: bool = False,
+    updates: tuple[int, ...] = (),
+    cuts: Callable[[Op], str | None] | None = None,
+) -> Callable[[F], F]:
+    """Registers a function as the operator `type`. The module's docstring says what its signature means.
+
+    `OpDef` describes the options. `gradient` may also declare a gradient maker, as in "FooGradient(x, w, y, dy) -> x, w":
+
+    - FooGradient is the gradient operator. It gets the arguments of the forward operator.
+    - In parentheses are the blobs that it reads: inputs by parameter name, outputs y, y1, ..., their gradients dy, dy1, ...
+      Optional blobs that the forward operator lacks are omitted.
+    - After the arrow are the inputs whose gradients it writes; by default the first input. `*` means every input.
+    """
+    declared = _DECLARED.fullmatch(gradient or "")
+    assert declared or gradient in (None, "stops", "forbidden")
+
+    def register(fn: F) -> F:
+        where = _place(fn)
+        if type in _OPS:
+            raise ValueError(f"operator {type!r} is registered twice: at {_OPS[type].where} and at {where}")
+        parameters = inspect.signature(fn, eval_str=True).parameters
+        options = [p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in RESERVED]
+        blobs = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
+        single = [p for p in blobs if p.kind is not p.VAR_POSITIONAL]
+        inputs = [p.name if p in single else "*" + p.name for p in blobs]
+        if declared:
+            _GRADIENTS[type] = (_maker(declared, inputs), where)
+        _OPS[type] = OpDef(
+            type=type,
+            forward=fn,
+            inputs=tuple(inputs),
+            min_inputs=sum(p.default is p.empty for p in single),
+            max_inputs=len(single) if single == blobs else None,
+            outputs=outputs if isinstance(outputs, tuple) else (outputs, outputs),
+            args=tuple(ArgSpec(p.name, p.annotation, p.default) for p in options),
+            reserved=frozenset(parameters).intersection(RESERVED),
+            gradient=None if declared else gradient,
+            inplace=types.MappingProxyType(dict(inplace or {})),
+            copies=copies,
+            random=random,
+            source=source,
+            dynamic=dynamic,
+            updates=updates,
+            cuts=cuts,
+            where=where,
+        )
+        return fn
+
+    return register
+
+
+def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
+    """The gradient maker that a match of `_DECLARED` describes, for an operator with these inputs."""
+    type, reads = declared["type"], declared["reads"].split(", ")
+    writes = (declared["writes"] or inputs[0]).split(", ")
+    assert all(n in (*inputs, "*") or re.fullmatch(r"d?y\d*", n) for n in reads), declared[0]
+    assert writes == ["*"] or set(writes) <= set(inputs), declared[0]
+
+    def blobs(g: Any, name: str) -> list[str]:
+        if name in inputs or name == "*":
+            return [g.input(k) for k in range(len(g.op.inputs)) if name == "*" or k == inputs.index(name)]
+        place = int(name.lstrip("dy") or 0)
+        if name.startswith("d"):
+            return [g.grad_output(place)]
+        return [g.output(place)] if place < len(g.op.outputs) else []
+
+    def make(g: Any) -> None:
+        places = range(len(g.op.inputs)) if writes == ["*"] else map(inputs.index, writes)
+        g.emit(type, [b for name in reads for b in blobs(g, name)], [g.grad_input(k) for k in places])
+
+    return make
+
+
+def gradient(*op_types: str) -> Callable[[F], F]:
+    """Registers a gradient maker, a function of one `GradientMaker`, for operator types."""
+
+    def register(fn: F) -> F:
+        for t in op_types:
+            if t in _GRADIENTS:
+                raise ValueError(f"gradient of {t!r} is registered twice: at {_GRADIENTS[t][1]} and at {_place(fn)}")
+            _GRADIENTS[t] = (fn, _place(fn))
+        return fn
+
+    return register
+
+
+def lookup(type: str) -> OpDef:
+    """The definition of an operator type. Raises UnknownOperatorError, with near names, if there is none."""
+    found = names().get(type)
+    if found is None:
+        raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}")
+    return found
+
+
+def names() -> Mapping[str, OpDef]:
+    """The registered operators by type."""
+    _fill()
+    return types.MappingProxyType(_OPS)
+
+
+def gradient_maker(type: str) -> Callable[..., Any] | None:
+    """The registered gradient maker of an operator type, or None."""
+    _fill()
+    found = _GRADIENTS.get(type)
+    return found and found[0]
+
+
+def registered() -> Iterator[OpDef]:
+    """Every operator, sorted by name."""
+    _fill()
+    return iter(sorted(_OPS.values(), key=lambda d: d.type))

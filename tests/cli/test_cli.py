@@ -1,0 +1,286 @@
+"""The command line: what it prints, its exit statuses, and that a mistake is one line without a traceback."""
+
+import os
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from jrnn import Net, Op, read_net, write_net
+from jrnn.cli import main
+from jrnn.nets.proto import read_plan, write_plan
+
+NET = """
+name: "tiny"
+external_input: "x" external_input: "w" external_input: "b" external_output: "y"
+op { type: "FC" input: "x" input: "w" input: "b" output: "y" }
+op { type: "AveragedLoss" input: "y" output: "loss" }
+"""
+INIT = """
+name: "tiny_init"
+external_output: "w" external_output: "b"
+op { type: "XavierFill" output: "w" arg { name: "shape" ints: 4 ints: 3 } }
+op { type: "ConstantFill" output: "b" arg { name: "shape" ints: 4 } arg { name: "value" f: 0.5 } }
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.pbtxt").write_text(NET)
+    (tmp_path / "init.pbtxt").write_text(INIT)
+    np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
+    return tmp_path
+
+
+def fails(capsys, *argv):
+    """The one line that a mistake prints."""
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert err.startswith(f"jrnn {argv[0]}: error: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_run_prints_and_saves_what_is_fetched(files, capsys):
+    feeds = ["--feed", "x=x.npy", "--feed", "w=[[1, 2, 3], [0.5, 0, 0]]", "--feed", "b=[0, 10]"]
+    assert main(["run", "net.pbtxt", *feeds, "--save", "out"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("y float32[2,2]\n[[ 6.  10.5]")
+    np.testing.assert_array_equal(np.load(files / "out" / "y.npy"), [[6, 10.5], [6, 10.5]])
+    assert main(["run", "net.pbtxt", *feeds, "--fetch", "loss", "--fetch", "b"]) == 0
+    assert capsys.readouterr().out == "loss float32[]\n8.25\nb int32[2]\n[ 0 10]\n"
+
+
+PLAN = """
+name: "counting"
+network { name: "start"
+  op { type: "ConstantFill" output: "i" arg { name: "shape" } arg { name: "value" i: 0 } }
+  op { type: "ConstantFill" output: "one" arg { name: "shape" } arg { name: "value" i: 1 } }
+  op { type: "ConstantFill" output: "five" arg { name: "shape" } arg { name: "value" i: 5 } } }
+network { name: "count"
+  op { type: "Add" input: "i" input: "one" output: "i" }
+  op { type: "GE" input: "i" input: "five" output: "done" } }
+execution_step { name: "first" network: "start" }
+execution_step { name: "loop" network: "count" should_stop_blob: "done" }
+"""
+
+
+def test_run_of_a_plan(files, capsys):
+    write_plan(read_plan(PLAN.encode()), files / "plan.pb")
+    assert main(["run", "plan.pb", "--fetch", "i", "--save", "out"]) == 0
+    assert capsys.readouterr().out == "i int64[]\n5\n"
+    assert np.load(files / "out" / "i.npy") == 5
+    assert main(["run", "plan.pb"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[::2]] == ["i", "one", "five", "done"]
+    (files / "plan.pbtxt").write_text(PLAN)
+    err = fails(capsys, "run", "plan.pbtxt", "--max-iterations", "3")
+    assert "step 'loop': runs on after 3 rounds; its stop blob 'done' is still False; raise max_iterations" in err
+    assert "plan 'counting' has no such blob; did you mean 'five'" in fails(capsys, "run", "plan.pb", "--fetch", "fiv")
+    unread = PLAN.replace('should_stop_blob: "done"', "num_iter: 0")
+    (files / "plan.pbtxt").write_text(unread)
+    assert "--fetch done: no step of plan 'counting' that ran wrote it" in fails(
+        capsys, "run", "plan.pbtxt", "--fetch", "done"
+    )
+
+
+TRAIN_PLAN = """
+name: "mnist"
+network { name: "init" op { type: "ConstantFill" output: "b" arg { name: "shape" ints: 1 } }
+          op { type: "GivenTensorFill" output: "w" arg { name: "shape" ints: 1 ints: 2 }
+               arg { name: "values" floats: 0.5 floats: 2 } } }
+network { name: "train" op { type: "TensorProtosDBInput" input: "reader" output: "x" }
+          op { type: "FC" input: "x" input: "w" input: "b" output: "y" }
+          op { type: "AveragedLoss" input: "y" output: "loss" } }
+execution_step { name: "begin" network: "init" }
+execution_step { name: "loop" network: "train" num_iter: 3 }
+"""
+
+
+@pytest.mark.parametrize("suffix", ["pb", "pbtxt"])
+def test_show_check_and_convert_take_plans(files, capsys, suffix):
+    plan = f"plan.{suffix}"
+    write_plan(read_plan(TRAIN_PLAN.encode()), files / plan)
+    assert main(["show", plan]) == 0
+    out = capsys.readouterr().out
+    assert "plan mnist\n  step begin num_iter=None" not in out
+    assert "  step begin: init\n  step loop num_iter=3: train\nnet init" in out and "FC(x, w, b)" in out
+    assert main(["show", plan, "--network", "train", "--feed", "x=[[1.0, 3.0]]"]) == 0
+    assert "y [1, 1] float32 = FC(x, w, b)" in capsys.readouterr().out
+    assert main(["check", plan, "--network", "train", "--feed", "x=[[1.0, 3.0]]"]) == 0
+    assert "the gradients agree" in capsys.readouterr().out
+    assert "has 2 nets: init, train; choose one with --network NAME" in fails(capsys, "check", plan)
+    assert main(["convert", plan, "other.pbtxt"]) == 0 and main(["convert", plan, "net.pb", "--network", "train"]) == 0
+    assert read_plan(files / "other.pbtxt") == read_plan(files / plan)
+    assert [op.type for op in read_net(files / "net.pb").ops] == ["TensorProtosDBInput", "FC", "AveragedLoss"]
+    assert "no operator writes" in fails(capsys, "run", plan)
+    assert main(["run", plan, "--feed", "x=[[1.0, 3.0]]", "--fetch", "loss"]) == 0
+    assert capsys.readouterr().out.endswith("loss float32[]\n6.5\n")
+
+
+def test_run_of_a_net_with_an_endless_loop(files, capsys):
+    body = Net("body", (Op.of("Copy", ["go"], ["go"]),), ("go",))
+    write_net(Net("n", (Op.of("While", ["go"], ["go"], loop_net=body),), ("go",)), files / "loop.pb")
+    assert "the loop goes on after 7 trips" in fails(
+        capsys, "run", "loop.pb", "--feed", "go=true", "--max-iterations", "7"
+    )
+
+
+def test_show_draws(files, capsys):
+    assert main(["show", "net.pbtxt", "--dot", "net.dot"]) == 0
+    assert capsys.readouterr().out == ""
+    graph = (files / "net.dot").read_text()
+    assert graph.startswith('digraph "tiny" {') and '[label="FC"' in graph
+    assert main(["show", "net.pbtxt", "--svg", "net.svg"]) == 0
+    image = ElementTree.parse(files / "net.svg").getroot()
+    words = [e.text for e in image.iter("{http://www.w3.org/2000/svg}text")]
+    assert words == ["x", "w", "b", "FC", "y", "AveragedLoss", "loss"]
+    assert "No such file" in fails(capsys, "show", "net.pbtxt", "--dot", "none/net.dot")
+
+
+def test_run_with_an_init_net_is_a_function_of_the_seed(files, capsys):
+    def run(seed):
+        assert main(["run", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=normal[2,3]", "--seed", seed]) == 0
+        return capsys.readouterr().out
+
+    assert run("1") == run("1") != run("2")
+
+
+def test_show_lists_operators_shapes_and_parameters(files, capsys):
+    assert main(["show", "net.pbtxt"]) == 0
+    out = capsys.readouterr().out
+    assert "#0 y = FC(x, w, b)" in out
+    assert "shapes are not known (op #0 FC -> 'y' in net 'tiny': reads blob 'x'" in out
+    assert main(["show", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=x.npy"]) == 0
+    out = capsys.readouterr().out
+    assert "#0 y [2, 4] float32 = FC(x, w, b)" in out
+    assert "  w  float32[4,3]" in out
+    assert "22 numbers in all" in out
+
+
+def test_convert_writes_the_current_version(files, capsys):
+    (files / "old.pbtxt").write_text(
+        'op { type: "RecurrentNetwork" input: "x" input: "h0" output: "all" '
+        'arg { name: "alias_dst" strings: "all" } arg { name: "recurrent_inputs" strings: "h0" } '
+        """arg { name: "step_net" s: 'name: "step" type: "rnn" op { type: "Copy" input: "x_t" output: "h" }' } }"""
+    )
+    assert main(["convert", "old.pbtxt", "new.pb"]) == 0
+    assert "wrote new.pb" in capsys.readouterr().out
+    op = read_net(files / "new.pb").ops[0]
+    assert (op.arg("step_net").type, tuple(op.arg("initial_recurrent_state_ids"))) == ("simple", (1,))
+
+
+def test_ops_lists_operators(capsys):
+    assert main(["ops", "sigmoid"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Sigmoid(x) -> 1  gradient: yes" in lines
+    assert lines == sorted(lines)
+
+
+def test_configs_lists_what_train_finds_by_name(files, capsys):
+    assert main(["configs"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n    ") >= 6 and "adding\n    The adding problem over 200 steps" in out
+    changes = ["train.steps=1", "model.hidden=2", "data.batch=2", "model.memory=0", "train.steps_per_call=1"]
+    assert main(["train", "forecast", *(f"--set={change}" for change in changes)]) == 0
+    assert "run directory: runs/forecast\n" in capsys.readouterr().out
+    assert main(["sample", "runs/forecast"]) == 0
+    assert capsys.readouterr().out.startswith("step,demand\n1,")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["run", "nope.pb"], "nope.pb"),
+        (["run", "x.npy"], "x.npy"),
+        (["run", "net.pbtxt"], "op #0 FC -> 'y' in net 'tiny': reads blob 'x'"),
+        (["run", "net.pbtxt", "--feed", "x=nope.npy"], "--feed x=nope.npy: no such file"),
+        (["run", "net.pbtxt", "--feed", "x=net.npy"], "--feed x=net.npy: is not a .npy file of numbers"),
+        (["run", "net.pbtxt", "--feed", "x"], "--feed x: must be written BLOB=VALUE"),
+        (["run", "net.pbtxt", "--feed", 'x="text"'], "must be FILE.npy, a JSON number"),
+        (["run", "net.pbtxt", "--feed", "x=[[1], [1, 2]]"], "must be FILE.npy, a JSON number"),
+        (["run", "net.pbtxt", "--fetch", "los"], "--fetch los: net 'tiny' has no such blob; did you mean 'loss'?"),
+        (
+            ["run", "net.pbtxt", "--feed", "x=normal[2,3]", "--feed", "w=normal[4,5]", "--feed", "b=[0, 0, 0, 0]"],
+            "w must be",
+        ),
+        (
+            ["run", "lost.pbtxt"],
+            "run: error: net '' declares the output 'y', which no operator writes and which was not",
+        ),
+        (["convert", "lost.pbtxt", "lost.py", "--to", "py"], "net '' has no blob 'y' to fetch"),
+        (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
+        (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
+        (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
+        (["bench", "--sizes", "3x4"], "the size '3x4' must be written TxNxDxH"),
+        (["bench", "--cells", "lsmt"], "there is no cell 'lsmt';"),
+        (["train", "nope.toml"], "nope.toml: no such file; `jrnn configs` lists"),
+        (["train", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
+        (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),
+        (["train", "text.toml"], "missing.txt: no such file"),
+        (["train", "text.toml", "--set", "data.path=latin.txt"], "latin.txt: is not UTF-8: byte 3 is 0xe9"),
+        (["train", "text.toml", "--set", "data.path=short.txt"], "short.txt, training part: the text is too short"),
+        (
+            ["train", ".", "--resume"],
+            "a run that was stopped before it wrote one is started again with",
+        ),
+        (["sample", "nope"], "nope: is not a run directory"),
+    ],
+)
+def test_a_mistake_is_one_line(files, capsys, argv, message):
+    (files / "net.npy").write_text("not numbers")
+    (files / "lost.pbtxt").write_text('external_output: "y"')
+    (files / "typo.toml").write_text("[model]\nhiden = 3\n")
+    (files / "text.toml").write_text('[data]\npath = "missing.txt"\n')
+    (files / "latin.txt").write_bytes(b"caf\xe9")
+    (files / "short.txt").write_text("short")
+    assert message in fails(capsys, *argv)
+
+
+def test_bench_measures_and_writes(files, capsys):
+    chosen = ["--cells", "min_gru", "--modes", "forward", "--sizes", "2x1x3x4", "--peers", "lax.scan", "--turns", "2"]
+    assert main(["bench", *chosen, "--json", "figures.json"]) == 0
+    assert "2x1x3x4" in capsys.readouterr().out
+    assert "lax.scan" in (files / "figures.json").read_text()
+
+
+def test_a_reader_that_goes_away_is_no_mistake():
+    """As with `jrnn ops | head -1`, here for a pipe that nobody reads from the start."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    ran = subprocess.run([sys.executable, "-m", "jrnn", "ops", "lstm"], stdout=writes, stderr=subprocess.PIPE)
+    os.close(writes)
+    assert (ran.returncode, ran.stderr) == (141, b"")
+
+
+def test_debug_shows_where_an_error_came_from(files):
+    with pytest.raises(Exception, match="no such file"):
+        main(["train", "nope.toml", "--debug"])
+
+
+@pytest.mark.parametrize("argv", [[], ["trian"], ["run"]])
+def test_usage_errors_have_status_2(argv, capsys):
+    with pytest.raises(SystemExit) as e:
+        main(argv)
+    assert e.value.code == 2
+
+
+def test_train_writes_text_when_it_ends(files, capsys):
+    (files / "text.txt").write_text("the cat sat on the mat and the dog ran away\n" * 40)
+    (files / "c.toml").write_text(
+        '[data]\npath = "text.txt"\nbatch = 2\nchunk = 4\n[model]\nembedding = 2\nhidden = 4\n'
+        '[train]\nsteps = 3\n[sample]\nprompt = "the"\nlength = 5\n'
+    )
+    assert main(["train", "c.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "run directory: runs/c\n" in out
+    assert "3 steps, validation loss " in out
+    assert (files / "runs" / "c" / "checkpoints" / "3").is_dir()
+    assert main(["sample", "runs/c", "--prompt", "the cat", "--length", "2"]) == 0
+    assert len(capsys.readouterr().out) == len("the cat") + 2 + len("\n")
+    longer = ["--set", "train.steps=4", "--set", "optimizer.schedule_steps=4"]
+    assert main(["train", "runs/c", "--resume", "--no-sample", *longer]) == 0  # from the directory alone
+    out = capsys.readouterr().out
+    assert "resuming from step 3\n" in out and "4 steps" in out

@@ -1,0 +1,76 @@
+"""A loop in chunks of time: the same results and gradients, and little memory."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, T, lstm_step
+
+from jrnn.loops import explain_scan, scan
+from jrnn.loops.explain import plans_of
+from jrnn.loops.targets import cpu
+
+
+@pytest.fixture
+def tiny_budget(monkeypatch):
+    """Chunks of two steps for every loop that makes an array."""
+    monkeypatch.setattr(cpu, "_BUDGET", -(10**9))
+    monkeypatch.setattr(cpu, "_CHUNK", 0)
+    monkeypatch.setattr(cpu, "_STEPS", 2)
+
+
+@pytest.mark.grid(every=2)
+@pytest.mark.parametrize("name", ["lstm", "gru_reversed", "accumulators", "embedding_in_the_step", "affine"])
+def test_chunks_compute_the_same(name, x64, tiny_budget):
+    """Also where the last chunk is shorter: 5 = 2 + 2 + 1."""
+    if name == "affine":
+        params = dict(x=np.random.RandomState(0).randn(T, 2, 3))
+        make = lambda p: (lambda h, x: (h * jnp.tanh(x) + x,) * 2, jnp.ones((2, 3)), p["x"], {})  # noqa: E731
+    else:
+        make, params = CASES[name]
+    params = jax.tree.map(jnp.asarray, params)
+
+    def both(which, p):
+        def run(p):
+            step, carry, xs, keywords = make(p)
+            return which(step, carry, xs, **keywords)
+
+        def smooth(p):
+            return sum(jnp.sum(v**2) for v in jax.tree.leaves(run(p)) if jnp.issubdtype(v.dtype, jnp.inexact))
+
+        return run(p), jax.grad(smooth)(p)
+
+    assert any(plan.chunk == 2 for plan in plans_of(lambda p: both(scan, p), params))
+    ours, theirs = (jax.jit(both, static_argnums=0)(which, params) for which in (scan, jax.lax.scan))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), ours, theirs)
+
+
+def temporary(which, step, carry, xs):
+    """Bytes of temporary memory of the compiled forward pass; nothing is run."""
+    compiled = jax.jit(lambda carry, xs: which(step, carry, xs)).lower(carry, xs).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_a_large_scan_needs_little_memory():
+    """4,000 steps of an LSTM: the projected inputs alone would be 65 MB."""
+    h = jnp.zeros((16, 64))
+    p = {k: jnp.zeros(s) for k, s in dict(wx=(8, 256), wh=(64, 256), b=(1, 256)).items()}
+    x = jnp.zeros((4000, 16, 8))
+    assert temporary(scan, lstm_step(p), (h, h), x) < 8e6
+    assert "run 50 steps at a time" in str(explain_scan(lstm_step(p), (h, h), x))
+
+
+def test_a_loss_in_the_step_does_not_keep_its_logits_for_all_steps():
+    """512 steps with 8 x 20,000 logits would be 328 MB."""
+    out, own = jnp.ones((64, 20_000)), jnp.eye(64)
+
+    def step(h, x):
+        h = jnp.tanh(h @ own + x)
+        z = h @ out
+        return h, jax.nn.logsumexp(z, -1) - z[:, 0]
+
+    given = jnp.zeros((8, 64)), jnp.ones((512, 8, 64))
+    theirs = temporary(jax.lax.scan, step, *given)
+    assert temporary(scan, step, *given) < 1.2 * theirs + (32 << 20)

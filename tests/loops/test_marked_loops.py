@@ -1,0 +1,226 @@
+"""Marked loops meet JAX: differentiation, lowering for each platform, the way back to JAX's own rule, long steps."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import D, H, N, T, draw, lstm_step
+
+from jrnn.errors import ScanError
+from jrnn.loops import explain_scan, lowering, scan, targets
+from jrnn.loops.explain import plans_of
+from jrnn.loops.loop import strict_passes
+
+XS, H0 = jnp.linspace(-1, 1, T * N * H).reshape(T, N, H), jnp.ones((N, H))
+W = jnp.linspace(-0.5, 0.5, H * H).reshape(H, H)
+
+
+def rnn(h, x):
+    h = jnp.tanh(h @ W + x @ W)
+    return h, h
+
+
+def train(which, w, step=None):
+    def f(h, x):
+        h = jnp.tanh(h @ w + x @ w)
+        return h, h
+
+    return jnp.sum(which(step or f, H0, XS)[1] ** 2)
+
+
+def test_the_rules_are_in_place():
+    """The private names of JAX that `lowering` uses exist on this version, and hold its rules."""
+    from jax._src.interpreters import ad, mlir
+    from jax._src.xla_metadata_lib import current_xla_metadata
+
+    for table in (ad.primitive_jvps, ad.primitive_linearizations):
+        assert table[lowering.scan_p].__wrapped__ is not None
+    assert lowering.scan_p in mlir._platform_specific_lowerings["cpu"]
+    assert current_xla_metadata() is None
+
+
+def test_the_forward_and_the_reverse_loop_are_planned():
+    plans = plans_of(jax.grad(functools.partial(train, scan)), W)
+    assert [plan.loop.reverse for plan in plans] == [False, True]
+    assert all(plan.executor == "scan" and plan.contractions == 1 for plan in plans)
+    assert plans_of(jax.grad(functools.partial(train, jax.lax.scan)), W) == [], "scans without a mark are JAX's own"
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_the_target_is_the_platform_that_is_lowered_for(platform):
+    """Whatever the platform that this process runs on."""
+    with lowering.recorded() as plans:
+        jax.jit(lambda xs: scan(rnn, H0, xs)).trace(XS).lower(lowering_platforms=(platform,))
+    assert [plan.target.platform for plan in plans] == [platform]
+
+
+def test_one_export_for_several_platforms():
+    """Each platform gets the loop of its own target; the CPU's runs here."""
+    with lowering.recorded() as plans:
+        exported = jax.export.export(jax.jit(lambda xs: scan(rnn, H0, xs)), platforms=("cpu", "cuda", "tpu"))(XS)
+    assert {plan.target.platform for plan in plans} == {"cpu", "cuda", "tpu"}
+    if jax.default_backend() == "cpu":
+        ours, theirs = exported.call(XS), jax.lax.scan(rnn, H0, XS)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, theirs)
+
+
+def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch):
+    def broken(loop, target, options):
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(targets, "plan", broken)
+    with strict_passes(False):
+        plan = explain_scan(rnn, H0, XS[:3]).forward[0]
+        assert plan.executor == "lax.scan" and "a mistake of ours" in str(plan)
+        np.testing.assert_allclose(scan(rnn, H0, XS[:2])[1], jax.lax.scan(rnn, H0, XS[:2])[1], rtol=1e-6)
+        with pytest.raises(ScanError, match="left as jax.lax.scan lowers it.*a mistake of ours"):
+            scan(rnn, H0, XS[:1], strict=True)
+    with pytest.raises(KeyError):
+        scan(rnn, H0, XS[:4])
+
+
+def test_strict_raises_where_nothing_can_be_done():
+    def with_ref(ref):
+        def step(h, x):
+            ref[...] += 1.0
+            return h + x, h
+
+        return step
+
+    jax.jit(lambda xs: scan(rnn, H0, xs, strict=True))(XS)
+    with pytest.raises(ScanError, match="no steps"):
+        scan(rnn, H0, XS[:0], strict=True)
+
+
+def test_the_mark_stays_out_of_the_program():
+    """XLA may treat instructions with attributes apart; only what the whole loop returns carries them."""
+    text = jax.jit(lambda xs: scan(rnn, H0, xs)).lower(XS).as_text()
+    body = text[text.index(" do {") :]
+    assert "stablehlo.tanh" in body and "jrnn_scan" not in body
+
+
+def test_a_second_eager_call_does_not_trace_the_step_again():
+    calls = []
+
+    def step(h, x):
+        calls.append(1)
+        return jnp.tanh(h + x), h
+
+    for _ in range(3):
+        scan(step, H0, XS)
+    assert len(calls) == 1
+
+
+def test_frames_of_users_are_shown_as_the_source():
+    closed = jax.make_jaxpr(lambda xs: scan(rnn, H0, xs))(XS)
+    assert "test_marked_loops.py" in str(explain_scan(rnn, H0, XS))
+    assert [e.primitive.name for e in closed.jaxpr.eqns][-1] == "scan", "to JAX it is a scan"
+
+
+def test_examples_mapped_outside_share_one_gradient_of_each_weight():
+    """Equinox's idiom: `vmap` over examples, then the mean. No weight's gradient is kept for each example."""
+    w, xs = jnp.ones((64, 64)), jnp.ones((32, 10, 64))
+
+    def loss(which, w):
+        def one(x):
+            return jnp.sum(which(lambda h, x: ((y := jnp.tanh(h @ w + x)), y), jnp.zeros(64), x)[1] ** 2)
+
+        return jnp.mean(jax.vmap(one)(xs))
+
+    ours, theirs = (
+        jax.jit(jax.grad(functools.partial(loss, which))).lower(w).compile().memory_analysis().temp_size_in_bytes
+        for which in (scan, jax.lax.scan)
+    )
+    assert ours <= 1.5 * theirs
+
+
+def test_weights_that_are_used_several_times_are_summed_after_the_loop():
+    def loss(w):
+        def step(h, x):
+            def slope(h):
+                return jnp.tanh(h @ w + x)
+
+            a = slope(h)
+            b = slope(h + 0.5 * a)
+            return h + 0.1 * (a + 2 * b), h
+
+        return jnp.sum(scan(step, H0, XS)[1])
+
+    _, reverse = plans_of(jax.grad(loss), W)
+    assert len(reverse.summed) == 1 and reverse.contractions == 2, "products of h alone stay"
+
+
+def test_a_weight_behind_a_relu_is_hoisted():
+    plan = explain_scan(lambda h, x: ((y := jnp.tanh(jax.nn.relu(x @ W) @ W + h @ W)), y), H0, XS).forward[0]
+    assert plan.contractions == 1
+
+
+def test_plans_under_named_axes():
+    """A collective stays in the loop, and what surrounds it does not."""
+    found = []
+
+    def one(xs):
+        found.append(explain_scan(lambda h, x: ((y := jnp.tanh(h @ W + jax.lax.pmean(x @ W, "i"))), y), H0, xs))
+        return xs
+
+    jax.vmap(one, axis_name="i")(XS[None])
+    plan = found[0].forward[0]
+    assert plan.executor == "scan" and plan.contractions == 1 and "psum" in str(plan)
+
+
+def test_steps_in_a_checkpoint_are_planned():
+    _, reverse = plans_of(jax.grad(lambda w: train(scan, w, jax.checkpoint(rnn_of(w)))), W)
+    assert len(reverse.summed) == 1 and reverse.executor == "scan"
+
+
+def rnn_of(w):
+    def step(h, x):
+        h = jnp.tanh(h @ w + x)
+        return h, h
+
+    return step
+
+
+def chain(length, doubled):
+    def step(total, x):
+        v = jnp.tanh(x)
+        for _ in range(length):
+            v = v + v if doubled else v + x
+        return total + v, None
+
+    return step
+
+
+@pytest.mark.parametrize("step, steps", [(chain(700, False), 4), (chain(40, True), 4)])
+def test_long_steps_take_time_in_proportion(step, steps):
+    """Neither recursion nor time that grows exponentially."""
+    xs = jnp.full((steps, 3), 1e-6)
+    ours, theirs = (
+        jax.jit(jax.grad(lambda xs, which=which: jnp.sum(which(step, jnp.zeros(3), xs)[0])))(xs)
+        for which in (scan, jax.lax.scan)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_verify_finds_what_is_not_a_loop():
+    p = jax.tree.map(jnp.asarray, draw(0, wx=(D, 4 * H), wh=(H, 4 * H), b=(1, 4 * H), h0=(N, H), x=(T, N, D)))
+    (loop,) = lowering.steps_of(lambda x: scan(lstm_step(p), (p["h0"], p["h0"]), x), p["x"])
+    assert loop.verify() is loop
+
+    def changed(**fields):
+        return type(loop)(**{**{name: getattr(loop, name) for name in loop.__dataclass_fields__}, **fields})
+
+    for broken, message in (
+        (changed(eqns=loop.eqns[1:]), "which nothing defines"),
+        (changed(eqns=(*loop.eqns, loop.eqns[-1])), "a second time"),
+        (changed(xs=loop.carry), "named twice"),
+        (changed(carry_out=loop.carry_out[:1] + loop.consts[:1]), "a carry changes"),
+        (changed(ys=(jex.Var(loop.ys[0].aval),)), "not defined"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            broken.verify()

@@ -1,0 +1,67 @@
+"""Steps that `jax.vmap` maps over the batch: their matrices stand on the left of products.
+
+Shapes: T time, N batch, D input, H hidden.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import D, H, N, T, draw
+
+from jrnn.loops import explain_scan, scan
+
+SHAPES = dict(wx=(3 * H, D), wh=(3 * H, H), b=(3 * H,), h0=(N, H), x=(T, N, D))
+
+
+def gates(p, h, x):
+    """A cell of one sequence, as libraries write it that leave the batch to `jax.vmap`."""
+    a, b, c = jnp.split(p["wx"] @ x + p["wh"] @ h + p["b"], 3)
+    h = jax.nn.sigmoid(a) * h + jnp.tanh(b) * c
+    return h, h
+
+
+def gates_apart(p, h, x):
+    """A GRU whose two products are cut before they are added, as Equinox has it."""
+    (a, b, c), (u, v, w) = (jnp.split(z, 3) for z in (p["wx"] @ x + p["b"], p["wh"] @ h))
+    z = jax.nn.sigmoid(b + v)
+    h = z * h + (1 - z) * jnp.tanh(c + jax.nn.sigmoid(a + u) * w)
+    return h, h
+
+
+def rank_one(p, h, x):
+    """Products of other ranks: an inner and an outer one of matrices and vectors."""
+    inner = jnp.tensordot(p["wh"], jnp.outer(jnp.resize(x, 3 * H), h), 2)
+    outer = jnp.tensordot(p["wx"], x[None, :1] * h[:, None], 0).sum((0, 1, 3))
+    h = jnp.tanh(inner + outer + jnp.tensordot(h[:, None] * p["wh"].T, p["b"], 1))
+    return h, h
+
+
+@pytest.mark.grid(every=5)
+@pytest.mark.parametrize("cell", [gates, gates_apart, rank_one])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_values_and_gradients(cell, reverse, x64):
+    p = jax.tree.map(jnp.asarray, draw(11, **SHAPES))
+
+    def loss(run, p):
+        last, ys = run(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"], reverse=reverse)
+        return jnp.sum(jnp.sin(last)) + jnp.sum(ys**2)
+
+    ours, theirs = (jax.jit(jax.value_and_grad(functools.partial(loss, run)))(p) for run in (scan, jax.lax.scan))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), ours, theirs)
+
+
+@pytest.mark.parametrize("cell, size", [(gates, 3 * H), (gates_apart, 10 * H)])
+def test_nothing_is_transposed_in_the_loops_or_stacked_twice(cell, size):
+    p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(11, **SHAPES))
+    found = explain_scan(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"])
+    for plan in (*found.forward, *found.training):
+        assert "transpose" not in {eqn.primitive.name for eqn in plan.fission.core.eqns}
+    forward, reverse = found.training
+    assert [item.type for item in forward.hoisted] == [f"float32[{N},{3 * H}]"]
+    assert all(item.type.startswith(f"float32[{N},") for item in reverse.stacked)
+    assert sum(item.bytes for item in reverse.stacked) <= T * N * size * 4

@@ -1,0 +1,115 @@
+"""`resets`: sequences of one batch that start anew at different steps.
+
+Shapes: T time, N batch.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import LSTM, H, N, T, draw, lstm_step
+
+from jrnn.errors import ScanError
+from jrnn.loops import scan
+
+RESETS = np.zeros((T, N), bool)
+RESETS[[2, 4], 0] = RESETS[[0, 3], 1] = True
+KEYWORDS = [{}, dict(reverse=True), dict(lengths=np.array([3, 4])), dict(reverse=True, lengths=np.array([4, 3]))]
+XS, ZEROS = jnp.ones((T, N, H)), jnp.zeros((N, H))
+
+close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12))
+
+
+def in_segments(p, reverse=False, lengths=(T, T)):
+    """Each sequence by itself, one `jax.lax.scan` from reset to reset."""
+    carries, outs = [], []
+    for n, length in enumerate(lengths):
+        start = carry = p["h0"][n : n + 1], p["c0"][n : n + 1]
+        steps = range(length)[::-1] if reverse else range(length)
+        heads = [i for i, t in enumerate(steps) if i == 0 or RESETS[t, n]]
+        ys = []
+        for first, last in zip(heads, [*heads[1:], length]):
+            at = np.asarray(steps[first:last])
+            carry, y = jax.lax.scan(lstm_step(p), start, p["x"][at, n : n + 1])
+            ys.append(y)
+        ys = jnp.concatenate(ys)
+        outs.append(jnp.concatenate([ys[::-1] if reverse else ys, jnp.zeros((T - length, 1, H))]))
+        carries.append(carry)
+    return jax.tree.map(lambda *v: jnp.concatenate(v), *carries), jnp.concatenate(outs, axis=1)
+
+
+@pytest.mark.grid(every=3)
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=lambda k: "-".join(k) or "plain")
+def test_segments_are_as_if_run_by_themselves(keywords, x64):
+    p = jax.tree.map(jnp.asarray, draw(5, **LSTM))
+
+    def at_once(p):
+        return scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], resets=RESETS, **keywords)
+
+    def gradient(run):
+        return jax.jit(jax.grad(lambda p: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(run(p)))))(p)
+
+    apart = functools.partial(in_segments, **keywords)
+    close(jax.jit(at_once)(p), apart(p))
+    close(gradient(at_once), gradient(apart))
+
+
+def test_with_checkpoints_of_the_carry(x64):
+    p = jax.tree.map(jnp.asarray, draw(5, **LSTM))
+
+    def gradient(recompute):
+        def loss(p):
+            return jnp.sum(
+                jnp.sin(scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], resets=RESETS, recompute=recompute)[1])
+            )
+
+        return jax.jit(jax.grad(loss))(p)
+
+    close(gradient("sqrt"), gradient(None))
+
+
+@pytest.mark.parametrize("step", [lambda h, x: (h * x, h), lambda h, x: (jnp.tanh(h * x), h)], ids=["affine", "tanh"])
+def test_nan_before_a_reset_does_not_show_after_it(step):
+    xs = jnp.full((T, N), 0.5).at[1, 0].set(jnp.nan)
+    resets = np.zeros((T, N), bool)
+    resets[3] = True
+
+    def run(xs):
+        return scan(step, jnp.ones(N), xs, resets=resets)
+
+    last, hs = jax.jit(run)(xs)
+    assert np.isnan(hs[2, 0]) and np.isfinite(hs[3:]).all() and np.isfinite(last).all()
+    of_xs = jax.jit(jax.grad(lambda xs: jnp.sum(run(xs)[0])))(xs)
+    assert np.isfinite(of_xs[3:]).all() and np.all(of_xs[3:] > 0)
+
+
+def test_one_reset_for_the_whole_carry():
+    """Resets [T] suit a carry without a batch; the step is given its carry with the type that it has without resets."""
+    xs = jnp.ones(T, jnp.bfloat16)
+
+    def step(count, x):
+        return count + x, count
+
+    for init in (0, 0.0, jnp.bfloat16(0)):
+        last, counts = scan(step, init, xs, resets=np.arange(T) == 3)
+        assert last.dtype == jax.lax.scan(step, init, xs)[0].dtype == jnp.bfloat16
+        assert counts.tolist() == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "resets, message",
+    [
+        (RESETS.astype(int), r"resets must be booleans, but are int\d+; give resets.astype\(bool\)"),
+        (RESETS.T, r"resets must be \[T, ...\] with T = 5, but are \[2, 5\]; put time first"),
+        (RESETS[:3], r"with T = 5, but are \[3, 2\]"),
+        (np.bool_(True), r"with T = 5, but are \[\]"),
+        (np.zeros((T, 3), bool), r"leaf of the carry must begin with that shape, but one is \[2, 4\].*reshape resets"),
+    ],
+)
+def test_resets_must_fit(resets, message):
+    with pytest.raises(ScanError, match=message):
+        scan(lambda h, x: (jnp.tanh(h + x), h), ZEROS, XS, resets=resets)

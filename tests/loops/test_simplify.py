@@ -1,0 +1,70 @@
+"""Views of views in a step are seen through, and what they show stays what it was."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrnn.loops import scan
+from jrnn.loops.lowering import steps_of
+from jrnn.loops.passes import direct_views
+
+N, H = 2, 3
+H0, XS = jnp.linspace(-1, 1, N * H).reshape(N, H), jnp.linspace(0, 1, 4 * N * H).reshape(4, N, H)
+
+
+def gates_joined(h, x):
+    """As the operators of a net do it: [N, H] made [1, N, H], joined, and cut again."""
+    joined = jnp.concatenate([h[None], (h * x)[None], x.reshape(1, N, H)], axis=-1)
+    _, u, o = jnp.split(joined.reshape(1, N, 3 * H), 3, axis=-1)
+    new = (jax.nn.sigmoid(u.reshape(N, H)) * h)[None] + jnp.tanh(o)
+    return new[0], new.reshape(N, H)
+
+
+def parts_of_parts(h, x):
+    joined = jnp.concatenate([h, x], axis=1)
+    return joined[:, 1:3] @ jnp.ones((2, H)), joined[:, :2]
+
+
+def across_parts(h, x):
+    joined = jnp.concatenate([h, x], axis=1)
+    return joined[:, 2 : 2 + H] * 0.5, joined.T.reshape(N, 2 * H)
+
+
+def uneven(h, x):
+    a, b, c = jnp.split(jnp.concatenate([h, x], axis=1), [1, H], axis=1)
+    return jnp.concatenate([a, b], axis=1) + c, a.reshape(N)
+
+
+def carry_passed_on(h, x):
+    return h[None][0], h.reshape(H, N).reshape(N, H)
+
+
+@pytest.mark.parametrize("step", [gates_joined, parts_of_parts, across_parts, uneven, carry_passed_on])
+def test_results_and_gradients_stay(step):
+    def loss(run, h, xs):
+        last, ys = run(step, h, xs)
+        return jnp.sum(jnp.sin(last)) + jnp.sum(jnp.cos(ys) * jnp.arange(ys.size).reshape(ys.shape))
+
+    for found, wanted in zip(jax.tree.leaves(scan(step, H0, XS)), jax.tree.leaves(jax.lax.scan(step, H0, XS))):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+    found, wanted = (jax.grad(loss, (1, 2))(run, H0, XS) for run in (scan, jax.lax.scan))
+    for one, two in zip(found, wanted):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
+
+
+def primitives(step):
+    (loop,) = steps_of(lambda h, xs: scan(step, h, xs), H0, XS)
+    return [e.primitive.name for e in direct_views(loop).eqns]
+
+
+def test_joined_gates_are_taken_from_where_they_come():
+    seen = primitives(gates_joined)
+    assert "concatenate" not in seen and "split" not in seen and "slice" not in seen
+
+
+def test_what_lies_across_parts_stays_joined():
+    assert "concatenate" in primitives(across_parts)
+    assert "concatenate" not in primitives(parts_of_parts)
