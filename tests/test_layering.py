@@ -1,8 +1,10 @@
-"""The levels of the house, read off the import statements: a file imports from lower levels or from its own folder."""
+"""The rooms of the house and what each may import, read off the import statements."""
 
 import ast
 import functools
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -10,36 +12,77 @@ import jrnn
 from jrnn.nets import registry
 
 ROOT = Path(jrnn.__file__).parent
-LEVELS = {
-    "errors": 0,
-    "version": 0,
-    "nets/__init__": 0,
-    "nets/ir": 0,
-    "nets/execution_step": 0,
-    "named": 1,
-    "nets/proto": 1,
-    "nets/registry": 1,
-    "loops": 1,
-    "nets/graph": 2,
-    "nets/builder": 3,
-    "nets/lowering": 3,
-    "nets/autodiff": 3,
-    "nets/gradient_maker": 3,
-    "nets/ops": 4,
-    "nets/recurrent": 5,
-    "convert": 5,
-    "nets/plans": 5,
-    "gradcheck": 6,
-    "nets/cells": 6,
-    "nn": 6,
-    "interop": 7,
-    "testing": 7,
-    "train": 7,
-    "onnx": 8,
-    "bench": 9,
-    "cli": 10,
-    "__main__": 11,
-    "__init__": 11,
+PAGE = ROOT.parent / "CONTRIBUTING.md"
+
+
+class Room(NamedTuple):
+    """A module at the top of jrnn or of jrnn/nets, or a folder there."""
+
+    holds: str
+    imports: str = ""  # the rooms that its files import, and no others
+
+
+ROOMS = {
+    "errors": Room("the errors that jrnn raises"),
+    "version": Room("the version"),
+    "scalars": Room("scalars of numpy and JAX as Python numbers"),
+    "named": Room("objects that are named as MODULE:NAME", "errors"),
+    "loops": Room("the optimizing scan, and while loops; nothing of nets or flax", "errors scalars"),
+    "nn": Room("layers on loops, with PyTorch's interface", "errors loops"),
+    "nets/__init__": Room("nothing"),
+    "nets/ir": Room("nets as frozen records", "errors scalars"),
+    "nets/execution_step": Room("plans as frozen records", "nets/ir"),
+    "nets/registry": Room("the table of operators", "errors nets/ir"),
+    "nets/gradient_maker": Room("operators to gradient operators", "errors nets/ir nets/registry"),
+    "nets/proto": Room("the wire format", "errors nets/ir nets/execution_step"),
+    "nets/graph": Room("nets to nets, and nets to facts", "errors nets/ir"),
+    "nets/builder": Room("building a net call by call", "errors nets/ir nets/registry nets/graph"),
+    "nets/lowering": Room("a net as a JAX function", "errors loops nets/ir nets/registry nets/graph"),
+    "nets/autodiff": Room("the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"),
+    "nets/ops": Room(
+        "the operators; in contrib those that recurrent networks do not need",
+        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff",
+    ),
+    "nets/recurrent": Room(
+        "step nets to recurrent networks",
+        "errors nets/ir nets/gradient_maker nets/graph nets/builder nets/lowering nets/autodiff nets/ops",
+    ),
+    "nets/cells": Room(
+        "recurrent cells, with Caffe2's interface", "errors scalars nets/ir nets/builder nets/recurrent"
+    ),
+    "nets/plans": Room(
+        "loops over nets, run by the host", "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering"
+    ),
+    "interop": Room("weights of other systems", "errors nn"),
+    "convert": Room(
+        "JAX functions to nets; packages; nets to Python",
+        "errors named loops nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops nets/recurrent",
+    ),
+    "gradcheck": Room(
+        "proofs of gradients",
+        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff "
+        "nets/ops convert",
+    ),
+    "onnx": Room("ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert"),
+    "testing": Room("asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"),
+    "train": Room(
+        "training from a config",
+        "errors named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/lowering nets/autodiff "
+        "nets/ops nets/recurrent nets/cells convert gradcheck",
+    ),
+    "bench": Room("measurements", "errors loops nn nets/ir nets/graph convert onnx train"),
+    "cli": Room(
+        "the command `jrnn`: one sub-command calls one function",
+        "errors version loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
+        "convert gradcheck train bench",
+    ),
+    "__main__": Room("`python -m jrnn`", "cli"),
+    "__init__": Room(
+        "the public names, which load lazily",
+        "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
+        "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans interop convert gradcheck onnx "
+        "testing train",
+    ),
 }
 ONLY_IN = {  # third-party package: the rooms that may know it
     "google": {"nets/proto", "onnx"},
@@ -66,11 +109,8 @@ NAMES = {str(p.relative_to(ROOT)): p for p in FILES}
 
 
 def room(path: Path) -> str:
-    """The top-level module or folder of jrnn that a file belongs to."""
-    return _room(path.relative_to(ROOT).with_suffix("").parts)
-
-
-def _room(parts) -> str:
+    """The room that a file belongs to."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
     return "/".join(parts[: 2 if parts[0] == "nets" else 1])
 
 
@@ -103,30 +143,57 @@ def _imports(path: Path):
                 yield node.lineno, [*target, alias.name], "jrnn", local
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_imports_from_below(name):
-    path, here = NAMES[name], room(NAMES[name])
-    assert here in LEVELS, f"{here} has no level: give it one here and in the design"
-    for line, target, package, local in imports(path):
-        where = f"{name}:{line}"
-        if target is None:
-            allowed = ONLY_IN.get(package)
-            assert allowed is None or here in allowed, f"{where}: {package} is only for {sorted(allowed or ())}"
-            late = package in OPTIONAL or (name, package) in LATE
-            assert not local or late, f"{where}: imports {package} inside a function"
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_imports_what_it_may(name):
+    found = {}
+    for path in FILES:
+        if room(path) != name:
             continue
-        assert not local, f"{where}: imports from jrnn inside a function"
-        there = _room(target) if target and _room(target) in LEVELS else "__init__"
-        if there == here:
-            continue
-        assert LEVELS[there] < LEVELS[here] or _siblings(here, there), (
-            f"{where}: {here} [{LEVELS[here]}] imports {there} [{LEVELS[there]}], which is not below it"
-        )
+        for line, target, package, local in imports(path):
+            where = f"{path.relative_to(ROOT)}:{line}"
+            if target is None:
+                allowed = ONLY_IN.get(package)
+                assert allowed is None or name in allowed, f"{where}: {package} is only for {sorted(allowed or ())}"
+                late = package in OPTIONAL or (str(path.relative_to(ROOT)), package) in LATE
+                assert not local or late, f"{where}: imports {package} inside a function"
+                continue
+            assert not local, f"{where}: imports from jrnn inside a function"
+            found.setdefault(room(_file(target)), where)
+    found.pop(name, None)
+    allowed = ROOMS[name].imports.split()
+    for there, where in found.items():
+        assert there in allowed, f"{where}: {name} may not import {there}; what it may is in ROOMS, here"
+    assert not set(allowed) - set(found), "allowed here, but no longer imported"
 
 
-def _siblings(here: str, there: str) -> bool:
-    """Within a level, single files may be imported; folders of one level do not know each other."""
-    return LEVELS[here] == LEVELS[there] and (ROOT / f"{there}.py").exists()
+def test_every_file_has_a_room_and_every_room_a_floor():
+    assert {room(path) for path in FILES} == set(ROOMS)
+    below = []
+    for name, here in ROOMS.items():  # each room stands after all that it imports, so there is no circle
+        assert set(here.imports.split()) <= set(below), name
+        below.append(name)
+
+
+def table() -> str:
+    """The rooms as the table of CONTRIBUTING.md."""
+    rows = ["| room | what it holds | it imports |", "|---|---|---|"]
+    for name, here in ROOMS.items():
+        if "__" not in name:
+            rows.append(f"| `{name}` | {here.holds} | {', '.join(f'`{other}`' for other in here.imports.split())} |")
+    return "\n".join(rows)
+
+
+def test_the_page_has_the_table_of_rooms():
+    assert table() in PAGE.read_text(encoding="utf-8"), f"CONTRIBUTING.md must have this table:\n\n{table()}"
+
+
+def test_the_reading_paths_are_short():
+    page = PAGE.read_text(encoding="utf-8")
+    paths = re.findall(r"read in `(\w+)` ((?:`[\w/]+`(?:,\s+| and\s+|))+)", page)
+    assert [wing for wing, _ in paths] == ["loops", "nets"]
+    for wing, names in paths:
+        files = [ROOT / wing / f"{name}.py" for name in re.findall(r"`([\w/]+)`", names)]
+        assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 1800, wing
 
 
 @pytest.mark.parametrize(
@@ -164,15 +231,6 @@ def _file(target: list[str]) -> Path:
             if parts and path.exists():
                 return path
     return ROOT / "__init__.py"
-
-
-def test_ops_and_nn_do_not_know_what_stands_beside_them():
-    for name, path in NAMES.items():
-        targets = {_room(target) for _, target, _, _ in imports(path) if target}
-        if room(path) == "nn":
-            assert "nets/ops" not in targets, name
-        if room(path) == "nets/ops":
-            assert not targets & {"nets/cells", "nn", "nets/recurrent"}, name
 
 
 def test_mechanisms_name_no_operator():

@@ -29,7 +29,7 @@ from jrnn.loops.masking import masked
 from jrnn.loops.passes import associative, split
 from jrnn.loops.recompute import Recompute
 from jrnn.loops.targets import tpu
-from jrnn.nets.ir import plain
+from jrnn.scalars import plain
 
 EXECUTORS = ("auto", "scan", "associative", "persistent", "cudnn")
 # For executors that cannot run every loop: functions of a `Loop` that return the reason why it cannot be run, or None.
