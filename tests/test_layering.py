@@ -196,6 +196,15 @@ def test_the_reading_paths_are_short():
         assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 1800, wing
 
 
+def test_the_map_names_what_exists():
+    page = (ROOT.parent / "docs" / "notes" / "map.md").read_text(encoding="utf-8")
+    places = re.findall(r"`(\w+/[\w/]+(?:\.py)?)`(?::\s+`(\w+)`)?", page)
+    assert len(places) > 30
+    for file, name in places:
+        assert (ROOT / file).exists(), file
+        assert not name or re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), (file, name)
+
+
 @pytest.mark.parametrize(
     "name", [n for n in NAMES if room(NAMES[n]) in ("nets/ir", "nets/proto", "nets/graph", "errors")]
 )
