@@ -12,8 +12,9 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, lowering, primitives
+from jrnn.loops import jaxprs, primitives
 from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan
 
 

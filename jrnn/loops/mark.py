@@ -1,6 +1,6 @@
 """The mark on a loop: XLA metadata that JAX carries through every transformation of the equation.
 
-`jrnn.scan` and `optimize_scans` set it, and `lowering` reads it. It holds the caller's options.
+`jrnn.scan` and `optimize_scans` set it, and `rules` read it. It holds the caller's options.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It wraps the step for `lengths` and `resets` (`masking.py`), cuts the loop into chunks for checkpoints (`recompute.py`), and
 calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its `Options` (`mark.py`). The rewriting
-happens when JAX differentiates or lowers the marked equation (`lowering.py`).
+happens when JAX differentiates or lowers the marked equation (`rules/`).
 
 The executor "associative" solves affine steps in parallel over time (`passes/associative.py`). "persistent" is one kernel
 for the whole loop (`kernels/`). "cudnn" is NVIDIA's kernel for LSTM layers (`cudnn.py`).
@@ -21,13 +21,14 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError, near
-from jrnn.loops import cudnn, lowering, mark
+from jrnn.loops import cudnn, mark
 from jrnn.loops import recompute as recomputation
 from jrnn.loops.jax_names import is_traced
 from jrnn.loops.mark import Options
 from jrnn.loops.masking import masked
 from jrnn.loops.passes import associative, split
 from jrnn.loops.recompute import Recompute
+from jrnn.loops.rules import lowering, tracing
 from jrnn.loops.targets import tpu
 from jrnn.scalars import plain
 
@@ -38,7 +39,7 @@ _REFUSALS = {"associative": associative.refusal, "persistent": tpu.refusal}
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 
-@lowering.api_boundary
+@tracing.api_boundary
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -119,7 +120,7 @@ def scan(
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
     options = Options(executor, recompute, strict)
-    unmarked = lowering.unmarked_step(step)  # the mark is for this loop only, not for loops inside the step
+    unmarked = tracing.unmarked_step(step)  # the mark is for this loop only, not for loops inside the step
     if executor in _REFUSALS or isinstance(recompute, tuple):
         _check(unmarked, init, inputs, length, reverse, options)
     with mark.marked(options):

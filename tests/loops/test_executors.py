@@ -13,9 +13,10 @@ from cases import D, H, N, T, draw
 from jax.experimental import rnn
 
 from jrnn.errors import ScanError
-from jrnn.loops import LstmStep, cudnn, explain_scan, lowering, mark, scan, targets
+from jrnn.loops import LstmStep, cudnn, explain_scan, mark, scan, targets
 from jrnn.loops.passes import associative, split
 from jrnn.loops.plan import Target
+from jrnn.loops.rules import lowering
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
 

@@ -15,10 +15,11 @@ import pytest
 from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
-from jrnn.loops import jaxprs, lowering, primitives, scan, targets
+from jrnn.loops import jaxprs, primitives, scan, targets
 from jrnn.loops.loop import Loop
 from jrnn.loops.passes import Packed, one_kernel_a_stage, pack_stacks
 from jrnn.loops.plan import Target
+from jrnn.loops.rules import lowering
 
 SIZE = Size(7, 2, 3, 4)  # no multiple of the steps of a trip
 CUDA = Target("cuda")
