@@ -11,8 +11,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers of pytest-xdist, and 
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples in every run, however slow the machine is.
+settings.register_profile(
+    "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same")
 
 # They hold no tests. As modules of doctests, those of several folders on one command line would have the same name.
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]
