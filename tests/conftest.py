@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import quick_compilation
 
@@ -53,16 +54,32 @@ def pytest_collection_modifyitems(config, items):
     items[:] = kept
 
 
+# Tracing makes many objects, and little garbage: search for it less often than Python does by default.
+gc.set_threshold(100_000, 20, 100)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget():
-    """Frees the traces and compiled functions of a file at its end, which are gigabytes over all files.
+    """Frees what a file leaves, and the traces and compiled functions when they are gigabytes.
 
     What remains is not searched for garbage again.
     """
     yield
-    jax.clear_caches()
+    if memory() > LIMIT:
+        jax.clear_caches()
     gc.collect()
     gc.freeze()
+
+
+LIMIT = 2 * 2**30  # bytes
+
+
+def memory() -> float:
+    """The bytes that this process holds; infinite where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return float("inf")
 
 
 @pytest.fixture

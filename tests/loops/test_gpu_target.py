@@ -56,7 +56,7 @@ def for_cuda(monkeypatch):
     return seen
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.grid(every=4)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "layer_norm_lstm", "peephole_lstm", "relu_mlp", "memory"])
 def test_values_and_gradients_are_those_of_the_loop(cell, for_cuda):
     weights, x = steps.inputs(cell, SIZE)
@@ -81,6 +81,7 @@ def test_each_loop_has_one_product_and_writes_one_array(cell):
     assert len(carried) == (cell == "lstm"), "the cotangent of c is a part of the stack, which is the carry"
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
     layout = nn.Layout(getattr(nn.units, kind.upper()), 3, 4, bidirectional=True)

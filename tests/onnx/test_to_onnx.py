@@ -29,7 +29,7 @@ def run(model, *args):
     return session.run(None, {i.name: np.asarray(a) for i, a in zip(session.get_inputs(), args, strict=True)})
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.grid(every=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_layers_are_native_nodes_with_open_sizes(kind, options):
