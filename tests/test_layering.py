@@ -18,66 +18,80 @@ PAGE = ROOT.parent / "CONTRIBUTING.md"
 class Room(NamedTuple):
     """A module at the top of jrnn or of jrnn/nets, or a folder there."""
 
+    lines: int  # at most; a commit that raises it says why
     holds: str
     imports: str = ""  # the rooms that its files import, and no others
 
 
 ROOMS = {
-    "errors": Room("the errors that jrnn raises"),
-    "version": Room("the version"),
-    "scalars": Room("scalars of numpy and JAX as Python numbers"),
-    "named": Room("objects that are named as MODULE:NAME", "errors"),
-    "loops": Room("the optimizing scan, and while loops; nothing of nets or flax", "errors scalars"),
-    "nn": Room("layers on loops, with PyTorch's interface", "errors loops"),
-    "nets/__init__": Room("nothing"),
-    "nets/ir": Room("nets as frozen records", "errors scalars"),
-    "nets/execution_step": Room("plans as frozen records", "nets/ir"),
-    "nets/registry": Room("the table of operators", "errors nets/ir"),
-    "nets/gradient_maker": Room("operators to gradient operators", "errors nets/ir nets/registry"),
-    "nets/proto": Room("the wire format", "errors nets/ir nets/execution_step"),
-    "nets/graph": Room("nets to nets, and nets to facts", "errors nets/ir"),
-    "nets/builder": Room("building a net call by call", "errors nets/ir nets/registry nets/graph"),
-    "nets/lowering": Room("a net as a JAX function", "errors loops nets/ir nets/registry nets/graph"),
-    "nets/autodiff": Room("the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"),
+    "errors": Room(150, "the errors that jrnn raises"),
+    "version": Room(10, "the version"),
+    "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
+    "named": Room(70, "objects that are named as MODULE:NAME", "errors"),
+    "loops": Room(8_000, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars"),
+    "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors loops"),
+    "nets/__init__": Room(10, "nothing"),
+    "nets/ir": Room(260, "nets as frozen records", "errors scalars"),
+    "nets/execution_step": Room(70, "plans as frozen records", "nets/ir"),
+    "nets/registry": Room(310, "the table of operators", "errors nets/ir"),
+    "nets/gradient_maker": Room(150, "operators to gradient operators", "errors nets/ir nets/registry"),
+    "nets/proto": Room(1_350, "the wire format", "errors nets/ir nets/execution_step"),
+    "nets/graph": Room(2_020, "nets to nets, and nets to facts", "errors nets/ir"),
+    "nets/builder": Room(330, "building a net call by call", "errors nets/ir nets/registry nets/graph"),
+    "nets/lowering": Room(480, "a net as a JAX function", "errors loops nets/ir nets/registry nets/graph"),
+    "nets/autodiff": Room(
+        420, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
+    ),
     "nets/ops": Room(
+        9_350,
         "the operators; in contrib those that recurrent networks do not need",
         "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff",
     ),
     "nets/recurrent": Room(
+        360,
         "step nets to recurrent networks",
         "errors nets/ir nets/gradient_maker nets/graph nets/builder nets/lowering nets/autodiff nets/ops",
     ),
     "nets/cells": Room(
-        "recurrent cells, with Caffe2's interface", "errors scalars nets/ir nets/builder nets/recurrent"
+        1_690, "recurrent cells, with Caffe2's interface", "errors scalars nets/ir nets/builder nets/recurrent"
     ),
     "nets/plans": Room(
-        "loops over nets, run by the host", "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering"
+        470,
+        "loops over nets, run by the host",
+        "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering",
     ),
-    "interop": Room("weights of other systems", "errors nn"),
+    "interop": Room(760, "weights of other systems", "errors nn"),
     "convert": Room(
+        3_850,
         "JAX functions to nets; packages; nets to Python",
         "errors named loops nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops nets/recurrent",
     ),
     "gradcheck": Room(
+        1_650,
         "proofs of gradients",
         "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff "
         "nets/ops convert",
     ),
-    "onnx": Room("ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert"),
-    "testing": Room("asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"),
+    "onnx": Room(3_000, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert"),
+    "testing": Room(
+        1_300, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
+    ),
     "train": Room(
+        5_270,
         "training from a config",
         "errors named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/lowering nets/autodiff "
         "nets/ops nets/recurrent nets/cells convert gradcheck",
     ),
-    "bench": Room("measurements", "errors loops nn nets/ir nets/graph convert onnx train"),
+    "bench": Room(3_000, "measurements", "errors loops nn nets/ir nets/graph convert onnx train"),
     "cli": Room(
+        990,
         "the command `jrnn`: one sub-command calls one function",
         "errors version loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
         "convert gradcheck train bench",
     ),
-    "__main__": Room("`python -m jrnn`", "cli"),
+    "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(
+        130,
         "the public names, which load lazily",
         "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
         "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans interop convert gradcheck onnx "
@@ -176,15 +190,24 @@ def test_every_file_has_a_room_and_every_room_a_floor():
 
 def table() -> str:
     """The rooms as the table of CONTRIBUTING.md."""
-    rows = ["| room | what it holds | it imports |", "|---|---|---|"]
+    rows = ["| room | what it holds | lines at most | it imports |", "|---|---|---:|---|"]
     for name, here in ROOMS.items():
         if "__" not in name:
-            rows.append(f"| `{name}` | {here.holds} | {', '.join(f'`{other}`' for other in here.imports.split())} |")
+            imports = ", ".join(f"`{other}`" for other in here.imports.split())
+            rows.append(f"| `{name}` | {here.holds} | {here.lines:,} | {imports} |")
     return "\n".join(rows)
 
 
 def test_the_page_has_the_table_of_rooms():
     assert table() in PAGE.read_text(encoding="utf-8"), f"CONTRIBUTING.md must have this table:\n\n{table()}"
+
+
+def test_a_room_has_no_more_lines_than_its_budget():
+    lines = dict.fromkeys(ROOMS, 0)
+    for path in FILES:
+        lines[room(path)] += len(path.read_text(encoding="utf-8").splitlines())
+    over = {name: count for name, count in lines.items() if count > ROOMS[name].lines}
+    assert not over, "make it shorter, or raise its budget in ROOMS and say why in the commit"
 
 
 def test_the_reading_paths_are_short():

@@ -12,13 +12,9 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Var
 
 
 @dataclass(frozen=True)
