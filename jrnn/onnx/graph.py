@@ -6,6 +6,7 @@ them), else a JAX array; a list for a sequence; or None for an input that is lef
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,8 +37,21 @@ def xp(*values: Any) -> Any:
     return np if known(*values) else jnp
 
 
+def as_jax(value: Any, where: str) -> jax.Array:
+    """A value as a JAX array, with a warning if it is a known integer that JAX's 32 bits cannot hold."""
+    if known(value) and value.dtype.kind in "iu" and value.size:
+        bounds = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
+        if value.min() < bounds.min or value.max() > bounds.max:
+            warnings.warn(
+                f"{where}: a number does not fit {bounds.dtype} and wraps around; set jax_enable_x64", stacklevel=2
+            )
+    return jnp.asarray(value)
+
+
 def spread(*values: Any) -> list[Any]:
     """Values of one rank, by leading axes of size 1: ONNX broadcasts as numpy does."""
+    if not known(*values):
+        values = tuple(as_jax(v, "an operand") if known(v) else v for v in values)
     rank = max(np.ndim(v) for v in values)
     return [v if np.ndim(v) == rank else v.reshape((1,) * (rank - np.ndim(v)) + np.shape(v)) for v in values]
 
@@ -125,17 +139,18 @@ def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[Graph, dict[str, np.
         nodes = []
         for n in proto.node:
             label = f"{path}{n.name or next(iter(n.output), '')}"
-            node = Node(n.op_type, n.name, tuple(n.input), tuple(n.output), {}, opset)
-            if n.domain not in STANDARD:
-                raise UnknownOperatorError(f"{node}: operators of the domain {n.domain!r} are not read")
-            if n.op_type not in (*OPERATORS, "Constant"):
+            kind = n.op_type if n.domain in STANDARD else f"{n.domain}.{n.op_type}"
+            node = Node(kind, n.name, tuple(n.input), tuple(n.output), {}, opset)
+            if kind not in (*OPERATORS, "Constant"):
+                if n.domain not in STANDARD:
+                    raise UnknownOperatorError(f"{node}: this operator of the domain {n.domain!r} is not read")
                 hint = near(n.op_type, OPERATORS)
                 raise UnknownOperatorError(f"{node}: jrnn has no operator {n.op_type!r} of ONNX{hint}")
             attributes = {
                 a.name: read(a.g, f"{label}/{a.name}/", depth + 1) if a.type == AttributeProto.GRAPH else _attribute(a)
                 for a in n.attribute
             }
-            if n.op_type == "Constant":
+            if kind == "Constant":
                 put(n.output[0], _constant(attributes, label))
             else:
                 nodes.append(replace(node, attributes=attributes))

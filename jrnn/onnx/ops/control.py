@@ -115,8 +115,15 @@ def _unrolled(node, body, count, condition, state):
         for values, value in zip(outputs, found[width:], strict=True):
             values.append(value)
     if not k and outputs:
-        raise ConversionError(f"{node}: a loop of no steps has no outputs of every step, as their shapes are not known")
+        return (*state, *_none(node, body, state))
     return (*state, *(jnp.stack(_arrays(values)) for values in outputs))
+
+
+def _none(node, body, state) -> list[jax.Array]:
+    """The outputs of every step of a loop of no steps: no rows, of the shape that the first step would give."""
+    first = [np.asarray(0, np.int64), np.asarray(True), *state]
+    types = jax.eval_shape(lambda: _arrays(node.run(body, first)[1 + len(state) :]))
+    return [jnp.zeros((0, *t.shape), t.dtype) for t in types]
 
 
 @op("Scan")

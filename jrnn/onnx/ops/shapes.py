@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from onnx import helper
 
 from jrnn.errors import ConversionError
 from jrnn.onnx.graph import Node, known, op, xp
@@ -13,7 +14,6 @@ from jrnn.onnx.graph import Node, known, op, xp
 # Sequences and optionals are lists, and values or None, while the graph is traced.
 op("Concat")(lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)))
 op("Expand")(lambda node, x, shape: xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, node.ints("shape", shape))))
-op("EyeLike")(lambda node, x: np.eye(*x.shape, k=node.get("k", 0), dtype=x.dtype))
 op("GatherElements")(lambda node, x, indices: xp(x, indices).take_along_axis(x, indices, axis=node.get("axis", 0)))
 op("NonZero")(lambda node, x: np.asarray(np.nonzero(node.known(x, "its input")), np.int64))
 op("Optional")(lambda node, value=None: value)
@@ -28,6 +28,14 @@ op("Squeeze")(lambda node, x, axes=None: xp(x).squeeze(x, node.ints("axes", axes
 op("Tile")(lambda node, x, repeats: xp(x).tile(x, node.ints("repeats", repeats)))
 op("Transpose")(lambda node, x: xp(x).transpose(x, node.get("perm")))
 op("Unsqueeze")(lambda node, x, axes=None: xp(x).expand_dims(x, node.ints("axes", axes)))
+
+
+@op("EyeLike")
+def _(node, x):
+    code = node.get("dtype")
+    return np.eye(
+        *x.shape, k=node.get("k", 0), dtype=x.dtype if code is None else helper.tensor_dtype_to_np_dtype(code)
+    )
 
 
 def _position(node: Node, position) -> int:
