@@ -16,6 +16,8 @@ Shapes: T time, N batch, L length of an initial state (normally 1). The first in
 `run_forward` is the loop, an `executor.scan` over the step net. `recurrent_network_gradient.py` has the gradient operator.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,16 +38,40 @@ from jrnn.nets.ops.stopped_outputs import stop_outputs
 from jrnn.nets.registry import op
 
 
-@jax.tree_util.register_dataclass
+class _Constant:
+    """A numpy array that is compared by its elements, as parts of the structure of pytrees must be."""
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Constant) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.value.shape, self.value.dtype.str, tuple(self.value.reshape(-1).tolist())
+
+
+@jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class StepWorkspaces:
     """Local blobs of the step net, stored for the backward pass: `stacked` over time, or `constant` at every step.
 
     This is the value of a RecurrentNetwork's last output. For a blob that the step net overwrites, it has the last value.
+    As a pytree it holds the stacked blobs alone: a constant, such as a shape, stays known in a loop around the network.
     """
 
     stacked: Mapping[str, Any] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.stacked,), tuple((name, _Constant(value)) for name, value in self.constant.items())
+
+    @classmethod
+    def tree_unflatten(cls, constant: Any, stacked: Any) -> StepWorkspaces:
+        return cls(*stacked, {name: c.value for name, c in constant})
 
     def steps(self) -> Iterator[tuple[str, Any]]:
         """Each blob of each step, with the step in its name: `gates0`, `gates1`, ..."""
