@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 _KEY = "jrnn_scan"
@@ -24,11 +25,17 @@ class Options:
         executor: "auto", "scan", "associative" or "persistent".
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
         strict: raise if the loop would fall back to `jax.lax.scan`.
+        memory: the most bytes of temporary arrays of a loop, or a factor of what `jax.lax.scan` needs, or None.
     """
 
     executor: str = "auto"
     recompute: str | tuple[str, ...] | None = None
     strict: bool = False
+    memory: int | float | None = None
+
+
+# True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
+plain = jax.make_user_context(False)
 
 
 def marked(options: Options) -> AbstractContextManager[None]:

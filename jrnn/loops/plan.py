@@ -56,7 +56,7 @@ class LoopPlan:
         executor: the name of that runner: "lax.scan", "scan", "associative" or "persistent".
         chunk: the number of steps to run at a time to bound memory, or None for all.
         notes: reasons for what was not done.
-        otherwise: the plan to lower if this one cannot be lowered, or None for `jax.lax.scan`.
+        otherwise: plans to try in order if this one cannot be lowered; after them comes `jax.lax.scan`.
     """
 
     target: Target
@@ -66,7 +66,7 @@ class LoopPlan:
     executor: str
     chunk: int | None = None
     notes: tuple[str, ...] = ()
-    otherwise: LoopPlan | None = None
+    otherwise: tuple[LoopPlan, ...] = ()
 
     @staticmethod
     def left(target: Target, loop: Loop | None, why: str) -> LoopPlan:

@@ -133,7 +133,12 @@ def _derivative(
     forward_part, _ = jaxprs.needed(step, [*program.outvars[:n_out], *read], set(program.invars))
 
     def of_tangents(values: Flat, tangents: Flat) -> Flat:
-        env = jaxprs.evaluate(reverse_part, dict(zip((*read, *program.invars[n_in:]), (*values, *tangents))))
+        env = dict(zip((*read, *program.invars[n_in:]), (*values, *tangents)))
+        for eqn in reverse_part:
+            if eqn.outvars[0] in later and primitives.is_retyping(eqn):
+                env[eqn.outvars[0]] = jaxprs.read(env, eqn.invars[0])  # gradients have the weak types of `jax.lax.scan`
+            else:
+                jaxprs.evaluate([eqn], env)
         return [jaxprs.value(env, a) for a in moved]
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:

@@ -12,29 +12,23 @@ Shapes: T time, N batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
-from jrnn.errors import ScanError, near
-from jrnn.loops import cudnn, mark
+from jrnn.errors import ScanError
+from jrnn.loops import cudnn, executors, mark
 from jrnn.loops import recompute as recomputation
+from jrnn.loops.executors import Executor
 from jrnn.loops.jax_names import is_traced
 from jrnn.loops.mark import Options
 from jrnn.loops.masking import masked
-from jrnn.loops.passes import associative, split
 from jrnn.loops.recompute import Recompute
 from jrnn.loops.rules import lowering, tracing
-from jrnn.loops.targets import tpu
 from jrnn.scalars import plain
-
-EXECUTORS = ("auto", "scan", "associative", "persistent", "cudnn")
-# For executors that cannot run every loop: functions of a `Loop` that return the reason why it cannot be run, or None.
-_REFUSALS = {"associative": associative.refusal, "persistent": tpu.refusal}
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
@@ -54,6 +48,7 @@ def scan(
     recompute: Recompute = None,
     executor: str = "auto",
     strict: bool = False,
+    memory: int | float | None = None,
 ) -> tuple[Any, Any]:
     """Runs `f` over the leading axis of `xs`, as `jax.lax.scan` does, with faster loops.
 
@@ -82,13 +77,15 @@ def scan(
             interpreted on other platforms, which is slow); "cudnn" (for an `LstmStep` in float32 on CUDA); or "auto",
             which never reassociates products that could overflow.
         strict: raise if the loop would fall back to `jax.lax.scan`, for tests of speed.
+        memory: a bound of the temporary memory of the loop: an integer is a number of bytes, a float a factor of what
+            `jax.lax.scan` needs. None: little more than `jax.lax.scan` needs, unless more memory saves much time.
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
 
     Raises:
-        ScanError: if lengths or resets do not fit, the executor is unknown or cannot run the step, or `recompute` is
-            invalid. Other errors are those of `jax.lax.scan`.
+        ScanError: if lengths or resets do not fit, the executor is unknown or cannot run the step, or `recompute` or
+            `memory` is invalid. Other errors are those of `jax.lax.scan`.
 
     >>> import jax.numpy as jnp
     >>> total, sums = scan(lambda c, x: (c + x, c + x), jnp.float32(0), jnp.arange(4.0))
@@ -99,14 +96,12 @@ def scan(
         raise TypeError("lax.scan: f argument should be a callable.")
     given = (length, reverse, unroll, recompute, strict)  # `jax.lax.scan` reports an option that is traced
     length, reverse, unroll, recompute, strict = (v if is_traced(v) else plain(v) for v in given)
-    if executor not in EXECUTORS:
-        raise ScanError(
-            f"scan: there is no executor {executor!r}; there are {', '.join(EXECUTORS)}{near(str(executor), EXECUTORS)}"
-        )
+    row = executors.find(executor)
     recomputation.check(recompute)
-    if executor == "associative" and recompute is not None:
-        raise ScanError("scan: executor 'associative' keeps all states, which recompute forbids; use 'auto' or 'scan'")
-    if executor == "cudnn":
+    recomputation.check_memory(memory)
+    if row.keeps_states and recompute is not None:
+        raise ScanError(f"scan: executor {executor!r} keeps all states, which recompute forbids; use 'auto' or 'scan'")
+    if row.name == "cudnn":
         return cudnn.scan(f, init, xs, reverse, lengths, resets)
     step, inputs = f, xs
     if lengths is not None or resets is not None:
@@ -114,49 +109,31 @@ def scan(
     if recomputation.is_checkpoints(recompute):
 
         def run(carry: Any, xs: Any, steps: int | None) -> tuple[Any, Any]:
-            return scan(step, carry, xs, steps, reverse, unroll, executor=executor, strict=strict)
+            return scan(step, carry, xs, steps, reverse, unroll, executor=executor, strict=strict, memory=memory)
 
         return recomputation.with_checkpoints(run, init, inputs, length, _steps(inputs, length), reverse, recompute)
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
-    options = Options(executor, recompute, strict)
+    options = Options(executor, recompute, strict, memory)
+    if mark.plain.value:
+        _check(row, step, init, inputs, length, reverse, options)
+        return jax.lax.scan(step, init, inputs, length, reverse, unroll)
     unmarked = tracing.unmarked_step(step)  # the mark is for this loop only, not for loops inside the step
-    if executor in _REFUSALS or isinstance(recompute, tuple):
-        _check(unmarked, init, inputs, length, reverse, options)
+    _check(row, unmarked, init, inputs, length, reverse, options)
     with mark.marked(options):
         return jax.lax.scan(unmarked, init, inputs, length, reverse, unroll)
-
-
-@contextmanager
-def optimize_scans() -> Iterator[None]:
-    """Marks every `jax.lax.scan` that is traced in this context, so that it is lowered as `scan` is.
-
-    With it, loops of other libraries (flax, Haiku, Equinox) train faster unchanged. It is also a decorator.
-    The context must be active while JAX traces: put it inside `jax.jit`, or around the first call.
-
-    >>> import jax, jax.numpy as jnp
-    >>> @jax.jit
-    ... @optimize_scans()
-    ... def total(xs):
-    ...     return jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0]
-    >>> print(total(jnp.arange(4.0)))
-    6.0
-    """
-    with mark.marked(Options()):
-        yield
 
 
 def _steps(xs: Any, length: int | None) -> Any:
     return next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
 
 
-def _check(step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:
+def _check(row: Executor, step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:
     """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
+    if not row.refuses_some and not isinstance(options.recompute, tuple):
+        return
     loops = lowering.steps_of(lambda init, xs: jax.lax.scan(step, init, xs, length, reverse), init, xs)
     for loop in loops:
         if isinstance(options.recompute, tuple):
             recomputation.check_names(options.recompute, loop.eqns)
-        refusal = _REFUSALS.get(options.executor)
-        why = refusal(split(loop).core) if refusal else None  # the core: what stays when contractions have moved out
-        if why is not None:
-            raise ScanError(f"scan: executor {options.executor!r} cannot run this step ({why}); use 'auto' or 'scan'")
+        row.check(loop)

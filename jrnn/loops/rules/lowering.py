@@ -70,8 +70,12 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         return default(ctx, *args, **params)
     n_consts, n_carry = jaxprs.scan_counts(params)
     first_x = n_consts + n_carry
-    plan, values = _planned(*_parts(params), _target(platform, ctx), options)
-    while plan.fission is not None:
+    planned, values = _planned(*_parts(params), _target(platform, ctx), options)
+    reasons: tuple[str, ...] = ()
+    for plan in (planned, *planned.otherwise):
+        plan = replace(plan, notes=(*plan.notes, *reasons))
+        if plan.fission is None:
+            break
 
         def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
             carry, ys = plan.run([*values, *args[:n_consts]], args[n_consts:first_x], args[first_x:])
@@ -80,11 +84,17 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         try:
             with mark.unmarked():
                 lowered = mlir.lower_fun(run, multiple_results=True)(ctx, *args)
-            _record(plan)
-            return lowered
         except Exception as error:
-            failed, otherwise = _left_by(error, plan.target, plan.loop), plan.otherwise
-            plan = failed if otherwise is None else replace(otherwise, notes=(*otherwise.notes, *failed.notes))
+            plan = _left_by(error, plan.target, plan.loop)
+            reasons = (*plan.notes, *reasons)
+            continue
+        _record(plan)
+        if options.strict and options.executor not in ("auto", plan.executor):
+            raise ScanError(
+                f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}"
+            )
+        return lowered
+    plan = replace(plan, notes=reasons or plan.notes)
     _record(plan)
     if options.strict:
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")

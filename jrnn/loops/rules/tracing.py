@@ -24,17 +24,30 @@ def api_boundary(fn: Callable) -> Callable:
 
 
 class _UnmarkedStep:
-    """A step that is traced with the XLA metadata from before its loop was marked. It holds the step by a weak reference."""
+    """A step that is traced with the XLA metadata from before its loop was marked. It holds the step by a weak reference.
+
+    Those of equal steps are equal, so that JAX finds the trace of one for the other, as it does for the steps themselves.
+    """
 
     def __init__(self, step: Callable, metadata: Any):
         self._step = weakref.ref(step)
         self._metadata = metadata
+        self._hash = hash((step, metadata))
 
     @property
     def __wrapped__(self) -> Callable:
         step = self._step()
         assert step is not None, "the caller holds the step"
         return step
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, _UnmarkedStep):
+            return self is other
+        mine, theirs = self._step(), other._step()
+        return mine is not None and theirs is not None and self._metadata == other._metadata and bool(mine == theirs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)  # JAX's messages show the name of the step
@@ -48,21 +61,35 @@ class _UnmarkedStep:
             state.set_local(marked)
 
 
-_unmarked_steps: weakref.WeakKeyDictionary[Callable, dict[Any, _UnmarkedStep]] = weakref.WeakKeyDictionary()
+class _Identity(weakref.ref):
+    """A weak reference that is hashed and compared by the identity of its object: equal steps have their own entries."""
+
+    def __init__(self, step: Callable, forget: Callable | None = None):
+        super().__init__(step, forget)
+        self._id = id(step)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (self() is not None and isinstance(other, weakref.ref) and self() is other())
+
+
+_unmarked_steps: dict[_Identity, dict[Any, _UnmarkedStep]] = {}
 
 
 def unmarked_step(step: Callable) -> Callable:
     """Returns a function that traces `step` without the mark, for a loop that is about to be marked.
 
     JAX caches traces by function and by context, which includes the mark. Without it, a jitted function is traced once for
-    calls inside and outside of a step. The result is cached by step, and the caller must keep the step alive.
+    calls inside and outside of a step. The result lives as long as the step, and the caller must keep the step alive.
     """
     try:
         metadata = private_config.xla_metadata_context_manager.get_local()
     except (NameError, AttributeError):  # a version of JAX without this name: functions may be traced twice
         return step
     try:
-        made = _unmarked_steps.setdefault(step, {})
+        made = _unmarked_steps.setdefault(_Identity(step, lambda gone: _unmarked_steps.pop(gone, None)), {})
+        return made.setdefault(metadata, _UnmarkedStep(step, metadata))
     except TypeError:  # not hashable: `jax.lax.scan` raises
         return step
-    return made.setdefault(metadata, _UnmarkedStep(step, metadata))
