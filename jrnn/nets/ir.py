@@ -81,7 +81,7 @@ class DeviceOption:
 
 ArgValue = Union[float, int, bytes, "Net", Message, Numbers, tuple[Any, ...]]
 
-# The fields of an Argument message that may hold its value, in the order in which `proto/decode.py` looks for them.
+# The fields of an Argument message that may hold its value, in the order in which `proto/netdef.py` looks for them.
 ARG_KINDS = ("f", "i", "s", "n", "t", "floats", "ints", "strings", "nets", "tensors", "qtensors")
 
 
