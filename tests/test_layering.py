@@ -43,7 +43,7 @@ ROOMS = {
         420, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
     ),
     "nets/ops": Room(
-        9_350,
+        9_420,
         "the operators; in contrib those that recurrent networks do not need",
         "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff",
     ),
