@@ -192,11 +192,11 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
             raise OpError(f"state {s!r} is never written: no blob that the step net writes is linked to it")
     results = [link.internal for s in w.states for link in writes[s]]
     p = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
-    constant: dict[str, np.ndarray] = {}  # blobs independent of the data, such as shapes; filled during tracing
 
-    def gather(env: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        constant.update((n, env[n]) for n in keep if isinstance(env[n], np.ndarray))
-        return {n: env[n] for n in keep if n not in constant}, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
+    def gather(env: Mapping[str, Any]) -> tuple[StepWorkspaces, dict[str, Any]]:
+        constant = {n: env[n] for n in keep if isinstance(env[n], np.ndarray)}  # independent of the data, as shapes are
+        workspace = StepWorkspaces({n: env[n] for n in keep if n not in constant}, constant)
+        return workspace, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
 
     # The common case: each state is read within its last L slots, the carry, and written once, in the slot after them.
     slot_by_slot = all(
@@ -205,10 +205,10 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
         for s in w.states
     )
     if slot_by_slot:
-        states, (stacked, collected) = _run_slot_by_slot(w, reads, writes, p, first, blobs, steps, gather, context)
+        states, (workspaces, collected) = _run_slot_by_slot(w, reads, writes, p, first, blobs, steps, gather, context)
     else:
-        states, (stacked, collected) = _run_on_buffers(w, p, first, blobs, steps, gather, context)
-    return Forward(states, collected, StepWorkspaces(stacked, constant))
+        states, (workspaces, collected) = _run_on_buffers(w, p, first, blobs, steps, gather, context)
+    return Forward(states, collected, workspaces)
 
 
 def _one_slot(name: str, value: Any) -> Any:
