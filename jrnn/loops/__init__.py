@@ -6,7 +6,8 @@ from jrnn.loops.executors import EXECUTORS
 from jrnn.loops.explain import Explanation, ProgramExplanation, explain, explain_scan
 from jrnn.loops.optimize import optimize_scans, plain_scans
 from jrnn.loops.scan import scan
-from jrnn.loops.while_loop import CHECKPOINTED, Trips, while_loop
+from jrnn.loops.trips import CHECKPOINTED, Trips
+from jrnn.loops.while_loop import while_loop
 
 __all__ = [
     "Explanation",

@@ -24,6 +24,7 @@ class Executor:
         name: what the caller gives.
         refusal: returns the reason why it cannot run a core (the loop that stays when contractions have moved out), or None.
         keeps_states: it keeps the carries of all steps, which the option `recompute` forbids.
+        is_loop: it runs one step after the other, so that a loop can stop early.
         on_marked_loops: it runs marked loops, so that `optimize_scans` can choose it.
     """
 
@@ -31,6 +32,7 @@ class Executor:
     refusal: Callable[[Loop], str | None] = _of_any
     keeps_states: bool = False
     on_marked_loops: bool = True
+    is_loop: bool = False
 
     @property
     def refuses_some(self) -> bool:
@@ -45,8 +47,8 @@ class Executor:
 
 
 _ROWS = (
-    Executor("auto"),
-    Executor("scan"),
+    Executor("auto", is_loop=True),
+    Executor("scan", is_loop=True),
     Executor("associative", associative.refusal, keeps_states=True),
     Executor(tpu.KERNEL, tpu.refusal),
     Executor("cudnn", on_marked_loops=False),

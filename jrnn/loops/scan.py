@@ -1,6 +1,6 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-It wraps the step for `lengths` and `resets` (`masking.py`), cuts the loop into chunks for checkpoints (`recompute.py`), and
+It wraps the step for `lengths`, `resets` and `skip` (`masking.py`) and `until` (`early_exit.py`), cuts the loop into chunks for checkpoints (`recompute.py`), and
 calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its `Options` (`mark.py`). The rewriting
 happens when JAX differentiates or lowers the marked equation (`rules/`).
 
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.loops import cudnn, executors, mark
+from jrnn.loops import cudnn, early_exit, executors, mark
 from jrnn.loops import recompute as recomputation
 from jrnn.loops.executors import Executor
 from jrnn.loops.jax_names import is_traced
@@ -45,6 +45,8 @@ def scan(
     *,
     lengths: Any = None,
     resets: Any = None,
+    skip: Any = None,
+    until: Callable[[Any], Any] | None = None,
     recompute: Recompute = None,
     executor: str = "auto",
     strict: bool = False,
@@ -67,6 +69,12 @@ def scan(
             every leaf of the carry and of the outputs must begin with the shape of `lengths`.
         resets: booleans, usually [T, N]. Where True, the carry goes back to `init` before that step. The shape of every leaf
             of the carry must begin with the shape of `resets[0]`.
+        skip: booleans, usually [T, N]. Where True, the step is left out: the carry is kept, and the outputs are zero. A
+            reset at a skipped step still holds. The shape of every leaf of the carry and of the outputs must begin with the
+            shape of `skip[0]`.
+        until: carry -> booleans, evaluated before each step. Where True, the sequence has stopped: it keeps its carry, and
+            its outputs are zero. The shape of every leaf of the carry and of the outputs must begin with that of the
+            booleans, usually that of a scalar. When all sequences have stopped, also those of `jax.vmap`, the work stops.
         recompute: what the reverse pass computes again instead of storing it. None: what is cheap to compute and large
             to store; if the step names values with `jax.ad_checkpoint.checkpoint_name`, JAX chooses, or the policy of a
             `jax.checkpoint` around the loop. "contractions": everything except the results of contractions. A list of
@@ -84,7 +92,7 @@ def scan(
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
 
     Raises:
-        ScanError: if lengths or resets do not fit, the executor is unknown or cannot run the step, or `recompute` or
+        ScanError: if lengths, resets, skip or until do not fit, the executor is unknown or cannot run the step, or `recompute` or
             `memory` is invalid. Other errors are those of `jax.lax.scan`.
 
     >>> import jax.numpy as jnp
@@ -102,10 +110,25 @@ def scan(
     if row.keeps_states and recompute is not None:
         raise ScanError(f"scan: executor {executor!r} keeps all states, which recompute forbids; use 'auto' or 'scan'")
     if row.name == "cudnn":
+        if skip is not None or until is not None:
+            raise ScanError(
+                "scan: executor 'cudnn' cannot run this step (cuDNN has no skip or until); use 'auto' or 'scan'"
+            )
         return cudnn.scan(f, init, xs, reverse, lengths, resets)
     step, inputs = f, xs
-    if lengths is not None or resets is not None:
-        step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets)
+    if lengths is not None or resets is not None or skip is not None:
+        step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets, skip)
+    if until is not None and not row.is_loop:
+        raise ScanError(
+            f"scan: executor {executor!r} computes all steps at once, and until stops between them; use 'auto'"
+        )
+    if until is not None and (_steps(inputs, length) or 0):
+
+        def bounded(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
+            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory)
+            return scan(step, carry, xs, length, reverse, unroll, **options)
+
+        return early_exit.scan_until(step, init, inputs, length, _steps(inputs, length), reverse, until, bounded)
     if recomputation.is_checkpoints(recompute):
 
         def run(carry: Any, xs: Any, steps: int | None) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import JrnnError, NetError, OpError, describe_op, describe_value, near
-from jrnn.loops.while_loop import CHECKPOINTED, Trips
+from jrnn.loops.trips import CHECKPOINTED, Trips
 from jrnn.nets import registry
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.graph.ssa import live_ops

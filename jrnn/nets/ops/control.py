@@ -17,7 +17,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError, describe_value
-from jrnn.loops import scan, while_loop
+from jrnn.loops import scan
+from jrnn.loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, execute, schedule
@@ -303,7 +304,7 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
 
     if trips is not None:
         return scan(lambda s, _: (body(constants, s), None), state, None, length=trips)[0]
-    return while_loop(lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.trips)
+    return run_trips(lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.trips)
 
 
 def _count_trips(

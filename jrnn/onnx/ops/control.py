@@ -8,7 +8,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
-from jrnn.loops import scan, while_loop
+from jrnn.loops import scan
+from jrnn.loops.trips import run_trips
 from jrnn.loops.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.onnx.graph import op
 
@@ -89,7 +90,7 @@ def _while(node, body, count, condition, carried):
     start = (jnp.zeros((), jnp.int32), on, *_arrays(carried))
     (go_flat, go_values), (step_flat, step_values) = _without_closure(go, start), _without_closure(step, start)
     return tuple(
-        while_loop(
+        run_trips(
             lambda values, state: go_flat(values[0], state)[0],
             lambda values, state: tuple(step_flat(values[1], state)),
             (go_values, step_values),
