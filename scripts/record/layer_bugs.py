@@ -45,7 +45,7 @@ print(check_layer(layer, x, only=["lengths", "padding", "chunks"]))
 
 # package, the release with the bug, the release without it, where it was reported, and the check
 CASES = [
-    ("minGRU-pytorch", "0.0.8", "0.0.12", "lucidrains/minGRU-pytorch#9", MINGRU),
+    ("minGRU-pytorch", "0.0.11", "0.0.12", "lucidrains/minGRU-pytorch#9", MINGRU),
     ("keras", "3.9.2", "3.10.0", "keras-team/keras#21224", KERAS),
 ]
 
