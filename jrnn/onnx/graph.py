@@ -65,19 +65,19 @@ def cast(x: Any, dtype: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class OnnxGraph:
     """Nodes in order. `consts` are known values; `params` maps a value's name to the name of the parameter."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
     consts: Mapping[str, np.ndarray]
     params: Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class OnnxNode:
     """One node. `run(graph, args)` evaluates a graph that the node holds, in the scope of the node."""
 
     type: str
@@ -115,11 +115,11 @@ class Node:
         return np.asarray(value)
 
 
-def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[Graph, dict[str, np.ndarray]]:
+def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[OnnxGraph, dict[str, np.ndarray]]:
     """The graph of a GraphProto, and the parameters in it and in the graphs inside it."""
     found: dict[str, np.ndarray] = {}
 
-    def read(proto: onnx.GraphProto, path: str, depth: int) -> Graph:
+    def read(proto: onnx.GraphProto, path: str, depth: int) -> OnnxGraph:
         if depth > DEPTH:
             raise FormatError(f"graphs are nested deeper than {DEPTH} levels")
         consts: dict[str, np.ndarray] = {}
@@ -140,7 +140,7 @@ def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[Graph, dict[str, np.
         for n in proto.node:
             label = f"{path}{n.name or next(iter(n.output), '')}"
             kind = n.op_type if n.domain in STANDARD else f"{n.domain}.{n.op_type}"
-            node = Node(kind, n.name, tuple(n.input), tuple(n.output), {}, opset)
+            node = OnnxNode(kind, n.name, tuple(n.input), tuple(n.output), {}, opset)
             if kind not in (*OPERATORS, "Constant"):
                 if n.domain not in STANDARD:
                     raise UnknownOperatorError(f"{node}: this operator of the domain {n.domain!r} is not read")
@@ -155,7 +155,7 @@ def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[Graph, dict[str, np.
             else:
                 nodes.append(replace(node, attributes=attributes))
         inputs = tuple(i.name for i in proto.input if depth or i.name not in {*consts, *params})
-        return Graph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params)
+        return OnnxGraph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params)
 
     return read(proto, "", 0), found
 
@@ -217,7 +217,7 @@ def _constant(attributes: Mapping[str, Any], label: str) -> np.ndarray:
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError)
 
 
-def evaluate(graph: Graph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any]) -> list[Any]:
+def evaluate(graph: OnnxGraph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any]) -> list[Any]:
     """The outputs of a graph for values of its inputs; `outer` holds the values of the graphs around it."""
     env = {**outer, **graph.consts, **{name: params[key] for name, key in graph.params.items()}}
     env.update(zip(graph.inputs, args, strict=True))
@@ -232,9 +232,9 @@ def _look_up(env: Mapping[str, Any], name: str, where: str) -> Any:
     return env[name] if name else None
 
 
-def _call(node: Node, env: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[Any]:
+def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[Any]:
     values = [_look_up(env, name, str(node)) for name in node.inputs]
-    if any(isinstance(v, Graph) for v in node.attributes.values()):
+    if any(isinstance(v, OnnxGraph) for v in node.attributes.values()):
         scope = dict(env)
         node = replace(node, run=lambda graph, args: evaluate(graph, args, scope, params))
     try:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
-from jrnn.onnx.graph import STANDARD, Graph, as_jax, evaluate, read_graph
+from jrnn.onnx.graph import STANDARD, OnnxGraph, as_jax, evaluate, read_graph
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class OnnxModel:
     params: dict[str, jax.Array]
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
-    graph: Graph = field(repr=False)
+    graph: OnnxGraph = field(repr=False)
     proto: onnx.ModelProto = field(repr=False)
 
     def __call__(self, inputs: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> dict[str, Any]:

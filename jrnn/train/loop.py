@@ -1,6 +1,6 @@
 """The training loop: calls of the compiled function, with measurements, validation and checkpoints around them.
 
-`train` prepares a run, `_Loop.go` is the loop, and `step.py` has the compiled function.
+`train` prepares a run, `_Training.go` is the loop, and `step.py` has the compiled function.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def train(
                     raise ConfigError(
                         f"{run.path}: holds a run already; continue it with --resume, or use another --out"
                     )
-            loop = _Loop(config, run, config.kind.load(config), devices, beat)
+            loop = _Training(config, run, config.kind.load(config), devices, beat)
             writers = loop.open(resume, files) if devices.is_first else _Writers()
         loop.share()
         stop = files.enter_context(_stop_on_signal())
@@ -134,7 +134,7 @@ class _Writers:
     report: Any = NOWHERE
 
 
-class _Loop:
+class _Training:
     """One run under way."""
 
     def __init__(self, config: Config, run: RunDir, task: Task, devices: Devices, beat: Heartbeat):

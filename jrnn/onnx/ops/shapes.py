@@ -9,7 +9,7 @@ from jax import lax
 from onnx import helper
 
 from jrnn.errors import ConversionError
-from jrnn.onnx.graph import Node, known, op, xp
+from jrnn.onnx.graph import OnnxNode, known, op, xp
 
 # Sequences and optionals are lists, and values or None, while the graph is traced.
 op("Concat")(lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)))
@@ -38,7 +38,7 @@ def _(node, x):
     )
 
 
-def _position(node: Node, position) -> int:
+def _position(node: OnnxNode, position) -> int:
     return int(node.known(position, "position").item())
 
 
