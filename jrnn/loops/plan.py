@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from jax.extend import source_info_util
 
 from jrnn.loops import jaxprs, primitives
+from jrnn.loops.costs import Choice
 from jrnn.loops.jaxprs import Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import Fission
@@ -56,7 +57,8 @@ class LoopPlan:
         executor: the name of that runner: "lax.scan", "scan", "associative" or "persistent".
         chunk: the number of steps to run at a time to bound memory, or None for all.
         notes: reasons for what was not done.
-        otherwise: the plan to lower if this one cannot be lowered, or None for `jax.lax.scan`.
+        choice: the candidates that were compared, or None if the loop could not be planned.
+        otherwise: the plans to lower instead, in order, if this one cannot be lowered; after them, `jax.lax.scan`.
     """
 
     target: Target
@@ -66,7 +68,8 @@ class LoopPlan:
     executor: str
     chunk: int | None = None
     notes: tuple[str, ...] = ()
-    otherwise: LoopPlan | None = None
+    choice: Choice | None = None
+    otherwise: tuple[LoopPlan, ...] = ()
 
     @staticmethod
     def left(target: Target, loop: Loop | None, why: str) -> LoopPlan:

@@ -71,6 +71,7 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
     n_consts, n_carry = jaxprs.scan_counts(params)
     first_x = n_consts + n_carry
     plan, values = _planned(*_parts(params), _target(platform, ctx), options)
+    plans, reasons = [plan, *plan.otherwise], ()
     while plan.fission is not None:
 
         def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
@@ -83,10 +84,12 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
             _record(plan)
             return lowered
         except Exception as error:
-            failed, otherwise = _left_by(error, plan.target, plan.loop), plan.otherwise
-            plan = failed if otherwise is None else replace(otherwise, notes=(*otherwise.notes, *failed.notes))
+            failed = _left_by(error, plan.target, plan.loop)
+            tried, *plans = plans
+            reasons = (*reasons, f"not {tried.executor}: {failed.notes[0]}")
+            plan = replace(plans[0], notes=(*plans[0].notes, *reasons)) if plans else replace(failed, notes=reasons)
     _record(plan)
-    if options.strict:
+    if options.strict and plan.choice is None:
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
     return default(ctx, *args, **params)
 
