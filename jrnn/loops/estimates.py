@@ -135,7 +135,7 @@ class Estimator:
             elif fact.reduces:
                 arrays.update(eqn.outvars)
         for eqn in eqns:
-            if eqn.primitive.name in _SAME and eqn.outvars[0] not in wanted:
+            if eqn.primitive.name in _SAME and not wanted.intersection(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
         sources: dict[Var, frozenset[Var]] = {}  # the arrays that a value that is not an array is computed from
         products = elements = calls = 0.0
@@ -318,7 +318,7 @@ def _product_seconds(eqn: Any, moving: Collection[Var] | None, machine: Machine)
     out = sum(map(jaxprs.nbytes, eqn.outvars))
     size = out + sum(jaxprs.nbytes(a) for a in eqn.invars if is_read(a))
     moved = machine.reading(size, size)
-    count = jaxprs.elements(eqn.outvars[0].aval.shape)
+    count = max((jaxprs.elements(v.aval.shape) for v in eqn.outvars), default=0)
     shapes = [a.aval.shape for a in eqn.invars]
     together = moving is not None  # for many steps
     if name == "dot_general":

@@ -9,8 +9,11 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import os
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from jax.extend import source_info_util
@@ -21,6 +24,11 @@ from jrnn.loops.jaxprs import Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import Fission
 from jrnn.loops.recompute import in_chunks
+
+
+_SHOWN = 2  # the most values of each kind that are printed
+_OURS = str(Path(__file__).parents[1]) + os.sep
+source_info_util.register_exclusion(str(Path(__file__).parent))
 
 
 class Runner(Protocol):
@@ -133,9 +141,13 @@ class LoopPlan:
         }
         for title, items in parts.items():
             if items:
-                lines += [f"  {title} ({sum(i.bytes for i in items):,} bytes):", *(f"    {item}" for item in items)]
+                shown = [f"    {item}" for item in items[:_SHOWN]]
+                more = [f"    and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+                lines += [f"  {title} ({sum(i.bytes for i in items):,} bytes):", *shown, *more]
         if self.loop is not None:
             lines.append(f"  contractions in the loop: {self.contractions}")
+        if self.choice is not None:
+            lines += textwrap.indent(str(self.choice), "  ").splitlines()
         if self.chunk:
             lines.append(f"  run {self.chunk} steps at a time, so that these arrays stay small")
         return "\n".join([*lines, *(f"  {note}" for note in (*self.notes, *self._staying()))])
@@ -145,6 +157,12 @@ class LoopPlan:
         eqns = self.fission.core.eqns if self.fission else ()
         stuck = {e.primitive.name: e for e in eqns if not primitives.is_movable(e)}
         return [f"{name} stays in the loop: {primitives.why_it_stays(eqn)}" for name, eqn in stuck.items()]
+
+
+def _user_line(eqn: Any) -> str:
+    """Returns the line of the user's code that made an equation, with a path relative to the working directory."""
+    where = source_info_util.summarize(eqn.source_info)
+    return "" if where.startswith(_OURS) else where.removeprefix(os.getcwd() + os.sep)
 
 
 @dataclass(frozen=True)
@@ -163,7 +181,7 @@ class Item:
         if eqn is not None:
             scope = str(eqn.source_info.name_stack)
             what = f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
-            where = source_info_util.summarize(eqn.source_info)
+            where = _user_line(eqn)
         return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
 
     def __str__(self) -> str:

@@ -281,7 +281,7 @@ def _after(
 
 
 def _left_in_carry(v: Var, loop: Loop, known: Collection[Var], stacked: Collection[Var]) -> Var:
-    """Returns the variable that a step leaves in the carry `v`, if it is stacked: shifted by a step, it is the stack of `v`."""
+    """Returns the variable that a step leaves in the carry `v`, if that is stacked: shifted, it is the stack of `v`."""
     if v in loop.carry:
         out = loop.carry_out[loop.carry.index(v)]
         return out if jaxprs.is_in(out, stacked) and out not in known and out not in loop.carry else v

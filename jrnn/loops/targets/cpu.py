@@ -43,7 +43,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     for rewrite in PASSES:
         loop = rewrite(loop)
     turned = columns(batch_first(loop))
-    if eager_passes.value or _turning_pays(loop, turned):
+    if eager_passes.value is not None or _turning_pays(loop, turned):
         loop = turned
     if options.executor == "associative":
         # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
@@ -100,8 +100,8 @@ class _Search:
 
     def choice(self) -> Choice:
         everything = self._split(None)
-        if eager_passes.value:
-            way = _Way(everything, None)
+        if eager_passes.value is not None:
+            way = _Way(everything, eager_passes.value or None)
             return Choice(Candidate("everything", self.estimator.split(everything).at_once(), way))
         most = _movable(everything, _sums_may_leave(self.loop, self.options))
         tried = {Moves(): self._candidate("simplify", Moves())}
