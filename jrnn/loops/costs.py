@@ -23,9 +23,11 @@ class Machine:
 
     Attributes:
         products: floating-point operations of matrix products a second.
-        call: one call of a product, lookup or solver.
+        tiny_products: the same of products so small that they are not worth a call.
+        call: one call of a product or solver.
         kernel: one kernel of elementwise equations, in a loop that also calls products.
         trip: one trip of such a loop. A loop of elementwise equations alone is one kernel.
+        array: one more array that a loop stacks at each step.
         element: one elementwise operation on one element.
         function: one value of a function such as tanh.
         cached: bytes a second, read or written, of arrays that fit `cache` bytes.
@@ -33,9 +35,11 @@ class Machine:
     """
 
     products: float = 90e9
+    tiny_products: float = 12e9
     call: float = 0.4e-6
     kernel: float = 0.1e-6
     trip: float = 0.2e-6
+    array: float = 8e-9
     element: float = 0.03e-9
     function: float = 0.7e-9
     cached: float = 50e9
@@ -91,14 +95,21 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen candidate, and for each of the others the reason why it was not chosen."""
+    """The chosen candidate, and each of the others with the reason why it was not chosen."""
 
     chosen: Candidate
-    reasons: tuple[str, ...]
+    others: tuple[tuple[Candidate, str], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.chosen.name}: {self.chosen.estimate}"]
+        lines += [
+            f"  not {c.name}, {_time(c.estimate.seconds)}, {_size(c.estimate.memory)}: {why}" for c, why in self.others
+        ]
+        return "\n".join(lines)
 
 
 # What another plan must save of the estimated time to replace the reference: the model is not exact.
-_MARGIN = 0.07
+_MARGIN = 0.12
 # The bound of memory: `_FACTOR` times the memory of the reference, and `_SMALL` bytes. A plan that is estimated to run in
 # `_MUCH_FASTER` of the reference's time may use `_FACTOR_MUCH_FASTER` times.
 _FACTOR, _SMALL = 1.1, 1_000_000
@@ -131,8 +142,10 @@ def choose(candidates: Sequence[Candidate], memory: int | float | None = None, h
 
     >>> way = lambda name, ms, mb: Candidate(name, Estimate(ms * 1e-3, int(mb * 1e6)), None)
     >>> found = choose([way("lax.scan", 4, 0), way("hoist", 2, 30), way("in chunks", 3, 1)])
-    >>> found.chosen.name, found.reasons
-    ('in chunks', ('lax.scan: slower', 'hoist: 30.00 MB exceed the bound of 1.00 MB'))
+    >>> print(found)
+    in chunks: 3 ms, 1.00 MB
+      not lax.scan, 4 ms, 0.00 MB: slower
+      not hoist, 2 ms, 30.00 MB: more than 1.00 MB
     """
     reference, *others = candidates
     best, reasons = reference, {}
@@ -142,7 +155,7 @@ def choose(candidates: Sequence[Candidate], memory: int | float | None = None, h
         ratio = estimate.seconds / max(reference.estimate.seconds, 1e-12)
         most = bound(memory, theirs, ratio)
         if estimate.memory + held > most:
-            reasons[candidate.name] = f"{_size(estimate.memory)} exceed the bound of {_size(max(most - held, 0))}"
+            reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
         elif ratio > 1 - _MARGIN:
             reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
         elif estimate.seconds < best.estimate.seconds:
@@ -150,8 +163,7 @@ def choose(candidates: Sequence[Candidate], memory: int | float | None = None, h
             best = candidate
         else:
             reasons[candidate.name] = "slower"
-    names = (c.name for c in candidates if c is not best)
-    return Choice(best, tuple(f"{name}: {reasons.get(name, 'slower')}" for name in names))
+    return Choice(best, tuple((c, reasons.get(c.name, "slower")) for c in candidates if c is not best))
 
 
 def _time(seconds: float) -> str:

@@ -26,12 +26,18 @@ class Options:
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
         strict: raise if the loop would fall back to `jax.lax.scan`.
         memory: the most bytes of temporary arrays of a loop, or a factor of what `jax.lax.scan` needs, or None.
+        written: for a loop that JAX differentiated, the direction in which the caller wrote it (`reverse`), or None.
+        given: the bytes of that loop's xs, which are not temporary.
+        stores_less: its step has the derivative rule of `residuals.py`.
     """
 
     executor: str = "auto"
     recompute: str | tuple[str, ...] | None = None
     strict: bool = False
     memory: int | float | None = None
+    written: bool | None = None
+    stores_less: bool = False
+    given: int = 0
 
 
 # True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.

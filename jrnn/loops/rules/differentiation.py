@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
 from jrnn.errors import ScanError
 from jrnn.loops import jaxprs, mark, residuals
 from jrnn.loops.loop import strict_passes
+from jrnn.loops.mark import Options
 
 
 def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
@@ -23,11 +25,32 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
     @functools.wraps(rule)
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
         options = mark.options_in(current_metadata())
-        if options is not None:
-            jaxpr = _step_storing_less(jaxpr, *jaxprs.scan_counts(params), options.recompute)
-        return rule(*args, jaxpr=jaxpr, **params)
+        if options is None:
+            return rule(*args, jaxpr=jaxpr, **params)
+        counts = jaxprs.scan_counts(params)
+        step = _step_storing_less(jaxpr, *counts, options.recompute)
+        if options.written is None:
+            xs = jaxprs.jaxpr_of(jaxpr).invars[sum(counts) :]
+            given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(params["length"])
+            options = replace(options, written=params["reverse"], given=given)
+        options = replace(options, stores_less=step is not jaxpr)
+        with mark.marked(options):
+            return _marking(rule(*args, jaxpr=step, **params), options)
 
     return differentiate
+
+
+def _marking(result: Any, options: Options) -> Any:
+    """Wraps the function that a rule for linearization returns, so that the loop that it makes has the mark."""
+    if not (isinstance(result, tuple) and result and callable(result[-1])):
+        return result
+
+    @functools.wraps(result[-1])
+    def linear(*args: Any) -> Any:
+        with mark.marked(options):
+            return result[-1](*args)
+
+    return (*result[:-1], linear)
 
 
 def with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:

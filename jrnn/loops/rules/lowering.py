@@ -96,7 +96,7 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         return lowered
     plan = replace(plan, notes=reasons or plan.notes)
     _record(plan)
-    if options.strict:
+    if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
     return default(ctx, *args, **params)
 
