@@ -9,8 +9,8 @@ from jax import lax
 
 from jrnn.errors import ConversionError
 from jrnn.loops import scan
-from jrnn.loops.trips import run_trips
 from jrnn.loops.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
+from jrnn.loops.trips import run_trips
 from jrnn.onnx.graph import op
 
 
