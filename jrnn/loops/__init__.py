@@ -4,6 +4,8 @@ from jrnn.loops import host_devices, host_memory
 from jrnn.loops.cudnn import LstmStep
 from jrnn.loops.executors import EXECUTORS
 from jrnn.loops.explain import Explanation, ProgramExplanation, explain, explain_scan
+from jrnn.loops.newton import Newton, ScanStatistics, scan_statistics
+from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
 from jrnn.loops.optimize import optimize_scans, plain_scans
 from jrnn.loops.scan import scan
 from jrnn.loops.trips import CHECKPOINTED, Trips
@@ -12,14 +14,20 @@ from jrnn.loops.while_loop import while_loop
 __all__ = [
     "Explanation",
     "LstmStep",
+    "Newton",
+    "OnlineGradient",
+    "OnlineState",
     "ProgramExplanation",
+    "ScanStatistics",
     "Trips",
     "explain",
     "explain_scan",
     "host_devices",
     "host_memory",
+    "online_gradient",
     "optimize_scans",
     "plain_scans",
     "scan",
+    "scan_statistics",
     "while_loop",
 ]

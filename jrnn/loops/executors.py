@@ -8,6 +8,7 @@ from typing import Any
 
 from jrnn.errors import ScanError, near
 from jrnn.loops.loop import Loop
+from jrnn.loops.newton import Newton
 from jrnn.loops.passes import associative, split
 from jrnn.loops.targets import tpu
 
@@ -52,12 +53,15 @@ _ROWS = (
     Executor("associative", associative.refusal, keeps_states=True),
     Executor(tpu.KERNEL, tpu.refusal),
     Executor("cudnn", on_marked_loops=False),
+    Executor("newton", keeps_states=True, on_marked_loops=False),
 )
 EXECUTORS = {row.name: row for row in _ROWS}
 
 
 def find(name: Any) -> Executor:
-    """Returns the row of a name; raises a ScanError if there is none."""
+    """Returns the row of a name, or of the options of an executor; raises a ScanError if there is none."""
+    if isinstance(name, Newton):
+        return EXECUTORS["newton"]
     found = EXECUTORS.get(name) if isinstance(name, str) else None
     if found is None:
         raise ScanError(

@@ -12,7 +12,8 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, primitives
+from jrnn.errors import ScanError
+from jrnn.loops import jaxprs, newton, primitives
 from jrnn.loops.plan import LoopPlan, Target
 from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan
@@ -52,6 +53,9 @@ def explain_scan(
     Args:
         f, init, xs, length, options: the arguments of `scan`.
 
+    Raises:
+        ScanError: as `scan`; and for the executor "newton", which makes no loop.
+
     >>> import jax.numpy as jnp
     >>> w = jnp.ones((3, 3))
     >>> found = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 3)), jnp.ones((5, 2, 3)))
@@ -65,6 +69,11 @@ def explain_scan(
     >>> [plan.contractions for plan in found.training]
     [1, 1]
     """
+
+    if newton.options_of(options.get("executor")) is not None:
+        raise ScanError(
+            "explain_scan: executor 'newton' makes no loop to explain; scan_statistics reports what it does"
+        )
 
     def run(init: Any, xs: Any) -> Any:
         return scan(f, init, xs, length, **options)

@@ -1,11 +1,12 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-It wraps the step for `lengths`, `resets` and `skip` (`masking.py`) and `until` (`early_exit.py`), cuts the loop into chunks for
-checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its `Options`
-(`mark.py`). The rewriting happens when JAX differentiates or lowers the marked equation (`rules/`).
+It wraps the step for `lengths`, `resets` and `skip` (`masking.py`) and `until` (`early_exit.py`), cuts the loop into chunks
+for checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its
+`Options` (`mark.py`). The rewriting happens when JAX differentiates or lowers the marked equation (`rules/`).
 
 The executor "associative" solves affine steps in parallel over time (`passes/associative.py`). "persistent" is one kernel
-for the whole loop (`kernels/`). "cudnn" is NVIDIA's kernel for LSTM layers (`cudnn.py`).
+for the whole loop (`kernels/`). "cudnn" is NVIDIA's kernel for LSTM layers (`cudnn.py`). "newton" solves all steps of a
+nonlinear loop at once (`newton/`).
 
 Shapes: T time, N batch.
 """
@@ -20,12 +21,13 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.loops import cudnn, early_exit, executors, mark
+from jrnn.loops import cudnn, early_exit, executors, mark, newton
 from jrnn.loops import recompute as recomputation
 from jrnn.loops.executors import Executor
 from jrnn.loops.jax_names import is_traced
 from jrnn.loops.mark import Options
 from jrnn.loops.masking import masked
+from jrnn.loops.newton import Newton
 from jrnn.loops.recompute import Recompute
 from jrnn.loops.rules import lowering, tracing
 from jrnn.scalars import plain
@@ -48,7 +50,7 @@ def scan(
     skip: Any = None,
     until: Callable[[Any], Any] | None = None,
     recompute: Recompute = None,
-    executor: str = "auto",
+    executor: str | Newton = "auto",
     strict: bool = False,
     memory: int | float | None = None,
 ) -> tuple[Any, Any]:
@@ -82,8 +84,10 @@ def scan(
             everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
         executor: "scan"; "associative" (for steps that are affine in the carry with a diagonal Jacobian, and whose
             carries stay finite); "persistent" (one kernel for TPUs, which keeps constants and state on the chip; it is
-            interpreted on other platforms, which is slow); "cudnn" (for an `LstmStep` in float32 on CUDA); or "auto",
-            which never reassociates products that could overflow.
+            interpreted on other platforms, which is slow); "cudnn" (for an `LstmStep` in float32 on CUDA); "newton", or
+            an object of `Newton` with its options (all steps at once by Newton's method, for steps with floating-point
+            carries; it falls back to the loop where it does not converge, and ignores `unroll`); or "auto", which takes
+            neither of the last two, and never reassociates products that could overflow.
         strict: raise if the loop cannot be planned and would fall back to `jax.lax.scan`, for tests of speed.
         memory: on a CPU, the most bytes of temporary arrays that a faster loop may use, or, as a float, the most times the
             memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much
@@ -123,6 +127,9 @@ def scan(
         raise ScanError(
             f"scan: executor {executor!r} computes all steps at once, and until stops between them; use 'auto'"
         )
+    options = newton.options_of(executor)
+    if options is not None and not mark.plain.value:
+        return newton.solve(step, init, inputs, length, reverse, options)[0]
     if until is not None and (_steps(inputs, length) or 0):
 
         def bounded(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
@@ -138,7 +145,7 @@ def scan(
         return recomputation.with_checkpoints(run, init, inputs, length, _steps(inputs, length), reverse, recompute)
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
-    options = Options(executor, recompute, strict, memory)
+    options = Options(row.name, recompute, strict, memory)
     if mark.plain.value:
         _check(row, step, init, inputs, length, reverse, options)
         return jax.lax.scan(step, init, inputs, length, reverse, unroll)

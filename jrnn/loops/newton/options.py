@@ -1,0 +1,79 @@
+"""`Newton`, the options of the executor "newton", and `ScanStatistics`, what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jrnn.errors import ScanError, near
+
+_JACOBIANS = ("exact", "diagonal")
+_GUESSES = ("zeros", "sweep")
+
+
+@dataclass(frozen=True, eq=False)
+class Newton:
+    """The options of `executor="newton"`; give an object of this class as the executor.
+
+    Attributes:
+        iterations: the most updates. If the certificate does not hold then, the loop is run step by step.
+        tolerance: the largest residual `|h[t] - f(h[t-1], x[t])|`, in units of the largest value of that carry; None: 32
+            units of the last place of the dtype.
+        guess: what the iteration starts from: "zeros"; "sweep", one step from the initial carry at every time; or the
+            carries after every step, a pytree with leaves [T, ...], as in `ScanStatistics.states` of the last training step.
+        jacobian: "exact"; or "diagonal", which leaves out what is not on the diagonal of dense blocks (quasi-Newton): less
+            memory and more iterations. The solution and the derivatives are the same.
+        damping: the part of the Jacobian that is left out of an update, from 0 to 1; None: none, and a half of what is left
+            whenever the residual grew.
+        most_bytes: the most bytes of the Jacobians of all steps; a step that needs more is refused.
+
+    >>> Newton(iterations=8).tolerance is None
+    True
+    """
+
+    iterations: int = 50
+    tolerance: float | None = None
+    guess: Any = "zeros"
+    jacobian: str = "exact"
+    damping: float | None = None
+    most_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if self.jacobian not in _JACOBIANS:
+            raise ScanError(
+                f"Newton: jacobian must be 'exact' or 'diagonal', but is {self.jacobian!r}"
+                f"{near(str(self.jacobian), _JACOBIANS)}"
+            )
+        if isinstance(self.guess, str) and self.guess not in _GUESSES:
+            raise ScanError(
+                f"Newton: guess must be 'zeros', 'sweep' or the carries after every step, but is {self.guess!r}"
+                f"{near(self.guess, _GUESSES)}"
+            )
+        if self.iterations < 1:
+            raise ScanError(f"Newton: iterations must be at least 1, but is {self.iterations}")
+        if self.tolerance is not None and not self.tolerance > 0:
+            raise ScanError(f"Newton: tolerance must be positive, but is {self.tolerance}")
+        if self.damping is not None and not 0 <= self.damping <= 1:
+            raise ScanError(f"Newton: damping must be from 0 to 1, but is {self.damping}")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScanStatistics:
+    """What the executor "newton" reports.
+
+    Attributes:
+        iterations: the number of updates; of several groups of carries that are solved one after the other, the most.
+        residual: the largest `|h[t] - f(h[t-1], x[t])|`, in units of the largest value of the carry.
+        error: the estimated distance from the result of the loop, in the same units.
+        sequential_steps: how many steps were run one after the other; 0 if the certificate held.
+        states: the carries after every step, a pytree with leaves [T, ...].
+    """
+
+    iterations: Any
+    residual: Any
+    error: Any
+    sequential_steps: Any
+    states: Any = field(repr=False)

@@ -1,0 +1,75 @@
+"""Linear recurrences `d[t] = J[t] d[t-1] + b[t]` with blocks J, solved in rounds, with exact derivatives in both modes.
+
+Shapes: T time, A batch axes, M the size of a block. d and b are [T, A, M], J is [T, A, M, M]. d before the first step is 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_ELEMENTWISE = 4  # products of blocks up to this size are sums of elementwise products
+
+
+def applied(j: jax.Array, d: jax.Array) -> jax.Array:
+    """Returns the products of blocks and vectors."""
+    size = j.shape[-1]
+    if size <= _ELEMENTWISE:
+        return functools.reduce(jnp.add, [j[..., k] * d[..., k, None] for k in range(size)])
+    return jnp.einsum("...ij,...j->...i", j, d, precision="highest")
+
+
+def _composed(r: jax.Array, p: jax.Array) -> jax.Array:
+    size = r.shape[-1]
+    if size <= _ELEMENTWISE:
+        return functools.reduce(jnp.add, [r[..., :, k, None] * p[..., None, k, :] for k in range(size)])
+    return jnp.einsum("...ij,...jk->...ik", r, p, precision="highest")
+
+
+def in_rounds(j: jax.Array, b: jax.Array) -> jax.Array:
+    """Solves a recurrence in about 2 log2 T rounds. Products of blocks may overflow where the solution does not."""
+
+    def compose(first: Any, second: Any) -> Any:
+        (p, q), (r, s) = first, second
+        return _composed(r, p), applied(r, q) + s
+
+    return lax.associative_scan(compose, (j, b))[1]
+
+
+def before(d: jax.Array) -> jax.Array:
+    """Returns d shifted by a step: d[t-1], and 0 at the first step."""
+    return jnp.concatenate([jnp.zeros_like(d[:1]), d[:-1]])
+
+
+def solved(j: jax.Array, b: jax.Array) -> jax.Array:
+    """Solves a recurrence. If the rounds overflow, it is solved step by step. Differentiable in `j` and `b`."""
+
+    def matvec(d: jax.Array) -> jax.Array:
+        return d - applied(j, before(d))
+
+    def solve(_: Any, b: jax.Array) -> jax.Array:
+        return _finite(j, b)
+
+    def transpose_solve(_: Any, g: jax.Array) -> jax.Array:
+        # The adjoint: a[t] = J[t+1]^T a[t+1] + g[t], the same recurrence from the last step to the first.
+        later = jnp.concatenate([j[1:], jnp.zeros_like(j[:1])])
+        return _finite(jnp.swapaxes(later, -1, -2)[::-1], g[::-1])[::-1]
+
+    return lax.custom_linear_solve(matvec, b, solve, transpose_solve)
+
+
+def _finite(j: jax.Array, b: jax.Array) -> jax.Array:
+    d = in_rounds(j, b)
+    steps = b.shape[0]
+    start = jnp.where(jnp.all(jnp.isfinite(d)), steps, 0)
+
+    def step(state: Any) -> Any:
+        t, last, d = state
+        now = applied(j[t], last) + b[t]
+        return t + 1, now, lax.dynamic_update_index_in_dim(d, now, t, 0)
+
+    return lax.while_loop(lambda state: state[0] < steps, step, (start, jnp.zeros_like(b[0]), d))[2]

@@ -1,0 +1,393 @@
+"""Newton's method for all steps of a loop at once: iteration, certificate, fallback, and exact derivatives.
+
+The states h of `h[t] = f(h[t-1], x[t])` are the root of the residuals `r[t] = f(h[t-1], x[t]) - h[t]`. An update d solves
+`d[t] = J[t] d[t-1] + r[t]`, a linear recurrence with the Jacobians of f (`recurrence.py`), and is also the estimate of the
+error of h. So the certificate asks for a small residual and a small update: in a chaotic loop a small residual alone proves
+little. If it does not hold after the last iteration, the loop is run step by step, from the first step that failed; if
+errors before that step grow later, from the first step.
+
+Derivatives do not depend on the iteration. The tangents of the states solve one linear recurrence, cotangents its adjoint.
+
+Sources: Lim et al., "Parallelizing non-linear sequential models over the sequence length" (DEER), 2024; Gonzalez et al.,
+"Towards scalable and stable parallelization of nonlinear RNNs" (ELK), 2024.
+
+Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks (`structure.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jrnn.errors import ScanError
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.jaxprs import Program
+from jrnn.loops.newton import recurrence
+from jrnn.loops.newton.options import Newton
+from jrnn.loops.newton.structure import Group, groups
+from jrnn.loops.passes.fission import shifted
+
+_ULPS = 32  # the default tolerance, in units of the last place
+_REFUSED = "scan: executor 'newton' cannot run this step ({}); use 'auto' or 'scan'"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The last carry and the outputs of a loop, as flat lists; the states of all steps; and per group, what was done."""
+
+    carry: list[Any]
+    ys: list[Any]
+    states: list[Any]
+    reports: list[Any]  # (iterations, residual, error, sequential steps)
+
+
+def run(
+    step: Callable, init: Sequence[Any], xs: Sequence[Any], length: int, reverse: bool, options: Newton
+) -> Solution:
+    """Runs a loop of flat lists: `step(carry, x) -> [*carry, *y]`.
+
+    Args:
+        step: the step; it may close over values that are differentiated.
+        init, xs: the initial carry, and stacks [T, ...].
+        length: T, at least 1.
+        reverse: whether time runs backwards.
+        options: the options; `guess` is a list of stacks, or a name.
+    """
+    closed = jax.make_jaxpr(lambda carry, x: step(list(carry), list(x)))(
+        list(init), [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
+    )
+    why = why_no_jacobian(closed, init)
+    if why is not None:
+        raise ScanError(_REFUSED.format(why))
+    found = groups(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 0, len(init))
+    _check_sizes(found, init, length, options)
+    program = jaxprs.opened(closed)
+    xs = [x[::-1] for x in xs] if reverse else list(xs)
+    guess = options.guess if isinstance(options.guess, str) else [g[::-1] if reverse else g for g in options.guess]
+
+    carry, inputs = program.invars[: len(init)], program.invars[len(init) :]
+    known = dict(zip(program.constvars, program.consts))
+    stacked = dict(zip(inputs, xs))
+    states: dict[int, Any] = {}
+    reports = []
+    for group in found:
+        outs = [program.outvars[i] for i in group.carries]
+        part = _Part.of(program, group, outs, known, stacked, length)
+        first = None if isinstance(guess, str) else [guess[i] for i in group.carries]
+        solved, report = _solve(part, [init[i] for i in group.carries], first, length, options)
+        reports.append(report)
+        for i, out, state in zip(group.carries, outs, solved):
+            states[i] = state
+            stacked[carry[i]] = shifted(state, init[i], False)
+            if not jaxprs.is_literal(out) and out not in known:
+                stacked.setdefault(out, state)
+    outs = program.outvars[len(init) :]
+    eqns, _ = jaxprs.needed(program.eqns, outs, {*known, *stacked})
+    ys = _over_time(lambda env: jaxprs.evaluate(eqns, env), outs, known, stacked, length)
+    ordered = [states[i] for i in range(len(init))]
+    last = [state[-1] for state in ordered]
+    if reverse:
+        ys, ordered = [y[::-1] for y in ys], [state[::-1] for state in ordered]
+    return Solution(last, ys, ordered, reports)
+
+
+def why_no_jacobian(closed: Any, carry: Sequence[Any]) -> str | None:
+    """Returns the reason why a step has no Jacobian, or may not be evaluated for all steps at once; or None."""
+    eqns = list(jaxprs.all_equations(closed.jaxpr))
+    why = None
+    if not carry:
+        why = "nothing is carried"
+    elif any(eqn.effects for eqn in closed.jaxpr.eqns):
+        why = "it has side effects"
+    elif any(map(primitives.draws_differently_under_vmap, eqns)):
+        why = "only threefry keys draw the same numbers under vmap"
+    elif any(eqn.primitive.name.startswith("custom_vjp_call") for eqn in eqns):
+        why = "a function with jax.custom_vjp has no forward-mode derivative; define it with jax.custom_jvp"
+    for value in carry:
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            why = f"a carry is {value.dtype}, and only real floating-point carries have a Jacobian"
+    return why
+
+
+def jacobian_bytes(group: Group, length: int, itemsize: int, options: Newton) -> int:
+    """Returns the bytes of the Jacobians of a group for all steps."""
+    rows = 1 if options.jacobian == "diagonal" else group.block
+    return length * itemsize * rows * sum(jaxprs.elements(shape) for shape in group.shapes)
+
+
+def _check_sizes(found: Sequence[Group], init: Sequence[Any], length: int, options: Newton) -> None:
+    for group in found:
+        itemsize = max(4, *(init[i].dtype.itemsize for i in group.carries))
+        needed = jacobian_bytes(group, length, itemsize, options)
+        if needed > options.most_bytes:
+            m = group.block
+            raise ScanError(
+                _REFUSED.format(
+                    f"its Jacobians, {m} x {m} for each of {length} steps, need {needed:,} bytes, and "
+                    f"Newton(most_bytes=...) allows {options.most_bytes:,}; Newton(jacobian='diagonal') needs 1/{m} of them"
+                )
+            )
+
+
+def _over_time(evaluation: Callable, outs: Sequence[Any], known: Any, stacked: Any, length: int) -> list[Any]:
+    """Evaluates equations for all steps: the values of `outs`, [T, ...]."""
+    names = list(stacked)
+
+    def one(values: list[Any]) -> list[Any]:
+        env = evaluation({**known, **dict(zip(names, values))})
+        return [jaxprs.value(env, a) for a in outs]
+
+    return jax.vmap(one, axis_size=length)([stacked[v] for v in names])
+
+
+# One group of carries -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The part of a step that makes the new carries of a group; what does not need the old ones is computed.
+
+    Attributes:
+        group: the group.
+        fn: `(consts, stack at one step, old carries) -> new carries`.
+        consts: values of all steps.
+        stacks: values of each step, [T, ...].
+    """
+
+    group: Group
+    fn: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
+    consts: list[Any]
+    stacks: list[Any]
+
+    @staticmethod
+    def of(program: Program, group: Group, outs: Sequence[Any], known: Any, stacked: Any, length: int) -> _Part:
+        mine = [program.invars[i] for i in group.carries]
+        body, _ = jaxprs.needed(program.eqns, outs, {*known, *stacked, *mine})
+        moving = jaxprs.depends(body, mine)
+        inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
+        outer = [eqn for eqn in body if not any(v in moving for v in eqn.outvars)]
+        free = dict.fromkeys([*jaxprs.free_variables(inner), *jaxprs.variables(outs)])
+        made = {v for eqn in inner for v in eqn.outvars}
+        wanted = [v for v in free if v not in made and v not in mine]
+        timed = jaxprs.depends(outer, stacked)
+        env = jaxprs.evaluate([e for e in outer if not any(v in timed for v in e.outvars)], dict(known))
+        varying = [v for v in wanted if v in timed]
+        fixed = [v for v in wanted if v not in timed]
+        later = [e for e in outer if any(v in timed for v in e.outvars)]
+        stacks = _over_time(lambda values: jaxprs.evaluate(later, values), varying, env, stacked, length)
+
+        def fn(consts: Sequence[Any], stack: Sequence[Any], old: Sequence[Any]) -> list[Any]:
+            env = dict(zip((*fixed, *varying, *mine), (*consts, *stack, *old)))
+            jaxprs.evaluate(inner, env)
+            return [jaxprs.value(env, a) for a in outs]
+
+        return _Part(group, fn, [env[v] for v in fixed], stacks)
+
+    def all_steps(self, consts: Any, stacks: Any, old: Sequence[Any]) -> list[Any]:
+        """Returns the new carries of all steps from the old carries of all steps."""
+        return jax.vmap(lambda stack, old: self.fn(consts, stack, old))(stacks, list(old))
+
+    def join(self, leaves: Sequence[Any], lead: int = 1) -> jax.Array:
+        """Returns carries as vectors [T, A, M], in float32 or wider."""
+        dtype = jnp.result_type(jnp.float32, *leaves)
+        return self.group.join([leaf.astype(dtype) for leaf in leaves], lead)
+
+    def part(self, joined: jax.Array, like: Sequence[Any], lead: int = 1) -> list[Any]:
+        """The inverse of `join`, with the dtypes of `like`."""
+        return [leaf.astype(a.dtype) for leaf, a in zip(self.group.part(joined, lead), like)]
+
+    def columns(self, consts: Any, stacks: Any, old: Sequence[Any], diagonal: bool = False) -> jax.Array:
+        """Returns the Jacobians of all steps, [T, A, M, M]; or their diagonals, [T, A, M]."""
+        group, size = self.group, self.group.block
+
+        def one(stack: Any, old: Sequence[Any]) -> jax.Array:
+            _, push = jax.linearize(lambda old: self.fn(consts, stack, old), list(old))
+
+            def column(k: Any) -> jax.Array:
+                unit = jnp.broadcast_to(jax.nn.one_hot(k, size), (*group.batch, size))
+                return self.join(push(self.part(unit, old, 0)), 0)
+
+            if diagonal:
+                found = lax.map(lambda k: lax.dynamic_index_in_dim(column(k), k, -1, keepdims=False), jnp.arange(size))
+                return jnp.moveaxis(found, 0, -1)
+            return (
+                jnp.stack([column(k) for k in range(size)], -1)
+                if size <= 4
+                else jnp.moveaxis(jax.vmap(column)(jnp.arange(size)), 0, -1)
+            )
+
+        return jax.vmap(one)(stacks, list(old))
+
+
+def _solve(part: _Part, init: list[Any], guess: Any, length: int, options: Newton) -> tuple[list[Any], Any]:
+    """Returns the states of a group, with derivatives, and what was done."""
+    diagonal = options.jacobian == "diagonal" and part.group.block > 1
+
+    @jax.custom_jvp
+    def states_of(consts: Any, stacks: Any, init: Any) -> Any:
+        return _iterate(part, consts, stacks, init, guess, length, options)
+
+    @states_of.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        states, report = states_of(*primals)
+
+        def step_from(consts: Any, stacks: Any, init: Any) -> list[Any]:
+            return part.all_steps(consts, stacks, [shifted(s, h, False) for s, h in zip(states, init)])
+
+        _, moved = jax.jvp(step_from, primals, tangents)
+        consts, stacks, init = primals
+        old = [shifted(s, h, False) for s, h in zip(states, init)]
+        if diagonal:
+            found = _pushed_step_by_step(part, consts, stacks, old, moved)
+        else:
+            d = recurrence.solved(part.columns(consts, stacks, old), part.join(moved))
+            found = part.part(d, states)
+        nothing = jax.tree.map(lambda v: jnp.zeros(v.shape, jax.typeof(v).to_tangent_aval().dtype), report)
+        return (states, report), (found, nothing)
+
+    return states_of(part.consts, part.stacks, init)
+
+
+def _pushed_step_by_step(part: _Part, consts: Any, stacks: Any, old: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+    """Solves the recurrence of tangents without Jacobians, one step after the other."""
+
+    def step(d: list[Any], given: Any) -> tuple[list[Any], list[Any]]:
+        stack, old, b = given
+        pushed = jax.jvp(lambda old: part.fn(consts, stack, old), (list(old),), (d,))[1]
+        now = [p + v for p, v in zip(pushed, b)]
+        return now, now
+
+    return lax.scan(step, [jnp.zeros_like(m[0]) for m in moved], (stacks, list(old), list(moved)))[1]
+
+
+# Iteration ------------------------------------------------------------------------------------------------------------
+
+
+def _iterate(
+    part: _Part, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
+) -> tuple[list[Any], Any]:
+    """Returns the states, and (iterations, residual, error, sequential steps)."""
+    group = part.group
+    diagonal = options.jacobian == "diagonal" and group.block > 1
+    eps = max(float(jnp.finfo(h.dtype).eps) for h in init)
+    tolerance = _ULPS * eps if options.tolerance is None else options.tolerance
+    most_error = max(tolerance, eps**0.75)
+
+    def zeros() -> list[Any]:
+        return [jnp.zeros((length, *h.shape), h.dtype) for h in init]
+
+    def old_of(states: Sequence[Any]) -> list[Any]:
+        return [shifted(s, h, False) for s, h in zip(states, init)]
+
+    def scale(states: Sequence[Any]) -> jax.Array:
+        """The largest finite value of each carry, for each place of a block, [1, ..., M]."""
+        sizes = []
+        for s, h, n in zip(states, init, group.sizes):
+            both = jnp.concatenate([s, h[None]]).astype(jnp.result_type(jnp.float32, s))
+            largest = jnp.max(jnp.where(jnp.isfinite(both), jnp.abs(both), 0))
+            sizes.append(jnp.broadcast_to(jnp.maximum(largest, jnp.finfo(both.dtype).tiny), (n,)))
+        return jnp.concatenate(sizes)[(None,) * (1 + len(group.batch))]
+
+    def largest(v: jax.Array, states: Sequence[Any]) -> jax.Array:
+        """The size at each step, [T], in units of the carries; infinite where it is not a number."""
+        sizes = jnp.abs(v) / scale(states)
+        sizes = jnp.where(jnp.isnan(sizes), jnp.inf, sizes)
+        return jnp.max(sizes.reshape(length, -1), axis=1)
+
+    def update(states: list[Any], error: Any, damping: Any) -> tuple[Any, Any, Any]:
+        """Returns the new carries, the residual and the update."""
+        old = old_of(states)
+        new = part.all_steps(consts, stacks, old)
+        r = part.join(new) - part.join(states)
+        if not diagonal:
+            d = recurrence.in_rounds((1 - damping) * part.columns(consts, stacks, old), r)
+            return new, r, (d, d)
+        slopes = (1 - damping) * part.columns(consts, stacks, old, diagonal=True)
+
+        def rounds(b: Any) -> Any:
+            return recurrence.in_rounds(slopes[..., None, None], b[..., None])[..., 0]
+
+        # The update leaves out a part of the Jacobian, so the error has an iteration of its own, with all of it.
+        shift = part.part(recurrence.before(error), states)
+        pushed = jax.jvp(lambda old: part.all_steps(consts, stacks, old), (old,), (shift,))[1]
+        return new, r, (rounds(r), rounds(r + part.join(pushed) - slopes * recurrence.before(error)))
+
+    def iteration(state: Any) -> Any:
+        k, states, _, residual_before, damping, error_before = state
+        new, r, (d, error) = update(states, error_before, damping)
+        residual = largest(r, states)
+        off = largest(error, states) + (largest(error - error_before, states) if diagonal else 0)
+        failed = ~((residual <= tolerance) & (off <= most_error))
+        done = ~jnp.any(failed) & (damping == 0)
+        if options.damping is None:
+            grew = ~(jnp.max(residual) <= 2 * residual_before)
+            damping = jnp.where(grew, (1 + damping) / 2, jnp.where(damping > 0.3, damping / 2, 0))
+        else:
+            damping = jnp.where(jnp.max(residual) <= tolerance, 0.0, options.damping)
+        moved = part.part(part.join(states) + d, states)
+        # Where an update overflows, the step itself is taken, or nothing is known.
+        moved = [
+            jnp.where(jnp.isfinite(m), m, jnp.where(jnp.isfinite(n), n, jnp.zeros_like(n))) for m, n in zip(moved, new)
+        ]
+        kept = [jnp.where(done, s, m) for s, m in zip(states, moved)]
+        now = jnp.where(done, k, k + 1)
+        sizes = jnp.max(residual), jnp.max(off)
+        return now, kept, (done, failed, *sizes), jnp.max(residual), damping, error
+
+    if guess is not None:
+        states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, init)]
+    elif options.guess == "sweep":
+        states = part.all_steps(consts, stacks, [jnp.broadcast_to(h, (length, *h.shape)) for h in init])
+    else:
+        states = zeros()
+    infinite = jnp.asarray(jnp.inf, jnp.result_type(jnp.float32, *init))
+    start = (
+        jnp.int32(0),
+        states,
+        (jnp.asarray(False), jnp.ones(length, bool), infinite, infinite),
+        infinite,
+        jnp.asarray(0.0 if options.damping is None else options.damping, infinite.dtype),
+        jnp.zeros_like(part.join(states)),
+    )
+
+    def goes_on(state: Any) -> Any:
+        return ~state[2][0] & (state[0] <= options.iterations)
+
+    k, states, (done, failed, residual, off), *_ = lax.while_loop(goes_on, iteration, start)
+    iterations = jnp.minimum(k, options.iterations)
+
+    # Fallback: step by step from the first step that failed; then, unless the certificate holds, from the first step.
+    def sequential(states: list[Any], first: Any) -> list[Any]:
+        def trip(carried: Any) -> Any:
+            t, h, states = carried
+            stack = [lax.dynamic_index_in_dim(s, t, keepdims=False) for s in stacks]
+            h = part.fn(consts, stack, h)
+            return t + 1, h, [lax.dynamic_update_index_in_dim(s, v, t, 0) for s, v in zip(states, h)]
+
+        before = [
+            jnp.where(first == 0, h, lax.dynamic_index_in_dim(s, jnp.maximum(first - 1, 0), keepdims=False))
+            for s, h in zip(states, init)
+        ]
+        return lax.while_loop(lambda carried: carried[0] < length, trip, (first, before, states))[2]
+
+    def attempt(carried: Any) -> Any:
+        _, first, states, _, _ = carried
+        states = sequential(states, first)
+        _, r, (_, error) = update(states, jnp.zeros_like(part.join(states)), jnp.zeros_like(infinite))
+        residual, off = largest(r, states), largest(error, states)
+        holds = jnp.all((residual <= tolerance) & (off <= most_error))
+        again = ~holds & (first > 0)
+        return ~again, jnp.where(again, 0, first), states, jnp.max(residual), jnp.where(first > 0, jnp.max(off), 0)
+
+    first = jnp.where(done, length, jnp.argmax(failed)).astype(jnp.int32)
+    # A diagonal Jacobian gives no estimate of how errors before the first failed step grow.
+    first = jnp.where(done, first, 0) if diagonal else first
+    _, first, states, residual, off = lax.while_loop(
+        lambda carried: ~carried[0], attempt, (done, first, states, residual, off)
+    )
+    return states, (iterations, residual, off, length - first)

@@ -1,0 +1,268 @@
+"""`online_gradient`: real-time recurrent learning, gradients that do not wait for the end of a sequence.
+
+The derivative S of the carry with respect to the parameters is carried forward: `S[t] = J[t] S[t-1] + B[t]`, where J is the
+Jacobian of the step with respect to the carry, and B with respect to the parameters. The gradient of the loss of a step is
+known after that step. Memory does not depend on the number of steps.
+
+S has a column for each element of a parameter. Where the carry and a parameter are aligned along an axis, as h and the
+columns of W in `x @ W`, an element of the carry depends on its own column alone, and S has one column for all of them.
+
+Source: Williams and Zipser, "A learning algorithm for continually running fully recurrent neural networks", 1989.
+
+Shapes: A the batch axes of the Jacobian, M the size of its blocks (`newton/structure.py`), C the columns of a parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.errors import ScanError, near
+from jrnn.loops import early_exit, jaxprs
+from jrnn.loops.newton.solver import why_no_jacobian
+from jrnn.loops.newton.structure import Axes, Group, joint_group, reads_of
+
+_MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class OnlineState:
+    """The carry, and its derivatives: for each parameter, [A, M, C]."""
+
+    carry: Any
+    derivatives: list[Any]
+
+
+def online_gradient(
+    step: Callable[[Any, Any, Any], tuple[Any, Any]], *, approximate: str | None = None
+) -> OnlineGradient:
+    """Makes a learner for streams: after each step it has the gradient of that step's loss through all earlier steps.
+
+    This is real-time recurrent learning. It is exact where an element of the new carry reads few elements of the old one:
+    diagonal recurrent weights, as in an LSTM or GRU with elementwise recurrence, minGRU and LRU with real carries, or small
+    blocks. The sum of the gradients over a sequence, with constant parameters, is the gradient of the summed loss of a scan.
+
+    Args:
+        step: `(params, carry, x) -> (carry, loss)`, with a scalar loss; x is anything that one step needs, such as the input
+            and the target.
+        approximate: None, or "diagonal": of a dense Jacobian only the diagonal is used, so that the gradient is not exact.
+
+    Returns:
+        A learner. `learner.init(params, carry, x)` returns the state before the first step. `learner(params, state, x)`
+        returns `(loss, gradient, state)`. Both can be jitted, and the state is a pytree, so a learner runs inside a scan.
+
+    Raises:
+        ScanError: if `approximate` is unknown; and from the learner, if the Jacobian is dense and `approximate` is None, or
+            if the step has no Jacobian or no scalar loss.
+
+    >>> import jax.numpy as jnp
+    >>> def step(w, h, x):
+    ...     h = jnp.tanh(w * h + x)
+    ...     return h, jnp.sum(h**2)
+    >>> learner = online_gradient(step)
+    >>> w, stream = jnp.full(3, 0.5), jnp.ones((4, 3))
+    >>> state = learner.init(w, jnp.zeros(3), stream[0])
+    >>> for x in stream:
+    ...     loss, gradient, state = learner(w, state, x)
+    >>> print(gradient.shape, round(float(loss), 4))
+    (3,) 2.4035
+    """
+    if approximate not in (None, "diagonal"):
+        raise ScanError(
+            f"online_gradient: approximate must be None or 'diagonal', but is {approximate!r}"
+            f"{near(str(approximate), ['diagonal'])}"
+        )
+    return OnlineGradient(step, approximate)
+
+
+@dataclass(frozen=True)
+class OnlineGradient:
+    """A learner for streams, see `online_gradient`.
+
+    Attributes:
+        step: `(params, carry, x) -> (carry, loss)`.
+        approximate: None or "diagonal".
+    """
+
+    step: Callable[[Any, Any, Any], tuple[Any, Any]]
+    approximate: str | None = None
+
+    def init(self, params: Any, carry: Any, x: Any) -> OnlineState:
+        """Returns the state before the first step.
+
+        Args:
+            params: the parameters, a pytree of floating-point arrays.
+            carry: the initial carry, which does not depend on the parameters.
+            x: what one step needs; only its shapes and dtypes are read.
+        """
+        last, loss = jax.eval_shape(self.step, params, carry, x)
+        if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+            raise ScanError(
+                f"online_gradient: the step must return (carry, loss) with a scalar loss, but returns {loss}"
+            )
+        carry = early_exit.promoted(carry, last)
+        plan = _Plan.of(self, params, carry, x)
+        wide = jnp.result_type(jnp.float32, *jax.tree.leaves(carry))
+        shapes = [(*plan.group.batch, plan.group.block, count) for count in plan.counts]
+        return OnlineState(carry, [jnp.zeros(shape, wide) for shape in shapes])
+
+    def __call__(self, params: Any, state: OnlineState, x: Any) -> tuple[Any, Any, OnlineState]:
+        """Runs one step: `(loss, gradient, state)`.
+
+        Args:
+            params: the parameters. If they change from step to step, the gradient is that of a learner that learns as it
+                goes, and not that of a sequence.
+            state: the state.
+            x: what the step needs.
+
+        Returns:
+            The loss of the step; its gradient with respect to the parameters through this and all earlier steps, a pytree
+            like `params`; and the next state.
+        """
+        plan = _Plan.of(self, params, state.carry, x)
+        carry, tree = jax.tree.flatten(state.carry)
+        p, of_params = jax.tree.flatten(params)
+
+        def run(carry: Sequence[Any], p: Sequence[Any]) -> tuple[list[Any], Any]:
+            new, loss = self.step(jax.tree.unflatten(of_params, p), jax.tree.unflatten(tree, carry), x)
+            return [v.astype(c.dtype) for v, c in zip(jax.tree.leaves(new), carry)], loss
+
+        loss, (of_carry, of_p) = jax.value_and_grad(lambda c, p: run(c, p)[1], argnums=(0, 1))(carry, p)
+        new, push = jax.linearize(lambda c, p: run(c, p)[0], carry, p)
+        still = [jnp.zeros_like(c) for c in carry], [jnp.zeros_like(v) for v in p]
+        gradient = [direct + plan.pulled(j, of_carry, s) for j, (direct, s) in enumerate(zip(of_p, state.derivatives))]
+        blocks = plan.jacobian(lambda c: push(c, still[1]), carry)
+        moved = [
+            jnp.einsum("...ij,...jc->...ic", blocks, s, precision="highest")
+            + plan.columns(j, lambda v, j=j: push(still[0], [*still[1][:j], v, *still[1][j + 1 :]]))
+            for j, s in enumerate(state.derivatives)
+        ]
+        made = jax.tree.unflatten(of_params, [g.astype(v.dtype) for g, v in zip(gradient, p)])
+        return loss, made, OnlineState(jax.tree.unflatten(tree, new), moved)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How derivatives are laid out.
+
+    Attributes:
+        group: all carries as vectors [A, M].
+        dense: the same with the batch axes of the exact Jacobian, of which only the diagonal is used; or None.
+        params: the types of the parameters.
+        own: for each parameter, its axes that are aligned with a batch axis of the group, and that axis.
+        counts: C for each parameter; 0 if the carry does not read it.
+    """
+
+    group: Group
+    dense: Group | None
+    params: tuple[Any, ...]
+    own: tuple[dict[int, int], ...]
+    counts: tuple[int, ...]
+
+    @staticmethod
+    def of(learner: OnlineGradient, params: Any, carry: Any, x: Any) -> _Plan:
+        p, leaves = [jax.tree.leaves(tree) for tree in (params, carry)]
+        closed = jax.make_jaxpr(lambda p, c, x: learner.step(p, c, x)[0])(params, carry, x)
+        why = why_no_jacobian(closed, leaves)
+        if why is None and not all(jnp.issubdtype(jnp.result_type(v), jnp.floating) for v in p):
+            why = "a parameter is not a floating-point array; close over it, or put it into x"
+        if why is not None:
+            raise ScanError(f"online_gradient: this step has no exact gradient here ({why})")
+        program = jaxprs.opened(closed, jaxprs.LOWERED_CALLS)
+        first = len(p)
+        old = program.invars[first : first + len(leaves)]
+        of_carry = reads_of(program, old)
+        group = joint_group([tuple(v.aval.shape) for v in old], of_carry)
+        dense = None
+        if group.block > max(_MOST, len(leaves)):
+            if learner.approximate is None:
+                raise ScanError(
+                    f"online_gradient: an element of the carry reads {group.block} elements of the carry before, so exact "
+                    f"derivatives would need {group.block} x {group.block} blocks (at most {_MOST} are exact); use "
+                    "recurrent weights that are diagonal or in small blocks, or give approximate='diagonal'"
+                )
+            if len(set(group.shapes)) > 1:
+                raise ScanError(
+                    "online_gradient: approximate='diagonal' needs carries of one shape; pad or reshape them"
+                )
+            dense, group = group, Group(group.carries, group.shapes, tuple(range(len(group.shapes[0]))))
+        reads = reads_of(program, program.invars[:first])
+        types = tuple(v.aval for v in program.invars[:first])
+        own = tuple(
+            _own(aval.shape, [found[j] for found in reads if j in found], group) for j, aval in enumerate(types)
+        )
+        counts = tuple(
+            math.prod(n for k, n in enumerate(jnp.shape(v)) if k not in own[j])
+            if any(j in found for found in reads)
+            else 0
+            for j, v in enumerate(p)
+        )
+        return _Plan(group, dense, types, own, counts)
+
+    def columns(self, j: int, push: Callable) -> jax.Array:
+        """Returns the derivatives of a step with respect to a parameter, [A, M, C]. `push` takes a tangent of it."""
+        count, aval = self.counts[j], self.params[j]
+        if not count:
+            return jnp.zeros((*self.group.batch, self.group.block, 0), jnp.float32)
+        units = jnp.eye(count, dtype=aval.dtype).reshape(
+            count, *(1 if k in self.own[j] else n for k, n in enumerate(aval.shape))
+        )
+        found = jax.vmap(push)(jnp.broadcast_to(units, (count, *aval.shape)))
+        return jnp.moveaxis(self.group.join(found, 1), 0, -1)
+
+    def pulled(self, j: int, of_carry: Sequence[Any], s: jax.Array) -> jax.Array:
+        """Returns the gradient with respect to a parameter from that with respect to the carry."""
+        aval, own = self.params[j], self.own[j]
+        if not self.counts[j]:
+            return jnp.zeros(aval.shape, aval.dtype)
+        each = jnp.sum(self.group.join(of_carry)[..., None] * s, axis=-2)  # [A, C]
+        gone = [place for place, axis in enumerate(self.group.aligned) if axis not in own.values()]
+        each = jnp.sum(each, axis=tuple(gone))
+        left = [axis for axis in self.group.aligned if axis in own.values()]
+        axes = {k: left.index(axis) for k, axis in own.items()}  # axis of the parameter -> axis of `each`
+        apart = [k for k in range(len(aval.shape)) if k not in own]
+        each = each.reshape(*each.shape[:-1], *(aval.shape[k] for k in apart))
+        order = [axes[k] if k in axes else len(left) + apart.index(k) for k in range(len(aval.shape))]
+        return jnp.transpose(each, order)
+
+    def jacobian(self, push: Callable, carry: Sequence[Any]) -> jax.Array:
+        """Returns the blocks [A, M, M] of the Jacobian, or the diagonals of what is dense."""
+        source = self.group if self.dense is None else self.dense
+        size = source.block
+
+        def column(k: Any) -> jax.Array:
+            unit = jnp.broadcast_to(jax.nn.one_hot(k, size), (*source.batch, size))
+            return source.join(push([v.astype(c.dtype) for v, c in zip(source.part(unit), carry)]))
+
+        if self.dense is None:
+            return jnp.moveaxis(jax.vmap(column)(jnp.arange(size)), 0, -1)
+        count, each = len(carry), source.sizes[0]
+
+        def same_element(k: Any) -> jax.Array:
+            """The derivatives of element e of every carry with respect to element e of one, [A, K]."""
+            found = column(k).reshape(*source.batch, count, each)
+            return jax.lax.dynamic_index_in_dim(found, k % each, -1, keepdims=False)
+
+        found = jax.lax.map(same_element, jnp.arange(size))  # [K E, A, K]
+        one = Group((0,), source.shapes[:1], source.aligned)
+        found = jnp.moveaxis(found.reshape(count, each, *found.shape[1:]), 1, -1)  # [K, A, K, E]
+        found = jnp.moveaxis(found, -2, 1)  # [from, to, A, E]
+        spread = jax.vmap(jax.vmap(lambda v: one.part(v)[0]))(found)  # [from, to, shape of the carry]
+        return jnp.moveaxis(spread, (1, 0), (-2, -1))
+
+
+def _own(shape: Sequence[int], reads: Sequence[Axes], group: Group) -> dict[int, int]:
+    """Returns the axes of a parameter that are aligned with a batch axis of the group, the same one for every carry."""
+    found = {}
+    for k in range(len(shape)):
+        to = {axes[k] for axes in reads}
+        (axis,) = to if len(to) == 1 else (None,)
+        if axis is not None and axis in group.aligned and group.shapes[0][axis] == shape[k]:
+            found[k] = axis
+    return found if len(set(found.values())) == len(found) else {}

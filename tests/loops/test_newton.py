@@ -1,0 +1,274 @@
+"""The executor "newton": the values and derivatives of the loop, whatever the iteration did.
+
+Shapes: T time, N batch, H hidden.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from newton_cells import CELLS, H, N, example
+
+import jrnn
+from jrnn import Newton
+from jrnn.errors import ScanError
+from jrnn.loops import jaxprs, scan, scan_statistics
+from jrnn.loops.newton import recurrence
+from jrnn.loops.newton.structure import groups
+
+pytestmark = pytest.mark.usefixtures("little_optimization")
+
+T = 24
+close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9))
+
+
+def loss(run, make, p, carry, xs):
+    return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(run(make(p), carry, xs)))
+
+
+def everything(run, make):
+    """Values, and the gradient with respect to everything."""
+    return lambda *args: (
+        run(make(args[0]), *args[1:]),
+        jax.grad(functools.partial(loss, run, make), argnums=(0, 1, 2))(*args),
+    )
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_values_and_gradients_are_those_of_the_loop(name, x64):
+    make, *args = example(name, T)
+    newton = functools.partial(scan, executor="newton")
+    close(jax.jit(everything(newton, make))(*args), jax.jit(everything(jax.lax.scan, make))(*args))
+
+
+@pytest.mark.parametrize("name", ["gru", "elman_dense"])
+def test_in_float32(name):
+    make, *args = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32) if hasattr(v, "shape") else v, example(name, T))
+    (got, found) = jax.jit(lambda p, c, xs: scan_statistics(make(p), c, xs))(*args)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, jax.lax.scan(make(args[0]), *args[1:])
+    )
+    assert found.sequential_steps == 0 and found.iterations < 12
+
+
+@pytest.mark.parametrize("name, block", [(name, row[4]) for name, row in CELLS.items()])
+def test_the_structure_of_the_jacobian_is_found(name, block):
+    make, p, carry, xs = example(name, 2)
+    closed = jax.make_jaxpr(lambda c, x: make(p)(c, x))(carry, xs[0])
+    found = groups(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 0, len(jax.tree.leaves(carry)))
+    if name == "slstm":  # m reads h, and h reads m: all four are one group
+        assert len(found) == 1
+    assert max(group.block for group in found) == block
+
+
+def test_layers_are_solved_one_after_the_other(x64):
+    make, p, carry, xs = example("gru", T)
+
+    def step(carry, x):
+        upper, lower = carry
+        lower, y = make(p)(lower, x)
+        upper = jnp.tanh(upper * 0.5 + y @ jnp.eye(H)[::-1])
+        return (upper, lower), (upper, y)
+
+    closed = jax.make_jaxpr(step)((carry, carry), xs[0])
+    found = groups(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 0, 2)
+    assert [(group.carries, group.block) for group in found] == [((1,), 1), ((0,), 1)]
+    close(scan(step, (carry, carry), xs, executor="newton"), jax.lax.scan(step, (carry, carry), xs))
+
+
+def test_one_iteration_is_enough_for_an_affine_step(x64):
+    make, p, carry, xs = example("mingru", T)
+    assert scan_statistics(make(p), carry, xs)[1].iterations == 1
+
+
+def test_derivatives_of_higher_order_and_transformations(x64):
+    make, p, carry, xs = example("gru", 8)
+
+    def second(run):
+        value = functools.partial(loss, run, make)
+        return jax.jvp(jax.grad(value, argnums=(0, 1, 2)), (p, carry, xs), jax.tree.map(jnp.cos, (p, carry, xs)))
+
+    newton = functools.partial(scan, executor="newton")
+    close(jax.jit(lambda: second(newton))(), jax.jit(lambda: second(jax.lax.scan))())
+    many = jnp.stack([carry, carry * 2])
+    mapped = jax.jit(jax.vmap(jax.grad(functools.partial(loss, newton, make), argnums=1), (None, 0, None)))(p, many, xs)
+    close(mapped[1], jax.grad(functools.partial(loss, jax.lax.scan, make), argnums=1)(p, many[1], xs))
+    close(scan(make(p), carry, xs, reverse=True, executor="newton"), jax.lax.scan(make(p), carry, xs, reverse=True))
+
+
+# The certificate ------------------------------------------------------------------------------------------------------
+
+
+def test_a_chaotic_loop_ends_in_the_loop(x64):
+    """Its residuals can be small where the trajectory is another one."""
+    make, p, carry, xs = example("lorenz", 1500)
+    (last, ys), found = jax.jit(lambda c: scan_statistics(make(p), c, xs, executor=Newton(iterations=8)))(carry)
+    assert found.sequential_steps == 1500 and found.iterations == 8
+    np.testing.assert_array_equal(ys, jax.jit(lambda c: jax.lax.scan(make(p), c, xs)[1])(carry))
+    random = np.random.RandomState(0)
+    w, xs = jnp.asarray(random.randn(10, 10) * 3 / np.sqrt(10)), jnp.asarray(random.randn(400, 1, 10) * 0.01)
+    step = lambda h, x: ((h := jnp.tanh(h @ w + x)), h)  # noqa: E731
+    (_, ys), found = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=8)))(jnp.zeros((1, 10)))
+    assert found.sequential_steps > 0
+    close(ys, jax.jit(lambda h: jax.lax.scan(step, h, xs)[1])(jnp.zeros((1, 10))))
+
+
+def test_the_loop_starts_where_the_certificate_fails(x64):
+    """Contracting steps, then one iteration too few for a kink: what is before it is kept."""
+    xs = jnp.zeros((60, 1)).at[40:].set(2.5)
+
+    def step(h, x):
+        h = 0.3 * h + jnp.where(x > 0, jnp.sin(3 * h + x), 0.1 * h)
+        return h, h
+
+    (_, ys), found = scan_statistics(step, jnp.ones(1), xs, executor=Newton(iterations=3))
+    assert 0 < found.sequential_steps < 60 and found.iterations == 3
+    close(ys, jax.lax.scan(step, jnp.ones(1), xs)[1])
+
+
+def test_overflow_in_an_iteration_does_not_reach_the_caller(x64):
+    """From zero, exp(h * h) overflows in the first update; the loop itself stays small."""
+    xs = jnp.full((30, 2), 3.0)
+
+    def step(h, x):
+        h = jnp.exp(h * h * x - 4.0 * x * jnp.abs(h)) * 0.5 + 0.3 * jnp.log(h + 1e-3)
+        return h, h
+
+    def run(which, h):
+        return which(step, h, xs)
+
+    newton = functools.partial(scan, executor="newton")
+    close(run(newton, jnp.ones(2)), run(jax.lax.scan, jnp.ones(2)))
+    exploding = lambda h, x: (h * h * x, h)  # noqa: E731
+    ours, theirs = (which(exploding, jnp.ones(2), xs)[1] for which in (newton, jax.lax.scan))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-9)  # infinite, as in the loop
+
+
+def test_guesses_quasi_newton_and_damping(x64):
+    make, p, carry, xs = example("elman_dense", T)
+    expected = jax.lax.scan(make(p), carry, xs)
+    plain = scan_statistics(make(p), carry, xs)[1]
+    for options in (
+        Newton(guess="sweep"),
+        Newton(guess=plain.states),
+        Newton(jacobian="diagonal", iterations=100),
+        Newton(damping=0.3),
+    ):
+        got, found = jax.jit(lambda c, options=options: scan_statistics(make(p), c, xs, executor=options))(carry)
+        close(got, expected)
+        assert found.sequential_steps == 0, options
+        if not isinstance(options.guess, str):
+            assert found.iterations == 0 and plain.iterations > 2
+    quasi = functools.partial(scan, executor=Newton(jacobian="diagonal", iterations=100))
+    close(everything(quasi, make)(p, carry, xs), everything(jax.lax.scan, make)(p, carry, xs))
+
+
+# Rounds ---------------------------------------------------------------------------------------------------------------
+
+
+def depth(jaxpr):
+    """The most equations on a path from an input to an output."""
+    deep = {}
+    for eqn in jaxpr.eqns:
+        inner = max([depth(j) for j in jaxprs.sub_jaxprs(eqn)], default=1)
+        level = inner + max([deep.get(v, 0) for v in jaxprs.inputs(eqn)], default=0)
+        deep.update(dict.fromkeys(eqn.outvars, level))
+    return max([deep.get(v, 0) for v in jaxprs.variables(jaxpr.outvars)], default=0)
+
+
+def test_the_depth_of_an_iteration_grows_with_the_logarithm():
+    def of(steps):
+        make, p, carry, xs = example("gru", steps)
+        closed = jax.make_jaxpr(lambda c, xs: scan(make(p), c, xs, executor="newton"))(carry, xs)
+        return depth(closed.jaxpr)
+
+    depths = [of(steps) for steps in (16, 128, 1024)]
+    assert depths[2] - depths[1] == depths[1] - depths[0] < 150
+
+
+@pytest.mark.parametrize("size", [1, 3, 6])
+def test_linear_recurrences_and_their_adjoints(size, x64):
+    random = np.random.RandomState(size)
+    j, b = jnp.asarray(random.randn(7, 2, size, size) * 0.5), jnp.asarray(random.randn(7, 2, size))
+
+    def by_loop(j, b):
+        step = lambda d, given: ((d := jnp.einsum("nij,nj->ni", given[0], d) + given[1]), d)  # noqa: E731
+        return jax.lax.scan(step, jnp.zeros((2, size)), (j, b))[1]
+
+    def derivatives(solve):
+        value = lambda j, b: jnp.sum(jnp.sin(solve(j, b)))  # noqa: E731
+        gradient = jax.grad(value, argnums=(0, 1))
+        return solve(j, b), gradient(j, b), jax.jvp(gradient, (j, b), (j, b))[1]
+
+    close(jax.jit(lambda: derivatives(recurrence.solved))(), jax.jit(lambda: derivatives(by_loop))())
+    huge = jnp.full((9, 1, 1, 1), 1e200)  # products overflow, the solution is 0
+    assert np.isfinite(recurrence.solved(huge, jnp.zeros((9, 1, 1)))).all()
+
+
+# What it refuses ------------------------------------------------------------------------------------------------------
+
+
+@jax.custom_vjp
+def with_vjp(x):
+    return x
+
+
+with_vjp.defvjp(lambda x: (x, None), lambda _, g: (g,))
+
+
+@pytest.mark.parametrize(
+    "step, carry, message",
+    [
+        (lambda c, x: ((c[0] + 1, c[1] * x), x), (jnp.int32(0), jnp.ones(2)), "a carry is int32"),
+        (lambda c, x: (c * x, x), jnp.ones(2, complex), "a carry is complex64"),
+        (lambda c, x: (with_vjp(c) * x, x), jnp.ones(2), "define it with jax.custom_jvp"),
+        (lambda c, x: ((), x), (), "nothing is carried"),
+        (
+            lambda c, x: (c @ jnp.ones((300, 300)), None),
+            jnp.ones((9, 300)),
+            "300 x 300 for each of 1000 steps, need 3,24",
+        ),
+    ],
+)
+def test_what_it_refuses(step, carry, message):
+    xs = jnp.ones((1000, 2))
+    with pytest.raises(ScanError, match=message):
+        scan(step, carry, xs, executor="newton")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(jacobian="diag"), "did you mean 'diagonal'"),
+        (dict(guess="zero"), "did you mean 'zeros'"),
+        (dict(iterations=0), "at least 1"),
+        (dict(tolerance=0.0), "must be positive"),
+        (dict(damping=2.0), "from 0 to 1"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ScanError, match=message):
+        Newton(**options)
+
+
+def test_options_that_it_excludes():
+    step, h, xs = (lambda h, x: (jnp.tanh(h + x), h)), jnp.zeros(N), jnp.ones((3, N))
+    with pytest.raises(ScanError, match="'newton' keeps all states"):
+        scan(step, h, xs, executor="newton", recompute="sqrt")
+    with pytest.raises(ScanError, match="until stops between them"):
+        scan(step, h, xs, executor=Newton(), until=lambda h: h[0] > 1)
+    with pytest.raises(ScanError, match="for jrnn.scan alone"):
+        jrnn.optimize_scans(executor="newton")
+    with pytest.raises(ScanError, match="guess must be the carries after every step"):
+        scan(step, h, xs, executor=Newton(guess=jnp.zeros((2, N))))
+    with pytest.raises(ScanError, match="must be 'newton' or an object of Newton"):
+        scan_statistics(step, h, xs, executor="scan")
+    with pytest.raises(ScanError, match="scan_statistics reports"):
+        jrnn.explain_scan(step, h, xs, executor=Newton())
+    with jrnn.plain_scans():
+        np.testing.assert_array_equal(scan(step, h, xs, executor="newton")[1], jax.lax.scan(step, h, xs)[1])
+    assert scan(step, h, xs[:0], executor="newton")[1].shape == (0, N)
