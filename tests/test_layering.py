@@ -75,7 +75,7 @@ ROOMS = {
     ),
     "onnx": Room(3_000, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert"),
     "testing": Room(
-        1_300, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
+        1_450, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
         5_300,
