@@ -176,13 +176,18 @@ def _each(gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[st
     return jax.tree.map(lambda g: g[None], gradients({y: v[0] for y, v in arriving.items()}))
 
 
+def dense(gradient: str | GradientSlice, blobs: Mapping[str, Any], like: Any) -> Any:
+    """The blob of a gradient with respect to `like`; a sparse gradient becomes dense."""
+    if not isinstance(gradient, GradientSlice):
+        return blobs[gradient]
+    rows = jnp.reshape(blobs[gradient.values], (-1, *like.shape[1:]))
+    return jnp.zeros_like(like).at[jnp.reshape(blobs[gradient.indices], -1)].add(rows)
+
+
 def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any:
     if gradient is None:
         return jnp.zeros(like.shape)
-    if isinstance(gradient, GradientSlice):
-        rows = jnp.reshape(blobs[gradient.values], (-1, *like.shape[1:]))
-        return jnp.zeros(like.shape).at[jnp.reshape(blobs[gradient.indices], -1)].add(rows)
-    found = jnp.asarray(blobs[gradient])
+    found = jnp.asarray(dense(gradient, blobs, like))
     if found.shape != like.shape:
         raise GradientError(f"gradient of {name!r}: JAX's is {list(like.shape)}, the net's {list(found.shape)}")
     return found

@@ -3,7 +3,7 @@
 from jrnn.interop.caffe2_cells import from_caffe2, to_caffe2
 from jrnn.interop.cells import CONVENTIONS, Convention, convention, reorder
 from jrnn.interop.flax_cells import from_flax, to_flax
-from jrnn.interop.layers import (
+from jrnn.interop.rnn_layers import (
     from_arraymancer,
     from_keras,
     from_onnx_arrays,

@@ -13,9 +13,9 @@ from jrnn.testing.asserts import (
     assert_padding_invariant,
 )
 from jrnn.testing.conformance import Finding, LayerReport, check_layer, layer_tests
-from jrnn.testing.layers import Layer
 from jrnn.testing.recurrent_layers import RecurrentLayer, recurrent_layer
 from jrnn.testing.strategies import lengths, nets
+from jrnn.testing.subjects import Layer
 
 __all__ = [
     "Finding",

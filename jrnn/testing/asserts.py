@@ -19,7 +19,7 @@ from jrnn.loops import EXECUTORS, scan
 from jrnn.nets.cells import Cell
 from jrnn.nets.ir import Net
 from jrnn.nets.lowering import run_net
-from jrnn.testing.layers import CellNet, Layer, layer_of
+from jrnn.testing.subjects import CellNet, Layer, layer_of
 
 FILLS = (np.nan, np.inf, -np.inf, 1e30)
 

@@ -29,6 +29,7 @@ import jax
 
 from jrnn.convert import Package
 from jrnn.errors import CheckpointError, ConfigError, DataError
+from jrnn.files import write_whole
 from jrnn.named import from_the_root
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config, load_config
@@ -131,12 +132,7 @@ class RunDir:
         self._write_text("config.toml", encode(config))
 
     def _write_text(self, name: str, text: str) -> None:
-        aside = self.path / (name + ".tmp")
-        try:
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(self.path / name)  # atomic: a reader finds the old file or the new one
-        except OSError as e:
-            raise ConfigError(f"{self.path / name}: cannot be written: {e.strerror}") from None
+        write_whole(self.path / name, text.encode(), ConfigError)
 
 
 def _resolved(config: Config) -> Config:

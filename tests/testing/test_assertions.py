@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from jrnn import testing
 from jrnn.errors import LayerError
 from jrnn.nets import cells
-from jrnn.testing import layers
+from jrnn.testing import subjects
 
 pytestmark = pytest.mark.usefixtures("little_optimization")
 
@@ -90,13 +90,13 @@ def test_what_depends_on_the_batch_is_found():
 
 
 def test_an_executor_that_differs_is_found(monkeypatch):
-    right = layers.scan
+    right = subjects.scan
 
     def wrong(*args, recompute=None, **options):
         last, ys = right(*args, recompute=recompute, **options)
         return last, ys * (1.001 if recompute == "sqrt" else 1)
 
-    monkeypatch.setattr(layers, "scan", wrong)
+    monkeypatch.setattr(subjects, "scan", wrong)
     with pytest.raises(AssertionError, match="recompute='sqrt', and by jax.lax.scan: .* differs by more than 1e-05"):
         testing.assert_executors_agree(step, CARRY, XS, params=PARAMS)
 

@@ -4,7 +4,7 @@ from jrnn.nets.cells.affine import LRUCell, MinGRUCell, MinLSTMCell
 from jrnn.nets.cells.attention import AttentionCell, Encoder
 from jrnn.nets.cells.base import Cell, CellRun, RunOptions, StateSpec, StepInputs, run_cell
 from jrnn.nets.cells.gru import BasicRNNCell, GRUCell
-from jrnn.nets.cells.layers import (
+from jrnn.nets.cells.layer_stacks import (
     GRU,
     LRU,
     LSTM,

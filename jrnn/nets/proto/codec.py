@@ -6,7 +6,6 @@ Nothing of a net is lost: `read_net(serialize_net(net)) == net`. Of a plan, only
 import dataclasses
 import os
 import re
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from google.protobuf.message import EncodeError
 from google.protobuf.message import Message as ProtoMessage
 
 from jrnn.errors import FormatError
+from jrnn.files import write_whole
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.ir import Net
 from jrnn.nets.proto.messages import (
@@ -81,20 +81,7 @@ def write_net(net: Net, path: str | os.PathLike[str]) -> None:
 def _write(target: Path, what: str, binary: Callable[[], bytes], text: Callable[[], str]) -> None:
     if target.suffix not in (".pb", ".pbtxt"):
         raise FormatError(f"{target}: the name of a {what}'s file must end in .pb (binary) or .pbtxt (text)")
-    write_whole(target, binary() if target.suffix == ".pb" else text().encode())
-
-
-def write_whole(target: Path, data: bytes) -> None:
-    """Writes a file completely or not at all: under another name first, so that a failure keeps the old file."""
-    half = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        with open(half, "xb") as f:
-            f.write(data)
-        os.replace(half, target)
-    except OSError as e:
-        raise FormatError(f"{target}: cannot be written: {e.strerror}") from None
-    finally:
-        half.unlink(missing_ok=True)
+    write_whole(target, binary() if target.suffix == ".pb" else text().encode(), FormatError)
 
 
 def file_bytes(path: Path, limits: Limits) -> bytes:

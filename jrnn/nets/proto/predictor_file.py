@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import FormatError
+from jrnn.files import write_whole
 from jrnn.nets.ir import Net
-from jrnn.nets.proto.codec import read_source, write_whole
+from jrnn.nets.proto.codec import read_source
 from jrnn.nets.proto.database import format_minidb, parse_minidb
 from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary, refuse_onnx
 from jrnn.nets.proto.netdef import Reader, to_message
@@ -57,7 +58,7 @@ def write_predictor_file(model: PredictorFile, path: str | os.PathLike[str]) -> 
 
 def write_records(path: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
     """Writes a minidb, completely or not at all."""
-    write_whole(path, format_minidb(records))
+    write_whole(path, format_minidb(records), FormatError)
 
 
 def _parse(data: bytes, limits: Limits) -> PredictorFile:

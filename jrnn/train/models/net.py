@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.convert import Package, export_package
+from jrnn.gradcheck.compare import dense
 from jrnn.nets import registry
 from jrnn.nets.autodiff import GradientSlice, add_gradients
 from jrnn.nets.graph import extract_sub_net
@@ -93,7 +94,7 @@ class NetModel:
         wanted = [b for g in names.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
         backward = to_jax(net, [self.loss_blob, *self._last_states, *dict.fromkeys(wanted)])
         blobs = backward(self._blobs(params, carry, batch), key=key)
-        gradients = {p: _dense(params[p], names[p], blobs) for p in params}
+        gradients = {p: dense(names[p], blobs, params[p]) for p in params}
         return Outcome(blobs[self.loss_blob], self._carry(blobs, carry), gradients)
 
     def with_backward(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Net, dict[str, Any]]:
@@ -125,14 +126,6 @@ def _in(dtype: str, value: Any) -> Any:
     """Casts floating-point numbers; returns others unchanged."""
     value = jnp.asarray(value)
     return value.astype(dtype) if jnp.issubdtype(value.dtype, jnp.floating) else value
-
-
-def _dense(param: Any, gradient: str | GradientSlice, blobs: Mapping[str, Any]) -> Any:
-    """Returns a gradient blob; a sparse gradient becomes dense."""
-    if not isinstance(gradient, GradientSlice):
-        return blobs[gradient]
-    rows = jnp.reshape(blobs[gradient.values], (-1, *param.shape[1:]))
-    return jnp.zeros_like(param).at[jnp.reshape(blobs[gradient.indices], -1)].add(rows)
 
 
 def for_evaluation(net: Net) -> Net:
