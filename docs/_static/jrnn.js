@@ -28,7 +28,7 @@ function addCopyButtons() {
 }
 
 function addFilter() {
-  const first = document.querySelector("h1");
+  const first = document.querySelector(".bd-article h1");
   if (!first || !first.textContent.startsWith("Operators")) return;
   const rows = [...document.querySelectorAll(".bd-article table tbody tr")];
   const heads = [...document.querySelectorAll(".bd-article table thead th")].slice(0, 6).map((th) => th.textContent);
