@@ -37,6 +37,7 @@ html_theme = "sphinx_book_theme"
 html_title = "jrnn"
 html_static_path = ["_static"]
 html_css_files = ["jrnn.css"]
+html_js_files = ["jrnn.js"]
 html_theme_options = {
     "show_navbar_depth": 1,
     "show_toc_level": 2,

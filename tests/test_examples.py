@@ -65,3 +65,41 @@ def test_the_policy_is_trained_on_what_it_acted_by(monkeypatch):
     shown = np.asarray(seen).argmax(-1)
     assert (shown[done] == example.CUES).all() and (shown[resets] < example.CUES).all()
     assert not seen[~(resets | done)].any() and not reward[~done].any()
+
+
+def test_a_hidden_markov_model_is_learned_and_its_gradient_is_the_posterior():
+    example = load("hmm")
+    params, losses, best, _, symbols = example.train(120)
+    assert losses[-1] < best + 0.1 < losses[0]
+    chances = example.posterior(params, symbols)
+    np.testing.assert_allclose(chances.sum(-1), 1, atol=1e-5)
+    assert chances.min() >= -1e-6
+
+
+def test_a_kalman_filter_finds_the_noises():
+    example = load("kalman")
+    std, losses, (filtered, raw) = example.train(150)
+    assert losses[-1] < losses[0]
+    for name, value in std.items():
+        np.testing.assert_allclose(value, example.TRUE[name], rtol=0.25)
+    assert filtered < 0.7 * raw
+
+
+def test_a_neural_ode_follows_paths_longer_than_it_has_seen():
+    _, losses, error = load("neural_ode").train(60)
+    assert losses[-1] < 0.1 * losses[0] and error < 0.5
+
+
+def test_series_of_different_lengths_are_forecast():
+    example = load("time_series")
+    model, losses, _ = example.train(30, hidden=16)
+    assert losses[-1] < 0.75 * losses[0]
+    values, lengths = example.data(jax.random.key(1))
+    x, _, _ = example.prepared(values, lengths)
+    changed = jnp.where(jnp.arange(len(x))[:, None, None] < lengths[None, :, None], x, 9.0)  # padding does not matter
+    np.testing.assert_allclose(model(x, lengths)[1], model(changed, lengths)[1], atol=1e-6)
+
+
+def test_a_policy_without_velocities_learns_to_balance():
+    _, lengths = load("recurrent_ppo").train(jax.random.key(0), 30)
+    assert lengths[-5:].mean() > 1.25 * lengths[:5].mean()

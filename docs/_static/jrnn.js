@@ -1,0 +1,61 @@
+// A copy button on every block of code, which leaves prompts and printed results out; and a filter for the operators.
+"use strict";
+
+function codeOf(block) {
+  const lines = block.textContent.replace(/\n$/, "").split("\n");
+  if (!lines.some((line) => line.startsWith(">>> "))) return lines.join("\n");
+  return lines.filter((line) => /^(>>>|\.\.\.)( |$)/.test(line)).map((line) => line.slice(4)).join("\n");
+}
+
+function addCopyButtons() {
+  for (const block of document.querySelectorAll("div.highlight")) {
+    const code = block.querySelector("pre");
+    if (!code) continue;
+    code.tabIndex = 0; // so that a wide block can be scrolled by keys
+    const text = codeOf(code);
+    const button = document.createElement("button");
+    button.className = "copy";
+    button.type = "button";
+    button.textContent = "Copy";
+    button.setAttribute("aria-label", "Copy the code");
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy"), 1500);
+    });
+    block.append(button);
+  }
+}
+
+function addFilter() {
+  const first = document.querySelector(".bd-article h1");
+  if (!first || !first.textContent.startsWith("Operators")) return;
+  const rows = [...document.querySelectorAll(".bd-article table tbody tr")];
+  const heads = [...document.querySelectorAll(".bd-article table thead th")].slice(0, 6).map((th) => th.textContent);
+  for (const row of rows) [...row.cells].forEach((cell, k) => (cell.dataset.label = heads[k]));
+  const box = document.createElement("p");
+  box.className = "filter";
+  box.innerHTML = '<label>Find an operator <input type="search" placeholder="such as LSTM or gradient none"></label> <output></output>';
+  first.after(box);
+  const input = box.querySelector("input");
+  const show = () => {
+    const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let count = 0;
+    for (const row of rows) {
+      const text = [...row.cells].map((cell) => `${cell.dataset.label} ${cell.textContent}`).join(" ").toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
+      count += !row.hidden;
+    }
+    for (const section of document.querySelectorAll(".bd-article section section")) {
+      section.hidden = !section.querySelector("tbody tr:not([hidden])") && words.length > 0;
+    }
+    box.querySelector("output").textContent = `${count} of ${rows.length}`;
+  };
+  input.addEventListener("input", show);
+  show();
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  addCopyButtons();
+  addFilter();
+});
