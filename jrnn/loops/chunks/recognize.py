@@ -64,10 +64,13 @@ class Affine:
         known = [p if p in order else jax.lax.Precision.HIGHEST for p in flat]
         return max(known, key=order.index, default=None)
 
+    @property
+    def decays_along_k(self) -> bool:
+        return any(self.forms.contracted in self.forms.labels_of(f) for t in self.decay for f in t.factors)
+
     def __str__(self) -> str:
-        of = {l for t in self.decay for f in t.factors for l in self.forms.labels_of(f)}
-        k, one = self.forms.contracted, len(self.decay) == 1
-        kind = "no decay" if one and not self.decay[0].factors else "decay per row" if k in of else "decay"
+        none = len(self.decay) == 1 and not self.decay[0].factors
+        kind = "no decay" if none else "decay per row" if self.decays_along_k else "decay"
         kind = "no transition" if not self.decay else kind
         n = len(self.solved)
         ranks = f", {n} transition{'s' * (n > 1)} of rank one" if n else ""

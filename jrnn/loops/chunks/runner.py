@@ -20,7 +20,27 @@ from jrnn.loops.jaxprs import Atom, Env, Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import shifted
 
-CHUNK = 64
+_LEAST = 256  # the least number of elements of a matrix S for which products of chunks are faster than steps
+
+
+def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
+    """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state.
+
+    Args:
+        step: the jaxpr of the step.
+        n_consts, n_carry: the numbers of constants and carries.
+        length: T.
+    """
+    carry, xs = step.invars[n_consts : n_consts + n_carry], step.invars[n_consts + n_carry :]
+    given = max(map(jaxprs.nbytes, xs), default=0)
+    large = [v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * given and sum(n > 1 for n in v.aval.shape) > 1]
+    return length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
+
+
+def chunk_length(stage: Stage, length: int) -> int:
+    """Returns C: decays along K need a round for each doubling of C, and the rows to solve a matrix of C x C."""
+    dear = any(form.solved or form.decays_along_k for form in stage.forms)
+    return min(32 if dear else 64, 1 << (length - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -114,8 +134,9 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
                 stages.append(Stage(g, is_shift=shift))
         else:
             stages.append(Stage(tuple(g[0] for g in found), tuple(found.values())))
-            count = -(-jaxprs.extent(loop.length) // CHUNK)
-            notes += [f"solved in chunks of {CHUNK}: {form}, stored at {count} boundaries" for form in found.values()]
+            size = chunk_length(stages[-1], loop.length)
+            count = -(-loop.length // size)
+            notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in found.values()]
         ready = others or list(found)
         done.update(j for g in ready for j in g)
         pending = [g for g in pending if g not in ready]
@@ -180,8 +201,7 @@ def _in_chunks(
     consts, xs = tuple(v for v in read if v in env), tuple(v for v in read if v in steps)
     eqns, _ = jaxprs.needed(loop.eqns, [*outs, *new], {*consts, *xs, *carry})
     body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs))
-    count = -(-length // CHUNK)
-    size = CHUNK if length >= CHUNK else 1 << (length - 1).bit_length()
+    size = chunk_length(stage, length)
     count = -(-length // size)
     extra = count * size - length
 
