@@ -285,13 +285,14 @@ class Forms:
             parts = [self._is_identity(ins[0], mask) and ("unless", "eye"), ("unless", "where")]
             hows = parts[0] or parts[1]
             return [t.times([Factor(ins[0], mask, how)]) for a, how in zip(ins[1:], hows) for t in operand(a)]
-        if name == "dot_general" and not eqn.params["dimension_numbers"][0][0]:
-            sides, at = [], len(eqn.params["dimension_numbers"][1][0])
-            for atom, batch in zip(ins, eqn.params["dimension_numbers"][1]):
+        if name == "dot_general" and not _long(eqn):
+            (contracted, batches), sides = eqn.params["dimension_numbers"], []
+            at = len(batches[0])
+            for atom, over, batch in zip(ins, contracted, batches):
                 mine: list[int | None] = [None] * atom.aval.ndim
                 for i, axis in enumerate(batch):
                     mine[axis] = labels[i]
-                for axis in (d for d in range(atom.aval.ndim) if d not in batch):
+                for axis in (d for d in range(atom.aval.ndim) if d not in batch and d not in over):
                     mine[axis], at = labels[at], at + 1
                 sides.append(self._terms(atom, tuple(mine)))
             return [a.times(b.factors, b.sign) for a in sides[0] for b in sides[1]]
@@ -358,7 +359,7 @@ class Forms:
         for axis, n in enumerate(other.aval.shape):
             if axis not in contract[1 - side] and axis not in batch[1 - side] and n != 1:
                 labels[axis] = self._fresh(n)
-        over = [self.find(value.labels[a]) for a in contract[side]]
+        over = [self.find(value.labels[pair[side]]) for pair in _long(eqn)]
         if len(over) > 1:
             raise NotAffine("a contraction over several axes")
         value = replace(value, labels=tuple(mine))
@@ -384,6 +385,12 @@ class Forms:
             result = replace(result, terms=(*result.terms, *value.scaled(rest, sign).terms))
         self.products.append(eqn.params["precision"])
         return result
+
+
+def _long(eqn: Any) -> list[tuple[int, int]]:
+    """Returns the pairs of axes that a `dot_general` contracts, except those of size 1."""
+    pairs = zip(*eqn.params["dimension_numbers"][0])
+    return [(a, b) for a, b in pairs if eqn.invars[0].aval.shape[a] != 1]
 
 
 # Equations that only rename axes --------------------------------------------------------------------------------------
