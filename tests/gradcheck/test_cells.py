@@ -34,7 +34,7 @@ def report_of(step, carry, xs, params=None, **effort):
 
 
 def test_there_are_forty_cells():
-    assert len(CELLS) >= 40 and SAMPLE <= set(CELLS)
+    assert len(CELLS) >= 40 and set(CELLS) >= SAMPLE
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLE))

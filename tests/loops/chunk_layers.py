@@ -61,7 +61,7 @@ def linear_read_before(S, x):
 
 
 def retention(S, x):
-    S = (1 - 2.0 ** (-1 - jnp.arange(S.shape[1])))[:, None, None] * S + outer(x["k"], x["v"])
+    S = (1 - 2.0 ** (-1 - jnp.arange(S.shape[1])))[None, :, None, None] * S + outer(x["k"], x["v"])
     return S, read(S, x["q"])
 
 
@@ -101,13 +101,13 @@ def delta(S, x):
 
 
 def delta_as_matrix(S, x):
-    A = jnp.eye(x["k"].shape[-1]) - x["b"][..., None, None] * outer(x["k"], x["k"])
+    A = jnp.eye(x["k"].shape[-1])[None, None] - x["b"][..., None, None] * outer(x["k"], x["k"])
     S = A @ S + outer(x["k"] * x["b"][..., None], x["v"])
     return S, (jnp.swapaxes(S, -1, -2) @ x["q"][..., None])[..., 0]
 
 
 def delta_from_the_right(S, x):  # S[v, k]
-    A = jnp.eye(x["k"].shape[-1]) - ein("bhi,bh,bhj->bhij", x["k"], x["b"], x["k"])
+    A = jnp.eye(x["k"].shape[-1])[None, None] - ein("bhi,bh,bhj->bhij", x["k"], x["b"], x["k"])
     S = S @ A + outer(x["v"], x["k"] * x["b"][..., None])
     return S, ein("bhvk,bhk->bhv", S, x["q"])
 
@@ -189,5 +189,7 @@ STEPS = [
 
 def first_carry(step, B, H, K, V, dtype):
     S = jnp.linspace(-0.1, 0.1, B * H * K * V).reshape(B, H, K, V)
-    carry = {mlstm: (S, 0.1 + S[..., 0] * 0, S[..., 0, 0] * 0), shifted: (S, S[..., 0]), two_layers: (S, S * 2)}.get(step, S)
+    carry = {mlstm: (S, 0.1 + S[..., 0] * 0, S[..., 0, 0] * 0), shifted: (S, S[..., 0]), two_layers: (S, S * 2)}.get(
+        step, S
+    )
     return jax.tree.map(lambda a: a.astype(dtype), carry)

@@ -141,6 +141,28 @@ def _running_products(x: Any) -> Any:
     return x
 
 
+def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
+    """Returns `sum_{s < t} W(t, s) x_s` for each step t, and for the end of the chunk.
+
+    Args:
+        decay: the decay of each step, with the label T; None if nothing decays.
+        x: with the label T.
+    """
+    labels = ("T", *(l for l in union([a for a in (decay, x) if a is not None]) if l != "T"))
+    steps = x.array.shape[x.labels.index("T")]
+    d = decay.along(labels) if decay is not None else jnp.ones((steps, *[1] * (len(labels) - 1)), x.array.dtype)
+    total = jnp.broadcast_to(x.along(labels), jnp.broadcast_shapes(x.along(labels).shape, d.shape))
+    d = jnp.broadcast_to(d, total.shape)
+    reach = 1
+    while reach < steps:
+        total = jnp.concatenate([total[:reach], total[reach:] + d[reach:] * total[:-reach]])
+        d = jnp.concatenate([d[:reach], d[reach:] * d[:-reach]])
+        total, d = jax.lax.optimization_barrier((total, d))
+        reach *= 2
+    before = jnp.concatenate([jnp.zeros_like(total[:1]), total[:-1]])
+    return Labeled(before, labels), Labeled(total[-1], labels[1:])
+
+
 def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:
     """Joins blocks: their products are those of their halves, times the product of the other half."""
     pre = suf = jnp.ones_like(d)[..., None, :]  # [..., N, h, K]

@@ -257,7 +257,9 @@ class Forms:
         if len(mine) == 2 and self._is_identity(atom, labels):
             return [Term(None, (Factor(atom, labels, "eye"),))]
         parts = self._parts(self._made.get(atom), labels)
-        smaller = parts is not None and all(f.how == "eye" or {*f.labels} - {None} < mine for t in parts for f in t.factors)
+        smaller = parts is not None and all(
+            f.how == "eye" or {*f.labels} - {None} < mine for t in parts for f in t.factors
+        )
         return parts if parts is not None and smaller else [Term(None, (Factor(atom, labels),))]
 
     def _parts(self, eqn: Any, labels: Labels) -> list[Term] | None:
@@ -477,4 +479,3 @@ def constant(atom: Atom, made: dict[Var, Any], constants: dict[Var, Any]) -> np.
     with jax.ensure_compile_time_eval():
         env = jaxprs.evaluate([eqns[i] for i in order], dict(constants))
         return np.asarray(jaxprs.value(env, atom))
-

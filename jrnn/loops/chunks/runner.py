@@ -33,7 +33,9 @@ def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
     """
     carry, xs = step.invars[n_consts : n_consts + n_carry], step.invars[n_consts + n_carry :]
     given = max(map(jaxprs.nbytes, xs), default=0)
-    large = [v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * given and sum(n > 1 for n in v.aval.shape) > 1]
+    large = [
+        v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * given and sum(n > 1 for n in v.aval.shape) > 1
+    ]
     return length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
 
 
@@ -78,7 +80,9 @@ class Chunked:
                 outs = list(loop.ys) if not later else [v for form in stage.forms for v in form.cuts]
                 final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length)
                 if not later:
-                    return [final[stage.carry.index(i)] if i in stage.carry else last[i] for i in range(len(init))], stacks
+                    return [
+                        final[stage.carry.index(i)] if i in stage.carry else last[i] for i in range(len(init))
+                    ], stacks
                 steps.update(zip(outs, stacks))
             elif stage.is_shift:
                 (i,), (value,) = stage.carry, first
@@ -119,7 +123,9 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
         for g in (g for g in ready if g not in plain):
             others = [o for j, o in enumerate(loop.carry_out) if j not in g]
             try:
-                found[g] = _worth(affine(loop, g[0], known, [*loop.ys, *others], constants) if len(g) == 1 else _none(loop, g))
+                found[g] = _worth(
+                    affine(loop, g[0], known, [*loop.ys, *others], constants) if len(g) == 1 else _none(loop, g)
+                )
             except NotAffine as reason:
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
@@ -130,7 +136,7 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
             continue
         if others:
             for g in others:
-                shift = len(g) == 1 and g[0] not in _own_reads(loop, g[0]) 
+                shift = len(g) == 1 and g[0] not in _own_reads(loop, g[0])
                 stages.append(Stage(g, is_shift=shift))
         else:
             stages.append(Stage(tuple(g[0] for g in found), tuple(found.values())))
@@ -188,7 +194,15 @@ def _one_by_one(loop: Loop, stage: Stage, first: Sequence[Any], env: Env, steps:
     carry, new = [loop.carry[i] for i in stage.carry], [loop.carry_out[i] for i in stage.carry]
     body, read = jaxprs.needed(loop.eqns, new, {*env, *steps, *carry})
     consts, xs = [v for v in read if v in env], [v for v in read if v in steps]
-    small = replace(loop, eqns=tuple(body), consts=tuple(consts), carry=tuple(carry), xs=tuple(xs), carry_out=tuple(new), ys=tuple(carry))
+    small = replace(
+        loop,
+        eqns=tuple(body),
+        consts=tuple(consts),
+        carry=tuple(carry),
+        xs=tuple(xs),
+        carry_out=tuple(new),
+        ys=tuple(carry),
+    )
     return small.run([env[v] for v in consts], first, [steps[v] for v in xs], length)
 
 

@@ -113,7 +113,9 @@ def _chunked(
     body = jaxprs.jaxpr_of(jaxpr)
     if not jaxprs.is_known(length) or body.effects:
         return None
-    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not pays(body, n_consts, n_carry, length):
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not pays(
+        body, n_consts, n_carry, length
+    ):
         return None
     try:
         with mark.unmarked():
