@@ -182,8 +182,9 @@ def two_layers(carry, x):
 
 
 STEPS = [
-    linear, linear_by_vmap, linear_read_before, retention, mamba2, gla, gla_transposed, rwkv6, hgrn2, delta, delta_as_matrix,
-    delta_from_the_right, gated_delta, kda, delta_product, rwkv7, rwkv7_as_matrix, resetting, grouped, mlstm, shifted, two_layers,
+    linear, linear_by_vmap, linear_read_before, retention, mamba2, gla, gla_transposed, rwkv6, hgrn2, delta,
+    delta_as_matrix, delta_from_the_right, gated_delta, kda, delta_product, rwkv7, rwkv7_as_matrix, resetting,
+    grouped, mlstm, shifted, two_layers,
 ]  # fmt: skip
 
 

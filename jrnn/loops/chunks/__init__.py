@@ -1,7 +1,8 @@
 """Loops over matrix states in chunks: a step for one token is trained in the chunkwise parallel form.
 
-`forms.py` reads the affine form of a step off its equations. `recognize.py` decides which carries have one, and in which order
-they are computed. `labeled.py`, `decay.py`, `solve.py` and `program.py` are the program of one chunk. `runner.py` runs a loop.
+`forms.py` reads the affine form of a step off its equations. `recognize.py` decides which carries have one, and in which
+order they are computed. `labeled.py`, `decay.py`, `solve.py` and `program.py` are the program of one chunk. `runner.py` runs
+a loop.
 """
 
 from jrnn.loops.chunks.forms import NotAffine

@@ -2,8 +2,8 @@
 
 Every axis gets a label: the axes of S are 0, 1, ..., other axes get fresh numbers, and labels are unified where values meet.
 A value that depends on S is a sum of terms. A term is a product of factors, which do not depend on the carry, times S, times
-a row (S contracted over its axis K), or alone. So the form does not depend on how a step is spelled: an einsum, a product and
-a sum, a matrix `I - b k k^T`, a transposition and a `vmap` all lead to the same terms.
+a row (S contracted over its axis K), or alone. So the form does not depend on how a step is spelled: an einsum, a product
+and a sum, a matrix `I - b k k^T`, a transposition and a `vmap` all lead to the same terms.
 
 Shapes: S [batch axes, K, V] in any order.
 """
@@ -378,8 +378,8 @@ class Forms:
                 made += row.scaled(outside, part.sign).terms
             else:
                 made += value.scaled(part.factors, part.sign).terms
-        free = [[l for axis, l in enumerate(side_labels) if axis not in c and axis not in b]
-                for side_labels, c, b in ((mine, contract[side], batch[side]), (labels, contract[1 - side], batch[1 - side]))]  # fmt: skip
+        sides = (mine, contract[side], batch[side]), (labels, contract[1 - side], batch[1 - side])
+        free = [[l for axis, l in enumerate(given) if axis not in c and axis not in b] for given, c, b in sides]
         free = free if side == 0 else free[::-1]
         result = Value(tuple([mine[a] for a in batch[side]] + free[0] + free[1]), tuple(made))
         for label, rest, sign in renamed:

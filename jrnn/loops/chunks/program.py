@@ -1,11 +1,11 @@
 """The chunk program: C steps of a loop with affine matrix carries as a few products of matrices.
 
-The rows of a chunk solve `(I - N) R = E + (a * W(t, start)) . S_0` with `N[t, s] = sum_k a_t W(t, s) p_s` below the diagonal;
-then all reads of S, and S after the chunk, are products. Between chunks only S is carried. For the reverse pass only S at the
+The rows of a chunk solve `(I - N) R = E + (a * W(t, start)) . S_0`, where `N[t, s] = sum_k a_t W(t, s) p_s` for s < t. Then
+all reads of S, and S after the chunk, are products. Between chunks only S is carried. For the reverse pass only S at the
 chunk boundaries is stored, besides the inputs: the tangent of a chunk is behind a checkpoint.
 
-Products such as `q . k` are no values of the recurrence. If one of them overflows, or an input is NaN or infinite, the results of
-a chunk are not all finite. Then the chunk runs step by step instead, so that every result is one of the recurrence.
+Products such as `q . k` are no values of the recurrence. If one of them overflows, or an input is NaN or infinite, the
+results of a chunk are not all finite. Then the chunk runs step by step, so that every result is one of the recurrence.
 
 Shapes: T time, C steps of a chunk.
 """
@@ -34,7 +34,7 @@ from jrnn.loops.recompute import in_chunks
 
 
 def over_time(eqns: Sequence[Any], outs: Sequence[Atom], env: Env, steps: Env) -> None:
-    """Evaluates equations for all steps. Adds results to `env` if they are the same at each step, else to `steps` [T, ...]."""
+    """Evaluates equations for all steps. Adds results to `env`, or to `steps` [T, ...] if they differ from step to step."""
     needed, _ = jaxprs.needed(eqns, outs, {*env, *steps})
     for eqn in needed:
         moving = [jaxprs.is_in(a, steps) for a in eqn.invars]

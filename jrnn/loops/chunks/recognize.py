@@ -1,7 +1,7 @@
 """Which carries of a loop run in chunks, and in which order the carries are computed.
 
-Carries that read each other are a group. A group is a stage: one affine matrix carry in chunks, a carry whose new value needs no
-carry as a shift, or a small loop of its own. Stages that need no other stage's result run together.
+Carries that read each other are a group. A group is a stage: one affine matrix carry in chunks, a carry whose new value
+needs no carry as a shift, or a small loop of its own. Stages that need no other stage's result run together.
 """
 
 from __future__ import annotations

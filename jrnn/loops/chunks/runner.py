@@ -47,7 +47,7 @@ def chunk_length(stage: Stage, length: int) -> int:
 
 @dataclass(frozen=True)
 class Stage:
-    """Carries that are computed together: in chunks (`forms`), one step after the other, or, if they only keep values, shifted."""
+    """Carries that are computed together: in chunks (`forms`), step by step, or, if they only keep values, shifted."""
 
     carry: tuple[int, ...]
     forms: tuple[Affine, ...] = ()
@@ -123,9 +123,9 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
         for g in (g for g in ready if g not in plain):
             others = [o for j, o in enumerate(loop.carry_out) if j not in g]
             try:
-                found[g] = _worth(
-                    affine(loop, g[0], known, [*loop.ys, *others], constants) if len(g) == 1 else _none(loop, g)
-                )
+                if len(g) > 1:
+                    raise NotAffine(f"{len(g)} carries read each other")
+                found[g] = _worth(affine(loop, g[0], known, [*loop.ys, *others], constants))
             except NotAffine as reason:
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
@@ -154,10 +154,6 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
 def _own_reads(loop: Loop, i: int) -> set[int]:
     reach = jaxprs.depends(loop.eqns, [loop.carry[i]])
     return {i} if jaxprs.is_in(loop.carry_out[i], reach) else set()
-
-
-def _none(loop: Loop, group: Sequence[int]) -> Affine:
-    raise NotAffine(f"{len(group)} carries read each other")
 
 
 def _worth(form: Affine) -> Affine:

@@ -1,7 +1,7 @@
 """Differentiation of a marked loop with matrix states: the chunk program (`loops/chunks/`) is differentiated in its place.
 
-JAX's rules would store the state at every step. This has to happen before them: once a loop is differentiated, its states are
-among the residuals.
+JAX's rules would store the state at every step. This has to happen before them: once a loop is differentiated, its states
+are among the residuals.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _program(metadata: Any, params: dict[str, Any]) -> Callable[[Sequence[Any]],
 def _chunked(
     jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int, options: Options
 ) -> tuple[Chunked, Sequence[Any]] | str | None:
-    """Returns the loop in chunks and the values of its jaxpr's constants; the reason if it has none; None if it is not tried."""
+    """Returns the loop in chunks and the values of its constants, the reason if it has none, or None if it is not tried."""
     body = jaxprs.jaxpr_of(jaxpr)
     if not jaxprs.is_known(length) or body.effects:
         return None
