@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -157,10 +157,14 @@ def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:
     A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
     platform.
     """
-    closed = jax.make_jaxpr(fn)(*args)
+    with lowering.recorded() as differentiated:
+        closed = jax.make_jaxpr(fn)(*args)
     given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
     if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(closed.jaxpr)):
-        return lowering.plans_in(closed.jaxpr, Target(jax.default_backend()))
+        return [*differentiated, *lowering.plans_in(closed.jaxpr, Target(jax.default_backend()))]
     with lowering.recorded() as plans:
         jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*given)
+    plans[:0] = differentiated
+    if plans and differentiated.notes:
+        plans[0] = replace(plans[0], notes=(*plans[0].notes, *differentiated.notes))
     return plans

@@ -1,5 +1,12 @@
 """Loops over matrix states in chunks: a step for one token is trained in the chunkwise parallel form.
 
-`forms.py` reads the affine form of a step off its equations. `recognize.py` decides which carries have one, and in which order the
-carries are computed. `program.py` runs a chunk, with `decay.py` and `solve.py`. `runner.py` runs a loop.
+`forms.py` reads the affine form of a step off its equations. `recognize.py` decides which carries have one, and in which
+order they are computed. `labeled.py`, `decay.py`, `solve.py` and `program.py` are the program of one chunk. `runner.py` runs
+a loop.
 """
+
+from jrnn.loops.chunks.forms import NotAffine
+from jrnn.loops.chunks.recognize import why
+from jrnn.loops.chunks.runner import Chunked, chunked, pays
+
+__all__ = ["Chunked", "NotAffine", "chunked", "pays", "why"]

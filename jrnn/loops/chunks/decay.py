@@ -123,12 +123,44 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any) -> Deca
         return _per_row(factor.along((*lead, "T", k)), lead, steps, k, precision)
     d = factor.along((*rest, "T"))[..., None]  # [..., u, s], s from one step before the chunk on
     after = np.arange(steps)[:, None] > np.arange(-1, steps)[None]
-    upto = jax.lax.cumprod(jnp.where(after, d, 1), axis=d.ndim - 2)  # the products of steps s+1 to u
+    upto = _running_products(jnp.where(after, d, 1))  # of steps s+1 to u
     until = jnp.concatenate([jnp.ones_like(upto[..., :1, :]), upto[..., :-1, :]], -2)
     below = np.tril(np.ones((steps, steps), bool), -1)
     between = Labeled(jnp.where(below, until[..., 1:], 0), (*rest, "T", "S"))
     pre, suf = Labeled(until[..., 0], (*rest, "T")), Labeled(upto[..., -1, 1:], (*rest, "T"))
     return Decay(steps, k, precision, pre, suf, Labeled(upto[..., -1, 0], rest), between)
+
+
+def _running_products(x: Any) -> Any:
+    """Returns `prod_{v <= u} x[..., v, s]`, in rounds of doubled reach."""
+    reach, steps = 1, x.shape[-2]
+    while reach < steps:
+        x = x * jnp.concatenate([jnp.ones_like(x[..., :reach, :]), x[..., :-reach, :]], -2)
+        x = jax.lax.optimization_barrier(x)  # or XLA:CPU fuses all rounds into one, and computes each many times
+        reach *= 2
+    return x
+
+
+def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
+    """Returns `sum_{s < t} W(t, s) x_s` for each step t, and for the end of the chunk.
+
+    Args:
+        decay: the decay of each step, with the label T; None if nothing decays.
+        x: with the label T.
+    """
+    labels = ("T", *(l for l in union([a for a in (decay, x) if a is not None]) if l != "T"))
+    steps = x.array.shape[x.labels.index("T")]
+    d = decay.along(labels) if decay is not None else jnp.ones((steps, *[1] * (len(labels) - 1)), x.array.dtype)
+    total = jnp.broadcast_to(x.along(labels), jnp.broadcast_shapes(x.along(labels).shape, d.shape))
+    d = jnp.broadcast_to(d, total.shape)
+    reach = 1
+    while reach < steps:
+        total = jnp.concatenate([total[:reach], total[reach:] + d[reach:] * total[:-reach]])
+        d = jnp.concatenate([d[:reach], d[reach:] * d[:-reach]])
+        total, d = jax.lax.optimization_barrier((total, d))
+        reach *= 2
+    before = jnp.concatenate([jnp.zeros_like(total[:1]), total[:-1]])
+    return Labeled(before, labels), Labeled(total[-1], labels[1:])
 
 
 def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:

@@ -2,8 +2,8 @@
 
 Every axis gets a label: the axes of S are 0, 1, ..., other axes get fresh numbers, and labels are unified where values meet.
 A value that depends on S is a sum of terms. A term is a product of factors, which do not depend on the carry, times S, times
-a row (S contracted over its axis K), or alone. So the form does not depend on how a step is spelled: an einsum, a product and
-a sum, a matrix `I - b k k^T`, a transposition and a `vmap` all lead to the same terms.
+a row (S contracted over its axis K), or alone. So the form does not depend on how a step is spelled: an einsum, a product
+and a sum, a matrix `I - b k k^T`, a transposition and a `vmap` all lead to the same terms.
 
 Shapes: S [batch axes, K, V] in any order.
 """
@@ -257,7 +257,9 @@ class Forms:
         if len(mine) == 2 and self._is_identity(atom, labels):
             return [Term(None, (Factor(atom, labels, "eye"),))]
         parts = self._parts(self._made.get(atom), labels)
-        smaller = parts is not None and all(f.how == "eye" or {*f.labels} - {None} < mine for t in parts for f in t.factors)
+        smaller = parts is not None and all(
+            f.how == "eye" or {*f.labels} - {None} < mine for t in parts for f in t.factors
+        )
         return parts if parts is not None and smaller else [Term(None, (Factor(atom, labels),))]
 
     def _parts(self, eqn: Any, labels: Labels) -> list[Term] | None:
@@ -285,13 +287,14 @@ class Forms:
             parts = [self._is_identity(ins[0], mask) and ("unless", "eye"), ("unless", "where")]
             hows = parts[0] or parts[1]
             return [t.times([Factor(ins[0], mask, how)]) for a, how in zip(ins[1:], hows) for t in operand(a)]
-        if name == "dot_general" and not eqn.params["dimension_numbers"][0][0]:
-            sides, at = [], len(eqn.params["dimension_numbers"][1][0])
-            for atom, batch in zip(ins, eqn.params["dimension_numbers"][1]):
+        if name == "dot_general" and not _long(eqn):
+            (contracted, batches), sides = eqn.params["dimension_numbers"], []
+            at = len(batches[0])
+            for atom, over, batch in zip(ins, contracted, batches):
                 mine: list[int | None] = [None] * atom.aval.ndim
                 for i, axis in enumerate(batch):
                     mine[axis] = labels[i]
-                for axis in (d for d in range(atom.aval.ndim) if d not in batch):
+                for axis in (d for d in range(atom.aval.ndim) if d not in batch and d not in over):
                     mine[axis], at = labels[at], at + 1
                 sides.append(self._terms(atom, tuple(mine)))
             return [a.times(b.factors, b.sign) for a in sides[0] for b in sides[1]]
@@ -358,7 +361,7 @@ class Forms:
         for axis, n in enumerate(other.aval.shape):
             if axis not in contract[1 - side] and axis not in batch[1 - side] and n != 1:
                 labels[axis] = self._fresh(n)
-        over = [self.find(value.labels[a]) for a in contract[side]]
+        over = [self.find(value.labels[pair[side]]) for pair in _long(eqn)]
         if len(over) > 1:
             raise NotAffine("a contraction over several axes")
         value = replace(value, labels=tuple(mine))
@@ -375,8 +378,8 @@ class Forms:
                 made += row.scaled(outside, part.sign).terms
             else:
                 made += value.scaled(part.factors, part.sign).terms
-        free = [[l for axis, l in enumerate(side_labels) if axis not in c and axis not in b]
-                for side_labels, c, b in ((mine, contract[side], batch[side]), (labels, contract[1 - side], batch[1 - side]))]  # fmt: skip
+        sides = (mine, contract[side], batch[side]), (labels, contract[1 - side], batch[1 - side])
+        free = [[l for axis, l in enumerate(given) if axis not in c and axis not in b] for given, c, b in sides]
         free = free if side == 0 else free[::-1]
         result = Value(tuple([mine[a] for a in batch[side]] + free[0] + free[1]), tuple(made))
         for label, rest, sign in renamed:
@@ -384,6 +387,12 @@ class Forms:
             result = replace(result, terms=(*result.terms, *value.scaled(rest, sign).terms))
         self.products.append(eqn.params["precision"])
         return result
+
+
+def _long(eqn: Any) -> list[tuple[int, int]]:
+    """Returns the pairs of axes that a `dot_general` contracts, except those of size 1."""
+    pairs = zip(*eqn.params["dimension_numbers"][0])
+    return [(a, b) for a, b in pairs if eqn.invars[0].aval.shape[a] != 1]
 
 
 # Equations that only rename axes --------------------------------------------------------------------------------------
@@ -470,4 +479,3 @@ def constant(atom: Atom, made: dict[Var, Any], constants: dict[Var, Any]) -> np.
     with jax.ensure_compile_time_eval():
         env = jaxprs.evaluate([eqns[i] for i in order], dict(constants))
         return np.asarray(jaxprs.value(env, atom))
-

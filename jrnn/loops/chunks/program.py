@@ -1,11 +1,11 @@
 """The chunk program: C steps of a loop with affine matrix carries as a few products of matrices.
 
-The rows of a chunk solve `(I - N) R = E + (a * W(t, start)) . S_0` with `N[t, s] = sum_k a_t W(t, s) p_s` below the diagonal;
-then all reads of S, and S after the chunk, are products. Between chunks only S is carried. For the reverse pass only S at the
+The rows of a chunk solve `(I - N) R = E + (a * W(t, start)) . S_0`, where `N[t, s] = sum_k a_t W(t, s) p_s` for s < t. Then
+all reads of S, and S after the chunk, are products. Between chunks only S is carried. For the reverse pass only S at the
 chunk boundaries is stored, besides the inputs: the tangent of a chunk is behind a checkpoint.
 
-Products such as `q . k` are no values of the recurrence. If one of them overflows, or an input is NaN or infinite, the results of
-a chunk are not all finite. Then the chunk runs step by step instead, so that every result is one of the recurrence.
+Products such as `q . k` are no values of the recurrence. If one of them overflows, or an input is NaN or infinite, the
+results of a chunk are not all finite. Then the chunk runs step by step, so that every result is one of the recurrence.
 
 Shapes: T time, C steps of a chunk.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn.loops import jaxprs
-from jrnn.loops.chunks.decay import decay_of
+from jrnn.loops.chunks.decay import decay_of, sums
 from jrnn.loops.chunks.forms import Row, Term
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, stacked, times, union, variables
 from jrnn.loops.chunks.recognize import Affine, rows_of
@@ -34,7 +34,7 @@ from jrnn.loops.recompute import in_chunks
 
 
 def over_time(eqns: Sequence[Any], outs: Sequence[Atom], env: Env, steps: Env) -> None:
-    """Evaluates equations for all steps. Adds results to `env` if they are the same at each step, else to `steps` [T, ...]."""
+    """Evaluates equations for all steps. Adds results to `env`, or to `steps` [T, ...] if they differ from step to step."""
     needed, _ = jaxprs.needed(eqns, outs, {*env, *steps})
     for eqn in needed:
         moving = [jaxprs.is_in(a, steps) for a in eqn.invars]
@@ -69,7 +69,9 @@ class Chunk:
         form, precision, k = self.form, self.factors.precision, self.k
         axes = tuple(l for l in form.forms.axes if l is not None)
         start = Labeled(state.reshape([form.forms.size[l] for l in axes]), axes)
-        decay = decay_of(self._decay(), len(self.valid), k, precision)
+        factor = self._decay()
+        decay = decay_of(factor, len(self.valid), k, precision)
+        valid = Labeled(self.valid.astype(self.factors.dtype), ("T",))
 
         # Writers: the known terms, then the rows to solve.
         solved, n = form.solved, len(form.solved)
@@ -77,11 +79,15 @@ class Chunk:
         rests = [self._timed(rest or self._one()) for _, rest in pairs]
         pairs = [(vector, None) for vector, _ in pairs]
         pairs += [self._split([t for t in form.updates if t.of is row]) for row in solved]
-        writers = self._stack([times([v, Labeled(self.valid.astype(v.array.dtype), ("T",))]) for v, _ in pairs], "J")
+        writers = self._stack([times([v, valid]) for v, _ in pairs], "J")
         scales = self._scales(pairs, "J")
         writers, scales = writers.renamed("T", "S"), scales and scales.renamed("T", "S")
         known = len(rests)
         values = self._stack(rests, "J").renamed("T", "S") if rests else None
+        added = []  # matrices, with what is left of them before each step and after the chunk
+        for matrix, scale in form.matrices:
+            often = times([self.factors.sum([scale]) or self._one(), valid])
+            added.append((self.factors.sum([matrix]), *sums(factor, often)))
 
         rows: dict[Row, Labeled] = {}
         for group in self._classes():
@@ -89,12 +95,9 @@ class Chunk:
             readers = self._stack([self._timed(v) for v, _ in pairs], "I")
             mine = self._scales(pairs, "I")
             scores = times([x for x in (decay.scores(readers, writers), mine, scales) if x is not None])
-            per_row = decay.pre is not None and k in decay.pre.labels
-            readers = times([readers, decay.pre]) if per_row else readers
-            out = union([readers, start], ("T", "I", *form.free))
-            first = dot(readers, start, [l for l in out if l != k], precision)
-            first = times([x for x in (first, None if per_row else decay.pre, mine) if x is not None])
-            if n and group[: n] == list(solved):
+            parts = [self._read(readers, start, decay.pre)] + [self._read(readers, m, left) for m, left, _ in added]
+            first = times([plus(parts), mine]) if mine is not None else plus(parts)
+            if n and group[:n] == list(solved):
                 values = self._solved(_at(first, "I", 0, n), _at(scores, "I", 0, n), values, known)
                 rows.update((row, _one_of(values, "J", known + i).renamed("S", "T")) for i, row in enumerate(solved))
             assert values is not None
@@ -112,8 +115,17 @@ class Chunk:
         new = [dot(writers, values, [l for l in axes if l in writers.labels + values.labels], precision)]
         if form.decay:
             new.append(times([start, decay.total]) if decay.total is not None else start)
+        new += [times([m, left]) for m, _, left in added]
         after = plus(new).full(axes, self._size).reshape(state.shape)
         return {v: self._cut(v, value.labels, value.terms, rows) for v, value in form.cuts.items()}, after
+
+    def _read(self, readers: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
+        """Reads a matrix at each step, times a decay, which may have K."""
+        inside = decay is not None and self.k in decay.labels
+        readers = times([readers, decay]) if inside else readers
+        out = [l for l in union([readers, matrix], ("T", "I", *self.form.free)) if l != self.k]
+        made = dot(readers, matrix, out, self.factors.precision)
+        return made if inside or decay is None else times([made, decay])
 
     @property
     def k(self) -> int:
@@ -199,7 +211,9 @@ class Chunk:
         parts = [first]
         if values is not None:
             out = union([scores, values], ("T", "I", *free))
-            parts.append(dot(_at(scores, "J", 0, known), values, [l for l in out if l not in ("S", "J")], self.factors.precision))
+            parts.append(
+                dot(_at(scores, "J", 0, known), values, [l for l in out if l not in ("S", "J")], self.factors.precision)
+            )
         alone = [[t for t in row.terms if t.of is None] for row in solved]
         if any(alone):
             zero = Labeled(jnp.zeros((), self.factors.dtype), ())
@@ -292,7 +306,9 @@ class Body:
 
         def rule(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             made, good = checked(args)
-            moves = [not isinstance(t, SymbolicZero) and jnp.issubdtype(a.dtype, jnp.inexact) for a, t in zip(args, tangents)]
+            moves = [
+                not isinstance(t, SymbolicZero) and jnp.issubdtype(a.dtype, jnp.inexact) for a, t in zip(args, tangents)
+            ]
             smooth = [jnp.issubdtype(m.dtype, jnp.inexact) for m in made]
 
             def tangent(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,14 +1,14 @@
 """Which carries of a loop run in chunks, and in which order the carries are computed.
 
-Carries that read each other are a group. A group is a stage: one affine matrix carry in chunks, a carry whose new value needs no
-carry as a shift, or a small loop of its own. Stages that need no other stage's result run together.
+Carries that read each other are a group. A group is a stage: one affine matrix carry in chunks, a carry whose new value
+needs no carry as a shift, or a small loop of its own. Stages that need no other stage's result run together.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.chunks.forms import Forms, NotAffine, Row, Term, Value
+from jrnn.loops.chunks.forms import Factor, Forms, NotAffine, Row, Term, Value
 from jrnn.loops.jaxprs import Var
 from jrnn.loops.loop import Loop
 
@@ -31,6 +31,8 @@ class Affine:
         decay: terms of S; none if S is overwritten.
         updates: terms of rows, p times row.
         known: terms without the carry, p times r.
+        matrices: terms without the carry, a matrix that is the same at every step times a factor without K; an initial state
+            to which `resets` go back is one.
         solved: the rows that updates read, each after those that it reads.
         cuts: the variables where S is read, and their forms.
         free: the labels of V.
@@ -41,6 +43,7 @@ class Affine:
     decay: tuple[Term, ...]
     updates: tuple[Term, ...]
     known: tuple[Term, ...]
+    matrices: tuple[tuple[Term, Term], ...]
     solved: tuple[Row, ...]
     cuts: Mapping[Var, Value]
     free: tuple[int, ...]
@@ -52,7 +55,13 @@ class Affine:
     @property
     def terms(self) -> list[Term]:
         """All terms, those of rows included."""
-        found = [*self.decay, *self.updates, *self.known, *(t for v in self.cuts.values() for t in v.terms)]
+        found = [
+            *self.decay,
+            *self.updates,
+            *self.known,
+            *(t for pair in self.matrices for t in pair),
+            *(t for v in self.cuts.values() for t in v.terms),
+        ]
         rows = rows_of(found)
         return [*found, *(t for row in rows for t in row.terms)]
 
@@ -64,10 +73,13 @@ class Affine:
         known = [p if p in order else jax.lax.Precision.HIGHEST for p in flat]
         return max(known, key=order.index, default=None)
 
+    @property
+    def decays_along_k(self) -> bool:
+        return any(self.forms.contracted in self.forms.labels_of(f) for t in self.decay for f in t.factors)
+
     def __str__(self) -> str:
-        of = {l for t in self.decay for f in t.factors for l in self.forms.labels_of(f)}
-        k, one = self.forms.contracted, len(self.decay) == 1
-        kind = "no decay" if one and not self.decay[0].factors else "decay per row" if k in of else "decay"
+        none = len(self.decay) == 1 and not self.decay[0].factors
+        kind = "no decay" if none else "decay per row" if self.decays_along_k else "decay"
         kind = "no transition" if not self.decay else kind
         n = len(self.solved)
         ranks = f", {n} transition{'s' * (n > 1)} of rank one" if n else ""
@@ -93,14 +105,30 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
     forms = Forms(state, loop.eqns, known, constants)
     forms.walk()
     if not jaxprs.is_in(new, forms.values):
-        raise NotAffine("the new S depends on what was read from S by an operation that is not affine", _breaking(loop, forms, new))
+        raise NotAffine(
+            "the new S depends on what was read from S by an operation that is not affine", _breaking(loop, forms, new)
+        )
     if forms.contracted is None:
         raise NotAffine("S is never contracted")
     value = forms._sum(Value(forms.axes, ()), forms.values[new])
     k = forms.contracted
     decay = tuple(t for t in value.terms if t.of is state)
     updates = tuple(t for t in value.terms if isinstance(t.of, Row))
-    free_terms = tuple(t for t in value.terms if t.of is None)
+    axes = {l for l in forms.axes if l is not None}
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+
+    def matrix_in(term: Term) -> Factor | None:
+        return next((f for f in term.factors if forms.labels_of(f) >= axes and not jaxprs.is_in(f.of, varying)), None)
+
+    alone = [t for t in value.terms if t.of is None]
+    matrices = tuple(
+        (Term(None, (f,)), replace(t, factors=tuple(g for g in t.factors if g is not f)))
+        for t in alone
+        if len(axes) > 1 and (f := matrix_in(t)) is not None
+    )
+    if any(k in forms.labels_of(f) for _, scale in matrices for f in scale.factors):
+        raise NotAffine("a matrix that is added to S is scaled along K")
+    free_terms = tuple(t for t in alone if len(axes) == 1 or matrix_in(t) is None)
     solved = tuple(rows_of(updates))
 
     late, used = jaxprs.needed(loop.eqns, outs, {*known, *forms.cuts})
@@ -114,11 +142,10 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
     for term in [*decay, *updates, *(t for row in rows for t in row.terms if t.of is not None)]:
         for factor in term.factors:
             fixed |= forms.labels_of(factor)
-    for term in free_terms:
-        for factor in term.factors:
-            if k in forms.labels_of(factor):
-                fixed |= forms.labels_of(factor)
-    axes = {l for l in forms.axes if l is not None}
+    for factor in (f for t in free_terms for f in t.factors if k in forms.labels_of(f)):
+        fixed |= forms.labels_of(factor)
+    for factor in (f for _, scale in matrices for f in scale.factors):
+        fixed |= forms.labels_of(factor)
     for row in rows:
         own = {l for t in row.terms for f in t.factors for l in forms.labels_of(f)}
         if row in solved and own - axes:
@@ -131,7 +158,7 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
             if len(set(labels)) < len(labels):
                 raise NotAffine("a matrix has one axis of S twice")
     free = tuple(l for l in forms.axes if l is not None and l not in fixed and l != k)
-    return Affine(position, forms, decay, updates, free_terms, solved, cuts, free)
+    return Affine(position, forms, decay, updates, free_terms, matrices, solved, cuts, free)
 
 
 def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:

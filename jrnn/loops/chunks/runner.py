@@ -20,12 +20,34 @@ from jrnn.loops.jaxprs import Atom, Env, Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import shifted
 
-CHUNK = 64
+_LEAST = 256  # the least number of elements of a matrix S for which products of chunks are faster than steps
+
+
+def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
+    """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state.
+
+    Args:
+        step: the jaxpr of the step.
+        n_consts, n_carry: the numbers of constants and carries.
+        length: T.
+    """
+    carry, xs = step.invars[n_consts : n_consts + n_carry], step.invars[n_consts + n_carry :]
+    given = max(map(jaxprs.nbytes, xs), default=0)
+    large = [
+        v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * given and sum(n > 1 for n in v.aval.shape) > 1
+    ]
+    return length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
+
+
+def chunk_length(stage: Stage, length: int) -> int:
+    """Returns C: decays along K need a round for each doubling of C, and the rows to solve a matrix of C x C."""
+    dear = any(form.solved or form.decays_along_k for form in stage.forms)
+    return min(32 if dear else 64, 1 << (length - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Carries that are computed together: in chunks (`forms`), one step after the other, or, if they only keep values, shifted."""
+    """Carries that are computed together: in chunks (`forms`), step by step, or, if they only keep values, shifted."""
 
     carry: tuple[int, ...]
     forms: tuple[Affine, ...] = ()
@@ -58,7 +80,9 @@ class Chunked:
                 outs = list(loop.ys) if not later else [v for form in stage.forms for v in form.cuts]
                 final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length)
                 if not later:
-                    return [final[stage.carry.index(i)] if i in stage.carry else last[i] for i in range(len(init))], stacks
+                    return [
+                        final[stage.carry.index(i)] if i in stage.carry else last[i] for i in range(len(init))
+                    ], stacks
                 steps.update(zip(outs, stacks))
             elif stage.is_shift:
                 (i,), (value,) = stage.carry, first
@@ -99,7 +123,9 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
         for g in (g for g in ready if g not in plain):
             others = [o for j, o in enumerate(loop.carry_out) if j not in g]
             try:
-                found[g] = _worth(affine(loop, g[0], known, [*loop.ys, *others], constants) if len(g) == 1 else _none(loop, g))
+                if len(g) > 1:
+                    raise NotAffine(f"{len(g)} carries read each other")
+                found[g] = _worth(affine(loop, g[0], known, [*loop.ys, *others], constants))
             except NotAffine as reason:
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
@@ -110,12 +136,13 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
             continue
         if others:
             for g in others:
-                shift = len(g) == 1 and g[0] not in _own_reads(loop, g[0]) 
+                shift = len(g) == 1 and g[0] not in _own_reads(loop, g[0])
                 stages.append(Stage(g, is_shift=shift))
         else:
             stages.append(Stage(tuple(g[0] for g in found), tuple(found.values())))
-            count = -(-jaxprs.extent(loop.length) // CHUNK)
-            notes += [f"solved in chunks of {CHUNK}: {form}, stored at {count} boundaries" for form in found.values()]
+            size = chunk_length(stages[-1], loop.length)
+            count = -(-loop.length // size)
+            notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in found.values()]
         ready = others or list(found)
         done.update(j for g in ready for j in g)
         pending = [g for g in pending if g not in ready]
@@ -127,10 +154,6 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
 def _own_reads(loop: Loop, i: int) -> set[int]:
     reach = jaxprs.depends(loop.eqns, [loop.carry[i]])
     return {i} if jaxprs.is_in(loop.carry_out[i], reach) else set()
-
-
-def _none(loop: Loop, group: Sequence[int]) -> Affine:
-    raise NotAffine(f"{len(group)} carries read each other")
 
 
 def _worth(form: Affine) -> Affine:
@@ -167,7 +190,15 @@ def _one_by_one(loop: Loop, stage: Stage, first: Sequence[Any], env: Env, steps:
     carry, new = [loop.carry[i] for i in stage.carry], [loop.carry_out[i] for i in stage.carry]
     body, read = jaxprs.needed(loop.eqns, new, {*env, *steps, *carry})
     consts, xs = [v for v in read if v in env], [v for v in read if v in steps]
-    small = replace(loop, eqns=tuple(body), consts=tuple(consts), carry=tuple(carry), xs=tuple(xs), carry_out=tuple(new), ys=tuple(carry))
+    small = replace(
+        loop,
+        eqns=tuple(body),
+        consts=tuple(consts),
+        carry=tuple(carry),
+        xs=tuple(xs),
+        carry_out=tuple(new),
+        ys=tuple(carry),
+    )
     return small.run([env[v] for v in consts], first, [steps[v] for v in xs], length)
 
 
@@ -180,8 +211,7 @@ def _in_chunks(
     consts, xs = tuple(v for v in read if v in env), tuple(v for v in read if v in steps)
     eqns, _ = jaxprs.needed(loop.eqns, [*outs, *new], {*consts, *xs, *carry})
     body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs))
-    count = -(-length // CHUNK)
-    size = CHUNK if length >= CHUNK else 1 << (length - 1).bit_length()
+    size = chunk_length(stage, length)
     count = -(-length // size)
     extra = count * size - length
 

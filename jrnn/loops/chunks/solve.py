@@ -59,5 +59,6 @@ def _inverse(a: Any, times: Any) -> Any:
         corner = -times(times(second, below), first) if h > 1 else -below
         top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
         blocks = jnp.concatenate([top, jnp.concatenate([corner, second], -1)], -2)
+        blocks = jax.lax.optimization_barrier(blocks)  # or XLA:CPU fuses the rounds
         h *= 2
     return blocks.reshape(*lead, size, size)[..., :n, :n]

@@ -16,7 +16,7 @@ with suppress(ImportError):  # `install` reports missing names
     from jax._src.interpreters import mlir as private_mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
 
-from jrnn.loops.rules import differentiation, lowering
+from jrnn.loops.rules import differentiation, in_chunks, lowering
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -36,7 +36,8 @@ def install() -> None:
         return
     for platform in PLATFORMS:
         mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
-    for table, rule in zip(tables, rules):
-        table[scan_p] = differentiation.storing_less(rule, current_xla_metadata)
+    for table, rule, chunks in zip(tables, rules, (in_chunks.jvp, in_chunks.linearize)):
+        rule = differentiation.storing_less(rule, current_xla_metadata)
+        table[scan_p] = chunks(rule, current_xla_metadata)
     if jax.__version_info__ < (0, 11):
         ad.fancy_transposes[scan_p] = differentiation.with_zeros_of_a_step(transpose, ad.Zero)

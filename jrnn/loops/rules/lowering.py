@@ -28,7 +28,7 @@ _recorder = jax.make_user_context(None)
 
 
 @contextmanager
-def recorded() -> Iterator[list[LoopPlan]]:
+def recorded() -> Iterator[_Plans]:
     """Collects the plans of the loops that are lowered in this context."""
     plans = _Plans()
     with _recorder(plans):
@@ -36,7 +36,15 @@ def recorded() -> Iterator[list[LoopPlan]]:
 
 
 class _Plans(list):
-    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches."""
+    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches.
+
+    Attributes:
+        notes: reasons why loops were differentiated step by step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
 
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
@@ -88,14 +96,14 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
             plan = _left_by(error, plan.target, plan.loop)
             reasons = (*plan.notes, *reasons)
             continue
-        _record(plan)
+        record(plan)
         if options.strict and options.executor not in ("auto", plan.executor):
             raise ScanError(
                 f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}"
             )
         return lowered
     plan = replace(plan, notes=reasons or plan.notes)
-    _record(plan)
+    record(plan)
     if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
     return default(ctx, *args, **params)
@@ -125,9 +133,14 @@ def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
     return LoopPlan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
 
 
-def _record(plan: LoopPlan) -> None:
+def record(plan: LoopPlan) -> None:
     if _recorder.value is not None:
         _recorder.value.append(plan)
+
+
+def record_note(note: str) -> None:
+    if _recorder.value is not None and note not in _recorder.value.notes:
+        _recorder.value.notes.append(note)
 
 
 def _target(platform: str, ctx: Any) -> Target:

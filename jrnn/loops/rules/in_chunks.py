@@ -1,0 +1,133 @@
+"""Differentiation of a marked loop with matrix states: the chunk program (`loops/chunks/`) is differentiated in its place.
+
+JAX's rules would store the state at every step. This has to happen before them: once a loop is differentiated, its states
+are among the residuals.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+with suppress(ImportError):  # `installation` reports missing names
+    from jax._src.interpreters import ad
+
+from jrnn.loops import jaxprs, mark
+from jrnn.loops.chunks import Chunked, NotAffine, chunked, pays, why
+from jrnn.loops.loop import Loop, strict_passes
+from jrnn.loops.mark import Options
+from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.rules import lowering
+
+# In a program that is differentiated, `checkpoint` only says what must not be stored, and a chunk stores none of it.
+_CALLS = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
+
+
+def jvp(rule: Callable, current_metadata: Callable) -> Callable:
+    """Wraps JAX's rule for the forward mode of a scan."""
+
+    @functools.wraps(rule)
+    def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        run = _program(current_metadata(), params)
+        moves = [type(t) is not ad.Zero for t in tangents]
+        if run is None or not any(moves):
+            return rule(primals, tangents, **params)
+        of = _of_moving(run, primals, moves)
+        outs, moved = jax.jvp(of, *([v for v, m in zip(given, moves) if m] for given in (primals, tangents)))
+        return outs, [_tangent(o, t) for o, t in zip(outs, moved)]
+
+    return differentiate
+
+
+def linearize(rule: Callable, current_metadata: Callable) -> Callable:
+    """Wraps JAX's rule for the reverse mode of a scan."""
+
+    @functools.wraps(rule)
+    def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
+        moves = [nz and jnp.issubdtype(jax.typeof(p).dtype, jnp.inexact) for nz, p in zip(nonzeros, primals)]
+        run = _program(current_metadata(), params) if any(moves) else None
+        if run is None:
+            return rule(is_vjp, nonzeros, *primals, **params)
+        of = _of_moving(run, primals, moves)
+        outs, linear = jax.linearize(of, *(p for p, m in zip(primals, moves) if m))
+        smooth = [jnp.issubdtype(o.dtype, jnp.inexact) for o in outs]
+
+        def linearized(*args: Any) -> list[Any]:
+            tangents = args[-len(primals) :]  # after the residuals, which `linear` holds
+            moved = linear(*(ad.instantiate_zeros(t) for t, m in zip(tangents, moves) if m))
+            return [_tangent(o, t) for o, t in zip(outs, moved)]
+
+        structured = () if jax.__version_info__ < (0, 12) else (None,)
+        return outs, smooth, jax.tree.leaves(linear), *structured, linearized
+
+    return differentiate
+
+
+def _of_moving(run: Callable, primals: Sequence[Any], moves: Sequence[bool]) -> Callable:
+    def of(*some: Any) -> list[Any]:
+        left = iter(some)
+        return run([next(left) if m else p for p, m in zip(primals, moves)])
+
+    return of
+
+
+def _tangent(out: Any, tangent: Any) -> Any:
+    aval = jax.typeof(out)
+    return tangent if jnp.issubdtype(aval.dtype, jnp.inexact) else ad.Zero(aval.to_tangent_aval())
+
+
+def _program(metadata: Any, params: dict[str, Any]) -> Callable[[Sequence[Any]], list[Any]] | None:
+    """Returns a function of a scan's arguments that runs it in chunks, or None to leave it to other rules."""
+    options = mark.options_in(metadata)
+    if options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
+        return None
+    n_consts, n_carry = jaxprs.scan_counts(params)
+    found = _chunked(params["jaxpr"], n_consts, n_carry, params["length"], params["reverse"], params["unroll"], options)
+    if found is None:
+        return None
+    if isinstance(found, str):
+        lowering.record_note(found)
+        return None
+    program, values = found
+    lowering.record(LoopPlan(Target(jax.default_backend()), program.loop, None, None, "chunks", notes=program.notes))
+
+    def run(args: Sequence[Any]) -> list[Any]:
+        with mark.unmarked():
+            consts, init, xs = args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
+            carry, ys = program.run([*values, *consts], init, xs, program.loop.length)
+        return [*carry, *ys]
+
+    return run
+
+
+@functools.lru_cache(maxsize=256)
+def _chunked(
+    jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int, options: Options
+) -> tuple[Chunked, Sequence[Any]] | str | None:
+    """Returns the loop in chunks and the values of its constants, the reason if it has none, or None if it is not tried."""
+    body = jaxprs.jaxpr_of(jaxpr)
+    if not jaxprs.is_known(length) or body.effects:
+        return None
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not pays(
+        body, n_consts, n_carry, length
+    ):
+        return None
+    try:
+        with mark.unmarked():
+            program = jaxprs.opened(jaxpr, _CALLS)
+        inputs, end = program.invars, n_consts + n_carry
+        outs = program.outvars[:n_carry], program.outvars[n_carry:]
+        consts = (*program.constvars, *inputs[:n_consts])
+        loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
+        return chunked(loop, dict(zip(program.constvars, program.consts))), program.consts
+    except NotAffine as reason:
+        return f"not in chunks: {why(reason)}"
+    except Exception as error:
+        if strict_passes.value:
+            raise
+        return f"not in chunks: {type(error).__name__} (please report it): {error}"

@@ -1,0 +1,196 @@
+"""Steps of layers with matrix states, each written in several ways, and a comparison of their scans."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ein = jnp.einsum
+
+
+def data(T, B, H=2, K=4, V=4, seed=0, strong=False):
+    """Inputs [T, B, H, ...]; with `strong`, decays reach e^-20 and keys are not normalized."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=(T, B, H, *shape)))
+
+    k, k2, a = normal(K), normal(K), normal(K)
+    unit = [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (k, k2, a)]
+    off = 6.0 if strong else -2.0
+    return {
+        "q": normal(K) * 0.3,
+        "k": k * 0.7 if strong else unit[0],
+        "k2": unit[1],
+        "a": unit[2],
+        "v": normal(V),
+        "v2": normal(V),
+        "g": -jax.nn.softplus(3 * normal() + off),
+        "gk": -jax.nn.softplus(3 * normal(K) + off),
+        "gv": -jax.nn.softplus(3 * normal(V) + off),
+        "b": 2 * jax.nn.sigmoid(normal()),
+        "b2": jax.nn.sigmoid(normal()),
+        "i": normal(),
+        "r": jnp.asarray(rng.random((T, B, H)) < 0.1),
+    }
+
+
+def outer(k, v):
+    return k[..., :, None] * v[..., None, :]
+
+
+def read(S, q):
+    return ein("bhk,bhkv->bhv", q, S)
+
+
+def linear(S, x):
+    S = S + outer(x["k"], x["v"])
+    return S, read(S, x["q"])
+
+
+def linear_by_vmap(S, x):
+    def of_head(S, q, k, v):
+        S = S + k[:, None] @ v[None, :]
+        return S, q @ S
+
+    return jax.vmap(jax.vmap(of_head))(S, x["q"], x["k"], x["v"])
+
+
+def linear_read_before(S, x):
+    y = (S * x["q"][..., None]).sum(-2)
+    return S + ein("bhk,bhv->bhkv", x["k"], x["v"]), jnp.tanh(y) + x["v"]
+
+
+def retention(S, x):
+    S = (1 - 2.0 ** (-1 - jnp.arange(S.shape[1])))[None, :, None, None] * S + outer(x["k"], x["v"])
+    return S, read(S, x["q"])
+
+
+def mamba2(S, x):
+    dt = jax.nn.softplus(x["i"])
+    key, query = x["k"][:, :1], x["q"][:, :1]  # shared by the heads
+    S = jnp.exp(dt * x["g"])[..., None, None] * S + outer(jnp.broadcast_to(key, x["k"].shape), x["v"] * dt[..., None])
+    return S, ein("bhkv,bk->bhv", S, query[:, 0]) * jax.nn.silu(x["v2"])
+
+
+def gla(S, x):
+    S = jnp.exp(x["gk"])[..., :, None] * S + outer(x["k"], x["v"])
+    return S, read(S, x["q"])
+
+
+def gla_transposed(S, x):
+    S = S * jnp.exp(jnp.broadcast_to(x["gk"][..., None, :], S.shape)) + outer(x["v"], x["k"])
+    return S, ein("bhvk,bhk->bhv", S, x["q"])
+
+
+def rwkv6(S, x):
+    kv = outer(x["k"], x["v"])
+    y = ((S + 0.3 * kv) * x["q"][..., None]).sum(-2)
+    return S * jnp.exp(x["gk"])[..., None] + kv, y
+
+
+def hgrn2(S, x):
+    f = jax.nn.sigmoid(x["gk"] + 3)
+    S = f[..., None] * S + outer(1 - f, x["v"])
+    return S, read(S, x["q"])
+
+
+def delta(S, x):
+    r = read(S, x["k"])
+    S = S + outer(x["k"], (x["v"] - r) * x["b"][..., None])
+    return S, read(S, x["q"])
+
+
+def delta_as_matrix(S, x):
+    A = jnp.eye(x["k"].shape[-1])[None, None] - x["b"][..., None, None] * outer(x["k"], x["k"])
+    S = A @ S + outer(x["k"] * x["b"][..., None], x["v"])
+    return S, (jnp.swapaxes(S, -1, -2) @ x["q"][..., None])[..., 0]
+
+
+def delta_from_the_right(S, x):  # S[v, k]
+    A = jnp.eye(x["k"].shape[-1])[None, None] - ein("bhi,bh,bhj->bhij", x["k"], x["b"], x["k"])
+    S = S @ A + outer(x["v"], x["k"] * x["b"][..., None])
+    return S, ein("bhvk,bhk->bhv", S, x["q"])
+
+
+def gated_delta(S, x):
+    S = S * jnp.exp(x["g"])[..., None, None]
+    r = (x["v"] - (S * x["k"][..., None]).sum(-2)) * x["b"][..., None]
+    return (S := S + outer(x["k"], r)), read(S, x["q"])
+
+
+def kda(S, x):
+    S = S * jnp.exp(x["gk"])[..., None]
+    S = S + ein("bhk,bhv->bhkv", x["b"][..., None] * x["k"], x["v"] - (x["k"][..., None] * S).sum(-2))
+    return S, read(S, x["q"])
+
+
+def delta_product(S, x):
+    S, between = S * jnp.exp(x["g"])[..., None, None], []
+    for k, v, b in ((x["k"], x["v"], x["b"]), (x["k2"], x["v2"], x["b2"])):
+        S = S + (v - (S * k[..., None]).sum(-2))[..., None, :] * k[..., None] * b[..., None, None]
+        between.append(read(S, x["q"]))
+    return S, tuple(between)
+
+
+def rwkv7(S, x):  # S[v, k]
+    sa = ein("bhvk,bhk->bhv", S, -x["a"])
+    S = S * jnp.exp(x["gk"])[..., None, :] + outer(sa, x["a"] * x["b2"][..., None]) + outer(x["v"], x["k"])
+    return S, ein("bhvk,bhk->bhv", S, x["q"])
+
+
+def rwkv7_as_matrix(S, x):
+    A = jax.vmap(jax.vmap(jnp.diag))(jnp.exp(x["gk"])) - outer(x["a"], x["a"] * x["b2"][..., None])
+    S = S @ A + outer(x["v"], x["k"])
+    return S, ein("bhvk,bhk->bhv", S, x["q"])
+
+
+def resetting(S, x):
+    S = jnp.where(x["r"][..., None, None], 0.0, S)
+    S = jnp.exp(x["g"])[..., None, None] * S + outer(x["k"], x["v"])
+    return S, read(S, x["q"])
+
+
+def grouped(S, x):  # three queries for each head
+    S = gla(S, x)[0]
+    q = jnp.stack([x["q"], x["k2"], x["a"]], 2)
+    return S, ein("bhgk,bhkv->bhgv", q, S)
+
+
+def mlstm(carry, x):
+    S, n, m = carry
+    f = jax.nn.log_sigmoid(x["g"] + 2)
+    new = jnp.maximum(f + m, x["i"])
+    keep, add = jnp.exp(f + m - new), jnp.exp(x["i"] - new)
+    S = keep[..., None, None] * S + add[..., None, None] * outer(x["k"], x["v"])
+    n = keep[..., None] * n + add[..., None] * x["k"]
+    scale = jnp.maximum(jnp.abs((n * x["q"]).sum(-1)), jnp.exp(-new))
+    return (S, n, new), read(S, x["q"]) / scale[..., None]
+
+
+def shifted(carry, x):  # the token shift of RWKV
+    S, before = carry
+    k = 0.5 * x["k"] + 0.5 * before
+    S = jnp.exp(x["gk"])[..., None] * S + outer(k, x["v"])
+    return (S, x["k"]), read(S, x["q"])
+
+
+def two_layers(carry, x):
+    S, P = carry
+    S, y = gla(S, x)
+    P, z = delta(P, {**x, "v": jnp.tanh(y)})
+    return (S, P), z
+
+
+STEPS = [
+    linear, linear_by_vmap, linear_read_before, retention, mamba2, gla, gla_transposed, rwkv6, hgrn2, delta,
+    delta_as_matrix, delta_from_the_right, gated_delta, kda, delta_product, rwkv7, rwkv7_as_matrix, resetting,
+    grouped, mlstm, shifted, two_layers,
+]  # fmt: skip
+
+
+def first_carry(step, B, H, K, V, dtype):
+    S = jnp.linspace(-0.1, 0.1, B * H * K * V).reshape(B, H, K, V)
+    carry = {mlstm: (S, 0.1 + S[..., 0] * 0, S[..., 0, 0] * 0), shifted: (S, S[..., 0]), two_layers: (S, S * 2)}.get(
+        step, S
+    )
+    return jax.tree.map(lambda a: a.astype(dtype), carry)

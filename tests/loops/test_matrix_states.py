@@ -1,0 +1,193 @@
+"""Loops with matrix states in chunks: equal to `lax.scan` in value and gradient, however the step is written."""
+
+import chunk_layers as layers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrnn
+from jrnn.loops.chunks import runner
+from jrnn.loops.rules import in_chunks, lowering
+
+
+@pytest.fixture(autouse=True)
+def small_states_too(monkeypatch):
+    """Small states and short loops run in chunks too, so that the tests are quick."""
+    monkeypatch.setattr(in_chunks, "pays", lambda *args: True)
+    in_chunks._chunked.cache_clear()
+    yield
+    in_chunks._chunked.cache_clear()
+
+
+def problem(step, T, dtype, strong=False, K=4, V=4):
+    made = layers.data(T, 1, 2, K, V, strong=strong)
+    xs = {n: x if x.dtype == bool else x.astype(dtype) for n, x in made.items()}
+    return layers.first_carry(step, 1, 2, K, V, dtype), xs
+
+
+def loss(scan, step, init, xs, **options):
+    out = scan(step, init, xs, **options)
+    return sum(jnp.sum(jnp.sin(leaf.astype(jnp.result_type(leaf, jnp.float32)))) for leaf in jax.tree.leaves(out)), out
+
+
+def in_chunks_and_not(step, init, xs, transform=None, **options):
+    """Returns the results of `jrnn.scan` and `lax.scan`, after checking that the first runs in chunks."""
+    transform = transform or (lambda f: jax.value_and_grad(f, (0, 1), has_aux=True, allow_int=True))
+    with lowering.recorded() as plans:
+        made = jax.jit(transform(lambda *a: loss(jrnn.scan, step, *a, **options)))(init, xs)
+    assert [p.executor for p in plans if p.executor == "chunks"], plans.notes
+    return made, jax.jit(transform(lambda *a: loss(jax.lax.scan, step, *a, **options)))(init, xs)
+
+
+def assert_close(pair, tolerance):
+    made, expected = map(jax.tree.leaves, pair)
+    assert len(made) == len(expected)
+    for a, b in zip(made, expected):
+        if a.dtype != jax.dtypes.float0:
+            scale = np.max(np.abs(b), initial=1e-3) if np.all(np.isfinite(b)) else 1.0
+            np.testing.assert_allclose(
+                np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance * scale
+            )
+
+
+@pytest.mark.grid(every=3)
+@pytest.mark.parametrize("step", layers.STEPS, ids=lambda step: step.__name__)
+def test_a_step_trains_in_chunks_as_step_by_step(x64, step):
+    init, xs = problem(step, 37, jnp.float64, strong=layers.STEPS.index(step) % 2 == 0)
+    assert_close(in_chunks_and_not(step, init, xs), 1e-10)
+
+
+@pytest.mark.parametrize("step", [layers.gla, layers.kda], ids=lambda step: step.__name__)
+def test_float32_with_strong_and_weak_decay(step):
+    for strong in (False, True):
+        init, xs = problem(step, 70, jnp.float32, strong)
+        assert_close(in_chunks_and_not(step, init, xs), 1e-5)
+
+
+def test_reverse_lengths_and_resets(x64):
+    init, xs = problem(layers.gated_delta, 37, jnp.float64)
+    assert_close(in_chunks_and_not(layers.gated_delta, init, xs, reverse=True), 1e-10)
+    given = {"lengths": jnp.array([20]), "resets": jnp.arange(37)[:, None] == 9}
+
+    def slope(**options):
+        return jax.grad(lambda x: loss(jrnn.scan, layers.gated_delta, init, x, **given, **options)[0], allow_int=True)(
+            xs
+        )
+
+    with lowering.recorded() as plans:
+        made = slope()
+    assert "chunks" in [p.executor for p in plans], plans.notes
+    assert_close((made, slope(executor="scan")), 1e-10)
+
+
+def test_jvp_and_second_derivatives(x64):
+    init, xs = problem(layers.kda, 20, jnp.float64)
+    xs = {n: x for n, x in xs.items() if x.dtype != bool}
+
+    def forward(f):
+        return lambda *a: jax.jvp(lambda *a: f(*a)[0], a, jax.tree.map(jnp.cos, a))
+
+    assert_close(in_chunks_and_not(layers.kda, init, xs, forward), 1e-10)
+
+    def second(f):
+        def slope(k):
+            return jnp.sum(jnp.sin(jax.grad(lambda k: f(init, {**xs, "k": k})[0])(k)))
+
+        return lambda init, xs: jax.grad(slope)(xs["k"])
+
+    assert_close(in_chunks_and_not(layers.kda, init, xs, second), 1e-9)
+
+
+def test_vmap_of_the_gradient(x64):
+    init, xs = problem(layers.delta, 20, jnp.float64)
+    many = jax.tree.map(lambda x: jnp.stack([x, x[::-1]]), xs)
+
+    def batched(f):
+        return lambda init, xs: jax.vmap(jax.grad(lambda x: f(init, x)[0], allow_int=True))(many)
+
+    assert_close(in_chunks_and_not(layers.delta, init, xs, batched), 1e-10)
+
+
+def test_what_is_not_finite_stays_where_the_recurrence_has_it():
+    init, xs = problem(layers.gla, 20, jnp.float32)
+    xs["v"] = xs["v"].at[12, 0, 0, 1].set(jnp.inf)
+    xs["k"] = xs["k"].at[15, 0, 1, 2].set(jnp.nan)
+    (made, _), (expected, _) = (r for r in in_chunks_and_not(layers.gla, init, xs))
+    np.testing.assert_array_equal(np.isfinite(made[1][1]), np.isfinite(expected[1][1]))
+    assert np.isfinite(made[1][1])[:12].all()
+
+
+def test_a_product_that_the_recurrence_does_not_have_may_overflow():
+    init, xs = problem(layers.linear, 20, jnp.float32)
+    xs["q"], xs["k"] = (
+        xs[n] * jnp.where(jnp.arange(20) % 2 == i, 3e30, 0.0)[:, None, None, None] for i, n in enumerate("qk")
+    )
+    xs["v"], init = xs["v"] * 1e-38, init * 1e-38
+    made, expected = in_chunks_and_not(layers.linear, init, xs)
+    np.testing.assert_allclose(made[0][1][1], expected[0][1][1], rtol=1e-5)
+
+
+def test_bfloat16_inputs_with_a_float32_state():
+    init, xs = problem(layers.gated_delta, 20, jnp.float32)
+    narrow = {n: x if x.dtype == bool else x.astype(jnp.bfloat16) for n, x in xs.items()}
+
+    def step(S, x):
+        S, y = layers.gated_delta(S, {n: v.astype(jnp.float32) for n, v in x.items()})
+        return S, y.astype(jnp.bfloat16)
+
+    made, expected = in_chunks_and_not(step, init, narrow)
+    assert made[0][1][0].dtype == jnp.float32
+    np.testing.assert_allclose(made[0][1][0], expected[0][1][0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_reverse_pass_keeps_states_of_chunk_boundaries_only():
+    init, xs = problem(layers.gla, 256, jnp.float32, K=32, V=32)
+
+    def sizes(scan):
+        _, pull = jax.vjp(
+            lambda init, xs: loss(scan, layers.gla, init, {**xs})[0], init, {n: xs[n] for n in ("q", "k", "v", "gk")}
+        )
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+
+    assert sizes(jrnn.scan) < sizes(jax.lax.scan) / 5
+
+
+@pytest.mark.parametrize(
+    "step, reason",
+    [
+        (lambda S, x: (jnp.tanh(S) + layers.outer(x["k"], x["v"]), layers.read(S, x["q"])), "tanh of S at "),
+        (lambda S, x: (S + layers.outer(x["k"], x["v"]), (layers.read(S, x["q"]), S)), "S is an output of every step"),
+        (lambda S, x: (S + layers.outer(x["k"], jnp.tanh(layers.read(S, x["k"]))), x["v"]), "not affine at "),
+    ],
+    ids=["tanh of S", "all states", "tanh of a row"],
+)  # fmt: skip
+def test_steps_of_other_forms_run_as_before_and_say_why(step, reason):
+    init, xs = problem(layers.linear, 20, jnp.float32)
+    with lowering.recorded() as plans:
+        made = jax.grad(lambda xs: loss(jrnn.scan, step, init, xs)[0], allow_int=True)(xs)
+    assert not [p for p in plans if p.executor == "chunks"]
+    assert any(reason in note for note in plans.notes), plans.notes
+    expected = jax.grad(lambda xs: loss(jax.lax.scan, step, init, xs)[0], allow_int=True)(xs)
+    assert_close((made, expected), 1e-5)
+
+
+def test_explain_scan_says_how_a_loop_is_solved():
+    init, xs = problem(layers.kda, 64, jnp.float32)
+    plan = jrnn.explain_scan(layers.kda, init, xs).training[0]
+    assert (
+        "solved in chunks of 32: S[1,2,4,4] with decay per row, 1 transition of rank one, stored at 2 boundaries"
+        in str(plan)
+    )
+
+
+def test_which_loops_pay():
+    def step_of(n, T):
+        init, xs = jnp.zeros((2, n, n)), {k: jnp.zeros((T, 2, n)) for k in "qkv"}
+        return jax.make_jaxpr(lambda S, x: layers.linear_by_vmap(S[None], {k: v[None] for k, v in x.items()}))(
+            init, {k: v[0] for k, v in xs.items()}
+        ).jaxpr
+
+    assert runner.pays(step_of(32, 256), 0, 1, 256)
+    assert not runner.pays(step_of(32, 64), 0, 1, 64)
+    assert not runner.pays(step_of(4, 256), 0, 1, 256)
