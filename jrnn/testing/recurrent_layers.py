@@ -135,7 +135,7 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Recurre
         return tuple(made) if len(cells) == 2 else made[0]
 
     def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
-        module = nnx.merge(graph, params)
+        module = nnx.merge(graph, jax.tree.map(lambda v: v, params))  # flax's variables belong to one trace
         options = {"return_carry": True, "time_major": time_axis == 0, "rngs": nnx.Rngs(0)}
         last, y = module(_turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options)
         return _turned(y, time_axis), last

@@ -227,7 +227,7 @@ def test_what_a_layer_raises_is_a_finding():
 
 def test_layers_of_libraries():
     """Of the libraries that the tests have; the table in docs/conformance.md has more."""
-    few, turned = ["causality", "chunks"], X.swapaxes(0, 1)
+    few, turned = ["causality", "chunks", "jit"], X.swapaxes(0, 1)
     for layer, x in (
         (nnx.RNN(nnx.SimpleCell(D, H, rngs=nnx.Rngs(0))), turned),
         (nn.RNN(nn.SimpleCell(H)), turned),
