@@ -12,6 +12,7 @@ from jrnn.nets import registry
 ROOT = Path(jrnn.__file__).parent
 LEVELS = {
     "errors": 0,
+    "printable": 0,
     "version": 0,
     "nets/__init__": 0,
     "nets/ir": 0,

@@ -7,12 +7,13 @@ ordered by the mean positions of neighbors, and nodes then move towards their ne
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as _escape
 from itertools import pairwise
 from typing import Any
 
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.ir import Net
+from jrnn.printable import printable
 
 _LETTER, _PADDING, _LAYER, _BOX, _MARGIN, _CAPTION = 6.6, 18.0, 44.0, 24.0, 12.0, 30.0
 _INPUT, _OUTPUT, _PLAIN = "#dbe9f6", "#e2f0d9", "#ffffff"
@@ -52,6 +53,11 @@ def to_svg(net: Net, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{across}" height="{down}" viewBox="0 0 {across} {down}">'
         f"<style>{STYLE}</style>{''.join(parts)}</svg>"
     )
+
+
+def escape(text: str) -> str:
+    """Any text for XML and HTML, in which control characters are errors."""
+    return _escape(printable(text))
 
 
 def _nets(net: Net, caption: str) -> Iterator[tuple[str, Net]]:
