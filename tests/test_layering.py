@@ -18,6 +18,7 @@ LEVELS = {
     "nets/ir": 0,
     "nets/execution_step": 0,
     "named": 1,
+    "memory": 1,
     "nets/proto": 1,
     "nets/registry": 1,
     "loops": 1,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.lowering import Context
-from jrnn.nets.ops.values import check_size
 from jrnn.nets.proto.database import Records, read_database, tensors_of
 from jrnn.nets.proto.predictor_file import CHUNK_MARK, named_chunks, write_records
 from jrnn.nets.proto.tensors import blob_to_numpy
