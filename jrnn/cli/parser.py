@@ -179,6 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
         choices=SUITES,
         default="scan",
         help="scan: cells (default); nn: layers; convert: conversions to nets and back; graph: passes over nets; "
+        "growth: how the time for a net grows with its size; "
         "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame",
     )
     p.add_argument(
