@@ -19,6 +19,7 @@ LEVELS = {
     "nets/execution_step": 0,
     "named": 1,
     "memory": 1,
+    "arrays": 2,
     "nets/proto": 1,
     "nets/registry": 1,
     "loops": 1,

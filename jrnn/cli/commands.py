@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
+
+import jax
 
 from jrnn.cli.output import BUG, INTERRUPTED, MISTAKE, PIPE_CLOSED, OutputError, safe_output
 from jrnn.cli.parser import make_parser
@@ -26,13 +31,16 @@ def run(argv: Sequence[str] | None) -> int:
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGINT, interrupt)
-    with safe_output() as out:
+    with safe_output() as out, warnings.catch_warnings():
+        warnings.showwarning = _warn
         status = _run(argv, interrupts)
         try:
             out.flush()
         except (OutputError, BrokenPipeError):
             out.abandon()
-        return status
+    if argv is None and status and jax.process_count() > 1:
+        os._exit(status)  # JAX would wait at its end for processes that are lost, and then abort
+    return status
 
 
 def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
@@ -55,6 +63,11 @@ def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
         if isinstance(e, MemoryError):
             return _say(args.command, f"error: there is not enough memory{f': {e}' if str(e) else ''}", MISTAKE)
         return _say(args.command, f"unexpected error: {_described(e)}", BUG)
+
+
+def _warn(message: Warning | str, *where: Any) -> None:
+    with contextlib.suppress(OutputError, BrokenPipeError):
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def _say(command: str, text: str, status: int) -> int:

@@ -74,6 +74,7 @@ class TrainConfig:
     def __post_init__(self):
         require_at_least(1, "train", self, "steps", "steps_per_call", "validate_every", "checkpoint_every", "keep")
         require_at_least(0, "train", self, "devices", "patience", "loss_limit")
+        require(self.steps < 2**31, "train.steps must be below 2147483648", self.steps)
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class Config:
     sample: Any = None
 
     def __post_init__(self):
+        require(0 <= self.seed < 2**32, "seed must lie between 0 and 4294967295", self.seed)
         if self.train.precision != "float32" and self.gradient.source != "jax":
             raise ConfigError(f'train.precision = "{self.train.precision}" needs gradient.source = "jax"')
         for name, table in self.choose({"task": self.task}).items():

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from jrnn.errors import ConfigError, GradientError, TrainError
-from jrnn.train.check import GradientCheck, first_not_finite
+from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
@@ -150,7 +150,7 @@ class _Loop:
         if resume and self.checkpoints.steps():
             self.state, damaged = self.checkpoints.restore(self.state)
             for warning in damaged:
-                self.beat.say(f"warning: {warning}; continuing from the one before")
+                self.beat.say(f"warning: {warning}")
             self.beat.say(f"resuming from step {int(self.state.step)}")
         elif resume:
             self.beat.say("no checkpoint to resume from: starting from the beginning")
@@ -212,11 +212,19 @@ class _Loop:
         except NotFinite as e:
             good = int(self.state.step)  # the compiled function stopped there
             self._save(good)
-            raise TrainError(
-                f"{e}; {self._diagnose(e.step)}; the state before it is the checkpoint of step {good}: continue with "
-                '--resume and a smaller optimizer.learning_rate or optimizer.clip, or with train.on_nan = "skip"'
-            ) from None
+            cause = self._diagnose(e.step)
+            skip = 'or with train.on_nan = "skip"'
+            fix = f"continue with --resume and a smaller optimizer.learning_rate or optimizer.clip, {skip}"
+            if cause.startswith(MEMBER):
+                fix = (
+                    f"correct the data and start a new run, or leave such steps out: continue with --resume, {skip[3:]}"
+                )
+            raise TrainError(f"{e}; {cause}; the state before it is the checkpoint of step {good}: {fix}") from None
         self._save(step)
+        if step > begun and recorder.skipped == step - begun:
+            raise TrainError(
+                f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}"
+            )
         ended = step == train.steps or self.patience.is_over
         if ended and math.isnan(self.validation_loss):  # resumed with nothing left to do
             self._evaluate()

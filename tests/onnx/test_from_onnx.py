@@ -263,9 +263,19 @@ def test_page():
 def test_onnx_loads_when_it_is_asked_for():
     code = "import sys, jrnn; assert not {'onnx', 'onnxruntime'} & set(sys.modules); jrnn.from_onnx"
     subprocess.run([sys.executable, "-c", code], check=True)
-    hidden = "import sys; sys.modules['onnx'] = None; import jrnn; jrnn.to_onnx"
-    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
-    assert "jrnn.to_onnx needs the extra 'onnx': pip install 'jrnn[onnx]'" in done.stderr
+    without = """
+import sys; sys.modules["onnx"] = None
+import inspect, pydoc, jrnn
+from jrnn import *
+from jrnn import from_onnx
+assert scan is jrnn.scan and "onnx" not in globals() and not hasattr(jrnn, "onnx")
+members = dict(inspect.getmembers(jrnn))
+assert members["to_onnx"] is jrnn.to_onnx and "needs the extra" in pydoc.render_doc(jrnn)
+assert not isinstance(1, jrnn.OnnxModel)
+from_onnx(b"")
+"""
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
+    assert done.stderr.endswith("ImportError: jrnn.from_onnx needs the extra 'onnx': pip install 'jrnn[onnx]'\n")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Nothing of a net is lost: `read_net(serialize_net(net)) == net`. Of a plan, only fields that Caffe2's schema lacks are.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -95,16 +96,25 @@ def _write(target: Path, what: str, binary: Callable[[], bytes], text: Callable[
 
 
 def write_whole(target: Path, data: bytes) -> None:
-    """Writes a file completely or not at all: under another name first, so that a failure keeps the old file."""
-    half = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    """Writes a file completely or not at all: under another name first, so that a failure keeps the old file.
+
+    A device or a pipe, such as /dev/stdout, is written to; a link stays, and the file that it names is written.
+    """
+    half = Path()
     try:
+        target = target.resolve()
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(data)
+            return
+        half = target.with_name(f".{uuid.uuid4().hex}.part")
         with open(half, "xb") as f:
             f.write(data)
         os.replace(half, target)
-    except OSError as e:
-        raise FormatError(f"{target}: cannot be written: {e.strerror}") from None
+    except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
+        raise FormatError(f"{target}: cannot be written: {getattr(e, 'strerror', None) or e}") from None
     finally:
-        half.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            half.unlink()
 
 
 def file_bytes(path: Path, limits: Limits) -> bytes:
@@ -130,6 +140,8 @@ def check_file(path: Path, limits: Limits) -> None:
         raise FormatError(f"cannot be read: {getattr(e, 'strerror', None) or e}") from None
     if not stat.S_ISREG(kind):
         raise FormatError(f"is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not a file")
+    if size == 0:
+        raise FormatError("is empty")
     check_size(size, limits.bytes, "file")
     if len(head) == _HEAD and not any(head):
         raise FormatError(f"begins with {_HEAD} zero bytes: it was cut off while it was written, or is not a model")
