@@ -9,16 +9,13 @@ import math
 import os
 import stat
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from jrnn.errors import JrnnError
-from jrnn.memory import available
-
-_DAMAGED = (OSError, ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+from jrnn.memory import free
 
 
 def load_npy(path: str | Path, error: type[JrnnError]) -> np.ndarray:
@@ -27,7 +24,7 @@ def load_npy(path: str | Path, error: type[JrnnError]) -> np.ndarray:
     try:
         with open(path, "rb") as opened:
             return _array(opened, size)
-    except _DAMAGED as e:
+    except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file
         raise error(f"{path}: is not a .npy file of numbers: {_reason(e)}") from None
 
 
@@ -37,9 +34,9 @@ def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            total, most = sum(m.file_size for m in members), available()
+            total, most = sum(m.file_size for m in members), free()
             if total > most:
-                raise ValueError(f"its arrays need {total:,} bytes, and {most:,} are available")
+                raise ValueError(f"its arrays need {total:,} bytes, and {most:,} are free")
             found = {}
             for m in members:
                 with archive.open(m) as opened:
@@ -48,10 +45,10 @@ def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
                         raise ValueError(f"it holds two arrays {name!r}")
                     try:
                         found[name] = _array(opened, m.file_size)
-                    except _DAMAGED as e:
+                    except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file
                         raise ValueError(f"array {name!r}: {_reason(e)}") from None
             return found
-    except _DAMAGED as e:
+    except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file
         raise error(f"{path}: is not a .npz file of numbers: {_reason(e)}") from None
 
 

@@ -24,6 +24,12 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 def available() -> int:
     """Returns how many bytes of memory are free: of the machine, or of its largest accelerator if that has more."""
+    accelerators = (d for d in jax.local_devices() if d.platform != "cpu")
+    return max(free(), *((d.memory_stats() or {}).get("bytes_limit", 0) for d in accelerators), 0)
+
+
+def free() -> int:
+    """Returns how many bytes of the machine's memory are free, at most what a container may use."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/proc/meminfo", *_LIMITS):
         try:
@@ -35,8 +41,7 @@ def available() -> int:
             found += [int(words[1]) * 1024 for words in lines]
         elif text.strip().isdigit():
             found.append(int(text))
-    accelerators = (d for d in jax.local_devices() if d.platform != "cpu")
-    return max(min(found), *((d.memory_stats() or {}).get("bytes_limit", 0) for d in accelerators), 0)
+    return min(found)
 
 
 def size_of(x: Any) -> int:

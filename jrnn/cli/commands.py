@@ -60,6 +60,9 @@ def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
             raise
         if isinstance(e, (JrnnError, OutputError)):
             return _say(args.command, f"error: {e}", MISTAKE)
+        if isinstance(e, OSError):
+            where = f"{str(e.filename)[:200]}: " if e.filename else ""
+            return _say(args.command, f"error: {where}{e.strerror or e}", MISTAKE)
         if isinstance(e, MemoryError):
             return _say(args.command, f"error: there is not enough memory{f': {e}' if str(e) else ''}", MISTAKE)
         return _say(args.command, f"unexpected error: {_described(e)}", BUG)

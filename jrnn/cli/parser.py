@@ -272,8 +272,8 @@ def _seconds(text: str) -> float:
 
 
 def _path(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("the name of a file or folder must not be empty")
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError("the name of a file or folder must not be empty, nor have a zero byte")
     return text
 
 

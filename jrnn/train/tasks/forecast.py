@@ -91,7 +91,7 @@ def _place(path: str | Path, name: str, header: list[str]) -> int:
     for mark, what in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(header) == 1 and mark in header[0]:
             raise DataError(f"{path}: its cells are separated by {what}; a CSV file has commas: convert it")
-    raise DataError(f"{path}: has no column {name!r}{hint(name, header)}")
+    raise DataError(f"{path}: has no column {name!r}{hint(name, [h[:40] for h in header[:40]])}")
 
 
 def _number(path: str | Path, line: int, name: str, row: list[str], place: int) -> float:
@@ -101,7 +101,9 @@ def _number(path: str | Path, line: int, name: str, row: list[str], place: int) 
     except ValueError:
         value = float("nan")
     if not np.isfinite(value):
-        raise DataError(f"{path}, line {line}: column {name!r} must be a number, is {cell!r}; fill it, or drop the row")
+        raise DataError(
+            f"{path}, line {line}: column {name!r} must be a number, is {cell!r:.80}; fill it, or drop the row"
+        )
     return value
 
 
