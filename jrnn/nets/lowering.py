@@ -306,6 +306,8 @@ def _as_static(x: Any) -> Any:
 
 def _as_blob(name: str, value: Any) -> Any:
     """A given value as a blob. Integers and strings are numpy arrays (static), floats are JAX arrays of the same width."""
+    if value is None:
+        raise NetError(f"blob {name!r} is None; give an array, or leave it out")
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, (bool, int, float, list)):
@@ -366,6 +368,8 @@ def run_net(
     >>> run_net(net, {"x": np.array([1.0, 2.0], np.float32)})
     {'y': array([2., 4.], dtype=float32)}
     """
+    if not isinstance(blobs, Mapping):
+        raise NetError(f"net {net.name!r}: the blobs are a {type(blobs).__name__}; give a dict of arrays by name")
     net = without_sources(net, blobs if fed is None else fed)
     most = available() if max_bytes is None else max_bytes
     context = Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)

@@ -183,7 +183,11 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
         ConfigError: for a missing file, a key that does not exist (with the near name), or an impossible value.
     """
     path = find_config(path)
-    tables = read_toml(path, near(path.stem, config_names()) or "; `jrnn configs` lists the configs that ship")
+    beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    tables = read_toml(
+        path,
+        near(path.name, beside) or near(path.stem, config_names()) or "; `jrnn configs` lists the configs that ship",
+    )
     decode(Config, tables, str(path))  # so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)
     where = f"{path} with --set {' '.join(assignments)}" if assignments else str(path)

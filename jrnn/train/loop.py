@@ -36,6 +36,7 @@ from jrnn.train.step import (
     step_key,
 )
 from jrnn.train.tasks import Task
+from jrnn.train.tasks.task import check_task
 
 # Spent once, however long a run is.
 ONCE = SETUP, FIRST_VALIDATION, TRACING = "compiling, first call", "compiling, first validation", "tracing"
@@ -126,6 +127,7 @@ class _Loop:
         self.task = task
         self.devices = devices
         self.beat = beat
+        check_task(config, task)
         steps = make_steps(config, task.axes)
         self.state = initial_state(task.model, steps)
         self.call = make_train_call(task.model, steps, (devices.state_sharding, devices.result_sharding))
