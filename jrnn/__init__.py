@@ -36,9 +36,12 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.gradcheck import GradientReport as GradientReport
     from jrnn.gradcheck import check_gradients as check_gradients
     from jrnn.loops import Trips as Trips
+    from jrnn.loops import explain as explain
     from jrnn.loops import explain_scan as explain_scan
     from jrnn.loops import optimize_scans as optimize_scans
+    from jrnn.loops import plain_scans as plain_scans
     from jrnn.loops import scan as scan
+    from jrnn.loops import while_loop as while_loop
     from jrnn.nets import cells as cells
     from jrnn.nets import graph as graph
     from jrnn.nets import ops as ops
@@ -70,7 +73,7 @@ _HOMES = {  # name -> module, for the names that load lazily
         "convert": ["Package", "Predictor", "export_package", "load_package", "write_predictor", "write_python"],
         "convert.from_jax": ["from_jax"],
         "errors": ["GradientWarning", "JrnnError"],
-        "loops": ["Trips", "explain_scan", "optimize_scans", "scan"],
+        "loops": ["Trips", "explain", "explain_scan", "optimize_scans", "plain_scans", "scan", "while_loop"],
         "gradcheck": ["GradientReport", "check_gradients"],
         "nets.gradient_maker": ["GradientSlice"],
         "nets.ir": ["Net", "Op"],

@@ -27,11 +27,19 @@ __all__ = [
 
 
 class JrnnError(Exception):
-    """Base of every error that jrnn raises for a user's mistake."""
+    """Base of every error that jrnn raises for a user's mistake.
 
-    def at(self, where: str) -> JrnnError:
+    Attributes:
+        outputs: the outputs of the operator that the error is about, if it is known.
+    """
+
+    outputs: tuple[str, ...] = ()
+
+    def at(self, where: str, outputs: tuple[str, ...] = ()) -> JrnnError:
         """The same error with `where` before its text. Each enclosing net adds its place as the error leaves it."""
-        return type(self)(f"{where}: {self}")
+        made = type(self)(f"{where}: {self}")
+        made.outputs = self.outputs or outputs
+        return made
 
 
 class FormatError(JrnnError, ValueError):

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import quick_compilation
 
@@ -11,8 +12,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers of pytest-xdist, and 
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The same examples in every run, however slow the machine is.
+settings.register_profile(
+    "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same")
 
 # They hold no tests. As modules of doctests, those of several folders on one command line would have the same name.
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]
@@ -46,16 +54,32 @@ def pytest_collection_modifyitems(config, items):
     items[:] = kept
 
 
+# Tracing makes many objects, and little garbage: search for it less often than Python does by default.
+gc.set_threshold(100_000, 20, 100)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget():
-    """Frees the traces and compiled functions of a file at its end, which are gigabytes over all files.
+    """Frees what a file leaves, and the traces and compiled functions when they are gigabytes.
 
     What remains is not searched for garbage again.
     """
     yield
-    jax.clear_caches()
+    if memory() > LIMIT:
+        jax.clear_caches()
     gc.collect()
     gc.freeze()
+
+
+LIMIT = 2 * 2**30  # bytes
+
+
+def memory() -> float:
+    """The bytes that this process holds; infinite where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return float("inf")
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ PAGES = sorted(DOCS.glob("*.md"))
         ("accelerators.md", 2),
         ("backward_nets.md", 5),
         ("choosing.md", 3),
+        ("conformance.md", 10),
         ("conversion.md", 5),
         ("from_flax.md", 10),
         ("from_pytorch.md", 10),

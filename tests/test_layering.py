@@ -1,8 +1,10 @@
-"""The levels of the house, read off the import statements: a file imports from lower levels or from its own folder."""
+"""The rooms of the house and what each may import, read off the import statements."""
 
 import ast
 import functools
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -10,39 +12,95 @@ import jrnn
 from jrnn.nets import registry
 
 ROOT = Path(jrnn.__file__).parent
-LEVELS = {
-    "errors": 0,
-    "printable": 0,
-    "version": 0,
-    "nets/__init__": 0,
-    "nets/ir": 0,
-    "nets/execution_step": 0,
-    "named": 1,
-    "memory": 1,
-    "arrays": 2,
-    "nets/proto": 1,
-    "nets/registry": 1,
-    "loops": 1,
-    "nets/graph": 2,
-    "nets/builder": 3,
-    "nets/lowering": 3,
-    "nets/autodiff": 3,
-    "nets/gradient_maker": 3,
-    "nets/ops": 4,
-    "nets/recurrent": 5,
-    "convert": 5,
-    "nets/plans": 5,
-    "gradcheck": 6,
-    "nets/cells": 6,
-    "nn": 6,
-    "interop": 7,
-    "testing": 7,
-    "train": 7,
-    "onnx": 8,
-    "bench": 9,
-    "cli": 10,
-    "__main__": 11,
-    "__init__": 11,
+PAGE = ROOT.parent / "CONTRIBUTING.md"
+
+
+class Room(NamedTuple):
+    """A module at the top of jrnn or of jrnn/nets, or a folder there."""
+
+    lines: int  # at most; a commit that raises it says why
+    holds: str
+    imports: str = ""  # the rooms that its files import, and no others
+
+
+ROOMS = {
+    "errors": Room(150, "the errors that jrnn raises"),
+    "version": Room(10, "the version"),
+    "printable": Room(30, "text of strangers, made safe to show"),
+    "memory": Room(150, "the bound on what operators make", "errors"),
+    "arrays": Room(110, "arrays in files of strangers", "errors memory"),
+    "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
+    "named": Room(70, "objects that are named as MODULE:NAME", "errors"),
+    "loops": Room(8_360, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars"),
+    "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors loops"),
+    "nets/__init__": Room(10, "nothing"),
+    "nets/ir": Room(260, "nets as frozen records", "errors scalars"),
+    "nets/execution_step": Room(70, "plans as frozen records", "nets/ir"),
+    "nets/registry": Room(310, "the table of operators", "errors nets/ir"),
+    "nets/gradient_maker": Room(150, "operators to gradient operators", "errors nets/ir nets/registry"),
+    "nets/proto": Room(1_370, "the wire format", "errors nets/ir nets/execution_step"),
+    "nets/graph": Room(2_030, "nets to nets, and nets to facts", "errors nets/ir printable"),
+    "nets/builder": Room(330, "building a net call by call", "errors nets/ir nets/registry nets/graph"),
+    "nets/lowering": Room(480, "a net as a JAX function", "errors loops nets/ir nets/registry nets/graph memory"),
+    "nets/autodiff": Room(
+        420, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
+    ),
+    "nets/ops": Room(
+        9_420,
+        "the operators; in contrib those that recurrent networks do not need",
+        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff memory printable",
+    ),
+    "nets/recurrent": Room(
+        360,
+        "step nets to recurrent networks",
+        "errors nets/ir nets/gradient_maker nets/graph nets/builder nets/lowering nets/autodiff nets/ops",
+    ),
+    "nets/cells": Room(
+        1_690, "recurrent cells, with Caffe2's interface", "errors scalars nets/ir nets/builder nets/recurrent"
+    ),
+    "nets/plans": Room(
+        470,
+        "loops over nets, run by the host",
+        "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering printable",
+    ),
+    "interop": Room(780, "weights of other systems", "errors nn memory nets/proto"),
+    "convert": Room(
+        3_850,
+        "JAX functions to nets; packages; nets to Python",
+        "errors named loops nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops nets/recurrent printable",
+    ),
+    "gradcheck": Room(
+        1_650,
+        "proofs of gradients",
+        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff nets/ops convert printable",
+    ),
+    "onnx": Room(
+        3_020, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert memory nets/proto"
+    ),
+    "testing": Room(
+        1_400, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
+    ),
+    "train": Room(
+        5_430,
+        "training from a config",
+        "errors named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells convert gradcheck printable memory arrays",
+    ),
+    "bench": Room(
+        3_000,
+        "measurements",
+        "errors loops nn nets/ir nets/graph convert onnx train nets/autodiff nets/lowering nets/proto",
+    ),
+    "cli": Room(
+        1_090,
+        "the command `jrnn`: one sub-command calls one function",
+        "errors version loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans convert gradcheck train bench printable memory arrays",
+    ),
+    "__main__": Room(10, "`python -m jrnn`", "cli"),
+    "__init__": Room(
+        140,
+        "the public names, which load lazily",
+        "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans interop convert gradcheck onnx testing train",
+    ),
 }
 ONLY_IN = {  # third-party package: the rooms that may know it
     "google": {"nets/proto", "onnx"},
@@ -61,7 +119,7 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
 }
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
-    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox",
+    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox", "pytest",
 }
 # fmt: on
 FILES = sorted(p for p in ROOT.rglob("*.py"))
@@ -69,11 +127,8 @@ NAMES = {str(p.relative_to(ROOT)): p for p in FILES}
 
 
 def room(path: Path) -> str:
-    """The top-level module or folder of jrnn that a file belongs to."""
-    return _room(path.relative_to(ROOT).with_suffix("").parts)
-
-
-def _room(parts) -> str:
+    """The room that a file belongs to."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
     return "/".join(parts[: 2 if parts[0] == "nets" else 1])
 
 
@@ -106,30 +161,75 @@ def _imports(path: Path):
                 yield node.lineno, [*target, alias.name], "jrnn", local
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_file_imports_from_below(name):
-    path, here = NAMES[name], room(NAMES[name])
-    assert here in LEVELS, f"{here} has no level: give it one here and in the design"
-    for line, target, package, local in imports(path):
-        where = f"{name}:{line}"
-        if target is None:
-            allowed = ONLY_IN.get(package)
-            assert allowed is None or here in allowed, f"{where}: {package} is only for {sorted(allowed or ())}"
-            late = package in OPTIONAL or (name, package) in LATE
-            assert not local or late, f"{where}: imports {package} inside a function"
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_imports_what_it_may(name):
+    found = {}
+    for path in FILES:
+        if room(path) != name:
             continue
-        assert not local, f"{where}: imports from jrnn inside a function"
-        there = _room(target) if target and _room(target) in LEVELS else "__init__"
-        if there == here:
-            continue
-        assert LEVELS[there] < LEVELS[here] or _siblings(here, there), (
-            f"{where}: {here} [{LEVELS[here]}] imports {there} [{LEVELS[there]}], which is not below it"
-        )
+        for line, target, package, local in imports(path):
+            where = f"{path.relative_to(ROOT)}:{line}"
+            if target is None:
+                allowed = ONLY_IN.get(package)
+                assert allowed is None or name in allowed, f"{where}: {package} is only for {sorted(allowed or ())}"
+                late = package in OPTIONAL or (str(path.relative_to(ROOT)), package) in LATE
+                assert not local or late, f"{where}: imports {package} inside a function"
+                continue
+            assert not local, f"{where}: imports from jrnn inside a function"
+            found.setdefault(room(_file(target)), where)
+    found.pop(name, None)
+    allowed = ROOMS[name].imports.split()
+    for there, where in found.items():
+        assert there in allowed, f"{where}: {name} may not import {there}; what it may is in ROOMS, here"
+    assert not set(allowed) - set(found), "allowed here, but no longer imported"
 
 
-def _siblings(here: str, there: str) -> bool:
-    """Within a level, single files may be imported; folders of one level do not know each other."""
-    return LEVELS[here] == LEVELS[there] and (ROOT / f"{there}.py").exists()
+def test_every_file_has_a_room_and_every_room_a_floor():
+    assert {room(path) for path in FILES} == set(ROOMS)
+    below = []
+    for name, here in ROOMS.items():  # each room stands after all that it imports, so there is no circle
+        assert set(here.imports.split()) <= set(below), name
+        below.append(name)
+
+
+def table() -> str:
+    """The rooms as the table of CONTRIBUTING.md."""
+    rows = ["| room | what it holds | lines at most | it imports |", "|---|---|---:|---|"]
+    for name, here in ROOMS.items():
+        if "__" not in name:
+            imports = ", ".join(f"`{other}`" for other in here.imports.split())
+            rows.append(f"| `{name}` | {here.holds} | {here.lines:,} | {imports} |")
+    return "\n".join(rows)
+
+
+def test_the_page_has_the_table_of_rooms():
+    assert table() in PAGE.read_text(encoding="utf-8"), f"CONTRIBUTING.md must have this table:\n\n{table()}"
+
+
+def test_a_room_has_no_more_lines_than_its_budget():
+    lines = dict.fromkeys(ROOMS, 0)
+    for path in FILES:
+        lines[room(path)] += len(path.read_text(encoding="utf-8").splitlines())
+    over = {name: count for name, count in lines.items() if count > ROOMS[name].lines}
+    assert not over, "make it shorter, or raise its budget in ROOMS and say why in the commit"
+
+
+def test_the_reading_paths_are_short():
+    page = PAGE.read_text(encoding="utf-8")
+    paths = re.findall(r"read in `(\w+)` ((?:`[\w/]+`(?:,\s+| and\s+|))+)", page)
+    assert [wing for wing, _ in paths] == ["loops", "nets"]
+    for wing, names in paths:
+        files = [ROOT / wing / f"{name}.py" for name in re.findall(r"`([\w/]+)`", names)]
+        assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 1800, wing
+
+
+def test_the_map_names_what_exists():
+    page = (ROOT.parent / "docs" / "notes" / "map.md").read_text(encoding="utf-8")
+    places = re.findall(r"`(\w+/[\w/]+(?:\.py)?)`(?::\s+`(\w+)`)?", page)
+    assert len(places) > 30
+    for file, name in places:
+        assert (ROOT / file).exists(), file
+        assert not name or re.search(rf"^(def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), (file, name)
 
 
 @pytest.mark.parametrize(
@@ -167,15 +267,6 @@ def _file(target: list[str]) -> Path:
             if parts and path.exists():
                 return path
     return ROOT / "__init__.py"
-
-
-def test_ops_and_nn_do_not_know_what_stands_beside_them():
-    for name, path in NAMES.items():
-        targets = {_room(target) for _, target, _, _ in imports(path) if target}
-        if room(path) == "nn":
-            assert "nets/ops" not in targets, name
-        if room(path) == "nets/ops":
-            assert not targets & {"nets/cells", "nn", "nets/recurrent"}, name
 
 
 def test_mechanisms_name_no_operator():

@@ -12,32 +12,26 @@ import jrnn
 ROOT = Path(jrnn.__file__).parent
 
 
-def run(code):
-    subprocess.run([sys.executable, "-c", code], check=True)
+PROGRAM = """
+import sys, jrnn
+assert not {'jax', 'numpy', 'flax', 'jrnn.nets.ops', 'jrnn.loops'} & set(sys.modules)
+jrnn.scan
+assert not {'flax', 'google', 'jrnn.nets.ops', 'jrnn.nets.lowering'} & set(sys.modules)
+
+import jax
+net = jrnn.read_net('op { type: "Tanh" input: "x" output: "y" } external_input: "x"')
+assert 'jrnn.nets.ops' not in sys.modules
+traced = jax.make_jaxpr(lambda x: jrnn.to_jax(net, ['y'])({'x': x})['y'])(1.0)
+assert [str(e.primitive) for e in traced.eqns] == ['tanh'], traced
+
+jrnn.nn.LSTM, jrnn.train.load_config, jrnn.interop.from_flax, jrnn.testing.Layer, jrnn.onnx.Spec
+jrnn.errors.ScanError, jrnn.graph.show, jrnn.cells.LSTM
+"""
 
 
-def test_import_jrnn_is_enough():
-    names = "nn.LSTM train.load_config interop.from_flax testing.Layer onnx.Spec errors.ScanError graph.show cells.LSTM"
-    run("import jrnn\n" + "\n".join(f"jrnn.{name}" for name in names.split()))
-
-
-def test_nothing_loads_before_it_is_used():
-    run(
-        "import sys, jrnn\n"
-        "assert not {'jax', 'numpy', 'flax', 'jrnn.nets.ops', 'jrnn.loops'} & set(sys.modules)\n"
-        "jrnn.scan\n"
-        "assert not {'flax', 'google', 'jrnn.nets.ops', 'jrnn.nets.lowering'} & set(sys.modules)"
-    )
-
-
-def test_operators_load_when_the_table_is_read_also_while_jax_traces():
-    run(
-        "import sys, jax, jrnn\n"
-        'net = jrnn.read_net(\'op { type: "Tanh" input: "x" output: "y" } external_input: "x"\')\n'
-        "assert 'jrnn.nets.ops' not in sys.modules\n"
-        "traced = jax.make_jaxpr(lambda x: jrnn.to_jax(net, ['y'])({'x': x})['y'])(1.0)\n"
-        "assert [str(e.primitive) for e in traced.eqns] == ['tanh'], traced"
-    )
+def test_import_jrnn_is_enough_and_nothing_loads_before_it_is_used():
+    """Operators load when the table is read, also while JAX traces."""
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
 
 
 @pytest.mark.parametrize("name", jrnn.__all__)

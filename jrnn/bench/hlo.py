@@ -73,7 +73,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopCost:
     """A loop: its trips (1 if unknown), the cost of one trip, and the kernels of one trip by their kind."""
 
     trips: int
@@ -102,7 +102,7 @@ class Module:
         """Returns the cost of each launch of the whole program; loop bodies are repeated."""
         return [cost for _, cost in self._launches(self._entry)]
 
-    def loops(self) -> list[Loop]:
+    def loops(self) -> list[LoopCost]:
         """Returns the outermost loops of the program, in order."""
         return list(self._loops(self._entry))
 
@@ -111,12 +111,12 @@ class Module:
         every = (i for instructions in self._computations.values() for i in instructions.values())
         return any(i.opcode == "custom-call" and "tpu_custom_call" in i.attributes for i in every)
 
-    def _loops(self, computation: str) -> Iterator[Loop]:
+    def _loops(self, computation: str) -> Iterator[LoopCost]:
         for i in self._computations[computation].values():
             if i.opcode == "while":
                 launches = list(self._launches(i.called("body")))
                 kinds = Counter(opcode for opcode, _ in launches)
-                yield Loop(self._trips(i), sum((cost for _, cost in launches), Cost()), kinds)
+                yield LoopCost(self._trips(i), sum((cost for _, cost in launches), Cost()), kinds)
             elif i.opcode == "call":
                 yield from self._loops(i.called("to_apply"))
 

@@ -27,7 +27,7 @@ Weights = Callable[[Size], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Step:
+class Measurable:
     """A step with its arguments.
 
     Attributes:
@@ -41,7 +41,7 @@ class Step:
     initial: Callable[[Size], Any]
 
 
-STEPS: dict[str, Step] = {}
+STEPS: dict[str, Measurable] = {}
 
 
 def inputs(cell: str, size: Size, seed: int = 0) -> tuple[dict[str, Any], Any]:
@@ -76,7 +76,7 @@ def _two(size: Size) -> Any:
 
 def _step(weights: Weights, initial: Callable[[Size], Any] = _hidden) -> Callable[[Make], Make]:
     def register(make: Make) -> Make:
-        STEPS[make.__name__] = Step(make, weights, initial)
+        STEPS[make.__name__] = Measurable(make, weights, initial)
         return make
 
     return register

@@ -22,7 +22,7 @@ OPTIONAL = {"torch": "reads .pt files: pip install torch"}  # packages that jrnn
 
 
 @dataclass(frozen=True)
-class Package:
+class Installed:
     """A package that jrnn uses.
 
     Attributes:
@@ -59,7 +59,7 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.sub(r"[^\d.].*", "", version).split(".") if n)
 
 
-def packages() -> list[Package]:
+def packages() -> list[Installed]:
     """The packages that jrnn uses: from pyproject.toml in a source tree, else from the metadata of the installation."""
     source = HERE.parent / "pyproject.toml"
     if source.exists():
@@ -68,13 +68,13 @@ def packages() -> list[Package]:
         lines = [*project["dependencies"], *(f'{line}; extra == "{e}"' for e, more in extras for line in more)]
     else:
         lines = importlib.metadata.requires("jrnn") or []
-    found: dict[str, Package] = {}
+    found: dict[str, Installed] = {}
     for line in lines:
         match = re.match(r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
         assert match is not None, line
         name, wanted, extra = match.groups(default="")
         if name != "jrnn" and extra not in ("test", "dev"):  # an extra may list jrnn itself, with other extras
-            found.setdefault(name, Package(name, wanted or "0", _installed(name), extra))
+            found.setdefault(name, Installed(name, wanted or "0", _installed(name), extra))
     return list(found.values())
 
 
@@ -120,7 +120,7 @@ def examine(out: Any = None) -> bool:
     return all(p.is_satisfied for p in needed)
 
 
-def _rows(found: list[Package]) -> list[str]:
+def _rows(found: list[Installed]) -> list[str]:
     width = max((len(p.name) for p in found), default=0)
     return [
         f"{p.name:{width}}  {p.installed or 'absent':10} (>= {p.wanted}){f'  {p.extra}' if p.extra else ''}"

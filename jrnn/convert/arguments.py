@@ -83,7 +83,7 @@ class Call:
             )
         if not graph.outputs:
             raise ConversionError(f"{self.name} returns no array; a converted function must have an output")
-        return graph, [_path_of("output", path) for path, _ in tree_flatten_with_path(out)[0]]
+        return graph, [path_of("output", path) for path, _ in tree_flatten_with_path(out)[0]]
 
 
 def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) -> Call:
@@ -110,7 +110,7 @@ def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) 
         found, structure = tree_flatten_with_path(tree)
         structures.append((structure, len(found)))
         for path, value in found:
-            full = _path_of(prefix, path)
+            full = path_of(prefix, path)
             leaves.append(Leaf(full.removesuffix("/value") if own and is_param else full, value, is_param))
     for leaf in leaves:
         _check_argument(leaf, name)
@@ -143,7 +143,7 @@ def _names_of(fn: Callable, count: int, has_params: bool) -> list[str]:
     return [plain[k] if k < len(plain) else f"arg_{k}" for k in range(count)]
 
 
-def _path_of(prefix: str, path: Sequence[Any]) -> str:
+def path_of(prefix: str, path: Sequence[Any]) -> str:
     inner = keystr(tuple(path), simple=True, separator="/")
     return "/".join(part for part in (prefix, inner) if part) or "arg"
 
@@ -175,5 +175,5 @@ def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for variable, tree in {**seen.globals, **seen.nonlocals}.items():
         if not callable(tree) and not inspect.ismodule(tree):
-            found += [(_path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
+            found += [(path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
     return found

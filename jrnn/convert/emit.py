@@ -79,7 +79,9 @@ class Emitter:
         self.problems: list[str] = []
         self.trail: list[tuple[Node, Var, Blob]] = []
         self.read: tuple[bool, ...] = ()  # which outputs of the current node are read
-        self._source = ""  # the line of the current node
+        self.origins: dict[str, str] = {}  # blob -> the primitive and the line that it comes from
+        self.without_gradient: list[str] = []  # why a scan was written without a backward net
+        self._node_name = self._source = ""  # of the current node: its primitive and its line
         self._recognize = recognize
         self._closed_over = closed_over
         self._casts: dict[str, Blob] = {}  # result of a Cast -> its operand
@@ -141,6 +143,7 @@ class Emitter:
         names = [i if isinstance(i, str) else self.blob(i).name for i in inputs]
         made = [self.claim(type if o else f"{type}_unused") for o in outputs]
         self.b.add(Op.of(type, names, made, **args))
+        self.origins.update(dict.fromkeys(made, f"{self._node_name} ({self._source})"))
         return [Blob.of(name, *o) for name, o in zip(made, outputs) if o]
 
     def op(self, type: str, inputs: Sequence[str | Value], shape: Sequence[int], dtype: Any, /, **args: Any) -> Blob:
@@ -276,6 +279,7 @@ class Emitter:
         ):
             return placeholders
         known, self._source = len(self.problems), node.source
+        self._node_name = node.name
         try:
             found = RULES[node.name](self, node, *values)
         except ConversionError as e:

@@ -1,13 +1,13 @@
 """from_jax: converts a JAX function to nets that Caffe2 runs, and verifies them; from_factory: what `jrnn convert` names."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from jrnn.convert.arguments import Leaf, call_of
+from jrnn.convert.arguments import Call, Leaf, call_of
 from jrnn.convert.emit import TYPE_CODES, TYPES, UNKNOWN, Blob, Emitter
 from jrnn.convert.flat import Graph, Var
 from jrnn.convert.groups import recognize
@@ -49,7 +49,25 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
     >>> package.weight_names, [op.type for op in package.predict_net.ops]
     (('dense/b', 'dense/w'), ['FC', 'Tanh'])
     """
-    call = call_of(fn, example_args, params, name)
+    return convert(call_of(fn, example_args, params, name)).package
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A package, and what is known about how it was made.
+
+    Attributes:
+        origins: blob of the predict net -> the primitive and the user's line that it comes from.
+        without_gradient: why scans were written without a backward net, each with its primitive and line.
+    """
+
+    package: Package
+    origins: Mapping[str, str]
+    without_gradient: tuple[str, ...]
+
+
+def convert(call: Call) -> Converted:
+    """Converts the call of a function, as `from_jax` does."""
     leaves = call.leaves
     graph, out_names = call.trace([leaf.spec for leaf in leaves])
     e = Emitter(call.name, recognize, call.closed_over)
@@ -68,7 +86,8 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
     package = replace(package, shapes={n: shapes[n] for n in package.input_names if n in shapes})
     trail = [(node, var, replace(blob, name=renamed.get(blob.name, blob.name))) for node, var, blob in e.trail]
     verify(package, graph, [leaf.value for leaf in leaves], e.given, trail)
-    return package
+    origins = {renamed.get(name, name): where for name, where in e.origins.items()}
+    return Converted(package, origins, tuple(e.without_gradient))
 
 
 def _declare(e: Emitter, graph: Graph, leaves: Sequence[Leaf], used: Collection[Var]) -> list[Any]:

@@ -5,7 +5,7 @@ node that replaces a match.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.convert.emit import FLOAT, Emitter, Value, rule
-from jrnn.convert.flat import Graph, Node, Var
+from jrnn.convert.flat import Atom, Graph, Node, Var
 from jrnn.convert.match import ANY, find, is_view, maker_of, ordered, pattern
 from jrnn.convert.rules.products import fully_connected
 from jrnn.convert.rules.shapes import join
@@ -37,7 +37,7 @@ def recognize(graph: Graph) -> Graph:
                 continue
             inputs = tuple(found[v] for v in sought.inputs)
             outputs = (*(found[v] for v in sought.outputs[:-1]), node.outputs[-1])
-            if any(makers[v] in replaced for v in outputs):
+            if any(makers[v] in replaced for v in outputs) or _depends(inputs, outputs[:-1], makers):
                 continue
             before = _GATES_BEFORE.get(name)
             if before is not None and (source := _whole(inputs[1:], makers, before)) is not None:
@@ -49,6 +49,22 @@ def recognize(graph: Graph) -> Graph:
         return graph
     nodes = dict.fromkeys(replaced.get(node, node) for node in graph.nodes)
     return replace(graph, nodes=ordered(list(nodes), graph.outputs))
+
+
+def _depends(inputs: Iterable[Atom], outputs: Sequence[Var], makers: Makers) -> bool:
+    """Whether an input is computed from one of the outputs, as the output gate of a peephole LSTM is from its cell."""
+    stack, seen = list(inputs) if outputs else [], set(outputs)
+    while stack:
+        atom = stack.pop()
+        if not isinstance(atom, Var):
+            continue
+        if atom in outputs:
+            return True
+        node = makers.get(atom)
+        if node is not None and atom not in seen:
+            seen.update(node.outputs)
+            stack += node.inputs
+    return False
 
 
 def _runner(reference: Callable) -> Callable:

@@ -32,6 +32,8 @@ from jrnn.gradcheck.compare import (
     net_error,
     weighted,
 )
+from jrnn.gradcheck.held import holding, rule_name, stopping_lines
+from jrnn.gradcheck.kinks import near_kinks
 from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
 from jrnn.gradcheck.subject import Subject, function_of, subject_of_net
 from jrnn.loops.jaxprs import Program, Var, evaluate, opened, read, scan_counts, trace
@@ -90,11 +92,23 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradientWarning)  # the fault says what stops a gradient
         blobs, notes = agreements(s, effort)
+        if not s.exact and s.held is None and not _differences_agree(blobs, effort):
+            held = holding(s.function, s.point)
+            if held is not None:
+                s = replace(s, held=held)
+                blobs, notes = agreements(s, effort)
+                lines = ", ".join(stopping_lines(s.function, s.point)) or "in a library"
+                notes.append(f"central differences hold the values that stop_gradient stops ({lines})")
         fault = None
+        if not _differences_agree(blobs, effort):
+            notes += near_kinks(s.function, s.point)
         if not all(b.agrees for b in blobs):
-            fault = first_fault(s, effort, blobs)
+            wrong_net = any(b.net_error is not None and not b.net_error <= effort.tolerance for b in blobs)
+            if s.no_net is None and (wrong_net or s.held is None):
+                fault = first_fault(s, effort, blobs)
             if fault is None and not s.exact:
-                notes.append("the net that the function converts to agrees with itself: the function is at fault")
+                if s.no_net is None:
+                    notes.append("the net that the function converts to agrees with itself: the function is at fault")
                 fault = fault_in_function(s, effort)
         single = sum(v[0].size for v in s.seeds.values()) == 1
         return GradientReport(
@@ -108,6 +122,10 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
             fault=fault,
             notes=tuple(notes),
         )
+
+
+def _differences_agree(blobs: Sequence[BlobAgreement], effort: Effort) -> bool:
+    return all(b.agrees or effort.agrees(replace(b, net_error=None)) for b in blobs)
 
 
 # The operator at fault -------------------------------------------------------------------------------------------------
@@ -127,14 +145,16 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
 
     None if the gradients of the net itself agree, which happens if the subject's function is not the net.
     """
-    kind = "net" if any(not b.net_error <= effort.tolerance for b in blobs) else "difference"
+    kind = "net" if any(not (b.net_error or 0.0) <= effort.tolerance for b in blobs) else "difference"
     if not s.exact and not disagree(_suffix(s, 0), effort, kind):
         return None
     k = _bisect(len(s.net.ops), lambda k: disagree(_suffix(s, k), effort, kind))
     op, at = s.net.ops[k], _suffix(s, k)
     found, _ = agreements(at, replace(effort, second=False))
     wrong = [b for b in found if not b.agrees] or found
-    b = max([b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error, b.difference_error))
+    b = max(
+        [b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error or 0.0, b.difference_error)
+    )
     inside = _fault_in_step(op, at, effort) if workspace_of(op) is Workspace.STEP else None
     where = describe_op(k, op.type, op.outputs, s.net.name)
     return Fault(where, op.type, b.name, b.worst, b.values, inside, _cut(op))
@@ -227,30 +247,29 @@ def fault_in_function(s: Subject, effort: Effort) -> Fault | None:
     """The equation nearest to the outputs whose gradient disagrees with central differences, or None."""
     point = s.point
     program = trace(lambda *values: list(s.function(dict(zip(point, values))).values()), list(point.values()))
-    return _fault_in_equations(program, list(point.values()), list(_mixed(s).values()), effort)
+    return _fault_in_equations(program, list(point.values()), list(_mixed(s).values()), effort, s.surrogates)
 
 
 def _fault_in_equations(
-    program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], effort: Effort
+    program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], effort: Effort, surrogates: tuple[str, ...]
 ) -> Fault | None:
     def is_wrong(k: int) -> bool:
-        return disagree(_function_suffix(program, args, seeds, k), effort, "difference")
+        return disagree(_function_suffix(program, args, seeds, k, surrogates), effort, "difference")
 
     if not is_wrong(0):
         return None
     k = _bisect(len(program.eqns), is_wrong)
-    eqn, at = program.eqns[k], _function_suffix(program, args, seeds, k)
+    eqn, at = program.eqns[k], _function_suffix(program, args, seeds, k, surrogates)
     mine = by_jax(at)
     where = {n: chosen(np.abs(np.asarray(mine[n])), effort.max_elements) for n in at.wrt}
     differences = element_differences(at, where)
-    found = [compare(at, n, mine[n], mine[n], where[n], differences[n]) for n in at.wrt]  # there is no net's gradient
+    found = [compare(at, n, mine[n], None, where[n], differences[n]) for n in at.wrt]
     b = max(found, key=lambda b: b.difference_error)
     inside = None
     if eqn.primitive.name == "scan":
         env = _before(program, args, k)
-        inside = _fault_in_step_of_scan(eqn, [jnp.asarray(read(env, v)) for v in eqn.invars], effort)
-    rule = eqn.params.get("name") or getattr(eqn.params.get("call_jaxpr"), "debug_info", None)
-    called = getattr(rule, "func_name", rule)
+        inside = _fault_in_step_of_scan(eqn, [jnp.asarray(read(env, v)) for v in eqn.invars], effort, surrogates)
+    called = eqn.params.get("name") or rule_name(eqn)
     source = source_of(eqn)
     label = f"{eqn.primitive.name}{f' of {called}' if called else ''}{f' ({source})' if source else ''}"
     return Fault(label, eqn.primitive.name, b.name, b.worst, (b.values[0], None, b.values[2]), inside)
@@ -262,7 +281,9 @@ def _before(program: Program, args: Sequence[Any], k: int) -> dict[Var, Any]:
     return evaluate(program.eqns[:k], dict(known))
 
 
-def _function_suffix(program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], k: int) -> Subject:
+def _function_suffix(
+    program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], k: int, surrogates: tuple[str, ...]
+) -> Subject:
     """The equations from number k on as a subject without a net."""
     env = _before(program, args, k)
     atoms = [*(v for eqn in program.eqns[k:] for v in eqn.invars), *program.outvars]
@@ -275,10 +296,13 @@ def _function_suffix(program: Program, args: Sequence[Any], seeds: Sequence[np.n
         inner = evaluate(program.eqns[k:], {**env, **{names[n]: x for n, x in point.items()}})
         return {y: read(inner, v) for y, v in zip(outputs, program.outvars)}
 
-    return Subject(Net("function"), blobs, wrt, outputs, function)
+    s = Subject(Net("function"), blobs, wrt, outputs, function, exact=False, surrogates=surrogates)
+    return replace(s, held=holding(function, s.point, surrogates))
 
 
-def _fault_in_step_of_scan(eqn: Any, values: Sequence[Any], effort: Effort) -> Fault | None:
+def _fault_in_step_of_scan(
+    eqn: Any, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]
+) -> Fault | None:
     """The equation at fault within the first step of a scan, at a random point near the step's."""
     rng = np.random.default_rng(0)
     closed, fixed = eqn.params["jaxpr"], sum(scan_counts(eqn.params))
@@ -287,4 +311,4 @@ def _fault_in_step_of_scan(eqn: Any, values: Sequence[Any], effort: Effort) -> F
     program = opened(closed)
     program = replace(program, outvars=tuple(v for v in program.outvars if v.aval.dtype == np.float64))
     seeds = [rng.standard_normal((1, *v.aval.shape)) for v in program.outvars]
-    return _fault_in_equations(program, values, seeds, effort)
+    return _fault_in_equations(program, values, seeds, effort, surrogates)

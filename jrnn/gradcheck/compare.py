@@ -44,28 +44,34 @@ class Effort:
     def agrees(self, b: BlobAgreement) -> bool:
         """Whether all errors are within their tolerances; a NaN never is."""
         errors = (b.difference_error, b.direction_error, b.second_error)
-        return b.net_error <= self.tolerance and all(e is None or e <= self.difference_tolerance for e in errors)
+        by_net = b.net_error is None or b.net_error <= self.tolerance
+        return by_net and all(e is None or e <= self.difference_tolerance for e in errors)
 
 
 def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[str]]:
     """The agreement of each blob, and notes on what could not be checked."""
-    mine, theirs = by_jax(s), by_net(s)
+    mine, theirs = by_jax(s), None if s.no_net else by_net(s)
     notes = []
-    lost = [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
+    if s.no_net:
+        notes.append(f"there is no net, so JAX's gradient and central differences were compared: {s.no_net}")
+    lost = [] if s.no_net else [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
     if lost:
         notes.append(f"the net has no gradient of {', '.join(lost)}, and JAX has: they were left out")
         s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
-    where = {n: chosen(np.max(np.abs(mine[n] - theirs[n]), axis=0), effort.max_elements) for n in s.wrt}
+    off = {n: mine[n] if theirs is None else mine[n] - theirs[n] for n in s.wrt}
+    where = {n: chosen(np.max(np.abs(off[n]), axis=0), effort.max_elements) for n in s.wrt}
     differences = element_differences(s, where)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
     along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
     twice: dict[str, float] = {}
-    if effort.second:
+    if effort.second and s.held is not None:
+        notes.append("second derivatives were not compared, because stop_gradient stops them")
+    elif effort.second:
         try:
             twice = second_errors(s)
         except (NotImplementedError, TypeError, ValueError) as e:  # what JAX raises where a rule is missing
             notes.append(f"second derivatives were not compared: {str(e).splitlines()[0]}")
-    found = [compare(s, n, mine[n], theirs[n], where[n], differences[n]) for n in s.wrt]
+    found = [compare(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt]
     found = [replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in found]
     return [replace(b, agrees=effort.agrees(b)) for b in found], notes
 
@@ -85,24 +91,30 @@ def scale_of(gradient: Any) -> float:
 
 
 def net_error(by_jax: Any, by_net: Any) -> float:
+    """The largest difference of two gradients, relative to the scale of the first."""
     return float(np.max(np.abs(np.asarray(by_jax) - np.asarray(by_net)), initial=0.0)) / scale_of(by_jax)
 
 
 def compare(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, differences: Any) -> BlobAgreement:
-    """The agreement of one blob. Gradients are [S, ...]; differences [S, len(where)] are at flat indices `where`."""
+    """The agreement of one blob.
+
+    Gradients are [S, ...], and the net's may be None; differences [S, len(where)] are at flat indices `where`.
+    """
     shape = np.shape(by_jax)[1:]
     size = int(np.prod(shape))
-    mine, theirs = (np.asarray(g).reshape(s.rows, size)[:, where] for g in (by_jax, by_net))
+    mine, theirs = (
+        np.asarray(g).reshape(s.rows, size)[:, where] for g in (by_jax, by_jax if by_net is None else by_net)
+    )
     scale = scale_of(by_jax)
     off_net, off_difference = np.abs(mine - theirs) / scale, np.abs(mine - differences) / scale
-    errors = net_error(by_jax, by_net), float(np.max(off_difference, initial=0.0))
+    errors = None if by_net is None else net_error(by_jax, by_net), float(np.max(off_difference, initial=0.0))
     if not len(where):
         return BlobAgreement(name, shape, *errors, 0, (), (0.0, 0.0, 0.0), False, s.row_name(0))
     # among the elements with differences, the one where JAX's gradient differs most from either of the others
     off = off_net / TOLERANCE + off_difference / DIFFERENCE_TOLERANCE
     row, k = (int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
     worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
-    values = (float(mine[row, k]), float(theirs[row, k]), float(differences[row, k]))
+    values = (float(mine[row, k]), None if by_net is None else float(theirs[row, k]), float(differences[row, k]))
     return BlobAgreement(name, shape, *errors, len(where), worst, values, False, s.row_name(row))
 
 
@@ -177,10 +189,12 @@ def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any
 
 
 def weighted(s: Subject) -> Callable[[Mapping[str, Any]], Any]:
-    """The function of the point that is differentiated: the outputs, weighted by the seeds, summed: [S]."""
+    """The function of the point whose differences are taken: the outputs, weighted by the seeds, summed: [S]."""
+
+    function = s.held or s.function
 
     def value(point: Mapping[str, Any]) -> Any:
-        outputs = s.function(point)
+        outputs = function(point)
         return sum(jnp.sum((seeds * outputs[y][None]).reshape(len(seeds), -1), axis=1) for y, seeds in s.seeds.items())
 
     return value

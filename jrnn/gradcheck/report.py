@@ -39,7 +39,7 @@ class BlobAgreement:
     Every error is the largest absolute difference, divided by the gradient's largest element if that is above 1.
 
     Attributes:
-        net_error: between JAX's and the generated net's gradient, over all elements.
+        net_error: between JAX's and the generated net's gradient, over all elements; None if there is no net.
         difference_error: between JAX's gradient and central differences, over the `checked` elements.
         direction_error: between JAX's slope along random directions, which change every element of the blob, and central
             differences; None if all elements were checked one by one.
@@ -51,15 +51,24 @@ class BlobAgreement:
 
     name: str
     shape: tuple[int, ...]
-    net_error: float
+    net_error: float | None
     difference_error: float
     checked: int
     worst: tuple[int, ...]
-    values: tuple[float, float, float]
+    values: tuple[float, float | None, float]
     agrees: bool
     of: str = ""
     direction_error: float | None = None
     second_error: float | None = None
+
+
+_UNSAFE = "JAX's is not finite: give the branch that jnp.where does not take a safe argument"
+
+
+def _near(a: float | None, b: float | None, among: tuple[float | None, ...]) -> bool:
+    """Whether two gradients are equal, up to the precision of differences."""
+    scale = max(1.0, *(abs(v) for v in among if v is not None and math.isfinite(v)))
+    return a is not None and b is not None and abs(a - b) <= 1e-5 * scale
 
 
 @dataclass(frozen=True)
@@ -96,12 +105,15 @@ class Fault:
         """Which of the three gradients differs from the other two."""
         by_jax, by_net, difference = self.values
         if by_net is None:
+            if not math.isfinite(by_jax) and math.isfinite(difference):
+                return _UNSAFE
             return "a derivative rule that is not the derivative, or a kink within a step of here"
-        near = 1e-5 * max(1.0, *(abs(v) for v in (by_jax, by_net, difference) if math.isfinite(v)))
-        jax_agrees, net_agrees = abs(by_jax - difference) <= near, abs(by_net - difference) <= near
+        if not math.isfinite(by_jax) and math.isfinite(difference):
+            return _UNSAFE
+        jax_agrees, net_agrees = (_near(v, difference, self.values) for v in (by_jax, by_net))
         if jax_agrees != net_agrees:
             return "the net's is wrong" if jax_agrees else "JAX's is wrong"
-        if abs(by_jax - by_net) > near:
+        if not _near(by_jax, by_net, self.values):
             return "all three differ"
         if self.cut:
             return f"differences stand alone, because {self.cut}"
@@ -141,7 +153,8 @@ class GradientReport:
     def strain(self, b: BlobAgreement) -> float:
         """The largest error of a blob relative to its tolerance; above 1 it disagrees."""
         errors = (b.difference_error, b.direction_error, b.second_error)
-        found = [b.net_error / self.tolerance, *(e / self.difference_tolerance for e in errors if e is not None)]
+        found = [e / self.difference_tolerance for e in errors if e is not None]
+        found += [] if b.net_error is None else [b.net_error / self.tolerance]
         return math.inf if any(math.isnan(e) for e in found) else max(found)
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,16 +172,39 @@ class GradientReport:
             found = [getattr(b, name) for name in errors.values()]
             at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
             row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in found)]
-            row += [*(f"{v:.6g}" for v in b.values), at, "agrees" if b.agrees else "DISAGREES"]
+            row += [*("-" if v is None else f"{v:.6g}" for v in b.values), at, "agrees" if b.agrees else "DISAGREES"]
             rows.append(row[: len(heads)])
         return heads, rows
+
+    def verdict(self) -> str:
+        """Which of the three gradients agree, as in `JAX's gradient and the net's agree; central differences do not`."""
+        if not self.blobs:
+            return "no gradient was compared"
+        errors = [
+            e for b in self.blobs for e in (b.difference_error, b.direction_error, b.second_error) if e is not None
+        ]
+        differences = all(e <= self.difference_tolerance for e in errors)
+        if all(b.net_error is None for b in self.blobs):
+            return f"JAX's gradient and central differences {'' if differences else 'dis'}agree; there is no net"
+        net = all(b.net_error is not None and b.net_error <= self.tolerance for b in self.blobs)
+        if net and differences:
+            return "JAX's gradient, the net's and central differences agree"
+        if net or differences:
+            agrees, other = (
+                ("the net's", "central differences do") if net else ("central differences", "the net's does")
+            )
+            return f"JAX's gradient and {agrees} agree; {other} not"
+        together = all(_near(b.values[1], b.values[2], b.values) for b in self.blobs if not b.agrees)
+        return (
+            "the net's gradient and central differences agree; JAX's does not" if together else "no two gradients agree"
+        )
 
     def __str__(self) -> str:
         heads, rows = self.table()
         widths = [max(map(len, column)) for column in zip(heads, *rows)]
         lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in (heads, *rows)]
         fault = [] if self.fault is None else [f"first fault: {self.fault}"]
-        return "\n".join([*lines, *self.notes, *fault])
+        return "\n".join([*lines, *self.notes, self.verdict(), *fault])
 
 
 def table_of(report: GradientReport) -> Table:

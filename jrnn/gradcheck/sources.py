@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import tree_flatten_with_path
 
-from jrnn.convert import example_of, from_jax, load_function, load_package
-from jrnn.convert.arguments import call_of
-from jrnn.errors import FormatError, GradientError, near
+from jrnn.convert import example_of, load_function, load_package
+from jrnn.convert.arguments import Call, call_of, path_of
+from jrnn.convert.from_jax import Converted, convert
+from jrnn.errors import ConversionError, FormatError, GradientError, near
+from jrnn.gradcheck.held import holding
 from jrnn.gradcheck.subject import Subject, as_float64, seeds_of, subject_of_net
+from jrnn.nets.autodiff import add_gradients
 from jrnn.nets.ir import Net
 from jrnn.nets.lowering import run_net
 from jrnn.nets.proto import read_net
@@ -23,42 +28,115 @@ from jrnn.nets.proto import read_net
 LOSS = "loss"
 
 
-def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None) -> Subject:
+def subject_of_function(
+    fn: Callable, args: Sequence[Any], params: Any = None, surrogates: Collection[str] = ()
+) -> Subject:
     """A function at a point; its net is what `from_jax` converts it to. To be called with 64-bit types enabled.
 
     Args:
         fn, args, params: as for `from_jax`. The function is differentiated with respect to args and params, but not to
-            arrays that it closes over. This is done in float64, so its types must follow those of its arguments.
+            arrays that it closes over. This is done in float64, so its types must follow those of its arguments. Complex
+            arguments and results count as two arrays, `z/real` and `z/imag`. If no net can have the function's gradient,
+            the subject says why.
+        surrogates: names of functions inside `fn` whose custom derivative rule is a surrogate on purpose.
 
     Raises:
-        ConversionError: as `from_jax` does.
+        ConversionError: for arguments that are not arrays, and a function without results.
         GradientError: a function that does not run in float64.
     """
     with jax.enable_x64(False):
         args, params = jax.tree.map(_as_float32, (tuple(args), params))
-        package = from_jax(fn, *args, params=params)
         call = call_of(fn, args, params)
-    names = [leaf.name for leaf in call.leaves if leaf.is_param] + list(package.input_names)
-    values = {n: as_float64(leaf.value) for n, leaf in zip(names, call.leaves, strict=True)}
+        converted: Converted | str
+        if surrogates:
+            converted = f"a net has the derivative of {', '.join(surrogates)}, not the surrogate gradient"
+        else:
+            converted = _converted(call)
+    if isinstance(converted, str):
+        names, results = _distinct([leaf.name for leaf in call.leaves]), None
+    else:
+        package = converted.package
+        names = [leaf.name for leaf in call.leaves if leaf.is_param] + list(package.input_names)
+        results = list(package.output_names)
+    values = {n: v for n, leaf in zip(names, call.leaves, strict=True) for n, v in _parts(n, as_float64(leaf.value))}
     fixed = {n: v for n, v in values.items() if v.dtype != np.float64}
     point = {n: v for n, v in values.items() if n not in fixed}
 
     def function(point: Mapping[str, Any]) -> dict[str, Any]:
-        results = call.run([point[n] if n in point else jnp.asarray(fixed[n]) for n in names])
-        return dict(zip(package.output_names, jax.tree.leaves(results), strict=True))
+        given = {**{n: jnp.asarray(v) for n, v in fixed.items()}, **point}
+        found = call.run([_joined(n, given) for n in names])
+        ends = results or _distinct([path_of("output", path) for path, _ in tree_flatten_with_path(found)[0]])
+        return {n: v for n, leaf in zip(ends, jax.tree.leaves(found), strict=True) for n, v in _parts(n, leaf)}
 
-    name = package.predict_net.name
     try:
         shapes = jax.eval_shape(function, point)
     except (TypeError, ValueError) as e:
         raise GradientError(
-            f"{name} does not run in float64: {str(e).splitlines()[0]}; gradients are compared in float64: let types follow "
-            "those of the arguments, as in jnp.zeros(n, x.dtype)"
+            f"{call.name} does not run in float64: {str(e).splitlines()[0]}; gradients are compared in float64: let types "
+            "follow those of the arguments, as in jnp.zeros(n, x.dtype)"
         ) from e
-    seeds = seeds_of(name, shapes, point)
-    net, constants = _without_constants(package.predict_net)
-    blobs = {n: as_float64(v) for n, v in {**package.weights(), **constants}.items()} | values
-    return Subject(net, blobs, tuple(point), seeds, lambda p: {y: function(p)[y] for y in seeds}, exact=False)
+    seeds = seeds_of(call.name, shapes, point)
+    smooth = lambda p: {y: v for y, v in function(p).items() if y in seeds}  # noqa: E731
+    reason = converted if isinstance(converted, str) else _missing_gradient(converted, seeds)
+    s = Subject(Net(call.name), values, tuple(point), seeds, smooth, exact=False, no_net=reason)
+    if surrogates:
+        held = holding(smooth, s.point, surrogates)
+        if held is None:
+            raise GradientError(
+                f"{call.name} calls no function {' or '.join(map(repr, surrogates))} with a derivative rule of its own; "
+                "surrogates are the names of functions with jax.custom_jvp or jax.custom_vjp"
+            )
+        return replace(s, held=held, surrogates=tuple(surrogates))
+    if isinstance(converted, str) or reason is not None:
+        return s
+    net, constants = _without_constants(converted.package.predict_net)
+    blobs = {n: as_float64(v) for n, v in {**converted.package.weights(), **constants}.items()} | values
+    return replace(s, net=net, blobs=blobs)
+
+
+def _converted(call: Call) -> Converted | str:
+    """The conversion of a function, or in one line why there is none."""
+    try:
+        return convert(call)
+    except ConversionError as e:
+        first, *reasons = (line.strip() for line in str(e).splitlines())
+        more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+        return (reasons[0] if reasons else first) + more
+
+
+def _missing_gradient(converted: Converted, seeds: Mapping[str, Any]) -> str | None:
+    """Why the net has no backward pass, in one line; None if it has one."""
+    if converted.without_gradient:
+        return converted.without_gradient[0]
+    try:
+        add_gradients(converted.package.predict_net, dict.fromkeys(seeds))
+    except GradientError as e:
+        where = next(
+            (converted.origins[o] for o in e.outputs if o in converted.origins), converted.package.predict_net.name
+        )
+        return f"{where}: {e}"
+    return None
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that were used before."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}_{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
+    """A value under its name, or the real and imaginary part of a complex one."""
+    if not jnp.issubdtype(value.dtype, jnp.complexfloating):
+        return [(name, value)]
+    return [(f"{name}/real", value.real), (f"{name}/imag", value.imag)]
+
+
+def _joined(name: str, values: Mapping[str, Any]) -> Any:
+    return values[name] if name in values else jax.lax.complex(values[f"{name}/real"], values[f"{name}/imag"])
 
 
 def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
@@ -69,8 +147,10 @@ def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
 
 
 def _as_float32(value: Any) -> Any:
+    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return value  # a random key
     value = np.asarray(value)
-    return value.astype(np.float32) if value.dtype.kind == "f" else value
+    return value.astype({"f": np.float32, "c": np.complex64}.get(value.dtype.kind, value.dtype))
 
 
 def subject_of_file(path: str, feeds: Mapping[str, Any], loss: str | None, *, init: str | None, key: Any) -> Subject:

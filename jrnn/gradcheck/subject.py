@@ -35,6 +35,9 @@ class Subject:
         key: for operators that draw random numbers.
         optional: blobs of wrt that may have no gradient by the net, such as the running means of a normalization.
         exact: whether the net has the constants of the function; those of converted functions are rounded to float32.
+        no_net: why no net has this gradient, in one line; then JAX's gradient and differences are compared. None if one has.
+        held: the function for differences, if it is another: it holds what `stop_gradient` stops.
+        surrogates: the names of functions whose derivative rule is a surrogate on purpose.
     """
 
     net: Net
@@ -45,6 +48,9 @@ class Subject:
     key: Any = None
     optional: frozenset[str] = frozenset()
     exact: bool = True
+    no_net: str | None = None
+    held: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+    surrogates: tuple[str, ...] = ()
 
     @property
     def point(self) -> dict[str, Any]:
@@ -127,5 +133,7 @@ def _forward_part(net: Net, loss: str) -> Net:
 
 
 def as_float64(value: Any) -> Any:
+    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return value  # a random key
     value = np.asarray(value)
-    return value.astype(np.float64) if value.dtype.kind == "f" else value
+    return value.astype({"f": np.float64, "c": np.complex128}.get(value.dtype.kind, value.dtype))

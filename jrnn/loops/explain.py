@@ -1,4 +1,4 @@
-"""`explain_scan`: the plans of the loops that a scan and its gradient are lowered to."""
+"""`explain_scan` and `explain`: the plans of the loops of one scan and its gradient, and of all loops of a program."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, lowering, primitives
+from jrnn.loops import jaxprs, primitives
 from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan
 
 
@@ -74,6 +75,57 @@ def explain_scan(
     if not leaves or not outs:
         return Explanation(tuple(forward), ())
     return Explanation(tuple(forward), tuple(plans_of(lambda init, xs: _train(run, init, xs), init, xs)))
+
+
+@dataclass(frozen=True)
+class ProgramExplanation:
+    """The plans of all marked loops of a program.
+
+    Attributes:
+        loops: one plan for each loop that is lowered, in this order.
+    """
+
+    loops: tuple[LoopPlan, ...]
+
+    def __str__(self) -> str:
+        if not self.loops:
+            return "no loop of jrnn.scan or optimize_scans() is lowered in this program"
+        titled = (f"loop {k} of {len(self.loops)}: {plan}" for k, plan in enumerate(self.loops, 1))
+        return "\n".join(titled)
+
+
+def explain(fn: Callable, *args: Any, **keywords: Any) -> ProgramExplanation:
+    """Returns the plans of all marked loops of a program, such as a jitted train step. Nothing is compiled or run.
+
+    Marked loops are those of `scan`, of jrnn's layers, and those that are traced in `optimize_scans`. A loop of a jitted
+    function that is called several times is lowered, and explained, once.
+
+    Args:
+        fn: a function, which may be jitted; anything with JAX's method `lower` is lowered with it.
+        args, keywords: the arguments of `fn`. Arrays may be `jax.ShapeDtypeStruct`.
+
+    Returns:
+        The plans, in the order in which the loops are lowered. A plan prints what was done with its loop.
+
+    Raises:
+        TypeError: if `fn` is not callable.
+
+    >>> import jax, jax.numpy as jnp
+    >>> @jax.jit
+    ... def train_step(w, xs):
+    ...     def loss(w):
+    ...         return jnp.sum(scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.ones((2, 3)), xs)[0])
+    ...     return w - 0.1 * jax.grad(loss)(w)
+    >>> found = explain(train_step, jnp.ones((3, 3)), jnp.ones((5, 2, 3)))
+    >>> [("reverse" if plan.loop.reverse else "forward", plan.executor) for plan in found.loops]
+    [('forward', 'scan'), ('reverse', 'scan')]
+    """
+    if not callable(fn):
+        raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
+    lowered = fn if hasattr(fn, "lower") else jax.jit(fn)
+    with lowering.recorded() as plans:
+        lowered.lower(*args, **keywords)
+    return ProgramExplanation(tuple(plans))
 
 
 def _train(run: Callable, init: Any, xs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The names outside JAX's stable interface that jrnn uses, except for those in the executor.
+"""The names outside JAX's stable interface that jrnn uses, except for those in `loops/rules`.
 
 `jax.core`, `jax.extend`, `jax.experimental` and the names of primitives may change with every release of JAX. Then this is
 the file to edit; tests/test_jax_names.py checks what jrnn expects of each name.

@@ -1,6 +1,6 @@
 """The mark on a loop: XLA metadata that JAX carries through every transformation of the equation.
 
-`jrnn.scan` and `optimize_scans` set it, and `lowering` reads it. It holds the caller's options.
+`jrnn.scan` and `optimize_scans` set it, and `rules` read it. It holds the caller's options.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 _KEY = "jrnn_scan"
@@ -24,11 +25,23 @@ class Options:
         executor: "auto", "scan", "associative" or "persistent".
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
         strict: raise if the loop would fall back to `jax.lax.scan`.
+        memory: the most bytes of temporary arrays of a loop, or a factor of what `jax.lax.scan` needs, or None.
+        written: for a loop that JAX differentiated, the direction in which the caller wrote it (`reverse`), or None.
+        given: the bytes of that loop's xs, which are not temporary.
+        stores_less: its step has the derivative rule of `residuals.py`.
     """
 
     executor: str = "auto"
     recompute: str | tuple[str, ...] | None = None
     strict: bool = False
+    memory: int | float | None = None
+    written: bool | None = None
+    stores_less: bool = False
+    given: int = 0
+
+
+# True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
+plain = jax.make_user_context(False)
 
 
 def marked(options: Options) -> AbstractContextManager[None]:

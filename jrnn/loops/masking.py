@@ -1,4 +1,4 @@
-"""`lengths` and `resets`: sequences in one batch that end, or start again, at different steps.
+"""`lengths`, `resets` and `skip`: sequences in one batch that end, start again, or leave out steps, each for itself.
 
 Shapes: T time, N batch.
 """
@@ -14,15 +14,40 @@ import jax.numpy as jnp
 from jrnn.errors import ScanError
 
 
-def masked(f: Callable, init: Any, xs: Any, steps: Any, lengths: Any, resets: Any) -> tuple[Callable, Any]:
-    """Returns the step and the inputs with lengths and resets. `steps` is T, or None if it is unknown."""
+def masked(
+    f: Callable, init: Any, xs: Any, steps: Any, lengths: Any, resets: Any, skip: Any = None
+) -> tuple[Callable, Any]:
+    """Returns the step and the inputs with lengths, resets and skipped steps. `steps` is T, or None if it is unknown."""
     if steps is None:
         return f, xs  # `jax.lax.scan` reports it
+    lengths = None if lengths is None else _checked(lengths, "lengths", int, "integers")
+    resets = None if resets is None else _checked(resets, "resets", bool, "booleans")
+    if skip is not None:
+        alive = ~_of_all_steps(_checked(skip, "skip", bool, "booleans"), "skip", steps)
+        if lengths is not None:
+            alive, before_the_end = _aligned(alive, jax.vmap(lambda t: t < lengths)(jnp.arange(steps)))
+            alive = alive & before_the_end
+            if resets is not None:
+                resets, before_the_end = _aligned(_of_all_steps(resets, "resets", steps), before_the_end)
+                resets = resets & before_the_end
+        f, xs = with_skip(f, alive, xs), (alive, xs)
     if resets is not None:
-        f, xs = with_resets(f, init, _checked(resets, "resets", bool, "booleans"), steps, xs)
-    if lengths is not None:
-        f, xs = with_lengths(f, _checked(lengths, "lengths", int, "integers"), xs), (jnp.arange(steps), xs)
+        f, xs = with_resets(f, init, resets, steps, xs)
+    if lengths is not None and skip is None:
+        f, xs = with_lengths(f, lengths, xs), (jnp.arange(steps), xs)
     return f, xs
+
+
+def _of_all_steps(values: jax.Array, name: str, steps: Any) -> jax.Array:
+    if values.shape[:1] != (steps,):
+        raise ScanError(f"scan: {name} must be [T, ...] with T = {steps}, but are {list(values.shape)}; put time first")
+    return values
+
+
+def _aligned(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Appends axes of size 1 so that both have as many axes."""
+    ndim = max(a.ndim, b.ndim)
+    return a.reshape(a.shape + (1,) * (ndim - a.ndim)), b.reshape(b.shape + (1,) * (ndim - b.ndim))
 
 
 def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
@@ -43,21 +68,48 @@ def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
         lengths: integers; the shape of every leaf of the carry and of y must begin with the shape of `lengths`.
         xs: the inputs of the scan.
     """
-    spares = [_spare(lengths, stack) for stack in jax.tree.leaves(xs)]
+    spares = [_spare(lengths > 0, stack, lambda stack: stack[0], "lengths") for stack in jax.tree.leaves(xs)]
+    held = _held(step, spares, "lengths")
+    return lambda carry, timed: held(carry, timed[0] < lengths, timed[1])
 
-    def masked_step(carry: Any, timed: tuple[jax.Array, Any]) -> tuple[Any, Any]:
-        t, x = timed
-        alive = t < lengths
+
+def with_skip(step: Callable, alive: jax.Array, xs: Any) -> Callable:
+    """Returns a step `(carry, (alive, x)) -> (carry, y)` that keeps the carry, with outputs of zero, where not alive.
+
+    There the step is evaluated with the first x of the sequence that counts, for the reason given in `with_lengths`.
+
+    Args:
+        step: `(carry, x) -> (carry, y)`.
+        alive: [T, ...] booleans; the shape of every leaf of the carry and of y must begin with the shape of `alive[0]`.
+        xs: the inputs of the scan.
+    """
+    if alive.shape[0] == 0:
+        return lambda carry, masked_x: step(carry, masked_x[1])
+    first = jnp.argmax(alive, axis=0)
+
+    def at_first(stack: jax.Array) -> jax.Array:
+        place = first.reshape(1, *first.shape, *[1] * (stack.ndim - 1 - first.ndim))
+        return jnp.take_along_axis(stack, place, axis=0)[0]
+
+    spares = [_spare(jnp.any(alive, axis=0), stack, at_first, "skip") for stack in jax.tree.leaves(xs)]
+    held = _held(step, spares, "skip[0]")
+    return lambda carry, masked_x: held(carry, *masked_x)
+
+
+def _held(step: Callable, spares: list[Any], given: str) -> Callable:
+    """Returns a step `(carry, alive, x) -> (carry, y)`: where not alive, x is a spare one, and nothing changes."""
+
+    def held_step(carry: Any, alive: jax.Array, x: Any) -> tuple[Any, Any]:
         leaves, tree = jax.tree.flatten(x)
-        live = [v if spare is None else _where(alive, v, spare, "input") for v, spare in zip(leaves, spares)]
+        live = [v if spare is None else _where(alive, v, spare, "input", given) for v, spare in zip(leaves, spares)]
         out = step(carry, jax.tree.unflatten(tree, live))
         if not _fits(out, carry):
             return out  # `jax.lax.scan` reports it
         new_carry, y = out
-        held = jax.tree.map(lambda new, old: _where(alive, new, old, "carry"), new_carry, carry)
-        return held, jax.tree.map(lambda leaf: _where(alive, leaf, jnp.zeros_like(leaf), "output"), y)
+        held = jax.tree.map(lambda new, old: _where(alive, new, old, "carry", given), new_carry, carry)
+        return held, jax.tree.map(lambda leaf: _where(alive, leaf, jnp.zeros_like(leaf), "output", given), y)
 
-    return masked_step
+    return held_step
 
 
 def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: Any) -> tuple[Callable, Any]:
@@ -70,8 +122,7 @@ def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: An
         steps: T.
         xs: the inputs of the scan.
     """
-    if resets.shape[:1] != (steps,):
-        raise ScanError(f"scan: resets must be [T, ...] with T = {steps}, but are {list(resets.shape)}; put time first")
+    resets = _of_all_steps(resets, "resets", steps)
 
     def resetting_step(carry: Any, reset_and_x: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         reset, x = reset_and_x
@@ -93,13 +144,14 @@ def _fits(out: Any, carry: Any) -> bool:
     return all(new.shape == old.shape and (new.dtype == old.dtype or old.weak_type) for new, old in pairs)
 
 
-def _spare(lengths: jax.Array, stack: Any) -> jax.Array | None:
-    """Returns the first x of each sequence, or ones if it is empty; None if `stack` has no axes of sequences."""
+def _spare(lives: jax.Array, stack: Any, pick: Callable, given: str) -> jax.Array | None:
+    """Returns an x of each sequence that counts, or ones if it has none; None if `stack` has no axes of sequences."""
     steps, shape = jnp.shape(stack)[:1], jnp.shape(stack)[1:]
     number = jnp.issubdtype(jnp.result_type(stack), jnp.number) or jnp.issubdtype(jnp.result_type(stack), jnp.bool_)
-    if steps in ((), (0,)) or shape[: lengths.ndim] != lengths.shape or not number:
+    if steps in ((), (0,)) or shape[: lives.ndim] != lives.shape or not number:
         return None
-    return jax.lax.stop_gradient(_where(lengths > 0, stack[0], jnp.ones_like(stack[0]), "input"))
+    picked = pick(jnp.asarray(stack))
+    return jax.lax.stop_gradient(_where(lives, picked, jnp.ones_like(picked), "input", given))
 
 
 def _where(chosen: jax.Array, then: Any, otherwise: Any, what: str, given: str = "lengths") -> jax.Array:

@@ -9,17 +9,25 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import os
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from jax.extend import source_info_util
 
 from jrnn.loops import jaxprs, primitives
+from jrnn.loops.costs import Choice
 from jrnn.loops.jaxprs import Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import Fission
 from jrnn.loops.recompute import in_chunks
+
+_SHOWN = 2  # the most values of each kind that are printed
+_OURS = str(Path(__file__).parents[1]) + os.sep
+source_info_util.register_exclusion(str(Path(__file__).parent))
 
 
 class Runner(Protocol):
@@ -56,7 +64,8 @@ class LoopPlan:
         executor: the name of that runner: "lax.scan", "scan", "associative" or "persistent".
         chunk: the number of steps to run at a time to bound memory, or None for all.
         notes: reasons for what was not done.
-        otherwise: the plan to lower if this one cannot be lowered, or None for `jax.lax.scan`.
+        choice: the candidates that were compared, or None if the loop could not be planned.
+        otherwise: the plans to lower instead, in order, if this one cannot be lowered; after them, `jax.lax.scan`.
     """
 
     target: Target
@@ -66,7 +75,8 @@ class LoopPlan:
     executor: str
     chunk: int | None = None
     notes: tuple[str, ...] = ()
-    otherwise: LoopPlan | None = None
+    choice: Choice | None = None
+    otherwise: tuple[LoopPlan, ...] = ()
 
     @staticmethod
     def left(target: Target, loop: Loop | None, why: str) -> LoopPlan:
@@ -130,9 +140,13 @@ class LoopPlan:
         }
         for title, items in parts.items():
             if items:
-                lines += [f"  {title} ({sum(i.bytes for i in items):,} bytes):", *(f"    {item}" for item in items)]
+                shown = [f"    {item}" for item in items[:_SHOWN]]
+                more = [f"    and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+                lines += [f"  {title} ({sum(i.bytes for i in items):,} bytes):", *shown, *more]
         if self.loop is not None:
             lines.append(f"  contractions in the loop: {self.contractions}")
+        if self.choice is not None:
+            lines += textwrap.indent(str(self.choice), "  ").splitlines()
         if self.chunk:
             lines.append(f"  run {self.chunk} steps at a time, so that these arrays stay small")
         return "\n".join([*lines, *(f"  {note}" for note in (*self.notes, *self._staying()))])
@@ -142,6 +156,12 @@ class LoopPlan:
         eqns = self.fission.core.eqns if self.fission else ()
         stuck = {e.primitive.name: e for e in eqns if not primitives.is_movable(e)}
         return [f"{name} stays in the loop: {primitives.why_it_stays(eqn)}" for name, eqn in stuck.items()]
+
+
+def _user_line(eqn: Any) -> str:
+    """Returns the line of the user's code that made an equation, with a path relative to the working directory."""
+    where = source_info_util.summarize(eqn.source_info)
+    return "" if where.startswith(_OURS) else where.removeprefix(os.getcwd() + os.sep)
 
 
 @dataclass(frozen=True)
@@ -160,7 +180,7 @@ class Item:
         if eqn is not None:
             scope = str(eqn.source_info.name_stack)
             what = f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
-            where = source_info_util.summarize(eqn.source_info)
+            where = _user_line(eqn)
         return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
 
     def __str__(self) -> str:

@@ -119,6 +119,12 @@ def is_view(eqn: Any) -> bool:
     return eqn.primitive.name in VIEWS
 
 
+def is_retyping(eqn: Any) -> bool:
+    """Returns True for a conversion that changes only whether a type is weak."""
+    same = all(a.aval.dtype == eqn.outvars[0].aval.dtype for a in eqn.invars)
+    return eqn.primitive.name == "convert_element_type" and same
+
+
 def is_linear(eqn: Any) -> bool:
     """Returns True if an equation is linear in its only operand. Floating-point conversions count as linear."""
     if eqn.primitive.name == "convert_element_type":

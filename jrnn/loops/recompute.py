@@ -42,6 +42,16 @@ def check(recompute: Any) -> None:
     )
 
 
+def check_memory(memory: Any) -> None:
+    """Raises a ScanError if `memory` is not None, a positive number of bytes or a positive factor."""
+    number = isinstance(memory, (int, float)) and not isinstance(memory, bool)
+    if memory is not None and not (number and memory > 0):
+        raise ScanError(
+            f"scan: memory must be None, a positive number of bytes (an integer), or a positive factor of what "
+            f"jax.lax.scan needs (a float), but is {memory!r}"
+        )
+
+
 def check_names(names: Collection[str], eqns: Sequence[Any]) -> None:
     """Raises a ScanError if the equations of a step give no value one of the names."""
     inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))

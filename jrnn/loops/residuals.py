@@ -22,13 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from jrnn.loops import jaxprs, primitives, recompute
+from jrnn.loops import costs, estimates, jaxprs, primitives, recompute
 from jrnn.loops.jaxprs import Atom, Program, Var
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
 _LONGEST = 2000
 
 _INFINITE = 1 << 60
+_PICOSECONDS = 1e12  # a second
 
 Flat = Sequence[Any]
 
@@ -133,7 +134,12 @@ def _derivative(
     forward_part, _ = jaxprs.needed(step, [*program.outvars[:n_out], *read], set(program.invars))
 
     def of_tangents(values: Flat, tangents: Flat) -> Flat:
-        env = jaxprs.evaluate(reverse_part, dict(zip((*read, *program.invars[n_in:]), (*values, *tangents))))
+        env = dict(zip((*read, *program.invars[n_in:]), (*values, *tangents)))
+        for eqn in reverse_part:
+            if eqn.outvars[0] in later and primitives.is_retyping(eqn):
+                env[eqn.outvars[0]] = jaxprs.read(env, eqn.invars[0])  # gradients have the weak types of `jax.lax.scan`
+            else:
+                jaxprs.evaluate([eqn], env)
         return [jaxprs.value(env, a) for a in moved]
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
@@ -196,10 +202,10 @@ def _choose(
     """Returns the variables to store so that all wanted ones can be computed."""
     never = recompute.not_stored(option, step, had)
     eqns, _ = jaxprs.needed(step, wanted, had)
-    costs = {v: 0 for v in had if v in varying}
-    costs.update({v: 0 if v in had else jaxprs.nbytes(v) for v in carry})
-    edges, sources = [], list(costs)
-    exact = set(costs)  # never computed again, or computed again without rounding
+    storing = {v: 0 for v in had if v in varying}
+    storing.update({v: 0 if v in had else _storing(v) for v in carry})
+    edges, remaking = [], dict.fromkeys(storing, _INFINITE)
+    exact = set(storing)  # never computed again, or computed again without rounding
     for eqn in eqns:
         of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
         jumps = primitives.is_discontinuous(eqn)
@@ -213,81 +219,121 @@ def _choose(
         for v in eqn.outvars:
             if v not in varying or v in had:
                 continue
-            costs[v] = _INFINITE if v in never else jaxprs.nbytes(v)
+            storing[v] = _INFINITE if v in never else _storing(v)
             if remade:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
+                remaking[v] = round(estimates.element_seconds(eqn) * _PICOSECONDS) if option is None else 0
             else:
-                sources.append(v)
-    return [v for v in min_cut(costs, edges, sources, wanted) if v not in had]
+                remaking[v] = _INFINITE
+    return [v for v in min_cut(storing, edges, remaking, wanted) if v not in had]
+
+
+def _storing(v: Var) -> int:
+    """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
+    machine = costs.CPU
+    return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * (2 / machine.written + 1 / machine.read)))
 
 
 def min_cut(
     costs: Mapping[Hashable, int],
     edges: Iterable[tuple[Hashable, Hashable]],
-    sources: Iterable[Hashable],
+    remaking: Mapping[Hashable, int],
     sinks: Iterable[Hashable],
 ) -> list[Hashable]:
-    """Returns the cheapest set of nodes that every path from a source to a sink passes; of equals, the nearest to the sinks.
+    """Returns the nodes to store so that storing them and computing the others again is cheapest; of equals, the nearest to
+    the sinks.
+
+    The cut is found with Dinic's algorithm: blocking flows along shortest paths.
 
     Args:
         costs: the cost of storing each node; `_INFINITE` forbids it.
         edges: pairs of nodes, an operand and a result.
-        sources: nodes that cannot be computed again.
+        remaking: the cost of computing a node again from its operands; `_INFINITE` if it cannot be. By default 0.
         sinks: nodes that are wanted.
 
-    >>> min_cut({"x": 5, "a": 2, "b": 2}, [("x", "a"), ("x", "b")], ["x"], ["a", "b"])
+    >>> min_cut({"x": 5, "a": 2, "b": 2}, [("x", "a"), ("x", "b")], {"x": 1 << 60}, ["a", "b"])
     ['a', 'b']
+    >>> min_cut({"x": 5, "a": 4, "b": 4}, [("x", "a"), ("x", "b")], {"x": 1 << 60, "a": 1, "b": 1}, ["a", "b"])
+    ['x']
     """
-    # Every node becomes an arc from (node, 0) to (node, 1) with its cost as capacity.
-    capacity: dict[Hashable, dict[Hashable, int]] = {}
+    # Every node becomes an arc from its entry to its exit with its cost as capacity. An arc from the start to its entry has
+    # the cost of computing it again. An operand's exit leads to the result's entry.
+    entry = {node: 2 * i + 2 for i, node in enumerate(costs)}
+    start, end = 0, 1
+    heads: list[int] = []
+    room: list[int] = []
+    arcs: list[list[int]] = [[] for _ in range(2 * len(costs) + 2)]
 
-    def arc(tail: Hashable, head: Hashable, size: int) -> None:
-        capacity.setdefault(tail, {})[head] = size
-        capacity.setdefault(head, {}).setdefault(tail, 0)
+    def arc(tail: int, head: int, size: int) -> None:
+        for a, b, capacity in ((tail, head, size), (head, tail, 0)):
+            arcs[a].append(len(heads))
+            heads.append(b)
+            room.append(capacity)
 
-    start, end = ("start",), ("end",)
-    capacity[start], capacity[end] = {}, {}
-    for node, cost in costs.items():
-        arc((node, 0), (node, 1), cost)
+    for node, at in entry.items():
+        arc(at, at + 1, costs[node])
+        if remaking.get(node):
+            arc(start, at, remaking[node])
     for tail, head in edges:
-        arc((tail, 1), (head, 0), _INFINITE)
-    for node in sources:
-        arc(start, (node, 0), _INFINITE)
+        arc(entry[tail] + 1, entry[head], _INFINITE)
     for node in sinks:
-        arc((node, 1), end, _INFINITE)
+        arc(entry[node] + 1, end, _INFINITE)
 
-    while path := _augmenting_path(capacity, start, end):
-        room = min(capacity[tail][head] for tail, head in path)
-        assert room < _INFINITE, "a wanted value can be neither stored nor computed again"
-        for tail, head in path:
-            capacity[tail][head] -= room
-            capacity[head][tail] += room
+    while (levels := _levels(start, heads, room, arcs))[end] is not None:
+        _block(start, end, levels, heads, room, arcs)
 
     reaches_end = {end}
     queue = deque([end])
     while queue:
-        head = queue.popleft()
-        for tail in capacity[head]:
-            if capacity[tail][head] > 0 and tail not in reaches_end:
+        for a in arcs[queue.popleft()]:
+            tail = heads[a]
+            if room[a ^ 1] > 0 and tail not in reaches_end:
                 reaches_end.add(tail)
                 queue.append(tail)
-    return [node for node in costs if (node, 1) in reaches_end and (node, 0) not in reaches_end]
+    return [node for node, at in entry.items() if at + 1 in reaches_end and at not in reaches_end]
 
 
-def _augmenting_path(
-    capacity: Mapping[Hashable, Mapping[Hashable, int]], start: Hashable, end: Hashable
-) -> list[tuple[Hashable, Hashable]]:
-    """Returns the arcs of a shortest path with capacity left, found breadth-first; empty if there is none."""
-    came: dict[Hashable, Hashable] = {start: start}
+def _levels(start: int, heads: list[int], room: list[int], arcs: list[list[int]]) -> list[int | None]:
+    """Returns the distance of each vertex from the start over arcs with room, or None."""
+    levels: list[int | None] = [None] * len(arcs)
+    levels[start] = 0
     queue = deque([start])
-    while queue and end not in came:
+    while queue:
         tail = queue.popleft()
-        for head, room in capacity[tail].items():
-            if room > 0 and head not in came:
-                came[head] = tail
-                queue.append(head)
-    path, at = [], end
-    while end in came and at != start:
-        path.append((came[at], at))
-        at = came[at]
-    return path
+        for a in arcs[tail]:
+            if room[a] > 0 and levels[heads[a]] is None:
+                levels[heads[a]] = levels[tail] + 1  # type: ignore[operator]
+                queue.append(heads[a])
+    return levels
+
+
+def _block(
+    start: int, end: int, levels: list[int | None], heads: list[int], room: list[int], arcs: list[list[int]]
+) -> None:
+    """Sends flow along shortest paths until each of them has an arc without room."""
+    untried = [0] * len(arcs)  # for each vertex, the position of the first of its arcs that may have room
+    path: list[int] = []
+    at = start
+    while True:
+        if at == end:
+            least = min(room[a] for a in path)
+            assert least < _INFINITE, "a wanted value can be neither stored nor computed again"
+            for a in path:
+                room[a] -= least
+                room[a ^ 1] += least
+            first = next(i for i, a in enumerate(path) if not room[a])
+            at = heads[path[first] ^ 1]
+            del path[first:]
+        elif untried[at] < len(arcs[at]):
+            a = arcs[at][untried[at]]
+            level = levels[at]
+            if room[a] > 0 and level is not None and levels[heads[a]] == level + 1:
+                path.append(a)
+                at = heads[a]
+            else:
+                untried[at] += 1
+        elif path:
+            at = heads[path.pop() ^ 1]
+            untried[at] += 1
+        else:
+            return

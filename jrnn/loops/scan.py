@@ -1,8 +1,8 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-It wraps the step for `lengths` and `resets` (`masking.py`), cuts the loop into chunks for checkpoints (`recompute.py`), and
-calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its `Options` (`mark.py`). The rewriting
-happens when JAX differentiates or lowers the marked equation (`lowering.py`).
+It wraps the step for `lengths`, `resets` and `skip` (`masking.py`) and `until` (`early_exit.py`), cuts the loop into chunks for
+checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its `Options`
+(`mark.py`). The rewriting happens when JAX differentiates or lowers the marked equation (`rules/`).
 
 The executor "associative" solves affine steps in parallel over time (`passes/associative.py`). "persistent" is one kernel
 for the whole loop (`kernels/`). "cudnn" is NVIDIA's kernel for LSTM layers (`cudnn.py`).
@@ -12,33 +12,28 @@ Shapes: T time, N batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
-from jrnn.errors import ScanError, near
-from jrnn.loops import cudnn, lowering, mark
+from jrnn.errors import ScanError
+from jrnn.loops import cudnn, early_exit, executors, mark
 from jrnn.loops import recompute as recomputation
+from jrnn.loops.executors import Executor
 from jrnn.loops.jax_names import is_traced
 from jrnn.loops.mark import Options
 from jrnn.loops.masking import masked
-from jrnn.loops.passes import associative, split
 from jrnn.loops.recompute import Recompute
-from jrnn.loops.targets import tpu
-from jrnn.nets.ir import plain
-
-EXECUTORS = ("auto", "scan", "associative", "persistent", "cudnn")
-# For executors that cannot run every loop: functions of a `Loop` that return the reason why it cannot be run, or None.
-_REFUSALS = {"associative": associative.refusal, "persistent": tpu.refusal}
+from jrnn.loops.rules import lowering, tracing
+from jrnn.scalars import plain
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 
-@lowering.api_boundary
+@tracing.api_boundary
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -50,9 +45,12 @@ def scan(
     *,
     lengths: Any = None,
     resets: Any = None,
+    skip: Any = None,
+    until: Callable[[Any], Any] | None = None,
     recompute: Recompute = None,
     executor: str = "auto",
     strict: bool = False,
+    memory: int | float | None = None,
 ) -> tuple[Any, Any]:
     """Runs `f` over the leading axis of `xs`, as `jax.lax.scan` does, with faster loops.
 
@@ -71,6 +69,12 @@ def scan(
             every leaf of the carry and of the outputs must begin with the shape of `lengths`.
         resets: booleans, usually [T, N]. Where True, the carry goes back to `init` before that step. The shape of every leaf
             of the carry must begin with the shape of `resets[0]`.
+        skip: booleans, usually [T, N]. Where True, the step is left out: the carry is kept, and the outputs are zero. A
+            reset at a skipped step still holds. The shape of every leaf of the carry and of the outputs must begin with the
+            shape of `skip[0]`.
+        until: carry -> booleans, evaluated before each step. Where True, the sequence has stopped: it keeps its carry, and
+            its outputs are zero. The shape of every leaf of the carry and of the outputs must begin with that of the
+            booleans, usually that of a scalar. When all sequences have stopped, also those of `jax.vmap`, the work stops.
         recompute: what the reverse pass computes again instead of storing it. None: what is cheap to compute and large
             to store; if the step names values with `jax.ad_checkpoint.checkpoint_name`, JAX chooses, or the policy of a
             `jax.checkpoint` around the loop. "contractions": everything except the results of contractions. A list of
@@ -80,14 +84,17 @@ def scan(
             carries stay finite); "persistent" (one kernel for TPUs, which keeps constants and state on the chip; it is
             interpreted on other platforms, which is slow); "cudnn" (for an `LstmStep` in float32 on CUDA); or "auto",
             which never reassociates products that could overflow.
-        strict: raise if the loop would fall back to `jax.lax.scan`, for tests of speed.
+        strict: raise if the loop cannot be planned and would fall back to `jax.lax.scan`, for tests of speed.
+        memory: on a CPU, the most bytes of temporary arrays that a faster loop may use, or, as a float, the most times the
+            memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much
+            faster.
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
 
     Raises:
-        ScanError: if lengths or resets do not fit, the executor is unknown or cannot run the step, or `recompute` is
-            invalid. Other errors are those of `jax.lax.scan`.
+        ScanError: if lengths, resets, skip or until do not fit, the executor is unknown or cannot run the step, or
+            `recompute` or `memory` is invalid. Other errors are those of `jax.lax.scan`.
 
     >>> import jax.numpy as jnp
     >>> total, sums = scan(lambda c, x: (c + x, c + x), jnp.float32(0), jnp.arange(4.0))
@@ -96,66 +103,61 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
-    given = (length, reverse, unroll, recompute, strict)  # `jax.lax.scan` reports an option that is traced
-    length, reverse, unroll, recompute, strict = (v if is_traced(v) else plain(v) for v in given)
-    if executor not in EXECUTORS:
-        raise ScanError(
-            f"scan: there is no executor {executor!r}; there are {', '.join(EXECUTORS)}{near(str(executor), EXECUTORS)}"
-        )
+    given = (length, reverse, unroll, recompute, strict, memory)  # `jax.lax.scan` reports an option that is traced
+    length, reverse, unroll, recompute, strict, memory = (v if is_traced(v) else plain(v) for v in given)
+    row = executors.find(executor)
     recomputation.check(recompute)
-    if executor == "associative" and recompute is not None:
-        raise ScanError("scan: executor 'associative' keeps all states, which recompute forbids; use 'auto' or 'scan'")
-    if executor == "cudnn":
+    recomputation.check_memory(memory)
+    if row.keeps_states and recompute is not None:
+        raise ScanError(f"scan: executor {executor!r} keeps all states, which recompute forbids; use 'auto' or 'scan'")
+    if row.name == "cudnn":
+        if skip is not None or until is not None:
+            raise ScanError(
+                "scan: executor 'cudnn' cannot run this step (cuDNN has no skip or until); use 'auto' or 'scan'"
+            )
         return cudnn.scan(f, init, xs, reverse, lengths, resets)
     step, inputs = f, xs
-    if lengths is not None or resets is not None:
-        step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets)
+    if lengths is not None or resets is not None or skip is not None:
+        step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets, skip)
+    if until is not None and not row.is_loop:
+        raise ScanError(
+            f"scan: executor {executor!r} computes all steps at once, and until stops between them; use 'auto'"
+        )
+    if until is not None and (_steps(inputs, length) or 0):
+
+        def bounded(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
+            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory)
+            return scan(step, carry, xs, length, reverse, unroll, **options)
+
+        return early_exit.scan_until(step, init, inputs, length, _steps(inputs, length), reverse, until, bounded)
     if recomputation.is_checkpoints(recompute):
 
         def run(carry: Any, xs: Any, steps: int | None) -> tuple[Any, Any]:
-            return scan(step, carry, xs, steps, reverse, unroll, executor=executor, strict=strict)
+            return scan(step, carry, xs, steps, reverse, unroll, executor=executor, strict=strict, memory=memory)
 
         return recomputation.with_checkpoints(run, init, inputs, length, _steps(inputs, length), reverse, recompute)
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
-    options = Options(executor, recompute, strict)
-    unmarked = lowering.unmarked_step(step)  # the mark is for this loop only, not for loops inside the step
-    if executor in _REFUSALS or isinstance(recompute, tuple):
-        _check(unmarked, init, inputs, length, reverse, options)
+    options = Options(executor, recompute, strict, memory)
+    if mark.plain.value:
+        _check(row, step, init, inputs, length, reverse, options)
+        return jax.lax.scan(step, init, inputs, length, reverse, unroll)
+    unmarked = tracing.unmarked_step(step)  # the mark is for this loop only, not for loops inside the step
+    _check(row, unmarked, init, inputs, length, reverse, options)
     with mark.marked(options):
         return jax.lax.scan(unmarked, init, inputs, length, reverse, unroll)
-
-
-@contextmanager
-def optimize_scans() -> Iterator[None]:
-    """Marks every `jax.lax.scan` that is traced in this context, so that it is lowered as `scan` is.
-
-    With it, loops of other libraries (flax, Haiku, Equinox) train faster unchanged. It is also a decorator.
-    The context must be active while JAX traces: put it inside `jax.jit`, or around the first call.
-
-    >>> import jax, jax.numpy as jnp
-    >>> @jax.jit
-    ... @optimize_scans()
-    ... def total(xs):
-    ...     return jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0]
-    >>> print(total(jnp.arange(4.0)))
-    6.0
-    """
-    with mark.marked(Options()):
-        yield
 
 
 def _steps(xs: Any, length: int | None) -> Any:
     return next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
 
 
-def _check(step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:
+def _check(row: Executor, step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:
     """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
+    if not row.refuses_some and not isinstance(options.recompute, tuple):
+        return
     loops = lowering.steps_of(lambda init, xs: jax.lax.scan(step, init, xs, length, reverse), init, xs)
     for loop in loops:
         if isinstance(options.recompute, tuple):
             recomputation.check_names(options.recompute, loop.eqns)
-        refusal = _REFUSALS.get(options.executor)
-        why = refusal(split(loop).core) if refusal else None  # the core: what stays when contractions have moved out
-        if why is not None:
-            raise ScanError(f"scan: executor {options.executor!r} cannot run this step ({why}); use 'auto' or 'scan'")
+        row.check(loop)

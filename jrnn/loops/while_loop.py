@@ -1,170 +1,123 @@
-"""while_loop: `jax.lax.while_loop` with a reverse-mode gradient, for loops whose number of trips depends on the data.
+"""`while_loop`: `jax.lax.while_loop` with a bound, and with derivatives in reverse mode.
 
-Each trip of the reverse pass needs the state before that trip. `Trips` chooses where it comes from.
+The derivative is that of nested scans with early exit (`early_exit.py`): a loop over 16 segments of 16 segments of ... 16
+steps. Each segment is a `jax.checkpoint`, and is skipped after the stop.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jrnn.errors import JrnnError
+from jrnn.errors import ScanError
+from jrnn.loops import early_exit
+from jrnn.loops.jax_names import is_traced
+from jrnn.loops.rules import tracing
+from jrnn.scalars import plain
 
-SLOTS = 32  # per level of checkpoints; with up to SLOTS**2 trips no step is computed more than four times
-POLICIES = ("checkpointed", "bounded", "host")
-
-
-@dataclass(frozen=True)
-class Trips:
-    """How a while loop is differentiated in reverse mode.
-
-    "checkpointed": any number of trips n, first derivatives only. It keeps 2 x 32 states for any n. A reverse pass costs up
-    to four forward passes if n <= 1024, and n^2 / 1024 steps otherwise.
-    "bounded": at most `bound` trips, as a scan of that length in which the trips after the last do nothing. It has
-    derivatives of every order, and keeps `bound` states. A loop that continues after `bound` trips raises an error at run
-    time.
-    "host": the caller counts the trips with concrete values, and then runs a scan of that length. It has derivatives of
-    every order, but does not work under jit.
-    """
-
-    policy: str = "checkpointed"
-    bound: int | None = None
-
-    def __post_init__(self):
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {list(POLICIES)}, but is {self.policy!r}")
-        if (self.policy == "bounded") != (self.bound is not None):
-            raise ValueError("policy 'bounded' needs a bound, and only that policy takes one")
+_BASE = 16  # the number of segments of a segment, and of steps of the shortest
 
 
-CHECKPOINTED = Trips()
+@tracing.api_boundary
+def while_loop(
+    cond: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    init: Any,
+    *,
+    max_steps: int,
+    checkpoints: int | None = None,
+) -> Any:
+    """Runs `state = body(state)` while `cond(state)`, at most `max_steps` times, with a reverse-mode gradient.
 
-
-def while_loop(cond: Callable, body: Callable, constants: Any, state: Any, trips: Trips = CHECKPOINTED) -> Any:
-    """Runs `state = body(constants, state)` while `cond(constants, state)`, differentiable in constants and state.
+    Without a gradient this is one `jax.lax.while_loop`. Its derivatives, of every order and in both modes, are those of
+    the steps that were run. Under `vmap` it runs until every example has stopped, and an example that has stopped keeps
+    its state.
 
     Args:
-        cond: (constants, state) -> bool scalar.
-        body: (constants, state) -> a state of the same structure, shapes and dtypes.
-        constants, state: pytrees of arrays. Leaves that are not floating point have no gradient.
-        trips: see Trips.
+        cond: state -> a boolean scalar.
+        body: state -> a state of the same structure, shapes and dtypes.
+        init: the initial state, a pytree of arrays. Leaves that are not floating point have no gradient.
+        max_steps: the largest number of steps. A loop that reaches it returns the state that it has; evaluate `cond` on
+            the result to find out.
+        checkpoints: the number of states that a gradient keeps. Between two of them the steps are run a second time, with
+            all their intermediate values. None keeps 16 states a level of nested segments: about 16 log16(max_steps) states
+            and the intermediate values of 16 steps, for log16(max_steps) more evaluations of each step.
 
     Returns:
         The last state.
 
+    Raises:
+        ScanError: if `max_steps` or `checkpoints` is not a positive integer. Other errors are those of
+            `jax.lax.while_loop`.
+
     >>> import jax
     >>> def double_until(x):
-    ...     return while_loop(lambda limit, s: s < limit, lambda limit, s: 2 * s, 100.0, x)
+    ...     return while_loop(lambda s: s < 100.0, lambda s: 2 * s, x, max_steps=1000)
     >>> float(double_until(3.0)), float(jax.grad(double_until)(3.0))
     (192.0, 64.0)
     """
-    constants, state = jax.tree.map(jnp.asarray, (constants, state))
-    if trips.policy == "host":
-        raise ValueError("while_loop: policy 'host' is for `to_jax`; give 'checkpointed', or 'bounded' with a bound")
-    if trips.policy == "bounded":
-        return _bounded(cond, body, constants, state, trips.bound)
-    return _checkpointed(cond, body, constants, state)
+    steps, checkpoints = _count("max_steps", max_steps), checkpoints and _count("checkpoints", checkpoints)
+    last = jax.eval_shape(lambda state: lax.while_loop(cond, body, state), init)  # raises JAX's errors
+    state = early_exit.promoted(init, last)
+    goes, of_cond = early_exit.without_closure(cond, state)
+    runs, of_body = early_exit.without_closure(body, state)
+
+    def prepared(of_cond: Any, of_body: Any) -> tuple[Callable, Callable]:
+        return (lambda s: goes(of_cond, s)), (lambda s, _: (runs(of_body, s), None))
+
+    @jax.custom_jvp
+    def run(of_cond: Any, of_body: Any, state: Any) -> Any:
+        return early_exit.run_while(*prepared(of_cond, of_body), state, None, None, steps, False)[0]
+
+    @run.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        def bounded(of_cond: Any, of_body: Any, state: Any) -> Any:
+            return _bounded(*prepared(of_cond, of_body), state, steps, checkpoints)
+
+        return jax.jvp(bounded, primals, tangents)
+
+    return run(of_cond, of_body, state)
 
 
-def _bounded(cond: Callable, body: Callable, constants: Any, state: Any, bound: int) -> Any:
-    def step(state, _):
-        # `cond` instead of `where`: after the last trip the body may divide by zero, and 0 x NaN is NaN.
-        return lax.cond(cond(constants, state), lambda s: body(constants, s), lambda s: s, state), None
-
-    state, _ = lax.scan(step, state, None, length=bound)
-    jax.debug.callback(partial(_check_ended, bound), cond(constants, state))
-    return state
-
-
-def _check_ended(bound: int, goes_on: Any) -> None:
-    if goes_on:
-        raise JrnnError(f"while_loop: the loop continues after its bound of {bound} trips; give Trips a larger bound")
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _checkpointed(cond, body, constants, state):
-    return lax.while_loop(partial(cond, constants), partial(body, constants), state)
-
-
-def _forward(cond, body, constants, state):
-    def counting(pair):
-        count, s = pair
-        return count + 1, body(constants, s)
-
-    count, last = lax.while_loop(lambda pair: cond(constants, pair[1]), counting, (jnp.int32(0), state))
-    return last, (constants, state, count)
-
-
-def _reverse(cond, body, residuals, arriving):
-    constants, first, count = residuals
-    run = partial(_advance, body, constants)
-    outer = -(-count // SLOTS)  # trips between checkpoints of the first level, and of the second
-    inner = -(-outer // SLOTS)
-    coarse = _checkpoints(run, first, count, outer)
-
-    def trip(k, carry):
-        """Pulls the gradients back over trip n-1-k. Fills the second level when it enters a segment from its end."""
-        of_constants, of_state, fine, segment = carry
-        t = count - 1 - k
-        now = t // jnp.maximum(outer, 1)
-        start = now * outer
-        fine = lax.cond(
-            now != segment,
-            lambda: _checkpoints(run, _slot(coarse, now), jnp.minimum(outer, count - start), inner),
-            lambda: fine,
+def _count(name: str, value: Any) -> int:
+    value = value if is_traced(value) else plain(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ScanError(
+            f"while_loop: {name} must be a positive integer that is known when JAX traces, but is {value!r}"
         )
-        at = (t - start) // jnp.maximum(inner, 1)
-        state = run(_slot(fine, at), t - start - at * inner)
-        pull = jax.vjp(body, constants, state)[1]
-        more, of_state = map(_without_float0, (constants, state), pull(_as_cotangents(state, of_state)))
-        return jax.tree.map(jnp.add, of_constants, more), of_state, fine, now
-
-    zeros = jax.tree.map(jnp.zeros_like, _without_float0(constants, constants))
-    empty = jax.tree.map(lambda x: jnp.zeros((SLOTS, *x.shape), x.dtype), first)
-    start = zeros, _without_float0(first, arriving), empty, jnp.int32(-1)
-    of_constants, of_state, _, _ = lax.fori_loop(0, count, trip, start)
-    return _as_cotangents(constants, of_constants), _as_cotangents(first, of_state)
+    return value
 
 
-_checkpointed.defvjp(_forward, _reverse)
+def _bounded(keeps_on: Callable, body: Callable, state: Any, steps: int, checkpoints: int | None) -> Any:
+    """Runs the loop as nested scans: `steps` steps at most."""
 
+    def counted(carried: Any) -> Any:
+        k, state = carried
+        return keeps_on(state) & (k < steps)
 
-def _advance(body: Callable, constants: Any, state: Any, count: Any) -> Any:
-    return lax.fori_loop(0, count, lambda _, s: body(constants, s), state)
+    step = early_exit.stopping(counted, lambda s, x: ((s[0] + 1, body(s[1], x)[0]), None), None)
 
+    def segment(size: int, pieces: list[int], carried: Any) -> Any:
+        """Runs `size` steps: a scan, or a scan over segments of the next size in `pieces`."""
+        if not pieces:
+            return lax.scan(step, carried, None, length=size)[0]
+        inner = jax.checkpoint(functools.partial(segment, pieces[0], pieces[1:]), prevent_cse=False)
 
-def _checkpoints(run: Callable, state: Any, count: Any, stride: Any) -> Any:
-    """Returns the states before trips 0, stride, 2 stride, ... of `count`, in SLOTS slots."""
-    slots = jax.tree.map(lambda x: jnp.zeros((SLOTS, *x.shape), x.dtype), state)
+        def one(carried: Any, _: Any) -> tuple[Any, None]:
+            return lax.cond(early_exit.some(carried[0]), inner, lambda carried: carried, carried), None
 
-    def segment(k, pair):
-        slots, s = pair
-        slots = jax.tree.map(lambda a, x: lax.dynamic_update_index_in_dim(a, x, k, 0), slots, s)
-        return slots, run(s, jnp.minimum(stride, count - k * stride))
+        return lax.scan(one, carried, None, length=-(-size // pieces[0]))[0]
 
-    return lax.fori_loop(0, -(-count // jnp.maximum(stride, 1)), segment, (slots, state))[0]
-
-
-def _slot(slots: Any, k: Any) -> Any:
-    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, 0, keepdims=False), slots)
-
-
-def _is_floating(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
-
-
-def _without_float0(like: Any, cotangents: Any) -> Any:
-    """Replaces the cotangents of leaves without gradients, which a loop cannot carry, by empty arrays."""
-    return jax.tree.map(lambda x, g: g if _is_floating(x) else jnp.zeros((0,)), like, cotangents)
-
-
-def _as_cotangents(like: Any, gradients: Any) -> Any:
-    """Gives leaves without gradients cotangents of dtype float0, as JAX requires."""
-    return jax.tree.map(lambda x, g: g if _is_floating(x) else np.zeros(x.shape, jax.dtypes.float0), like, gradients)
+    if checkpoints is not None:
+        pieces = [-(-steps // min(checkpoints, steps))]
+    else:
+        sizes = itertools.takewhile(lambda size: size < steps, (_BASE**k for k in itertools.count(1)))
+        pieces = list(sizes)[::-1]
+    first = (jnp.int32(0), state)
+    return segment(steps, pieces, (counted(first), first, (first, None)))[1][1]

@@ -377,7 +377,7 @@ def backward_pass(
             state.differentiate(index)
             state.accumulate(index)
         except JrnnError as e:
-            raise e.at(describe_op(index, op.type, op.outputs, net_name)) from e.__cause__
+            raise e.at(describe_op(index, op.type, op.outputs, net_name), op.outputs) from e.__cause__
     found: dict[str, Gradient] = {}
     for v in sorted(state.gradients, key=lambda v: -v.number):  # the first version of a blob comes last and stays
         overwrites_external = v.number > 0 and Version(v.name, 0) not in state.writer

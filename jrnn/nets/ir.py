@@ -15,6 +15,7 @@ from typing import Any, Union
 import numpy as np
 
 from jrnn.errors import NetError
+from jrnn.scalars import plain
 
 
 class Numbers(Sequence[Any]):
@@ -80,7 +81,7 @@ class DeviceOption:
 
 ArgValue = Union[float, int, bytes, "Net", Message, Numbers, tuple[Any, ...]]
 
-# The fields of an Argument message that may hold its value, in the order in which `proto/decode.py` looks for them.
+# The fields of an Argument message that may hold its value, in the order in which `proto/netdef.py` looks for them.
 ARG_KINDS = ("f", "i", "s", "n", "t", "floats", "ints", "strings", "nets", "tensors", "qtensors")
 
 
@@ -117,15 +118,6 @@ class Arg:
             return tuple(v.decode() for v in values if isinstance(v, bytes))
         except UnicodeDecodeError as e:
             raise NetError(f"argument {self.name!r} holds a blob name that is not UTF-8: {e.object[:40]!r}") from None
-
-
-def plain(value: Any) -> Any:
-    """A scalar of numpy or JAX as a Python number or bool; anything else unchanged.
-
-    >>> plain(np.int32(3)), plain(np.asarray(True)), plain("x")
-    (3, True, 'x')
-    """
-    return value.item() if getattr(value, "ndim", None) == 0 and value.dtype.kind in "biuf" else value
 
 
 def _encode(name: str, value: Any) -> tuple[str, ArgValue]:

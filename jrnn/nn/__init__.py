@@ -1,6 +1,12 @@
-"""PyTorch's RNN, LSTM and GRU as flax.nnx modules and as pure functions, and packed sequences; see docs/nn.md."""
+"""Recurrent layers as flax.nnx modules and as pure functions, and packed sequences; see docs/nn.md."""
 
 from jrnn.nn import functional
+from jrnn.nn.families.diagonal import LRU, RGLRU, S5
+from jrnn.nn.families.linear_attention import GLA, DeltaNet, GatedDeltaNet, RetNet
+from jrnn.nn.families.mamba import Mamba, Mamba2
+from jrnn.nn.families.minimal import IndRNN, MinGRU, MinLSTM
+from jrnn.nn.families.rwkv import RWKV7
+from jrnn.nn.families.xlstm import MLSTM, SLSTM
 from jrnn.nn.modules import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from jrnn.nn.packing import (
     PackedSequence,
@@ -12,18 +18,36 @@ from jrnn.nn.packing import (
     pad_sequence,
 )
 from jrnn.nn.params import Layout
+from jrnn.nn.recurrent import Recurrent, RecurrentLayer
 from jrnn.nn.settings import Settings
 from jrnn.nn.streaming import chunked, compiled_step
 
 __all__ = [
+    "GLA",
     "GRU",
+    "LRU",
     "LSTM",
+    "MLSTM",
+    "RGLRU",
     "RNN",
+    "RWKV7",
+    "S5",
+    "SLSTM",
+    "DeltaNet",
     "GRUCell",
+    "GatedDeltaNet",
+    "IndRNN",
     "LSTMCell",
     "Layout",
+    "Mamba",
+    "Mamba2",
+    "MinGRU",
+    "MinLSTM",
     "PackedSequence",
     "RNNCell",
+    "Recurrent",
+    "RecurrentLayer",
+    "RetNet",
     "Settings",
     "bucket",
     "bucketed",

@@ -49,11 +49,42 @@ class Restart(NamedTuple):
 
     Attributes:
         resets: [T, N] booleans: where True, the state is replaced by `state` before that step of the direction.
-        state: arrays like the initial state of `run_layer`.
+        state: arrays like the initial state.
     """
 
     resets: jax.Array
     state: State
+
+
+class Shared(NamedTuple):
+    """What all layers and directions of a run have in common.
+
+    Attributes:
+        dtype: of products with weights and of outputs.
+        lengths: [N], or None if every sequence has T steps.
+        return_states: "last", "all" or "all+initial", as in `jrnn.nn.functional.rnn`.
+    """
+
+    unit: Unit
+    settings: Settings
+    dtype: Any
+    lengths: jax.Array | None
+    return_states: str
+
+
+class Direction(NamedTuple):
+    """One direction of one layer, as a pytree.
+
+    Attributes:
+        state: the initial state, (h [N, P],) or (h [N, P], c [N, H]), in `accumulator(dtype)`.
+        restart: its resets, or None.
+        key: for the masks of a training run; None if nothing is random.
+    """
+
+    weights: Weights
+    state: State
+    restart: Restart | None = None
+    key: jax.Array | None = None
 
 
 def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) -> Noise:
@@ -174,65 +205,28 @@ def plain_lstm(unit: Unit, weights: Weights, settings: Settings, dtype) -> LstmS
     return LstmStep(weights.weight_ih, weights.weight_hh, bias)
 
 
-def run_layer(
-    unit: Unit,
-    weights: Sequence[Weights],
-    settings: Settings,
-    x: jax.Array,
-    states: Sequence[State],
-    *,
-    dtype: Any,
-    lengths: jax.Array | None,
-    restarts: Sequence[Restart] | None,
-    keys: Sequence[jax.Array | None],
-    return_states: str,
-) -> tuple[list[State], jax.Array]:
+def run_layer(shared: Shared, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
     """All directions of a layer over a whole sequence, [T, N, D] -> the states of each direction and y [T, N, K P].
 
-    Weights, states, restarts and keys have one item for each direction.
-
-    Args:
-        x: must be finite past the lengths; the values there do not matter.
-        states: (h [N, P],) or (h [N, P], c [N, H]), in `accumulator(dtype)`.
-        lengths: [N], or None if every sequence has T steps.
-        restarts: the resets, or None.
-        keys: for the masks of a training run; None if nothing is random.
-        return_states: "last", "all" or "all+initial", as in `jrnn.nn.functional.rnn`.
+    `x` must be finite past the lengths; the values there do not matter.
     """
-    plain = return_states == "last" and restarts is None and keys[0] is None and _is_plain(unit, weights[0], settings)
-    if whole_layers.value and plain and dtype == "float32":
-        return _run_whole(unit, weights, x, states, lengths)
-
-    def run(
-        part: Weights, x: jax.Array, state: State, restart: Restart | None, key: Any = None, reverse: bool = False
-    ) -> tuple[State, jax.Array]:
-        return _run_direction(unit, part, settings, x, state, dtype, lengths, restart, key, reverse, return_states)
-
-    if len(weights) == 2 and return_states == "last" and settings.merges(keys[0]):
-        return _run_both(run, weights, x, states, lengths, restarts)
-    starts = [None] * len(weights) if restarts is None else restarts
-    runs = [
-        run(part, x, state, restart, key, reverse)
-        for part, state, restart, key, reverse in zip(weights, states, starts, keys, (False, True))
-    ]
+    first, settings = directions[0], shared.settings
+    plain = shared.return_states == "last" and first.restart is None and first.key is None
+    if whole_layers.value and plain and shared.dtype == "float32" and _is_plain(shared.unit, first.weights, settings):
+        return _run_whole(shared, directions, x)
+    if len(directions) == 2 and shared.return_states == "last" and settings.merges(first.key):
+        return _run_both(shared, directions, x)
+    runs = [_run_direction(shared, one, x, reverse) for one, reverse in zip(directions, (False, True))]
     outputs = [y for _, y in runs]
     return [state for state, _ in runs], outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
 
 
 def _run_direction(
-    unit: Unit,
-    weights: Weights,
-    settings: Settings,
-    x: jax.Array,
-    state: State,
-    dtype: Any,
-    lengths: jax.Array | None,
-    restart: Restart | None,
-    key: jax.Array | None,
-    reverse: bool,
-    return_states: str,
+    shared: Shared, direction: Direction, x: jax.Array, reverse: bool = False
 ) -> tuple[State, jax.Array]:
     """One direction of a layer, [T, N, D] -> states and y [T, N, P]. In reverse a sequence starts at its last step."""
+    unit, settings, dtype, lengths, return_states = shared
+    weights, state, restart, key = direction
     noise = draw(settings, key, x.shape[0], state)
     variational = noise.recurrent if settings.recurrent_dropout_mask == "sequence" else None
     step = make_step(unit, weights, settings, dtype, variational)
@@ -255,16 +249,9 @@ def _run_direction(
     return run(step, state, xs)
 
 
-def _run_both(
-    run: Callable,
-    weights: Sequence[Weights],
-    x: jax.Array,
-    states: Sequence[State],
-    lengths: jax.Array | None,
-    restarts: Sequence[Restart] | None,
-) -> tuple[list[State], jax.Array]:
+def _run_both(shared: Shared, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
     """Both directions of a layer without noise, in one loop with batched products."""
-    steps = x.shape[0]
+    steps, lengths = x.shape[0], shared.lengths
 
     def backward(value: jax.Array) -> jax.Array:
         """Reverses each sequence of [T, N, ...]; its padding stays at the end."""
@@ -273,10 +260,11 @@ def _run_both(
         source = (lengths[None] - 1 - jnp.arange(steps)[:, None]) % steps
         return jnp.take_along_axis(value, source.reshape(*source.shape, *(1,) * (value.ndim - 2)), 0)
 
-    if restarts is not None:
-        restarts = [restarts[0], Restart(backward(restarts[1].resets), restarts[1].state)]
-    pairs = zip(weights, (x, backward(x)), states, restarts or (None, None))
-    state, (first, second) = jax.vmap(run)(*jax.tree.map(lambda *parts: jnp.stack(parts), *pairs))
+    ahead, back = directions
+    if back.restart is not None:
+        back = back._replace(restart=Restart(backward(back.restart.resets), back.restart.state))
+    pairs = jax.tree.map(lambda *parts: jnp.stack(parts), (ahead, x), (back, backward(x)))
+    state, (first, second) = jax.vmap(partial(_run_direction, shared))(*pairs)
     return [tuple(leaf[k] for leaf in state) for k in range(2)], jnp.concatenate([first, backward(second)], axis=-1)
 
 
@@ -306,14 +294,13 @@ def _(x, *rest, unit, directions, **_):
     return [x.update(shape=(*x.shape[:2], directions * states[0].shape[-1])), *states]
 
 
-def _run_whole(
-    unit: Unit, weights: Sequence[Weights], x: jax.Array, states: Sequence[State], lengths: jax.Array | None
-) -> tuple[list[State], jax.Array]:
+def _run_whole(shared: Shared, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
     """All directions of a layer as one equation."""
+    unit, weights = shared.unit, [one.weights for one in directions]
     bias = weights[0].bias_ih is not None
     arrays = [getattr(w, name).astype(x.dtype) for w in weights for name in Weights._fields[: 4 if bias else 2]]
-    flat = [leaf for state in states for leaf in state]
-    more = [] if lengths is None else [lengths]
+    flat = [leaf for one in directions for leaf in one.state]
+    more = [] if shared.lengths is None else [shared.lengths]
     y, *last = recurrent_layer.bind(
         x, *flat, *arrays, *more, unit=unit, directions=len(weights), bias=bias, lengths=bool(more)
     )

@@ -30,8 +30,8 @@ from jrnn.nn.units import Unit, rnn_unit
 Rngs = nnx.Rngs | nnx.RngStream | jax.Array
 
 
-class _Parameters(nnx.Module):
-    """A module whose parameters are attributes with the names and shapes in `_shapes`."""
+class Parameters(nnx.Module):
+    """The base of all recurrent modules: the parameters are attributes with the names and shapes in `_shapes`."""
 
     layout: Layout
 
@@ -43,32 +43,37 @@ class _Parameters(nnx.Module):
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return self.layout.shapes()
 
+    def _name(self) -> str:
+        """The module's name in messages."""
+        return self.layout.unit.name
+
+    def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+        return init(self._shapes(), self.layout.hidden_size, key, dtype)
+
     def _create(self, rngs: nnx.Rngs, dtype: Any) -> None:
         if not isinstance(rngs, nnx.Rngs):
-            raise LayerError(
-                f"{self.layout.unit.name}: rngs is of type {type(rngs).__name__}; give flax.nnx.Rngs(seed)"
-            )
+            raise LayerError(f"{self._name()}: rngs is of type {type(rngs).__name__}; give flax.nnx.Rngs(seed)")
         check_floating("param_dtype", dtype)
-        for name, value in init(self._shapes(), self.layout.hidden_size, rngs.params(), dtype).items():
+        for name, value in self._initial(rngs.params(), dtype).items():
             setattr(self, name, nnx.Param(value))
 
     def params(self) -> dict[str, jax.Array]:
-        """The parameters by PyTorch's names, as `jrnn.nn.functional` takes them."""
+        """The parameters by their names, as the functional form takes them."""
         return {name: getattr(self, name)[...] for name in self._shapes()}
 
     def load(self, params: Mapping[str, Any]) -> None:
-        """Sets the parameters, given by PyTorch's names, and casts them to the types of this module's.
+        """Sets the parameters, given by their names, and casts them to the types of this module's.
 
         Raises:
             LayerError: if a parameter is missing, unknown, or of another shape. Then no parameter changes.
         """
-        check_params(self.layout.unit, params, self._shapes())
+        check_params(self._name(), params, self._shapes())
         for name in self._shapes():
             variable = getattr(self, name)
             variable.set_value(jnp.asarray(params[name], variable.dtype))
 
 
-class _Stack(_Parameters):
+class _Stack(Parameters):
     """The base of RNN, LSTM and GRU: a layout, settings, parameters, and a source of random keys."""
 
     @spelled_out()
@@ -226,7 +231,7 @@ class GRU(_Stack):
         super().__init__(GRU_UNIT, input_size, hidden_size, num_layers, rngs=rngs, **options)
 
 
-class _Cell(_Parameters):
+class _Cell(Parameters):
     """The base of the cells."""
 
     def __init__(

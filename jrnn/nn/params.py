@@ -161,14 +161,14 @@ def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
         bidirectional="weight_ih_l0_reverse" in params,
         proj_size=jnp.shape(params["weight_hr_l0"])[0] if "weight_hr_l0" in params else 0,
     )
-    check_params(unit, params, layout.shapes())
+    check_params(unit.name, params, layout.shapes())
     return layout
 
 
 def cell_layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
     """As `layout_of`, for the parameters of a cell (`weight_ih`, `weight_hh`, ...)."""
     layout = _layout(unit, params, "")
-    check_params(unit, params, layout.cell_shapes(layout.input_size))
+    check_params(unit.name, params, layout.cell_shapes(layout.input_size))
     return layout
 
 
@@ -190,15 +190,15 @@ def _layout(unit: Unit, params: Mapping[str, Any], suffix: str, **more: Any) -> 
     return Layout(unit, shape[1], hidden, bias=bias, layer_norm=layer_norm, **more)
 
 
-def check_params(unit: Unit, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_params(where: str, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises a LayerError unless `params` have exactly the names and shapes in `shapes`."""
     for name, shape in shapes.items():
         if name not in params:
-            raise LayerError(f"{unit.name}: the parameters lack {name!r} {list(shape)}{near(name, params)}")
+            raise LayerError(f"{where}: the parameters lack {name!r} {list(shape)}{near(name, params)}")
         if jnp.shape(params[name]) != shape:
-            raise LayerError(f"{unit.name}: {name} is {list(jnp.shape(params[name]))} but must be {list(shape)}")
+            raise LayerError(f"{where}: {name} is {list(jnp.shape(params[name]))} but must be {list(shape)}")
     for name in params:
         if name not in shapes:
             raise LayerError(
-                f"{unit.name}: the parameter {name!r} has no place here{near(name, shapes)}; known are {list(shapes)}"
+                f"{where}: the parameter {name!r} has no place here{near(name, shapes)}; known are {list(shapes)}"
             )

@@ -23,7 +23,7 @@ from jrnn.nn.checks import (
     check_resets,
     check_state,
 )
-from jrnn.nn.layers import Noise, Restart, accumulator, make_step, mask, plain_lstm, run_layer
+from jrnn.nn.layers import Direction, Noise, Restart, Shared, accumulator, make_step, mask, plain_lstm, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.settings import Settings
@@ -107,7 +107,12 @@ def run_stack(
         resets = check_resets(where, resets, shape)
         restarts = _restarts(layout, resets[:, None] if single else resets.T if batch_first else resets, fresh, lengths)
     key = key if settings.random else None
-    output, states = _run_layers(layout, params, settings, padded, states, dtype, lengths, restarts, key, return_states)
+    shared = Shared(unit, settings, dtype, lengths, return_states)
+    starts = restarts or [None] * (layout.num_layers * layout.directions)
+    directions = [
+        Direction(weights, tuple(s[k] for s in states), starts[k]) for k, weights in enumerate(layout.split(params))
+    ]
+    output, states = _run_layers(shared, layout.directions, directions, padded, key)
     if isinstance(x, PackedSequence):
         repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=x.data.shape[0])
         return x._replace(data=repacked.data), states
@@ -127,52 +132,34 @@ def _restarts(layout: Layout, resets: jax.Array, fresh: State, lengths: jax.Arra
 
 
 def _run_layers(
-    layout: Layout,
-    params: Params,
-    settings: Settings,
-    x: jax.Array,
-    states: State,
-    dtype: Any,
-    lengths: jax.Array | None,
-    restarts: list[Restart] | None,
-    key: jax.Array | None,
-    return_states: str,
+    shared: Shared, width: int, directions: list[Direction], x: jax.Array, key: jax.Array | None
 ) -> tuple[jax.Array, State]:
-    """All layers over [T, N, D]."""
-    unit, weights = layout.unit, layout.split(params)
+    """All layers over [T, N, D], each of `width` directions."""
+    settings, dtype, lengths = shared.settings, shared.dtype, shared.lengths
     x = x.astype(dtype)
     if lengths is not None:
         # Padding may hold NaN. It is replaced before any product, so that it reaches neither values nor gradients.
         live = jnp.arange(x.shape[0])[:, None, None] < lengths[None, :, None]
         x = jnp.where(live, x, jnp.zeros((), dtype))
-    if settings.executor == "cudnn" and return_states == "last" and restarts is None and key is None:
-        known = [plain_lstm(unit, part, settings, dtype) for part in weights]
+    plain = shared.return_states == "last" and directions[0].restart is None and key is None
+    if settings.executor == "cudnn" and plain:
+        known = [plain_lstm(shared.unit, one.weights, settings, dtype) for one in directions]
         if None not in known:
+            states = tuple(jnp.stack(leaves) for leaves in zip(*(one.state for one in directions), strict=True))
             cudnn.check(known[0], states, x)
-            return cudnn.run(known, states, x, lengths, layout.bidirectional)
+            return cudnn.run(known, states, x, lengths, width == 2)
     last: list[State] = []
-    for layer in range(layout.num_layers):
-        if layer and settings.dropout and key is not None:
+    for start in range(0, len(directions), width):
+        if start and settings.dropout and key is not None:
             key, dropout_key = jax.random.split(key)
             shape = x.shape if settings.dropout_mask == "step" else (1, *x.shape[1:])
             x = x * mask(dropout_key, settings.dropout, shape, dtype)
-        keys: list[jax.Array | None] = []
-        for _ in range(layout.directions):
-            key, layer_key = (None, None) if key is None else jax.random.split(key)
-            keys.append(layer_key)
-        rows = range(len(last), len(last) + layout.directions)
-        found, x = run_layer(
-            unit,
-            [weights[k] for k in rows],
-            settings,
-            x,
-            [tuple(s[k] for s in states) for k in rows],
-            dtype=dtype,
-            lengths=lengths,
-            restarts=None if restarts is None else [restarts[k] for k in rows],
-            keys=keys,
-            return_states=return_states,
-        )
+        layer = directions[start : start + width]
+        if key is not None:
+            for k in range(width):
+                key, own = jax.random.split(key)
+                layer[k] = layer[k]._replace(key=own)
+        found, x = run_layer(shared, layer, x)
         last += found
     return x, tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
 

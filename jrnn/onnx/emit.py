@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -16,6 +17,7 @@ from jrnn.convert.emit import registering
 from jrnn.convert.flat import Graph, Node, evaluate, read
 from jrnn.errors import ConversionError, near
 
+BFLOAT16 = np.dtype(jnp.bfloat16)
 FOLD = 4096  # elements: a result that is known is computed at once up to this size, and up to the size of its inputs
 
 
@@ -121,11 +123,26 @@ class Emitter:
         return self.ops(type, inputs, [(shape, dtype)], **attributes)[0]
 
     def ops(self, type: str, inputs: Sequence[Value], types: Sequence[tuple], **attributes: Any) -> tuple[Ref, ...]:
+        used = {np.dtype(t) for t in (*(v.dtype for v in inputs if v is not None), *(t for _, t in types))}
+        if BFLOAT16 in used and type not in ("Cast", "If", "Loop", "Scan"):
+            return self._in_float32(type, inputs, types, attributes)
         refs = tuple(Ref(self.claim(type), tuple(shape), np.dtype(dtype)) for shape, dtype in types)
         names = [self.name(v) for v in inputs]
         self.nodes.append(helper.make_node(type, names, [r.name for r in refs], name=refs[0].name, **attributes))
         self.made.update(r.name for r in refs)
         return refs
+
+    def _in_float32(
+        self, type: str, inputs: Sequence[Value], types: Sequence[tuple], attributes: Any
+    ) -> tuple[Ref, ...]:
+        """A node on bfloat16, which runtimes hardly compute with: in float32, and each result rounded, as XLA does it."""
+
+        def wide(dtype: Any) -> Any:
+            return np.dtype(np.float32) if np.dtype(dtype) == BFLOAT16 else dtype
+
+        given = [None if v is None else self.cast(v, wide(v.dtype)) for v in inputs]
+        found = self.ops(type, given, [(shape, wide(dtype)) for shape, dtype in types], **attributes)
+        return tuple(self.cast(ref, np.dtype(dtype)) for ref, (_, dtype) in zip(found, types, strict=True))
 
     # Sizes
 

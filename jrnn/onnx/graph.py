@@ -6,6 +6,7 @@ them), else a JAX array; a list for a sequence; or None for an input that is lef
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,8 +38,21 @@ def xp(*values: Any) -> Any:
     return np if known(*values) else jnp
 
 
+def as_jax(value: Any, where: str) -> jax.Array:
+    """A value as a JAX array, with a warning if it is a known integer that JAX's 32 bits cannot hold."""
+    if known(value) and value.dtype.kind in "iu" and value.size:
+        bounds = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
+        if value.min() < bounds.min or value.max() > bounds.max:
+            warnings.warn(
+                f"{where}: a number does not fit {bounds.dtype} and wraps around; set jax_enable_x64", stacklevel=2
+            )
+    return jnp.asarray(value)
+
+
 def spread(*values: Any) -> list[Any]:
     """Values of one rank, by leading axes of size 1: ONNX broadcasts as numpy does."""
+    if not known(*values):
+        values = tuple(as_jax(v, "an operand") if known(v) else v for v in values)
     rank = max(np.ndim(v) for v in values)
     return [v if np.ndim(v) == rank else v.reshape((1,) * (rank - np.ndim(v)) + np.shape(v)) for v in values]
 
@@ -52,19 +66,19 @@ def cast(x: Any, dtype: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class OnnxGraph:
     """Nodes in order. `consts` are known values; `params` maps a value's name to the name of the parameter."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
     consts: Mapping[str, np.ndarray]
     params: Mapping[str, str]
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class OnnxNode:
     """One node. `run(graph, args)` evaluates a graph that the node holds, in the scope of the node."""
 
     type: str
@@ -102,11 +116,11 @@ class Node:
         return np.asarray(value)
 
 
-def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[Graph, dict[str, np.ndarray]]:
+def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[OnnxGraph, dict[str, np.ndarray]]:
     """The graph of a GraphProto, and the parameters in it and in the graphs inside it."""
     found: dict[str, np.ndarray] = {}
 
-    def read(proto: onnx.GraphProto, path: str, depth: int) -> Graph:
+    def read(proto: onnx.GraphProto, path: str, depth: int) -> OnnxGraph:
         if depth > DEPTH:
             raise FormatError(f"graphs are nested deeper than {DEPTH} levels")
         consts: dict[str, np.ndarray] = {}
@@ -126,22 +140,23 @@ def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[Graph, dict[str, np.
         nodes = []
         for n in proto.node:
             label = f"{path}{n.name or next(iter(n.output), '')}"
-            node = Node(n.op_type, n.name, tuple(n.input), tuple(n.output), {}, opset)
-            if n.domain not in STANDARD:
-                raise UnknownOperatorError(f"{node}: operators of the domain {n.domain!r} are not read")
-            if n.op_type not in (*OPERATORS, "Constant"):
+            kind = n.op_type if n.domain in STANDARD else f"{n.domain}.{n.op_type}"
+            node = OnnxNode(kind, n.name, tuple(n.input), tuple(n.output), {}, opset)
+            if kind not in (*OPERATORS, "Constant"):
+                if n.domain not in STANDARD:
+                    raise UnknownOperatorError(f"{node}: this operator of the domain {n.domain!r} is not read")
                 hint = near(n.op_type, OPERATORS)
                 raise UnknownOperatorError(f"{node}: jrnn has no operator {n.op_type!r} of ONNX{hint}")
             attributes = {
                 a.name: read(a.g, f"{label}/{a.name}/", depth + 1) if a.type == AttributeProto.GRAPH else _attribute(a)
                 for a in n.attribute
             }
-            if n.op_type == "Constant":
+            if kind == "Constant":
                 put(n.output[0], _constant(attributes, label))
             else:
                 nodes.append(replace(node, attributes=attributes))
         inputs = tuple(i.name for i in proto.input if depth or i.name not in {*consts, *params})
-        return Graph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params)
+        return OnnxGraph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params)
 
     return read(proto, "", 0), found
 
@@ -206,7 +221,7 @@ _MISTAKES = (
 
 
 def evaluate(
-    graph: Graph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int
+    graph: OnnxGraph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int
 ) -> list[Any]:
     """The outputs of a graph for values of its inputs; `outer` holds the values of the graphs around it.
 
@@ -225,10 +240,10 @@ def _look_up(env: Mapping[str, Any], name: str, where: str) -> Any:
     return env[name] if name else None
 
 
-def _call(node: Node, env: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int) -> Sequence[Any]:
+def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int) -> Sequence[Any]:
     run = OPERATORS[node.type]
     values = [_look_up(env, name, str(node)) for name in node.inputs]
-    if any(isinstance(v, Graph) for v in node.attributes.values()):
+    if any(isinstance(v, OnnxGraph) for v in node.attributes.values()):
         scope = dict(env)
         node = replace(node, run=lambda graph, args: evaluate(graph, args, scope, params, max_bytes))
     try:

@@ -18,7 +18,7 @@ from jrnn.errors import FormatError, OpError, near
 from jrnn.memory import available
 from jrnn.nets.proto.codec import check_file
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
-from jrnn.onnx.graph import STANDARD, Graph, evaluate, read_graph
+from jrnn.onnx.graph import STANDARD, OnnxGraph, as_jax, evaluate, read_graph
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class OnnxModel:
     params: dict[str, jax.Array]
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
-    graph: Graph = field(repr=False)
+    graph: OnnxGraph = field(repr=False)
     proto: onnx.ModelProto = field(repr=False)
 
     def __call__(self, inputs: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -62,6 +62,9 @@ class OnnxModel:
         Raises:
             OpError: inputs that are missing, unknown, or of another type or shape.
             ConversionError: a shape, branch or number of steps that depends on values that are not known.
+
+        Warns:
+            UserWarning: a known integer does not fit 32 bits, and `jax_enable_x64` is not set.
         """
         own = self.params
         for name in params or ():
@@ -72,7 +75,10 @@ class OnnxModel:
                 raise OpError(f"no input is called {name!r}{near(name, known)}; the inputs are {known}")
         values = [_checked(spec, inputs) for spec in self.inputs]
         found = evaluate(self.graph, values, {}, {**own, **(params or {})}, available())
-        return {spec.name: v if isinstance(v, list) else jnp.asarray(v) for spec, v in zip(self.outputs, found)}
+        return {
+            spec.name: v if isinstance(v, list) else as_jax(v, f"the output {spec.name!r}")
+            for spec, v in zip(self.outputs, found)
+        }
 
     def save(self, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
         """Writes the model, with other values of some parameters, such as fine-tuned ones.
@@ -112,7 +118,7 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
     """
     proto = _load(source)
     try:
-        checker.check_model(proto)
+        checker.check_model(_with_shapes(proto))
         if proto.functions:
             proto = inliner.inline_local_functions(proto)
         proto = shape_inference.infer_shapes(proto)
@@ -146,6 +152,25 @@ def _load(source: Any) -> onnx.ModelProto:
         raise FormatError(f"{where}: cannot be read as ONNX: {error}") from error
 
 
+def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy for the checker, which requires a field that runtimes do without: the shapes of inputs and outputs."""
+    if all(v.type.tensor_type.HasField("shape") for v in (*proto.graph.input, *proto.graph.output)):
+        return proto
+    found = onnx.ModelProto()
+    found.CopyFrom(proto)
+    for value in (*found.graph.input, *found.graph.output):
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()
+    return found
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    """A size; its name or None if it may vary, for which some exporters write a negative number."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return dim.dim_param or None
+
+
 def _spec(value: onnx.ValueInfoProto) -> Spec:
     if not value.type.HasField("tensor_type"):
         return Spec(value.name, None, None)
@@ -156,7 +181,7 @@ def _spec(value: onnx.ValueInfoProto) -> Spec:
         raise FormatError(
             f"{value.name!r} has the element type {tensor.elem_type}, which jrnn does not read"
         ) from error
-    shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+    shape = tuple(map(_size, tensor.shape.dim))
     return Spec(value.name, dtype, shape if tensor.HasField("shape") else None)
 
 

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jrnn.convert.flat import Node
 from jrnn.errors import ConversionError
 from jrnn.onnx.emit import Emitter, Value, ints, is_static, known, rule
+from jrnn.onnx.places import filling, gathered
 
 _UNARY = {
     "neg": "Neg", "abs": "Abs", "exp": "Exp", "log": "Log", "sqrt": "Sqrt", "tanh": "Tanh", "logistic": "Sigmoid",
@@ -31,17 +31,25 @@ def same(e: Emitter, node: Node, type: str, *inputs: Value, **attributes: Any) -
     return e.op(type, inputs, node.outputs[0].shape, node.outputs[0].dtype, **attributes)
 
 
+def _bitwise(e: Emitter, node: Node, x: Value) -> str:
+    """The operator of booleans, or of the bits of integers."""
+    type = {**_UNARY, **_BINARY}[node.name]
+    if x.dtype == bool:
+        return type
+    if e.root.opset < 18:
+        raise ConversionError("the bits of integers need the operator set 18")
+    return f"Bitwise{type}"
+
+
 @rule(*_UNARY)
 def _(e, node, x):
-    if node.name == "not" and x.dtype != bool:
-        raise ConversionError("bitwise operators of integers are not supported")
-    return same(e, node, _UNARY[node.name], x)
+    return same(e, node, _bitwise(e, node, x) if node.name == "not" else _UNARY[node.name], x)
 
 
 @rule(*_BINARY)
 def _(e, node, a, b):
-    if node.name in ("and", "or", "xor") and a.dtype != bool:
-        raise ConversionError("bitwise operators of integers are not supported")
+    if node.name in ("and", "or", "xor"):
+        return same(e, node, _bitwise(e, node, a), a, b)
     if a.dtype == bool and node.name in ("lt", "le", "gt", "ge", "max", "min", "add", "mul"):
         a, b = e.cast(a, np.int32), e.cast(b, np.int32)
         return e.cast(e.op(_BINARY[node.name], [a, b], node.outputs[0].shape, np.int32), node.outputs[0].dtype)
@@ -65,6 +73,37 @@ _DEFINED: dict[str, Callable] = {
 @rule(*_DEFINED)
 def _(e, node, *values):
     return _DEFINED[node.name](partial(same, e, node), *values)
+
+
+@rule("shift_left", "shift_right_arithmetic", "shift_right_logical")
+def _(e, node, x, by):
+    """By a power of two in 64 bits: ONNX shifts unsigned integers only."""
+    if x.dtype.itemsize > 4:
+        raise ConversionError("shifts of 64-bit integers are not supported")
+    bits, shape = 8 * x.dtype.itemsize, node.outputs[0].shape
+
+    def op(type: str, *inputs: Value, **attributes: Any) -> Value:
+        return e.op(type, inputs, shape, np.int64, **attributes)
+
+    def number(value: int) -> np.ndarray:
+        return np.asarray(value, np.int64)
+
+    unsigned = np.dtype(f"uint{bits}")
+    by = e.cast(e.cast(by, unsigned), np.int64)  # a negative number is a large one
+    powers = np.left_shift(number(1), np.arange(bits + 1))
+    by = e.clip(by, number(0), number(bits))
+    factor = powers[by] if known(by) else e.op("Gather", [powers, by], by.shape, np.int64, axis=0)
+    if node.name == "shift_left":
+        return e.cast(e.cast(op("Mul", e.cast(x, np.int64), factor), unsigned), x.dtype)
+    wide = e.cast(e.cast(x, unsigned) if node.name == "shift_right_logical" else x, np.int64)
+    rest = op("Mod", wide, factor)  # of the sign of the divisor, so that the quotient is rounded down
+    return e.cast(e.cast(op("Div", op("Sub", wide, rest), factor), unsigned), x.dtype)
+
+
+@rule("tile")
+def _(e, node, x):
+    reps = node.params["reps"]
+    return same(e, node, "Tile", x, e.sizes(reps))
 
 
 @rule("integer_pow")
@@ -134,14 +173,6 @@ def _(e, node, x):
     return same(e, node, "Slice", x, -ones, far, ints(*axes), -ones)
 
 
-@rule("pad")
-def _(e, node, x, value):
-    low, high, inner = zip(*node.params["padding_config"], strict=True)
-    if any(inner):
-        raise ConversionError("padding between elements is not supported")
-    return same(e, node, "Pad", x, e.sizes([*low, *high]), value)
-
-
 @rule("iota")
 def _(e, node):
     shape, axis, dtype = (node.params[k] for k in ("shape", "dimension", "dtype"))
@@ -176,14 +207,14 @@ def _(e, node, x, update, *starts):
 
 @rule("gather")
 def _(e, node, x, indices):
-    """Whole rows along one axis, as in `x[indices]` and `jnp.take`."""
+    """Whole rows along one axis, as in `x[indices]` and `jnp.take`, are one Gather of them."""
     d, sizes, mode = (node.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     axis = d.start_index_map[0] if len(d.start_index_map) == 1 else len(x.shape)
     rows = all(n == (1 if k == axis else x.shape[k]) for k, n in enumerate(sizes))
     rank = len(indices.shape) - 1
     offsets = tuple(k for k in range(len(x.shape) - 1 + rank) if not axis <= k < axis + rank)
     if d.collapsed_slice_dims != (axis,) or not rows or tuple(d.offset_dims) != offsets:
-        raise ConversionError("only indices of whole rows along one axis are supported: x[i], jnp.take(x, i, axis)")
+        return gathered(e, node, x, indices)
     shape, dtype = node.outputs[0].shape, indices.dtype
     indices = e.reshape(indices, indices.shape[:-1])
     inside = e.clip(indices, np.zeros((), dtype), e.cast(e.size(x.shape[axis] - 1), dtype))
@@ -194,10 +225,7 @@ def _(e, node, x, indices):
         return found
     right = e.op("Equal", [inside, indices], indices.shape, np.bool_)
     right = e.reshape(right, [*indices.shape, *[1] * (len(shape) - axis - rank)])
-    fill = node.params["fill_value"]
-    if fill is None:
-        fill = np.nan if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min if x.dtype != bool else True
-    return e.op("Where", [right, found, np.asarray(fill, x.dtype)], shape, x.dtype)
+    return e.op("Where", [right, found, np.asarray(filling(node, x), x.dtype)], shape, x.dtype)
 
 
 # Reductions and products

@@ -33,9 +33,13 @@ def assert_gradients_agree(
     lengths: Any = None,
     loss: str | None = None,
     key: Any = None,
+    surrogates: Sequence[str] = (),
     **effort: Any,
 ) -> None:
     """Asserts that JAX's gradient, the generated net's and central differences agree, in float64, over a whole sequence.
+
+    If no net can have the step's gradient, as with complex numbers or a Cholesky factorization, the other two are compared.
+    What `jax.lax.stop_gradient` stops is a constant to JAX, so differences hold it.
 
     Args:
         cell: a step, which is differentiated over time with respect to all its arguments; a `jrnn.cells.Cell`; a `Layer`;
@@ -46,18 +50,27 @@ def assert_gradients_agree(
         lengths: the lengths of the sequences, int32 [N].
         loss: the blob of a `Net` to differentiate; by default all of its outputs.
         key: for cells that draw random numbers.
-        effort: fields of `jrnn.gradcheck.Effort`, such as `max_elements` or `second`.
+        surrogates: the names of functions in a step whose `jax.custom_jvp` or `jax.custom_vjp` is a surrogate gradient on
+            purpose, such as a spike's; the proof then is that all the rest is right.
+        effort: fields of `jrnn.gradcheck.Effort`, such as `max_elements` (64 of each blob here) or `second`. Blobs with more
+            elements are also checked along random directions, 2 by default, which move all elements.
+
+    Raises:
+        AssertionError: with a table of the gradients, which of the three agree, and the operation at fault with its line.
 
     >>> step = lambda h, x: (jnp.tanh(h + x), h * x)
     >>> assert_gradients_agree(step, jnp.ones((1, 2)), jnp.ones((3, 1, 2)))
     """
     with jax.enable_x64(True):
-        s = _subject(cell, carry, xs, params, lengths, loss, key)
-        report = check(s, Effort(**{"tolerance": TOLERANCE if s.exact else INEXACT, **effort}))
+        s = _subject(cell, carry, xs, params, lengths, loss, key, surrogates)
+        defaults = {"tolerance": TOLERANCE if s.exact else INEXACT, "max_elements": 64, "directions": 2}
+        report = check(s, Effort(**{**defaults, **effort}))
     assert report.agrees, f"the gradients disagree\n{report}"
 
 
-def _subject(cell: Any, carry: Any, xs: Any, params: Any, lengths: Any, loss: str | None, key: Any) -> Subject:
+def _subject(
+    cell: Any, carry: Any, xs: Any, params: Any, lengths: Any, loss: str | None, key: Any, surrogates: Sequence[str]
+) -> Subject:
     if isinstance(cell, Net):
         return subject_of_net(cell, carry, loss, key=key)
     if isinstance(cell, Cell):
@@ -65,11 +78,14 @@ def _subject(cell: Any, carry: Any, xs: Any, params: Any, lengths: Any, loss: st
         blobs = made.blobs(xs, _lengths(lengths, *np.shape(xs)[:2]))
         return subject_of_net(made.net, blobs, key=key)
     if lengths is None and not isinstance(cell, Layer):
-        return subject_of_function(over_time(cell), (carry, xs), params)
+        return subject_of_function(over_time(cell), (carry, xs), params, surrogates)
     layer = layer_of(cell, carry, xs, params)
     ends = _lengths(lengths, *layer.size)
     return subject_of_function(
-        lambda weights, state, xs: layer.call(weights, state, xs, ends), (layer.state, layer.xs), layer.weights
+        lambda weights, state, xs: layer.call(weights, state, xs, ends),
+        (layer.state, layer.xs),
+        layer.weights,
+        surrogates,
     )
 
 

@@ -15,7 +15,18 @@ from jrnn.errors import ConfigError, near
 from jrnn.named import load_named
 from jrnn.train.models import MAKERS, ModelKind, load_kind
 from jrnn.train.tasks import KINDS, TaskKind
-from jrnn.train.toml_codec import CONFIGS, decode, hint, override, read_toml, require, require_at_least
+from jrnn.train.toml_codec import (
+    CONFIGS,
+    Natural,
+    NonNegative,
+    Positive,
+    check_bounds,
+    decode,
+    hint,
+    override,
+    read_toml,
+    require,
+)
 
 
 @dataclass(frozen=True)
@@ -26,19 +37,18 @@ class OptimizerConfig:
     learning_rate: float = 3e-3
     schedule: str = "cosine"  # constant; cosine, linear: from learning_rate to final_rate; or any of optax's by name
     schedule_options: dict = field(default_factory=dict)  # arguments of a schedule by its optax name, as decay_rate
-    schedule_steps: int = 0  # the schedule's length; 0: train.steps
-    final_rate: float = 0.0  # of the schedules cosine and linear, at the schedule's last step
-    warmup: int = 0  # steps of linear growth from 0 before the schedule starts
-    clip: float = 1.0  # the greatest norm of the gradient; 0: no clipping
+    schedule_steps: Natural = 0  # the schedule's length; 0: train.steps
+    final_rate: NonNegative = 0.0  # of the schedules cosine and linear, at the schedule's last step
+    warmup: Natural = 0  # steps of linear growth from 0 before the schedule starts
+    clip: NonNegative = 1.0  # the greatest norm of the gradient; 0: no clipping
     options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
     decay: Literal["all", "matrices"] = "all"  # the parameters that weight decay acts on: all, or all but vectors
-    accumulate: int = 1  # parts in which a step reads its batch, one after the other: less memory, the same result
+    accumulate: Positive = 1  # parts in which a step reads its batch, one after the other: less memory, the same result
     ema: float = 0.0  # decay of a running mean of the parameters, which is validated, sampled and exported; 0: none
 
     def __post_init__(self):
         require(self.learning_rate > 0, "optimizer.learning_rate must be positive", self.learning_rate)
-        require_at_least(0, "optimizer", self, "final_rate", "schedule_steps", "warmup", "clip")
-        require_at_least(1, "optimizer", self, "accumulate")
+        check_bounds("optimizer", self)
         require(0 <= self.ema < 1, "optimizer.ema must lie in [0, 1)", self.ema)
 
 
@@ -48,32 +58,33 @@ class GradientConfig:
 
     source: Literal["jax", "net"] = "jax"
     check: bool = False  # compare both in float64 on the first batch, and stop if they disagree
-    check_every: int = 0  # compare them again after every so many steps; 0: never
+    check_every: Natural = 0  # compare them again after every so many steps; 0: never
 
     def __post_init__(self):
-        require_at_least(0, "gradient", self, "check_every")
+        check_bounds("gradient", self)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """How long to train, and what happens on the way."""
 
-    steps: int = 1500
-    steps_per_call: int = 10  # steps in one call of the compiled function
-    validate_every: int = 250
-    patience: int = 0  # stop after so many validations without a better loss, and keep the best parameters; 0: never
-    checkpoint_every: int = 250
-    keep: int = 2  # checkpoints kept
-    devices: int = 1  # devices that share each batch; 0: all that there are
+    steps: Positive = 1500
+    steps_per_call: Positive = 10  # steps in one call of the compiled function
+    validate_every: Positive = 250
+    patience: Natural = (
+        0  # stop after so many validations without a better loss, and keep the best parameters; 0: never
+    )
+    checkpoint_every: Positive = 250
+    keep: Positive = 2  # checkpoints kept
+    devices: Natural = 1  # devices that share each batch; 0: all that there are
     tensorboard: bool = False  # also write the metrics as TensorBoard's events, into the run directory
     precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
     on_nan: Literal["stop", "skip"] = "stop"  # what to do if a step's loss, gradient or update is not finite
-    loss_limit: float = 0.0  # a greater loss counts as not finite; 0: no limit
+    loss_limit: NonNegative = 0.0  # a greater loss counts as not finite; 0: no limit
     metrics: list[str] = field(default_factory=list)  # your functions, MODULE:FUNCTION, called at validations
 
     def __post_init__(self):
-        require_at_least(1, "train", self, "steps", "steps_per_call", "validate_every", "checkpoint_every", "keep")
-        require_at_least(0, "train", self, "devices", "patience", "loss_limit")
+        check_bounds("train", self)
         require(self.steps < 2**31, "train.steps must be below 2147483648", self.steps)
 
 
@@ -184,11 +195,10 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
     """
     path = find_config(path)
     beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-    tables = read_toml(
-        path,
-        near(path.name, beside) or near(path.stem, config_names()) or "; `jrnn configs` lists the configs that ship",
-    )
-    decode(Config, tables, str(path))  # so that a mistake in the file is not blamed on the assignments
+    meant = near(path.name, beside) or near(path.stem, config_names())
+    tables = read_toml(path, meant or "; `jrnn configs` lists the configs that ship")
+    config = decode(Config, tables, str(path))  # first, so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)
-    where = f"{path} with --set {' '.join(assignments)}" if assignments else str(path)
-    return decode(Config, override(tables, assignments), where)
+    if not assignments:
+        return config
+    return decode(Config, override(tables, assignments), f"{path} with --set {' '.join(assignments)}")

@@ -1,6 +1,6 @@
 """The training loop: calls of the compiled function, with measurements, validation and checkpoints around them.
 
-`train` prepares a run, `_Loop.go` is the loop, and `step.py` has the compiled function.
+`train` prepares a run, `_Training.go` is the loop, and `step.py` has the compiled function.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,21 +106,37 @@ def train(
                     raise ConfigError(
                         f"{run.path}: holds a run already; continue it with --resume, or use another --out"
                     )
-            loop = _Loop(config, run, config.kind.load(config), devices, beat)
-            if devices.is_first:
-                loop.open(resume, files)
+            loop = _Training(config, run, config.kind.load(config), devices, beat)
+            writers = loop.open(resume, files) if devices.is_first else _Writers()
         loop.share()
         stop = files.enter_context(_stop_on_signal())
         files.enter_context(devices.in_touch())
         with Trace(run.path / "profile" if profile and devices.is_first else None) as trace:
-            result = loop.go(stop, trace)
+            result = loop.go(writers, stop, trace)
         if trace.folder is not None:
-            loop.report.say(f"trace: {trace.folder}\n{loop.clock.table(*ONCE)}")
+            writers.report.say(f"trace: {trace.folder}\n{loop.clock.table(*ONCE)}")
         return result
 
 
-class _Loop:
-    """One run under way. Only the first process opens the files; in the others, all writes go nowhere."""
+@dataclass(frozen=True)
+class _Writers:
+    """Where a run writes. Only the first process opens files; what the others write goes nowhere.
+
+    Attributes:
+        checkpoints: checkpoints of the whole state.
+        best: checkpoints of the parameters of the best validation.
+        metrics: the file of metrics.
+        report: the progress line, and lines above it.
+    """
+
+    checkpoints: Any = NOWHERE
+    best: Any = NOWHERE
+    metrics: Any = NOWHERE
+    report: Any = NOWHERE
+
+
+class _Training:
+    """One run under way."""
 
     def __init__(self, config: Config, run: RunDir, task: Task, devices: Devices, beat: Heartbeat):
         self.config = config
@@ -138,19 +155,15 @@ class _Loop:
         self.patience = Patience(config.train.patience)
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
-        self.checkpoints: Any = NOWHERE
-        self.best: Any = NOWHERE  # checkpoints of the parameters of the best validation
-        self.metrics_file: Any = NOWHERE
-        self.report: Any = NOWHERE
 
-    def open(self, resume: bool, files: ExitStack) -> None:
+    def open(self, resume: bool, files: ExitStack) -> _Writers:
         """Opens the files of the run directory, and restores the state and the patience of a run to continue."""
         run, train = self.run, self.config.train
         if resume and run.is_begun():
             run.check_continues(self.config, self.task)
-        self.checkpoints = files.enter_context(Checkpoints(run.checkpoints, train.keep))
-        if resume and self.checkpoints.steps():
-            self.state, damaged = self.checkpoints.restore(self.state)
+        checkpoints = files.enter_context(Checkpoints(run.checkpoints, train.keep))
+        if resume and checkpoints.steps():
+            self.state, damaged = checkpoints.restore(self.state)
             for warning in damaged:
                 self.beat.say(f"warning: {warning}")
             self.beat.say(f"resuming from step {int(self.state.step)}")
@@ -165,12 +178,11 @@ class _Loop:
         before = read_metrics(run.metrics) if resume else []
         losses = [m["validation_loss"] for m in before if "validation_loss" in m and m["step"] <= done]
         self.patience = Patience.after(train.patience, losses)
-        if train.patience:
-            self.best = files.enter_context(Checkpoints(run.best, 1))
+        best = files.enter_context(Checkpoints(run.best, 1)) if train.patience else NOWHERE
         resume_at = done if resume else None
         board = open_board(run.path / "tensorboard", resume_at) if train.tensorboard else None
-        self.metrics_file = files.enter_context(MetricsFile(run.metrics, resume_at, board))
-        self.report = files.enter_context(Report(self.beat, train.steps, done))
+        metrics = files.enter_context(MetricsFile(run.metrics, resume_at, board))
+        return _Writers(checkpoints, best, metrics, files.enter_context(Report(self.beat, train.steps, done)))
 
     def share(self) -> None:
         """Gives the state and the patience of the first process to all processes."""
@@ -178,12 +190,12 @@ class _Loop:
         seen = self.devices.from_first(np.array([self.patience.best, self.patience.since], np.float32))
         self.patience.best, self.patience.since = float(seen[0]), int(seen[1])
 
-    def go(self, stop: threading.Event, trace: Trace) -> Result:
+    def go(self, writers: _Writers, stop: threading.Event, trace: Trace) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
         train, gradient = self.config.train, self.config.gradient
         begun = step = int(self.state.step)
         self.clock = Clock("steps")
-        recorder = Recorder(self.metrics_file, self.report, self.task, train)
+        recorder = Recorder(writers.metrics, writers.report, self.task, train)
         try:
             while step < train.steps and not self.patience.is_over and not self.devices.any(stop.is_set()):
                 n = self._steps_to_boundary(step)
@@ -201,19 +213,19 @@ class _Loop:
                 with self.clock(TRACING):
                     if trace.after_call(measured):
                         recorder.restart_clock()
-                due = {
-                    self._validate: step % train.validate_every == 0 or step == train.steps,
-                    self._check_gradients: gradient.check_every and step % gradient.check_every == 0,
-                    self._save: step % train.checkpoint_every == 0,
-                }
-                for act in (act for act, is_due in due.items() if is_due):
+                acts = (
+                    (partial(self._validate, writers), step % train.validate_every == 0 or step == train.steps),
+                    (self._check_gradients, gradient.check_every and step % gradient.check_every == 0),
+                    (partial(self._save, writers), step % train.checkpoint_every == 0),
+                )
+                for act in (act for act, is_due in acts if is_due):
                     recorder.flush()
                     act(step)
                     recorder.restart_clock()
             recorder.flush()
         except NotFinite as e:
             good = int(self.state.step)  # the compiled function stopped there
-            self._save(good)
+            self._save(writers, good)
             cause = self._diagnose(e.step)
             skip = 'or with train.on_nan = "skip"'
             fix = f"continue with --resume and a smaller optimizer.learning_rate or optimizer.clip, {skip}"
@@ -222,7 +234,7 @@ class _Loop:
                     f"correct the data and start a new run, or leave such steps out: continue with --resume, {skip[3:]}"
                 )
             raise TrainError(f"{e}; {cause}; the state before it is the checkpoint of step {good}: {fix}") from None
-        self._save(step)
+        self._save(writers, step)
         if step > begun and recorder.skipped == step - begun:
             raise TrainError(
                 f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}"
@@ -231,7 +243,7 @@ class _Loop:
         if ended and math.isnan(self.validation_loss):  # resumed with nothing left to do
             self._evaluate()
         if self.patience.is_over:
-            self.report.say(
+            writers.report.say(
                 f"stopped: the best validation loss, {self.patience.best:.4f}, is {self.patience.since} validations old; "
                 "its parameters are kept"
             )
@@ -255,9 +267,9 @@ class _Loop:
         key = step_key(self.config.seed, step - 1)
         return first_not_finite(self.task.model, state._replace(carry=carry), batch, key)
 
-    def _save(self, step: int) -> None:
+    def _save(self, writers: _Writers, step: int) -> None:
         with self.clock("checkpoints"), self.beat.during("writing a checkpoint"):
-            self.checkpoints.save(step, self.devices.get(self.state))
+            writers.checkpoints.save(step, self.devices.get(self.state))
 
     def _check_gradients(self, step: int) -> None:
         with self.clock("gradient checks"), self.beat.during("comparing gradients"):
@@ -274,14 +286,14 @@ class _Loop:
             for name, measure in self.own_metrics.items():
                 self.metrics[name] = float(measure(self.task, params, self.validation_loss))
 
-    def _validate(self, step: int) -> None:
+    def _validate(self, writers: _Writers, step: int) -> None:
         with self.clock(FIRST_VALIDATION if math.isnan(self.validation_loss) else "validation"):
             self._evaluate()
         if self.patience.see(self.validation_loss) and self.config.train.patience:
             with self.clock("checkpoints"):
-                self.best.save(step, self.devices.get(self.state).evaluation_params)
-        self.metrics_file.write(step, validation_loss=self.validation_loss, **self.metrics)
-        self.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
+                writers.best.save(step, self.devices.get(self.state).evaluation_params)
+        writers.metrics.write(step, validation_loss=self.validation_loss, **self.metrics)
+        writers.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
 
 
 @contextmanager

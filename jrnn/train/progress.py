@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, perf_counter
 from typing import Any
 
 import jax
@@ -23,19 +23,18 @@ MEASURED = 3.0  # seconds of steps after which the time of a run is predicted
 class Heartbeat:
     """Prints what goes on, from its own thread, whenever nothing else was printed for some seconds."""
 
-    def __init__(self, console: Console, what: str, silence: float | None = None):
-        """`what`: see `doing`. `silence`: seconds without a line, by default SILENCE."""
+    def __init__(self, console: Console, what: str):
+        """`what`: see `doing`."""
         self.console = console
-        self._silence = SILENCE if silence is None else silence
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jrnn-heartbeat", daemon=True)
-        self.doing(what)
         self.heard()
+        self.doing(what)
 
     def doing(self, what: str | Callable[[], str]) -> None:
         """Sets what the heartbeat prints: what goes on and for how long, or what the function returns."""
-        self._what, self._since = what, time.monotonic()
+        self._what, self._since = what, monotonic()
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
@@ -49,7 +48,7 @@ class Heartbeat:
 
     def heard(self) -> None:
         """Notes that something was printed."""
-        self._last = time.monotonic()
+        self._last = monotonic()
 
     def say(self, text: str) -> None:
         """Prints a line."""
@@ -58,10 +57,14 @@ class Heartbeat:
             self.heard()
 
     def _run(self) -> None:
-        while not self._end.wait(min(0.5, self._silence / 4)):
-            if time.monotonic() - self._last >= self._silence:
-                what = self._what
-                self.say(what() if callable(what) else f"{what}: {time.monotonic() - self._since:.0f} s so far")
+        while not self._end.wait(0.5):
+            self.check()
+
+    def check(self) -> None:
+        """Prints what goes on if nothing was printed for too long."""
+        if monotonic() - self._last >= SILENCE:
+            what = self._what
+            self.say(what() if callable(what) else f"{what}: {monotonic() - self._since:.0f} s so far")
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -118,7 +121,7 @@ class Report:
         self._progress.stop()
 
     def update(self, step: int, loss: float, speed: str) -> None:
-        now = time.monotonic()
+        now = monotonic()
         self._progress.update(self._task, completed=step, loss=f"{loss:.3f}", speed=speed)
         if self._first is None:
             self._first = step, now  # the first call compiles, and is not counted
@@ -151,17 +154,17 @@ class Clock:
 
     def __init__(self, otherwise: str):
         self._otherwise = otherwise
-        self._begun = time.perf_counter()
+        self._begun = perf_counter()
         self._spent: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, what: str) -> Iterator[None]:
         """Counts the time of a `with` block."""
-        begun = time.perf_counter()
+        begun = perf_counter()
         try:
             yield
         finally:
-            self.add(what, time.perf_counter() - begun)
+            self.add(what, perf_counter() - begun)
 
     def add(self, what: str, seconds: float) -> None:
         """Adds seconds that were measured elsewhere."""
@@ -173,7 +176,7 @@ class Clock:
 
     def seconds(self) -> dict[str, float]:
         """Returns what was spent since the clock was made."""
-        total = time.perf_counter() - self._begun
+        total = perf_counter() - self._begun
         return {self._otherwise: total - sum(self._spent.values()), **self._spent}
 
     def table(self, *once: str) -> str:

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from jrnn.errors import DataError
-from jrnn.train.toml_codec import imply_file, read_utf8, require, require_at_least
+from jrnn.train.toml_codec import AtLeast, Positive, check_bounds, imply_file, read_utf8, require
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class TextConfig:
     source: Literal["python-docs", "file"] = "python-docs"
     path: str | None = None  # the file, relative to the working directory; it implies source = "file"
     validation: float = 0.1  # the share of the text, at its end, that is never trained on
-    batch: int = 32  # streams read side by side
-    chunk: int = 64  # characters in a step of truncated backpropagation; the state is carried on
+    batch: Positive = 32  # streams read side by side
+    chunk: Positive = 64  # characters in a step of truncated backpropagation; the state is carried on
 
     def __post_init__(self):
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
-        require_at_least(1, "data", self, "batch", "chunk")
+        check_bounds("data", self)
         imply_file(self, "a UTF-8 text")
 
 
@@ -40,11 +40,7 @@ class TextConfig:
 class WordsConfig(TextConfig):
     """The text as words: `chunk` counts words."""
 
-    vocabulary: int = 10_000  # the most frequent words are known; all others are <unk>
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_at_least(2, "data", self, "vocabulary")
+    vocabulary: Annotated[int, AtLeast(2)] = 10_000  # the most frequent words are known; all others are <unk>
 
 
 def read_text(data: TextConfig) -> str:

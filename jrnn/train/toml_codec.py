@@ -7,14 +7,16 @@ list. If the dataclass of a table depends on what the file says, `choose(given)`
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from jrnn.errors import ConfigError, JrnnError, near
 
@@ -35,10 +37,29 @@ def hint(name: Any, known: Iterable[str]) -> str:
     return (near(name, known) if isinstance(name, str) else "") or f"; known are {', '.join(known)}"
 
 
-def require_at_least(least: int, table: str, config: Any, *names: str) -> None:
-    """Raises ConfigError unless these fields of the table's dataclass are at least `least`."""
-    for name in names:
+@dataclass(frozen=True)
+class AtLeast:
+    """A bound in the annotation of a dataclass's field, as in `Annotated[int, AtLeast(1)]`."""
+
+    least: int
+
+
+Positive = Annotated[int, AtLeast(1)]
+Natural = Annotated[int, AtLeast(0)]
+NonNegative = Annotated[float, AtLeast(0)]
+
+
+def check_bounds(table: str, config: Any) -> None:
+    """Raises ConfigError if a field of the table's dataclass is below the bound in its annotation."""
+    for name, least in _bounds(type(config)).items():
         require(getattr(config, name) >= least, f"{table}.{name} must be at least {least}", getattr(config, name))
+
+
+@functools.cache
+def _bounds(cls: type) -> dict[str, int]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found = ((name, bound) for name, hint in hints.items() for bound in getattr(hint, "__metadata__", ()))
+    return {name: bound.least for name, bound in found if isinstance(bound, AtLeast)}
 
 
 def imply_file(config: Any, what: str) -> None:

@@ -51,15 +51,23 @@ def test_a_step_that_fails_or_hangs_costs_no_other(day, tmp_path, monkeypatch):
         run = [sys.executable, "-c"]
         return [
             day.Step("fails", [*run, "print('why'); raise SystemExit(3)"], 30),
-            day.Step("hangs", [*run, "import time; time.sleep(60)"], 0.5),
+            day.Step("hangs", ["a program that hangs"], 20),
             day.Step("works", [*run, "import os; print(os.environ['GIVEN'])"], 30, {"GIVEN": "yes"}),
         ]
 
+    def run(command, *, timeout=None, original=subprocess.run, **options):
+        if command == ["a program that hangs"]:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return original(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(day, "steps", steps)
     monkeypatch.setattr(day, "PLATFORM", "print('gpu')")
     assert day.main([str(tmp_path)]) == 1
     page = (tmp_path / "summary.md").read_text()
-    assert "| fails | FAILED with status 3" in page and "| hangs | STOPPED after" in page and "| works | ok" in page
+    assert (
+        "| fails | FAILED with status 3" in page and "| hangs | STOPPED after 20 s" in page and "| works | ok" in page
+    )
     assert (tmp_path / "fails.log").read_text() == "why\n" and (tmp_path / "works.log").read_text() == "yes\n"
     assert day.main([str(tmp_path), "wroks"]) == 2
     monkeypatch.setattr(day, "BUDGET", 0.0)

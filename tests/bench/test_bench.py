@@ -217,7 +217,7 @@ def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
     program = peers.divided(2, "lstm", Size(3, 2, 3, 4), "train")
     try:
         assert program.compile_seconds > 0 and program.peak_bytes > 0
-        assert 0 < program.run() < 60
+        assert program.run() > 0
     finally:
         program.close()
     one = peers.divided_here(1, "gru", TINY, "train")

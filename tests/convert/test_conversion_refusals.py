@@ -136,6 +136,24 @@ def test_a_wrong_export_is_found_out(monkeypatch):
     assert "Cos -> 'Cos'" in text
 
 
+def test_loops_that_do_not_end_on_random_numbers():
+    """The nets are verified on the caller's numbers only."""
+
+    def count(x):
+        return jax.lax.while_loop(lambda s: jnp.sum(s) != 0, lambda s: s - 1, x)
+
+    def within(x):
+        return jax.lax.scan(lambda c, _: (jax.lax.cond(c[0] > 0, count, jnp.negative, c), c[0]), x, None, length=2)
+
+    for fn in (count, within):
+        package = jrnn.from_jax(fn, jnp.array([3.0]))
+        assert package.to_jax()({"x": jnp.array([2.0])})["output" if fn is count else "output/0"].tolist() == [0.0]
+        with pytest.raises(ConversionError, match="a while loop takes more than 10000 steps on random numbers"):
+            jrnn.from_jax(fn, jax.ShapeDtypeStruct((1,), jnp.float32))
+    halves = jrnn.from_jax(lambda x: jax.lax.while_loop(lambda s: s.sum() > 1, lambda s: s / 2, x), jnp.array([8.0]))
+    assert halves.predict_net.ops
+
+
 def test_packages_that_are_not_there(tmp_path):
     with pytest.raises(ConversionError, match=r"has no init_net\.pb"):
         jrnn.Package.load(tmp_path)

@@ -50,7 +50,7 @@ def is_float(x):
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.grid(every=5)
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name, tmp_path):
     """A saved and loaded package is the same, and gives the values and gradients of the function."""
@@ -126,7 +126,7 @@ def test_gradients_of_loops(name):
     assert_close(found, wanted)
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.grid(every=6)
 @pytest.mark.parametrize("name", MODELS)
 def test_written_as_python(name, tmp_path):
     _, package = converted(name)

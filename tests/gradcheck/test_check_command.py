@@ -160,7 +160,7 @@ def test_the_page_in_a_browser(files, capsys, wrong_tanh):
     assert not re.search(r"""(src|href)=|url\(|@import|<script""", text)  # it needs nothing beside it
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={files / 'profile'}", "--dump-dom"]
     shown = subprocess.run(
-        [browser, *flags, (files / "page.html").as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [browser, *flags, (files / "page.html").as_uri()], capture_output=True, text=True, check=True
     ).stdout
     page = Page()
     page.feed(shown)

@@ -15,10 +15,11 @@ import pytest
 from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
-from jrnn.loops import jaxprs, lowering, primitives, scan, targets
+from jrnn.loops import jaxprs, primitives, scan, targets
 from jrnn.loops.loop import Loop
 from jrnn.loops.passes import Packed, one_kernel_a_stage, pack_stacks
 from jrnn.loops.plan import Target
+from jrnn.loops.rules import lowering
 
 SIZE = Size(7, 2, 3, 4)  # no multiple of the steps of a trip
 CUDA = Target("cuda")
@@ -55,7 +56,7 @@ def for_cuda(monkeypatch):
     return seen
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.grid(every=4)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "layer_norm_lstm", "peephole_lstm", "relu_mlp", "memory"])
 def test_values_and_gradients_are_those_of_the_loop(cell, for_cuda):
     weights, x = steps.inputs(cell, SIZE)
@@ -80,6 +81,7 @@ def test_each_loop_has_one_product_and_writes_one_array(cell):
     assert len(carried) == (cell == "lstm"), "the cotangent of c is a part of the stack, which is the carry"
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
     layout = nn.Layout(getattr(nn.units, kind.upper()), 3, 4, bidirectional=True)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from jrnn.loops import lowering, scan
+from jrnn.loops import scan
+from jrnn.loops.rules import lowering
 
 
 def step_that_raises(carry, x):

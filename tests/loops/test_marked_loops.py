@@ -12,9 +12,10 @@ import pytest
 from cases import D, H, N, T, draw, lstm_step
 
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, lowering, scan, targets
+from jrnn.loops import explain_scan, scan, targets
 from jrnn.loops.explain import plans_of
 from jrnn.loops.loop import strict_passes
+from jrnn.loops.rules import lowering
 
 XS, H0 = jnp.linspace(-1, 1, T * N * H).reshape(T, N, H), jnp.ones((N, H))
 W = jnp.linspace(-0.5, 0.5, H * H).reshape(H, H)
@@ -34,7 +35,7 @@ def train(which, w, step=None):
 
 
 def test_the_rules_are_in_place():
-    """The private names of JAX that `lowering` uses exist on this version, and hold its rules."""
+    """The private names of JAX that `rules` use exist on this version, and hold its rules."""
     from jax._src.interpreters import ad, mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
 

@@ -89,7 +89,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.grid(every=5)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells_agree(cell, options, x64):

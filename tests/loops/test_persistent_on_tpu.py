@@ -9,10 +9,11 @@ import pytest
 from cases import gru_step, lstm_step
 from jax.sharding import PartitionSpec as Spec
 
-from jrnn.loops import lowering, mark, scan, targets
+from jrnn.loops import mark, scan, targets
 from jrnn.loops.kernels import mosaic
 from jrnn.loops.loop import strict_passes
 from jrnn.loops.plan import Target
+from jrnn.loops.rules import lowering
 
 T, N, D, H = 20, 8, 16, 128
 CHIP = "TPU v5 lite"

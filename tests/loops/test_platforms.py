@@ -14,7 +14,7 @@ from flax import nnx
 
 import jrnn
 from jrnn import nn
-from jrnn.loops import lowering
+from jrnn.loops.rules import lowering
 
 ALL = ("cpu", "cuda", "tpu")
 DIVIDED = """
@@ -22,7 +22,7 @@ import json
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jrnn import scan
-from jrnn.loops import lowering
+from jrnn.loops.rules import lowering
 
 assert jax.device_count() == 8
 weights = [jnp.asarray(np.random.RandomState(seed).randn(4, 4), jnp.float32) for seed in (0, 1)]

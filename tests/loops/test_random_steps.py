@@ -12,7 +12,7 @@ from random_steps import Program, difference, drawn, minimized
 ONE = Program((), (("state", 0), ("sum", 1)), (("tanh", 0, 1), ("ordered_callback", 0, 0)), (("value", 0, 0),))
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.grid(every=4)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed):
     told = difference(drawn(seed), seed)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jrnn.loops import scan
-from jrnn.loops.lowering import steps_of
 from jrnn.loops.passes import direct_views
+from jrnn.loops.rules.lowering import steps_of
 
 N, H = 2, 3
 H0, XS = jnp.linspace(-1, 1, N * H).reshape(N, H), jnp.linspace(0, 1, 4 * N * H).reshape(4, N, H)

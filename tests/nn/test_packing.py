@@ -18,7 +18,7 @@ def reference(x, lengths):
     return [x[t, n] for t in range(len(x)) for n in order if t < lengths[n]]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=4))
 def test_packing_and_padding(lengths):
     x = np.arange(4 * len(lengths) * 2, dtype=np.float32).reshape(4, len(lengths), 2) + 1

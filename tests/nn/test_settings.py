@@ -61,6 +61,7 @@ LENGTHS = np.array([T, 0, 3], np.int32)
 RESETS = np.random.RandomState(1).rand(T, N) < 0.3
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize(
     ("kind", "layout", "more"),
     [

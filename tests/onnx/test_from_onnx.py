@@ -260,9 +260,23 @@ def test_page():
     assert failed == 0 and attempted > 20
 
 
+LATE = """
+import sys, jrnn
+assert not {'onnx', 'onnxruntime'} & set(sys.modules)
+sys.modules['onnx'] = None
+try:
+    jrnn.to_onnx
+except ImportError as error:
+    assert "jrnn.to_onnx needs the extra 'onnx': pip install 'jrnn[onnx]'" in str(error)
+else:
+    raise AssertionError('onnx is hidden')
+del sys.modules['onnx']
+assert jrnn.from_onnx.__name__ == 'from_onnx'
+"""
+
+
 def test_onnx_loads_when_it_is_asked_for():
-    code = "import sys, jrnn; assert not {'onnx', 'onnxruntime'} & set(sys.modules); jrnn.from_onnx"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", LATE], check=True)
     without = """
 import sys; sys.modules["onnx"] = None
 import inspect, pydoc, jrnn

@@ -29,7 +29,7 @@ def run(model, *args):
     return session.run(None, {i.name: np.asarray(a) for i, a in zip(session.get_inputs(), args, strict=True)})
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.grid(every=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_layers_are_native_nodes_with_open_sizes(kind, options):
@@ -126,9 +126,114 @@ def test_loops_branches_and_windows():
             np.testing.assert_allclose(theirs, ours, atol=1e-6)
 
 
+def count_down(x):
+    """Ends for whole numbers."""
+    return jax.lax.while_loop(lambda s: jnp.sum(s) != 0, lambda s: s - 1, x)
+
+
+NWC, NHWC = ("NWC", "WIO", "NWC"), ("NHWC", "HWIO", "NHWC")
+KERNEL, IMAGES = jnp.ones((3, 2, 5)).at[0].set(-0.3), jnp.cos(jnp.arange(120.0)).reshape(2, 5, 6, 2)
+SQUARE = jnp.sin(jnp.arange(90.0)).reshape(3, 3, 2, 5)
+INTEGERS, BOUND = jnp.arange(12).reshape(3, 4) - 5, jnp.array([0, 31, 32, 2])
+WRITTEN = {  # a function, its argument, the sizes that stay open, and an operator of ONNX that it becomes
+    "conv": (lambda x: jax.lax.conv_general_dilated(x, KERNEL, (2,), [(2, 0)], (1,), (2,), NWC), X, "N, _, _", "Conv"),
+    "conv of images": (
+        lambda x: jax.lax.conv_general_dilated(x, SQUARE, (1, 2), "SAME", dimension_numbers=NHWC),
+        IMAGES,
+        None,
+        "Conv",
+    ),
+    "transposed": (
+        lambda x: jax.lax.conv_transpose(x, SQUARE, (2, 3), "VALID", dimension_numbers=NHWC),
+        IMAGES,
+        None,
+        "ConvTranspose",
+    ),
+    "gradient of conv": (
+        jax.grad(lambda x: jnp.sum(jax.lax.conv_general_dilated(x, KERNEL, (2,), "SAME", dimension_numbers=NWC) ** 2)),
+        X,
+        None,
+        "ConvTranspose",
+    ),
+    "depthwise": (
+        lambda x: jax.lax.conv_general_dilated(
+            x, jnp.ones((3, 1, 2)), (1,), "SAME", dimension_numbers=NWC, feature_group_count=2
+        ),
+        X,
+        "N, T, _",
+        "Conv",
+    ),
+    "pool": (
+        lambda x: nnx.max_pool(x, (2, 3), (1, 2), "SAME") + nnx.avg_pool(x, (2, 3), (1, 2), "SAME"),
+        IMAGES,
+        "N, ...",
+        "MaxPool",
+    ),
+    "sort": (lambda x: (jnp.sort(x, 1), jnp.argsort(-x, 0), jnp.sort(x > 0, 2)), X, "A, B, _", "TopK"),
+    "sort by two keys": (lambda x: jax.lax.sort((jnp.round(x), x, 2 * x), num_keys=2), X, None, "TopK"),
+    "largest": (lambda x: jax.lax.top_k(x, 2), X, "A, B, _", "TopK"),
+    "running": (
+        lambda x: (jnp.cumprod(x, 1), jax.lax.cummax(x, 0, reverse=True), jax.lax.cumlogsumexp(x, 1)),
+        X,
+        "A, B, _",
+        "Scan",
+    ),
+    "associative scan": (
+        lambda x: jax.lax.associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (x, x)),
+        X,
+        "_, B, _",
+        "Pad",
+    ),
+    "pad between": (lambda x: jax.lax.pad(x, 0.5, ((0, 0, 0), (1, 2, 3), (0, -1, 1))), X, "A, ...", "Pad"),
+    "add at": (lambda x: x.at[:, jnp.array([1, 1, 9])].add(2.0), X, "A, B, _", "ScatterElements"),
+    "set at, drop": (lambda x: x.at[jnp.array([3, 7]), 1].set(2.0, mode="drop"), X, None, "ScatterElements"),
+    "rows of a batch": (
+        lambda x: jax.vmap(lambda x: x[jnp.array([2, 5]), jnp.array([1, 0])])(x),
+        X,
+        "A, ...",
+        "Gather",
+    ),
+    "embedding's gradient": (jax.grad(lambda x: jnp.sum(x[jnp.array([1, 1, 0])] ** 2)), X, None, "ScatterElements"),
+    "shifts": (
+        lambda x: (x >> BOUND[None], x << BOUND[None], jax.lax.shift_right_logical(x, x * 0 + 1)),
+        INTEGERS,
+        None,
+        "Mod",
+    ),
+    "bits": (lambda x: (x & 3) | ~(x ^ 1), INTEGERS, None, "BitwiseXor"),
+    "tile": (lambda x: jnp.tile(x, (2, 1, 3)), X, "A, B, _", "Tile"),
+    "float16": (lambda x: jnp.tanh(x @ jnp.ones((2, 3), x.dtype)) * 3, X.astype(jnp.float16), None, "MatMul"),
+    "bfloat16": (lambda x: jnp.tanh(x @ jnp.ones((2, 3), x.dtype)) * 3, X.astype(jnp.bfloat16), None, "MatMul"),
+    "bfloat16 scan": (
+        lambda x: jrnn.scan(lambda c, x: (jnp.tanh(c + x), c), x[0] * 0, x),
+        X.astype(jnp.bfloat16),
+        None,
+        "Scan",
+    ),
+    "a loop that ends here": (count_down, jnp.array([3.0]), None, "Loop"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_computes_the_same(name):
+    fn, x, dims, expected = WRITTEN[name]
+    model = jrnn.to_onnx(fn, x, dims=dims)
+    assert types(model)[expected]
+    with jax.enable_x64(True):  # shifts are made in 64 bits
+        found = jrnn.from_onnx(model)({"x": x}).values()
+    for value, other in zip(jax.tree.leaves(fn(x)), found, strict=True):
+        assert value.dtype == other.dtype
+        tolerance = 0.06 if value.dtype.itemsize == 2 else 1e-4
+        np.testing.assert_allclose(np.asarray(other, float), np.asarray(value, float), atol=tolerance)
+
+
 def test_what_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(ConversionError, match=r"test_to_onnx.py:\d+.*the primitive 'sort' has no rule for ONNX"):
-        jrnn.to_onnx(lambda x: jnp.sort(x), X)
+    with pytest.raises(ConversionError, match=r"test_to_onnx.py:\d+.*the primitive 'atan2' has no rule for ONNX"):
+        jrnn.to_onnx(lambda x: jnp.arctan2(x, x), X)
+    with pytest.raises(ConversionError, match="a while loop takes more than 10000 steps on random numbers"):
+        jrnn.to_onnx(count_down, jax.ShapeDtypeStruct((2,), jnp.float32))
+    with pytest.raises(ConversionError, match="it needs the operator set 18"):
+        jrnn.to_onnx(lambda x: x.at[0].max(1.0), X, opset=17)
     with pytest.raises(ConversionError, match="draws random numbers"):
         jrnn.to_onnx(nn.LSTM(2, 3, num_layers=2, dropout=0.5, rngs=nnx.Rngs(0)), X)
     with pytest.raises(ConversionError, match="operator sets 17 to 22 can be written"):

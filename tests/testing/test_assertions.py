@@ -108,14 +108,14 @@ def test_mistakes():
         testing.assert_batch_invariant(cells.LSTMCell(D, H), (CARRY,), XS)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=4)
 @given(testing.nets(max_ops=5))
 def test_gradients_of_drawn_nets_agree(drawn):
     net, blobs = drawn
     testing.assert_gradients_agree(net, blobs, max_elements=2)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(testing.lengths(5, 7))
 def test_drawn_lengths_fit(n):
     assert n.dtype == np.int32 and n.shape == (5,)

@@ -4,6 +4,7 @@ import resource
 from contextlib import contextmanager
 
 import pytest
+from forks import Forks
 from rich.console import Console
 
 from jrnn.train.config import Config
@@ -61,3 +62,10 @@ def a_full_disk():
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     return full
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    made = Forks(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()

@@ -3,11 +3,9 @@
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import jax
@@ -106,7 +104,6 @@ def eight(folder, environment):
         env={**environment, "XLA_FLAGS": flags},
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -148,16 +145,28 @@ def free_port_of_slurm():
     raise AssertionError("no port is free")
 
 
-def test_two_processes_train_as_one_and_stop_together(eight, folder, environment):
+STOP = """
+import os, signal
+import jax
+
+def stop(task, params, loss):
+    "At the first validation the second process gets a signal."
+    if jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return 0.0
+"""
+
+
+def test_two_processes_train_as_one_and_stop_together(eight, forks, folder):
     """One is told of the other, one finds it as under SLURM. Only the first writes; a signal to the second stops both, at
     the same step and with a checkpoint."""
     port = free_port_of_slurm()
+    (folder / "metric.py").write_text(STOP)
 
     def start(process, *found, **variables):
-        command = [sys.executable, "-m", "jrnn", "train", str(folder / "shared.toml"), "--set", "train.steps=1000000"]
-        command += ["--out", str(folder / f"process_{process}"), *found]
-        env = {**environment, **variables}
-        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        changes = ["train.steps=1000000", f'train.metrics=["{folder / "metric.py"}:stop"]']
+        words = ["train", str(folder / "shared.toml"), *(f"--set={change}" for change in changes)]
+        return forks.start(*words, "--out", str(folder / f"process_{process}"), *found, environment=variables)
 
     processes = [
         start(0, "--coordinator", f"localhost:{port}", "--processes", "2", "--process", "0"),
@@ -171,23 +180,13 @@ def test_two_processes_train_as_one_and_stop_together(eight, folder, environment
             SLURM_LOCALID="1",
         ),
     ]
-    try:
-        deadline = time.monotonic() + 200
-        while not (folder / "process_0" / "checkpoints" / "8").exists():
-            assert all(p.poll() is None for p in processes), [p.communicate() for p in processes]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        processes[1].send_signal(signal.SIGTERM)
-        (out, err), (out_1, err_1) = (p.communicate(timeout=120) for p in processes)
-    finally:
-        for p in processes:
-            p.kill()
-    assert [p.returncode for p in processes] == [130, 130], (err, err_1)
-    assert "step 4: validation loss" in out and "validation" not in out_1
-    step = int(err.split("stopped at step ")[1].split(";")[0])
-    assert (folder / "process_0" / "checkpoints" / str(step)).is_dir()
+    first, second = (process.wait() for process in processes)
+    assert [first.status, second.status] == [130, 130], (first.err, second.err)
+    assert "step 4: validation loss" in first.out and "validation" not in second.out
+    assert "stopped at step 4;" in first.err
+    assert (folder / "process_0" / "checkpoints" / "4").is_dir()
     assert not (folder / "process_1").exists()
-    assert_same_losses(folder / "process_0", folder / "one", 8)
+    assert_same_losses(folder / "process_0", folder / "one", 4)
 
 
 def test_processes_that_do_not_find_each_other(capsys):

@@ -1,17 +1,15 @@
 """Processes: killed at any moment, interrupted, two at once. The run ends as if nothing had happened."""
 
 import json
+import os
 import random
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 from jrnn.train.toml_codec import override
 
-KILLS = 2
+KILLS = 3
 
 
 def write_toml(path, tables):
@@ -23,28 +21,12 @@ def write_toml(path, tables):
 
 
 @pytest.fixture
-def config_file(small, tmp_path):
+def train(small, tmp_path):
+    """The words of `jrnn train` with a small configuration."""
     path = tmp_path / "small.toml"
-    changed = ["train.steps=600", "train.steps_per_call=5", "train.validate_every=200", "train.checkpoint_every=21"]
+    changed = ["train.steps=60", "train.steps_per_call=5", "train.validate_every=20", "train.checkpoint_every=7"]
     write_toml(path, override(small, changed))
-    return path
-
-
-@pytest.fixture
-def start(config_file):
-    """Starts `jrnn train`."""
-
-    def begin(out, *more):
-        command = [sys.executable, "-m", "jrnn", "train", str(config_file), "--out", str(out), "--no-sample", *more]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    return begin
-
-
-def finish(process):
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return out
+    return lambda out, *more: ("train", str(path), "--out", str(out), "--no-sample", *more)
 
 
 def loss_lines(run):
@@ -53,50 +35,50 @@ def loss_lines(run):
     return [(m["step"], repr(m["loss"]), repr(m["gradient_norm"])) for m in lines if "loss" in m]
 
 
-def newest_checkpoint(run):
-    """The step of the newest complete checkpoint, 0 where there is none."""
-    return max((int(p.name) for p in (run / "checkpoints").glob("*") if p.name.isdigit()), default=0)
+def last_line(process):
+    assert process.status == 0, process.err
+    return process.out.splitlines()[-1].split(";")[0]
 
 
-def wait_for(condition, process):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def test_killed_at_random_moments_a_run_ends_with_the_same_bits(start, tmp_path):
+def test_killed_at_random_moments_a_run_ends_with_the_same_bits(forks, train, tmp_path):
+    """Killed at an operation on a file: between these, nothing changes that another process could see."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    last_line = finish(start(whole)).splitlines()[-1].split(";")[0]
+    uninterrupted = forks.run(*train(whole))
     rng = random.Random(0)
-    survived = 0
-    for _ in range(KILLS):
-        before = newest_checkpoint(killed)
-        process = start(killed, "--resume")  # which starts from the beginning where there is no checkpoint yet
-        wait_for(lambda before=before: newest_checkpoint(killed) > before, process)
-        time.sleep(rng.uniform(0, 0.3))
-        survived += process.poll() is None
-        process.kill()
-        process.communicate()
-    assert survived  # killed while it ran
-    assert finish(start(killed, "--resume")).splitlines()[-1].split(";")[0] == last_line
-    assert "600 steps, validation loss" in last_line
+    for _ in range(KILLS):  # each starts from the newest checkpoint, or from the beginning where there is none yet
+        process = forks.run(*train(killed, "--resume"), kill_at=rng.randrange(uninterrupted.operations // 2))
+        assert process.status == -signal.SIGKILL
+    assert any((killed / "checkpoints").glob("[0-9]*"))
+    resumed = forks.run(*train(killed, "--resume"))
+    assert "60 steps, validation loss" in last_line(resumed) and "resuming from step" in resumed.out
+    assert last_line(resumed) == last_line(uninterrupted)
     assert loss_lines(killed) == loss_lines(whole)
 
 
-def test_interrupted_it_leaves_a_checkpoint_and_a_second_process_is_refused(start, tmp_path):
-    run = tmp_path / "run"
-    process = start(run, "--set", "train.steps=1000000")
-    wait_for(lambda: newest_checkpoint(run), process)
-    second = start(run, "--resume")
-    _, err = second.communicate(timeout=120)
-    assert second.returncode == 2
-    assert f"another process (pid {process.pid}) is training in this directory" in err
-    assert "Traceback" not in err
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "stopped at step" in err and f"jrnn train {run} --resume" in err
-    step = int(err.split("stopped at step ")[1].split(";")[0])
-    assert (run / "checkpoints" / str(step)).is_dir()
+WAIT = """
+import os, socket
+
+def wait(task, params, loss):
+    "At the first validation, until the test has seen it and goes on."
+    with socket.socket(fileno=int(os.environ["TALK"])) as talk:
+        talk.send(b"validated")
+        talk.recv(1)
+    return 0.0
+"""
+
+
+def test_interrupted_it_leaves_a_checkpoint_and_a_second_process_is_refused(forks, train, tmp_path):
+    run, metric = tmp_path / "run", tmp_path / "metric.py"
+    metric.write_text(WAIT)
+    process = forks.start(*train(run, "--set", f'train.metrics=["{metric}:wait"]'))
+    assert process.talk.recv(9) == b"validated"
+    second = forks.run(*train(run, "--resume"))
+    assert second.status == 2
+    assert f"another process (pid {process.pid}) is training in this directory" in second.err
+    assert "Traceback" not in second.err
+    os.kill(process.pid, signal.SIGINT)
+    process.talk.send(b".")
+    process.wait()
+    assert process.status == 130
+    assert "stopped at step 20" in process.err and f"jrnn train {run} --resume" in process.err
+    assert (run / "checkpoints" / "20").is_dir()

@@ -19,6 +19,7 @@ from jrnn.train.optimizers import (
 )
 
 
+@pytest.mark.grid(every=5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_downhill(name):
     """On |w|^2, by its third step: prodigy begins with tiny ones."""

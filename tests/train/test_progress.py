@@ -4,7 +4,6 @@ import builtins
 import io
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -19,97 +18,164 @@ from jrnn.train.progress import Clock, Heartbeat, Report
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_line_where_nothing_else_was_printed():
-    console = Console(file=io.StringIO(), width=100)
-    with Heartbeat(console, "compiling", silence=0.02) as beat:
-        wait_until(lambda: console.file.getvalue().count("compiling: 0 s so far\n") >= 2)
-        with beat.during("validating"):
-            wait_until(lambda: "validating: 0 s so far" in console.file.getvalue())
-        beat.doing(lambda: "step 7")
-        wait_until(lambda: console.file.getvalue().endswith("step 7\n"))
-    said = console.file.getvalue()
-    time.sleep(0.05)
-    assert console.file.getvalue() == said  # it ends with the block
+class Hands:
+    """A clock that goes on by what a test says, in seconds."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        for name in ("monotonic", "perf_counter"):
+            monkeypatch.setattr(progress, name, lambda: self.now)
+
+    def go_on(self, seconds):
+        self.now += seconds
 
 
-def wait_until(true):
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+@pytest.fixture
+def clock(monkeypatch):
+    return Hands(monkeypatch)
 
 
-def test_a_heartbeat_is_silent_where_others_speak():
-    console = Console(file=io.StringIO(), width=100)
-    with Heartbeat(console, "compiling", silence=30.0) as beat:
-        beat.say("a line")
-        time.sleep(0.05)
-    assert console.file.getvalue() == "a line\n"
-
-
-def test_what_goes_on_may_change_without_a_word():
-    """Many things that take a little each are no silence together."""
-    console = Console(file=io.StringIO(), width=100)
-    with Heartbeat(console, "reading", silence=0.05) as beat:
-        begun = time.monotonic()
-        while not console.file.getvalue():
-            beat.doing("something else")
-            time.sleep(0.005)
-            assert time.monotonic() - begun < 30
-
-
-def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "SILENCE", 0.02)
-    update = Report.update
-    monkeypatch.setattr(Report, "update", lambda self, *args: (time.sleep(0.05), update(self, *args)))  # slow steps
+@pytest.fixture
+def said():
+    """A console, and a function that returns what was printed since its last call."""
     console = Console(file=io.StringIO(), width=200)
+
+    def printed():
+        text = console.file.getvalue()
+        console.file.seek(0)
+        console.file.truncate()
+        return text
+
+    return console, printed
+
+
+def test_a_line_where_nothing_else_was_printed(clock, said):
+    console, printed = said
+    beat = Heartbeat(console, "compiling")
+    for seconds in (6, 7, 13, 14):
+        clock.now = seconds
+        beat.check()
+    assert printed() == "compiling: 7 s so far\ncompiling: 14 s so far\n"
+    with beat.during("validating"):
+        clock.go_on(8)
+        beat.check()
+    assert printed() == "validating: 8 s so far\n"
+    clock.go_on(7)
+    beat.check()
+    assert printed() == "compiling: 29 s so far\n"
+    beat.doing(lambda: "step 7")
+    clock.go_on(7)
+    beat.check()
+    assert printed() == "step 7\n"
+
+
+def test_a_heartbeat_is_silent_where_others_speak(clock, said):
+    console, printed = said
+    beat = Heartbeat(console, "compiling")
+    for speak in (lambda: beat.say("a line"), beat.heard):  # `heard`: of a progress line
+        for _ in range(3):
+            clock.go_on(6)
+            speak()
+            beat.check()
+    assert printed() == "a line\n" * 3
+
+
+def test_what_goes_on_may_change_without_a_word(clock, said):
+    """Many things that take a little each are no silence together."""
+    console, printed = said
+    beat = Heartbeat(console, "reading")
+    for number in range(3):
+        beat.doing(f"part {number}")
+        clock.go_on(3)
+        beat.check()
+    assert printed() == "part 2: 3 s so far\n"
+
+
+def test_a_heartbeat_checks_until_its_block_ends(monkeypatch, said):
+    class Turns:
+        """In place of the event that ends the thread: five turns, without waiting."""
+
+        left, waits = 5, ()
+
+        def wait(self, seconds):
+            self.left, self.waits = self.left - 1, (*self.waits, seconds)
+            return self.left < 0
+
+        def set(self):
+            self.is_set = True
+
+    checks = []
+    monkeypatch.setattr(Heartbeat, "check", lambda self: checks.append(self))
+    beat = Heartbeat(said[0], "compiling")
+    beat._end = turns = Turns()
+    with beat:
+        pass
+    assert checks == [beat] * 5 and turns.is_set and not beat._thread.is_alive()
+    assert set(turns.waits) == {0.5}
+
+
+def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, monkeypatch, clock, said):
+    """Whatever a run does takes 8 seconds here, and its steps take 1 second a call."""
+    doing, update = Heartbeat.doing, Report.update
+
+    def slowly(self, what):
+        doing(self, what)
+        if isinstance(what, str):
+            clock.go_on(8)
+            self.check()
+
+    def slow_steps(self, *args):
+        clock.go_on(1)
+        update(self, *args)
+
+    monkeypatch.setattr(Heartbeat, "doing", slowly)
+    monkeypatch.setattr(Report, "update", slow_steps)
+    console, printed = said
     train(make_config(), tmp_path / "run", console=console)
-    said = console.file.getvalue()
-    for what in (
-        "reading the data and making the model: 0 s",
-        "compiling: 0 s",
-        "validating: 0 s",
-        "writing a checkpoint: ",
-    ):
-        assert what in said
-    assert " of 24: loss " in said and " s to go\n" in said
+    lines = printed().splitlines()
+    for what in ("reading the data and making the model", "compiling", "validating", "writing a checkpoint"):
+        assert f"{what}: 8 s so far" in lines
+    assert [line for line in lines if line.startswith("step 12 of 24: loss ") and line.endswith(", about 15 s to go")]
 
 
 def test_the_script_that_trains_is_never_silent_for_long(tmp_path):
-    """With a short `sleep`, an installation that takes a second, and a Python that shows its arguments."""
+    """With an installation that takes until the third `sleep` begins, and a Python that shows its arguments."""
     scripts, tools = tmp_path / "scripts", tmp_path / "tools"
     scripts.mkdir()
     tools.mkdir()
+    os.mkfifo(tools / "begun")
+    os.mkfifo(tools / "ended")
     (scripts / "train.sh").write_text((ROOT / "scripts" / "train.sh").read_text())
     (scripts / "venv.sh").write_text(
-        "make_venv() { command -p sleep 1; mkdir -p .venv/bin; cp tools/show .venv/bin/python; echo made $1; }\n"
+        "make_venv() { for n in 1 2; do read -r _ <tools/begun; echo >tools/ended; done; read -r _ <tools/begun\n"
+        "mkdir -p .venv/bin; cp tools/show .venv/bin/python; echo made $1; }\n"
     )
-    for name, text in (("sleep", "exec /bin/sleep 0.05"), ("show", 'shift 2; echo "python: $*"')):
+    nap = "echo >tools/begun; read -r _ <tools/ended"
+    for name, text in (("sleep", nap), ("show", 'shift 2; echo "python: $*"')):
         (tools / name).write_text(f"#!/bin/sh\n{text}\n")
         (tools / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
     command = ["bash", str(scripts / "train.sh"), "--set", "train.steps=2"]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
     assert lines[:3] == ["installing what is missing into .venv", "installing: 8 s so far", "installing: 16 s so far"]
     assert lines[-3:] == ["made plot", "loading JAX", "python: train char_lstm --set train.steps=2"]
 
 
-def test_all_time_is_accounted_for():
-    clock = Clock("steps")
-    time.sleep(0.02)
-    clock.claim("compiling")
-    with clock("validation"):
-        time.sleep(0.03)
-    time.sleep(0.01)
-    spent = clock.seconds()
-    assert list(spent) == ["steps", "compiling", "validation"]
-    assert spent["compiling"] >= 0.02 and spent["validation"] >= 0.03 and spent["steps"] >= 0.01
-    lines = [line.split() for line in clock.table("compiling").splitlines()]
-    assert [line[0] for line in lines] == ["steps", "compiling", "validation"]
-    assert lines[1][2:] == ["s"]
-    assert sum(float(lines[k][-1].rstrip("%")) for k in (0, 2)) == pytest.approx(100, abs=0.02)
+def test_all_time_is_accounted_for(clock):
+    spent = Clock("steps")
+    clock.go_on(20)
+    spent.claim("compiling")
+    with spent("validation"):
+        clock.go_on(30)
+    clock.go_on(10)
+    assert spent.seconds() == {"steps": 10, "compiling": 20, "validation": 30}
+    assert [line.split() for line in spent.table("compiling").splitlines()] == [
+        ["steps", "10.00", "s", "25.00%"],
+        ["compiling", "20.00", "s"],
+        ["validation", "30.00", "s", "75.00%"],
+    ]
 
 
 def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path):

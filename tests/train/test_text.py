@@ -29,7 +29,7 @@ def test_an_unknown_character_is_named(text):
 
 
 @given(length=st.integers(2, 200), batch=st.integers(1, 5), chunk=st.integers(1, 20), seed=st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_chunks_follow_each_other(length, batch, chunk, seed):
     tokens = np.arange(length, dtype=np.int32)
     if length // batch < chunk + 1:

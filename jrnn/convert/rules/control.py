@@ -197,7 +197,9 @@ def _(e: Emitter, node: Node, *values):
 
     try:
         found = append(forward_only=not with_grads)
-    except GradientError:  # an operator of the step has no gradient
+    except GradientError as error:  # an operator of the step has no gradient
+        where = next((e.origins[o] for o in error.outputs if o in e.origins), "scan")
+        e.without_gradient.append(f"{where}: {error}")
         found = append(forward_only=True)
 
     results_out: list[Value] = []

@@ -51,6 +51,8 @@ _UNARY = {
     "square": "Sqr",
 }  # fmt: skip
 
+_STEPS = ("sign", "floor", "ceil")
+
 
 @rule(*_UNARY)
 def _(e: Emitter, node: Node, x):
@@ -62,6 +64,8 @@ def _(e: Emitter, node: Node, x):
         return binary(e, "Mul", x, unary(e, "Sign", x))
     if node.name != "sign":
         need_float(x, node.name)
+    if node.name in _STEPS and x.dtype == FLOAT:
+        x = unary(e, "StopGradient", x)  # Caffe2 has no gradient of them; JAX's is zero
     return unary(e, _UNARY[node.name], x)
 
 
@@ -117,14 +121,21 @@ def _remainder(a: Any, b: Any) -> Any:
 
 
 def _atan2(y: Any, x: Any) -> Any:
-    of_ratio = jnp.arctan(y / jnp.where(x == 0, 1.0, x))
-    turned = of_ratio + jnp.where(x < 0, jnp.where(y < 0, -np.pi, np.pi), 0.0)
-    return jnp.where(x == 0, jnp.sign(y) * (np.pi / 2), turned)
+    """Divides by the larger of the two, so that values and gradients are right where the other is zero."""
+    flat = jnp.abs(x) >= jnp.abs(y)
+    near_x = jnp.arctan(y / jnp.where(flat & (x != 0), x, 1.0)) + jnp.where(x < 0, jnp.where(y < 0, -np.pi, np.pi), 0.0)
+    near_y = jnp.where(y < 0, -np.pi / 2, np.pi / 2) - jnp.arctan(x / jnp.where(flat, 1.0, y))
+    return jnp.where(flat, near_x, near_y)
+
+
+def _asinh(x: Any) -> Any:
+    grown = [jnp.log(v + jnp.sqrt(v * v + 1.0)) for v in (jnp.where(x < 0, 0.0, x), jnp.where(x < 0, -x, 0.0))]
+    return jnp.where(x < 0, -grown[1], grown[0])
 
 
 _DEFINITIONS: dict[str, Callable] = {
     "acosh": lambda x: jnp.log(x + jnp.sqrt(x * x - 1.0)),
-    "asinh": lambda x: jnp.sign(x) * jnp.log(jnp.abs(x) + jnp.sqrt(x * x + 1.0)),
+    "asinh": _asinh,
     "atan2": _atan2,
     "atanh": lambda x: 0.5 * jnp.log((1.0 + x) / (1.0 - x)),
     "erfc": lambda x: 1.0 - lax.erf(x),

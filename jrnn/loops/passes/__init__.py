@@ -1,6 +1,6 @@
 """The passes over a loop. A pass is a pure function of a `Loop`; `fission` splits the result into parts."""
 
-from jrnn.loops.passes.fission import Fission, split
+from jrnn.loops.passes.fission import Fission, Moves, split
 from jrnn.loops.passes.gates import activate_together, slice_apart
 from jrnn.loops.passes.packed import Packed, pack_stacks
 from jrnn.loops.passes.products import batch_first, columns
@@ -10,6 +10,7 @@ from jrnn.loops.passes.sums import WideSums, widen_sums
 
 __all__ = [
     "Fission",
+    "Moves",
     "Packed",
     "Staged",
     "WideSums",

@@ -205,7 +205,7 @@ _SUMS = ("add", "add_any", "sub", "neg")
 def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
     """Returns the factors and the term of an equation's result, from those of its operands in `found`."""
     name = eqn.primitive.name
-    if name not in (*_COPIES, *_SUMS, "mul", "div", "select_n"):
+    if name not in (*_COPIES, *_SUMS, "mul", "div", "select_n") and not primitives.is_retyping(eqn):
         raise _NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
     shape = eqn.outvars[0].aval.shape
     if any(v in found and v.aval.shape != shape for v in jaxprs.inputs(eqn)):
@@ -223,7 +223,7 @@ def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
         return {v: fn(*(f.get(v, nothing) for f, _ in forms)) for v in carries}, fn(*(rest for _, rest in forms))
 
     forms = [form(a) for a in eqn.invars]
-    if name in _COPIES:
+    if name in _COPIES or primitives.is_retyping(eqn):
         return forms[0]
     if name in _SUMS:
         return each(lambda *parts: eqn.primitive.bind(*parts, **eqn.params), *forms)

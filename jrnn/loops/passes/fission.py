@@ -37,6 +37,7 @@ class Fission:
         hoisted: equations evaluated for all steps before the core, to compute `early`.
         sunk: equations evaluated for all steps after the core, to compute `late`.
         summed: the positions of the carries that became sums, with the values that they add at each step.
+        added: equations of these values that are computed as sums over time, from stacks.
         contract: computes the contractions over time of these sums.
     """
 
@@ -48,6 +49,7 @@ class Fission:
     sunk: tuple[Any, ...]
     late: tuple[Var, ...]
     summed: dict[int, tuple[Atom, ...]]
+    added: tuple[Any, ...]
     contract: Contract
 
     def run(
@@ -66,7 +68,7 @@ class Fission:
         )
         stacked.update(zip(self.core.ys, core_ys))
         for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
-            if jaxprs.is_in(out, stacked):
+            if v not in stacked and jaxprs.is_in(out, stacked):
                 stacked[v] = shifted(stacked[out], first, loop.reverse)
         _over_time(self.sunk, self.late, env, stacked)
 
@@ -86,13 +88,6 @@ class Fission:
             return jnp.broadcast_to(value, (length, *value.shape))
 
         return [carry[i] for i in range(len(loop.carry))], [stack(atom) for atom in loop.ys]
-
-    @property
-    def extra(self) -> int:
-        """Bytes per step of the stacked arrays that the original loop would not make."""
-        given = {*self.loop.xs, *jaxprs.variables(self.loop.ys)}
-        heavy = (v for e in (*self.hoisted, *self.sunk) if primitives.is_heavy(e) for v in e.outvars)
-        return sum(map(jaxprs.nbytes, {*self.early, *self.core.ys, *self.late, *heavy} - given))
 
 
 def shifted(stack: Any, first: Any, reverse: bool) -> Any:
@@ -128,13 +123,37 @@ def slices(eqn: Any) -> bool:
     return eqn.primitive.name == "slice"
 
 
-def split(loop: Loop, also: Callable[[Any], bool] = lambda eqn: False, contract: Contract = as_written) -> Fission:
+@dataclass(frozen=True)
+class Moves:
+    """What may leave a loop. Contractions, lookups and solvers are named by their first result.
+
+    Attributes:
+        early: those computed for all steps before the loop.
+        late: those computed for all steps after the loop.
+        summed: the positions of the carries that become sums after the loop.
+    """
+
+    early: frozenset[Var] = frozenset()
+    late: frozenset[Var] = frozenset()
+    summed: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.early) + len(self.late) + len(self.summed)
+
+
+def split(
+    loop: Loop,
+    also: Callable[[Any], bool] = lambda eqn: False,
+    contract: Contract = as_written,
+    moves: Moves | None = None,
+) -> Fission:
     """Splits a loop. If it recomputes values, only the operands of contractions after it are kept for all steps.
 
     Args:
         loop: the loop.
         also: selects equations of `xs` to hoist besides contractions, lookups, solvers and what follows from them.
         contract: computes contractions over time.
+        moves: what may leave the loop; None for all that can.
     """
     eqns = loop.eqns
     varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
@@ -144,11 +163,13 @@ def split(loop: Loop, also: Callable[[Any], bool] = lambda eqn: False, contract:
 
     once = _once(loop, varying)
     known = {*loop.consts, *(v for e in once for v in e.outvars)}
-    early = [] if loop.recomputes else _hoisted(loop, varying, inner, known, also)
+    early = [] if loop.recomputes else _hoisted(loop, varying, inner, known, also, moves)
     free = {*known, *loop.xs, *early}
 
     made = jaxprs.producers(eqns)
     summed = sums.summed_carries(loop, free)
+    if moves is not None:
+        summed = {i: values for i, values in summed.items() if i in moves.summed}
     if loop.recomputes:
         summed = sums.frugal(summed, loop, {*free, *jaxprs.variables(loop.ys)})
     kept = [i for i in range(len(loop.carry)) if i not in summed]
@@ -158,9 +179,10 @@ def split(loop: Loop, also: Callable[[Any], bool] = lambda eqn: False, contract:
     targets += sums.leaves([v for values in summed.values() for v in values], made, free | set(targets))
     targets = list(dict.fromkeys(targets))
 
-    after = _after(loop, inner, free, carry, carry_out, targets)
+    after = _after(loop, inner, free, carry, carry_out, targets, moves)
     sunk, read_after = jaxprs.needed(eqns, targets, free | (inner - after))
-    left = [_left_in_carry(v, loop, known) for v in read_after if v in inner]
+    stays = {*targets, *(v for v in read_after if v not in loop.carry)}
+    left = [_left_in_carry(v, loop, known, stays) for v in read_after if v in inner]
     ys = list(dict.fromkeys(v for v in left if v not in free))
     body, _ = jaxprs.needed(eqns, [*carry_out, *ys], free | set(carry), effects=True)
     read = dict.fromkeys([*jaxprs.free_variables(body), *jaxprs.variables(carry_out)])
@@ -178,7 +200,9 @@ def split(loop: Loop, also: Callable[[Any], bool] = lambda eqn: False, contract:
     early = [v for v in early if v in core.xs or v in read_after]
     hoisted, _ = jaxprs.needed(eqns, early, known | set(loop.xs))
     late = [v for v in targets if v not in free and any(v in e.outvars for e in sunk)]
-    return Fission(loop, core, tuple(once), tuple(hoisted), tuple(early), tuple(sunk), tuple(late), summed, contract)
+    added, _ = jaxprs.needed(eqns, [v for values in summed.values() for v in values], {*free, *loop.carry, *targets})
+    parts = (tuple(once), tuple(hoisted), tuple(early), tuple(sunk), tuple(late))
+    return Fission(loop, core, *parts, summed, tuple(added), contract)
 
 
 def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
@@ -190,7 +214,12 @@ def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
 
 
 def _hoisted(
-    loop: Loop, varying: Collection[Var], inner: Collection[Var], known: set[Var], also: Callable[[Any], bool]
+    loop: Loop,
+    varying: Collection[Var],
+    inner: Collection[Var],
+    known: set[Var],
+    also: Callable[[Any], bool],
+    moves: Moves | None,
 ) -> list[Var]:
     """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
     chosen: dict[Var, None] = {}
@@ -199,7 +228,8 @@ def _hoisted(
             continue
         grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
         follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not primitives.is_view(eqn)
-        if primitives.is_heavy(eqn) or follows or also(eqn):
+        heavy = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.early)
+        if heavy or follows or also(eqn):
             chosen.update(dict.fromkeys(eqn.outvars))
     return list(chosen)
 
@@ -211,6 +241,7 @@ def _after(
     carry: Sequence[Var],
     carry_out: Sequence[Atom],
     targets: Sequence[Var],
+    moves: Moves | None,
 ) -> set[Var]:
     """Returns what to compute for all steps after the loop: contractions that feed only outputs, and their neighbors."""
     base = {*free, *loop.carry}
@@ -230,7 +261,8 @@ def _after(
     after: set[Var] = set()
     for eqn in live:
         follows = any(v in after for v in jaxprs.inputs(eqn))
-        if can_move(eqn) and (primitives.is_heavy(eqn) or follows):
+        heavy = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.late)
+        if can_move(eqn) and (heavy or follows):
             after.update(eqn.outvars)
     # Then move what leads to them, as long as the loop does not have to stack more.
     feeding = [e for e in live if any(o in after for o in e.outvars)]
@@ -248,9 +280,9 @@ def _after(
     return after
 
 
-def _left_in_carry(v: Var, loop: Loop, known: Collection[Var]) -> Var:
-    """Returns the variable that a step leaves in the carry `v`: its stack, shifted by a step, is the stack of `v`."""
+def _left_in_carry(v: Var, loop: Loop, known: Collection[Var], stacked: Collection[Var]) -> Var:
+    """Returns the variable that a step leaves in the carry `v`, if that is stacked: shifted, it is the stack of `v`."""
     if v in loop.carry:
         out = loop.carry_out[loop.carry.index(v)]
-        return v if jaxprs.is_literal(out) or out in known or out in loop.carry else out
+        return out if jaxprs.is_in(out, stacked) and out not in known and out not in loop.carry else v
     return v

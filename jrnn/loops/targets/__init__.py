@@ -9,10 +9,11 @@ from jrnn.loops.plan import LoopPlan, Target
 from jrnn.loops.targets import accelerator, cpu, gpu, tpu
 
 _TARGETS = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
+_BY_NAME = {tpu.KERNEL: tpu}  # executors with a plan of their own; the kernel is interpreted on other platforms
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.left(target, loop, "it has no steps")
-    by_name = tpu if options.executor == tpu.KERNEL else None  # the kernel is interpreted on other platforms
-    return (by_name or _TARGETS.get(target.platform, accelerator)).plan(loop, target, options)
+    platforms = _TARGETS.get(target.platform, accelerator)
+    return _BY_NAME.get(options.executor, platforms).plan(loop, target, options)

@@ -1,12 +1,20 @@
-"""The CPU target. docs/notes/cpu_log.md has the measurements behind its passes and limits."""
+"""The CPU target. docs/notes/cpu_log.md has the measurements behind its passes."""
 
 from __future__ import annotations
 
-from jrnn.loops import jaxprs
-from jrnn.loops.loop import Loop
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+
+from jrnn.loops import costs, jaxprs, primitives
+from jrnn.loops.costs import Candidate, Choice
+from jrnn.loops.estimates import Estimator, Split
+from jrnn.loops.loop import Loop, eager_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import (
     Fission,
+    Moves,
     activate_together,
     associative,
     batch_first,
@@ -23,41 +31,171 @@ from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
 from jrnn.loops.plan import LoopPlan, Runner, Target
 
-PASSES = (direct_views, distinct, concatenate_cotangents, batch_first, columns)
+PASSES = (direct_views, distinct, concatenate_cotangents)
 
-_BUDGET = 32 << 20  # a loop whose additional stacks have more bytes runs in chunks
-_CHUNK = 1 << 20  # the bytes of these stacks in one chunk
-_STEPS = 12  # the minimum number of steps in a chunk: with fewer, its contractions are too small to be fast
+_CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
+_LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
+_EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     original = loop
     for rewrite in PASSES:
         loop = rewrite(loop)
-    fission = split(loop, contract=smaller_first)
-    # On a CPU rounds cost more than they save. Of a loop that could be solved, only the coefficients are computed for all
-    # steps before it. The multiplications and additions stay in the loop, in their order.
-    why = associative.declined(fission.core, options.executor)
-    if why is None:
-        fission = split(loop, computation, contract=smaller_first)
-        return LoopPlan(target, original, fission, widen_sums(fission.core), "associative", _chunk(fission))
-    core = fission.core
+    turned = columns(batch_first(loop))
+    if eager_passes.value is not None or _turning_pays(loop, turned):
+        loop = turned
+    if options.executor == "associative":
+        # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
+        # multiplications and additions stay in the loop, in their order.
+        why = associative.refusal(split(loop).core)
+        if why is None:
+            fission = split(loop, computation, contract=smaller_first)
+            return LoopPlan(target, original, fission, widen_sums(fission.core), "associative")
+    found = _Search(original, loop, options).choice()
+    if found.chosen.plan is None:
+        return LoopPlan(target, original, None, None, "lax.scan", notes=("nothing to gain",), choice=found)
+    way: _Way = found.chosen.plan
+    core = way.fission.core
     if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), slices)
     else:
         inner = widen_sums(activate_together(core))
-    return LoopPlan(target, original, fission, inner, "scan", _chunk(fission), (f"not associative: {why}",))
+    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, choice=found)
 
 
-def _chunk(fission: Fission) -> int | None:
-    """Returns the number of steps to run at a time, or None for all."""
-    loop = fission.loop
-    if not jaxprs.is_known(loop.length):
-        return None
-    given = sum(map(jaxprs.nbytes, (*loop.xs, *loop.ys)))
-    if fission.extra * loop.length <= _BUDGET + given * loop.length // 5:
-        return None
-    most = max(_STEPS, _CHUNK // fission.extra)
-    # A divisor of the length leaves no shorter last chunk, whose results would be copied.
-    size = next((n for n in range(most, most // 2, -1) if loop.length % n == 0), most)
-    return size if size < loop.length else None
+def _turning_pays(loop: Loop, turned: Loop) -> bool:
+    """Returns True if products in another layout save a part of the time of a loop. Tiny products have no layout to gain."""
+    if turned is loop:
+        return False
+    steps = jaxprs.extent(loop.length)
+    costs_of = [Estimator(found).split(split(found, moves=Moves())) for found in (loop, turned)]
+    before, after = (found.inside.products * steps for found in costs_of)
+    return before - after > _LEAST_GAIN * costs_of[0].at_once().seconds
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A loop in parts, run `chunk` steps at a time, or all at once if None."""
+
+    fission: Fission
+    chunk: int | None
+
+
+class _Search:
+    """Proposes candidates for a loop, and chooses one.
+
+    Args:
+        original: the loop as JAX made it.
+        loop: the loop after the passes.
+        options: the caller's.
+    """
+
+    def __init__(self, original: Loop, loop: Loop, options: Options):
+        self.loop, self.options = loop, options
+        self.reference = Candidate("lax.scan", Estimator(original).whole(), None)
+        self.estimator = Estimator(loop)
+        self.held, self.saved = _residuals(original, options)
+        self.left = _EFFORT
+
+    def choice(self) -> Choice:
+        everything = self._split(None)
+        if eager_passes.value is not None:
+            way = _Way(everything, eager_passes.value or None)
+            return Choice(Candidate("everything", self.estimator.split(everything).at_once(), way))
+        most = _movable(everything, _sums_may_leave(self.loop, self.options))
+        tried = {Moves(): self._candidate("simplify", Moves())}
+        for name, field in (("hoist", "early"), ("sink", "late"), ("sum after the loop", "summed")):
+            moves = Moves(**{field: getattr(most, field)})
+            if moves not in tried:
+                tried[moves] = self._candidate(name, moves)
+        if most not in tried:
+            tried[most] = self._candidate("all of these", most)
+        start = min(tried, key=lambda moves: self._rank(tried[moves]))
+        chosen = self._improved(start, tried[start], most)
+        return costs.choose([self.reference, *tried.values(), *chosen], self.options.memory, self.held, self.saved)
+
+    def _split(self, moves: Moves | None) -> Fission:
+        self.left -= len(self.loop.eqns)
+        return split(self.loop, contract=smaller_first, moves=moves)
+
+    def _candidate(self, name: str, moves: Moves) -> Candidate:
+        """Returns the fastest way to run a split that fits the bound of memory, or the smallest way if none does."""
+        fission = self._split(moves)
+        parts = self.estimator.split(fission)
+        ways = [Candidate(name, parts.at_once(n), _Way(fission, n)) for n in self._chunks(parts)]
+        fitting = [way for way in ways if self._fits(way)]
+        if fitting:
+            return min(fitting, key=lambda way: way.estimate.seconds)
+        return min(ways, key=lambda way: way.estimate.memory)
+
+    def _bound(self, ratio: float = 1.0) -> float:
+        theirs = self.reference.estimate.memory + self.held + self.saved
+        return costs.bound(self.options.memory, theirs, ratio) - self.held
+
+    def _fits(self, way: Candidate) -> bool:
+        return way.estimate.memory <= self._bound(way.estimate.seconds / self.reference.estimate.seconds)
+
+    def _chunks(self, parts: Split) -> Iterator[int | None]:
+        """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
+        yield None
+        length = self.loop.length
+        if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2:
+            return
+        least = parts.at_once(1).memory - parts.per_step(True)
+        for most in (_CHUNK, self._bound() - least):
+            n = int(most / parts.per_step(True))
+            if 2 <= n < length:
+                # A divisor of the length leaves no shorter last chunk, whose results would be copied.
+                yield next((m for m in range(n, n // 2, -1) if length % m == 0), n)
+
+    def _improved(self, start: Moves, best: Candidate, most: Moves) -> list[Candidate]:
+        """Adds and removes moves one at a time as long as that gains. Returns the better candidate, if there is one."""
+        at, changed = start, True
+        units = [(field, v) for field in ("summed", "early", "late") for v in getattr(most, field)]
+        while changed and len(units) > 1:
+            changed = False
+            for field, v in units:
+                if self.left < 0:
+                    break
+                moved = replace(at, **{field: getattr(at, field) ^ {v}})
+                found = self._candidate("a selection", moved)
+                if self._rank(found) < self._rank(best):
+                    best, at, changed = found, moved, True
+        return [best] if at != start else []
+
+    def _rank(self, way: Candidate) -> tuple[bool, float]:
+        return not self._fits(way), way.estimate.seconds
+
+
+def _movable(everything: Fission, sums: bool) -> Moves:
+    """Returns all that can leave a loop, from the split that moves everything."""
+
+    def heavy(eqns: tuple) -> frozenset:
+        return frozenset(e.outvars[0] for e in eqns if primitives.is_heavy(e))
+
+    exact = everything.loop.carry
+    summed = (i for i in everything.summed if sums or jnp.issubdtype(exact[i].aval.dtype, jnp.integer))
+    return Moves(heavy(everything.hoisted), heavy(everything.sunk), frozenset(summed))
+
+
+def _sums_may_leave(loop: Loop, options: Options) -> bool:
+    """Returns True for a loop that JAX made by transposition, whose sums are gradients. Others keep the order of sums."""
+    return options.written is not None and options.written != loop.reverse
+
+
+def _residuals(loop: Loop, options: Options) -> tuple[int, int]:
+    """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would store besides."""
+    if not _sums_may_leave(loop, options):
+        return 0, 0
+    steps = jaxprs.extent(loop.length)
+    held = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - options.given, 0)
+    if not options.stores_less or options.recompute is not None:
+        return held, 0
+    # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
+    again = [e for e in loop.eqns if "rematted_computation" in str(e.source_info.name_stack)]
+    made = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
+    rest = {v for e in loop.eqns if not any(v in made for v in e.outvars) for v in jaxprs.inputs(e)}
+    read = {v for e in again for v in jaxprs.inputs(e)}
+    instead = sum(jaxprs.nbytes(v) for v in loop.xs if v in read and v not in rest)
+    return held, steps * max(sum(map(jaxprs.nbytes, made & rest)) - instead, 0)

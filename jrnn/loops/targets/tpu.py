@@ -27,7 +27,9 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
             raise
         unexpected = "" if isinstance(error, Refused) else f"{type(error).__name__} (please report it): "
         return replace(found, notes=(*found.notes, f"not persistent: {unexpected}{error}"))
-    return replace(found, core=core, executor=KERNEL, notes=(*found.notes, str(kernel)), otherwise=found)
+    return replace(
+        found, core=core, executor=KERNEL, notes=(*found.notes, str(kernel)), otherwise=(found, *found.otherwise)
+    )
 
 
 def refusal(loop: Loop) -> str | None:

@@ -16,8 +16,8 @@ from jrnn.nets.cells.gru import BasicRNNCell, GRUCell
 from jrnn.nets.cells.lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, LSTMFamily, MILSTMCell
 from jrnn.nets.cells.options import CommonOptions, LayerOptions, LSTMOptions
 from jrnn.nets.cells.wrappers import StackedCell
-from jrnn.nets.ir import plain
 from jrnn.nets.recurrent import RecurrentState
+from jrnn.scalars import plain
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 from jrnn.errors import NetError
 from jrnn.nets.cells.base import RunOptions
-from jrnn.nets.ir import plain
+from jrnn.scalars import plain
 
 
 @dataclass(frozen=True, kw_only=True)

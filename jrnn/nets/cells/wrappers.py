@@ -109,10 +109,6 @@ class WrappedCell(Cell):
         return self.cell.output_index
 
     @property
-    def output_states(self) -> tuple[int, ...]:
-        return self.cell.output_states
-
-    @property
     def recompute(self) -> tuple[str, ...]:
         return self.cell.recompute
 

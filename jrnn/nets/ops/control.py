@@ -17,7 +17,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError, describe_value
-from jrnn.loops import scan, while_loop
+from jrnn.loops import scan
+from jrnn.loops.trips import run_trips
 from jrnn.memory import size_of
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net, Op
@@ -157,44 +158,54 @@ def _run_shared(net: Net, blobs: Mapping[str, Any], wanted: Iterable[str], conte
 
 def _both_branches(condition: Any, branches, wanted: list[str], context: Context) -> dict[str, Any]:
     """lax.cond over the blobs that either branch writes; a blob that a branch does not write keeps its value."""
-    constant: list[dict] = [{}, {}]  # integer blobs of workspaces that are independent of the data, such as shapes
 
     def branch(which: int):
         def run():
             env = _run_shared(branches[which], context.outer, wanted, replace(context, in_branch=True))
             found = {n: env.get(n, context.outer.get(n)) for n in wanted}
-            return {n: _without_constants(n, v, constant[which]) for n, v in found.items() if v is not None}
+            return _without_constants({n: v for n, v in found.items() if v is not None})
 
         return run
 
-    shapes = [jax.eval_shape(branch(k)) for k in (0, 1)]
+    shapes, constants = zip(*(jax.eval_shape(branch(k)) for k in (0, 1)))
     both = {n: _common(n, shapes[0].get(n), shapes[1].get(n)) for n in wanted if n in {*shapes[0], *shapes[1]}}
 
     def filled(which: int):
         def run():
-            found = branch(which)()
+            found, _ = branch(which)()
             return {n: _fill(found.get(n), both[n]) for n in both}
 
         return run
 
     out = lax.cond(jnp.reshape(condition, ()).astype(bool), filled(0), filled(1))
-    for which in (0, 1):
-        for (n, depth), blobs in constant[which].items():
+    for found in constants:
+        for (n, depth), blobs in found.frames.items():
             frames = list(out[n].frames)
             frames[depth] = {**frames[depth], **blobs}
             out[n] = WorkspaceStack(tuple(frames))
     return {n: out.get(n) for n in wanted}
 
 
-def _without_constants(name: str, value: Any, constant: dict) -> Any:
-    if not isinstance(value, WorkspaceStack):
-        return value
-    frames = []
-    for depth, frame in enumerate(value.frames):
-        still = {n: v for n, v in frame.items() if isinstance(v, np.ndarray) and v.dtype.kind in "iub"}
-        constant[name, depth] = still
-        frames.append({n: v for n, v in frame.items() if n not in still})
-    return WorkspaceStack(tuple(frames))
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
+class _Constants:
+    """Integer blobs of workspaces that are independent of the data, such as shapes, by the stack's name and the depth."""
+
+    frames: Mapping[tuple[str, int], Mapping[str, np.ndarray]]
+
+
+def _without_constants(found: Mapping[str, Any]) -> tuple[dict[str, Any], _Constants]:
+    """The blobs with workspaces that hold no constants, and the constants."""
+    constants, rest = {}, dict(found)
+    for name, value in found.items():
+        if isinstance(value, WorkspaceStack):
+            frames = []
+            for depth, frame in enumerate(value.frames):
+                still = {n: v for n, v in frame.items() if isinstance(v, np.ndarray) and v.dtype.kind in "iub"}
+                constants[name, depth] = still
+                frames.append({n: v for n, v in frame.items() if n not in still})
+            rest[name] = WorkspaceStack(tuple(frames))
+    return rest, _Constants(constants)
 
 
 def _common(name: str, one: Any, two: Any) -> Any:
@@ -295,7 +306,7 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
 
     if trips is not None:
         return scan(lambda s, _: (body(constants, s), None), state, None, length=trips)[0]
-    return while_loop(lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.trips)
+    return run_trips(lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.trips)
 
 
 def _count_trips(

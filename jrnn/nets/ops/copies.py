@@ -110,4 +110,7 @@ def _(g):
     if source is None:
         raise GradientError("the gradient of Cast needs argument 'from_type', the data type of its input")
     to, source = (_type_number(t.decode() if isinstance(t, bytes) else t, "to") for t in (to, source))
+    if not all(jnp.issubdtype(dtype_of(t), jnp.floating) for t in (to, source)):
+        g.grad_output(0)  # integers and truth values have no gradient
+        return
     g.emit("Cast", [g.grad_output(0)], [g.grad_input(0)], to=source, from_type=to)

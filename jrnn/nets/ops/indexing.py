@@ -26,7 +26,7 @@ from jrnn.nets.ops.values import (
     known_integer,
     scalar,
 )
-from jrnn.nets.registry import gradient, op
+from jrnn.nets.registry import SAVE, SEED, gradient, op
 
 
 def _check(data: Any, indices: Any, axis: int, match_outer: bool) -> tuple[int, int]:
@@ -121,9 +121,22 @@ def _slices(data: Any, indices: Any, slices: Any) -> Any:
     return jnp.reshape(slices, (indices.size, *data.shape[1:]))
 
 
-@op("ScatterAssign", gradient="forbidden", inplace={0: 0})
+@op("ScatterAssign", inplace={0: 0})
 def scatter_assign(data, indices, slices):
     return jnp.asarray(data).at[indices].set(_slices(data, indices, slices))
+
+
+@gradient("ScatterAssign")
+def _(g):
+    """Caffe2 has no gradient of ScatterAssign. Rows that are written twice are not defined, nor are their gradients."""
+    indices, dy = g.input(1), g.grad_output(0)
+    rows, zeros = g.grad_input(2), g.temporary(dy + "_zeros")
+    g.emit("Gather", [dy, indices], [rows], copy_args=False)
+    g.emit(SEED, [rows], [zeros], copy_args=False, value=0.0)
+    kept = g.temporary(dy + "_kept")
+    g.emit(SAVE, [dy], [kept], copy_args=False)
+    g.emit("ScatterAssign", [kept, indices, zeros], [kept], copy_args=False)
+    g.emit(SAVE, [kept], [g.grad_input(0)], copy_args=False)
 
 
 @op("ScatterWeightedSum", gradient="forbidden", inplace={0: 0})

@@ -16,6 +16,8 @@ Shapes: T time, N batch, L length of an initial state (normally 1). The first in
 `run_forward` is the loop, an `executor.scan` over the step net. `recurrent_network_gradient.py` has the gradient operator.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,16 +38,40 @@ from jrnn.nets.ops.stopped_outputs import stop_outputs
 from jrnn.nets.registry import op
 
 
-@jax.tree_util.register_dataclass
+class _Constant:
+    """A numpy array that is compared by its elements, as parts of the structure of pytrees must be."""
+
+    def __init__(self, value: np.ndarray) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Constant) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.value.shape, self.value.dtype.str, tuple(self.value.reshape(-1).tolist())
+
+
+@jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class StepWorkspaces:
     """Local blobs of the step net, stored for the backward pass: `stacked` over time, or `constant` at every step.
 
     This is the value of a RecurrentNetwork's last output. For a blob that the step net overwrites, it has the last value.
+    As a pytree it holds the stacked blobs alone: a constant, such as a shape, stays known in a loop around the network.
     """
 
     stacked: Mapping[str, Any] = field(default_factory=dict)
     constant: Mapping[str, Any] = field(default_factory=dict)
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self.stacked,), tuple((name, _Constant(value)) for name, value in self.constant.items())
+
+    @classmethod
+    def tree_unflatten(cls, constant: Any, stacked: Any) -> StepWorkspaces:
+        return cls(*stacked, {name: c.value for name, c in constant})
 
     def steps(self) -> Iterator[tuple[str, Any]]:
         """Each blob of each step, with the step in its name: `gates0`, `gates1`, ..."""
@@ -166,11 +192,11 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
             raise OpError(f"state {s!r} is never written: no blob that the step net writes is linked to it")
     results = [link.internal for s in w.states for link in writes[s]]
     p = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
-    constant: dict[str, np.ndarray] = {}  # blobs independent of the data, such as shapes; filled during tracing
 
-    def gather(env: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        constant.update((n, env[n]) for n in keep if isinstance(env[n], np.ndarray))
-        return {n: env[n] for n in keep if n not in constant}, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
+    def gather(env: Mapping[str, Any]) -> tuple[StepWorkspaces, dict[str, Any]]:
+        constant = {n: env[n] for n in keep if isinstance(env[n], np.ndarray)}  # independent of the data, as shapes are
+        workspace = StepWorkspaces({n: env[n] for n in keep if n not in constant}, constant)
+        return workspace, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
 
     # The common case: each state is read within its last L slots, the carry, and written once, in the slot after them.
     slot_by_slot = all(
@@ -179,10 +205,10 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
         for s in w.states
     )
     if slot_by_slot:
-        states, (stacked, collected) = _run_slot_by_slot(w, reads, writes, p, first, blobs, steps, gather, context)
+        states, (workspaces, collected) = _run_slot_by_slot(w, reads, writes, p, first, blobs, steps, gather, context)
     else:
-        states, (stacked, collected) = _run_on_buffers(w, p, first, blobs, steps, gather, context)
-    return Forward(states, collected, StepWorkspaces(stacked, constant))
+        states, (workspaces, collected) = _run_on_buffers(w, p, first, blobs, steps, gather, context)
+    return Forward(states, collected, workspaces)
 
 
 def _one_slot(name: str, value: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.nets.ops.lengths import per_row
 from jrnn.nets.ops.values import STRINGS, as_float, check_integers, check_rank, check_same_shape, describe, is_concrete
-from jrnn.nets.registry import op
+from jrnn.nets.registry import SEED, gradient, op
 
 
 def _check_mask(mask: Any) -> None:
@@ -105,13 +105,23 @@ def _check_boolean(condition: Any) -> None:
         raise OpError(f"the condition is {describe(condition)}; it must hold booleans")
 
 
-@op("Where", gradient="forbidden", inplace={0: 1})
+@op("Where", inplace={0: 1})
 def where(condition, x, y, *, broadcast_on_rows: bool = False):
     _check_boolean(condition)
     if broadcast_on_rows:
         return _by_rows(condition, x, y)
     check_same_shape("the condition, x and y", condition, x, y)
     return _choose(condition, x, y)
+
+
+@gradient("Where")
+def _(g):
+    """Caffe2 has no gradient of Where. Zeros are chosen, not multiplied: a NaN of the other branch does not get through."""
+    condition, dy = g.input(0), g.grad_output(0)
+    zeros = g.temporary(dy + "_zeros")
+    g.emit(SEED, [dy], [zeros], copy_args=False, value=0.0)
+    g.emit("Where", [condition, dy, zeros], [g.grad_input(1)])
+    g.emit("Where", [condition, zeros, dy], [g.grad_input(2)])
 
 
 @op("Conditional", gradient="stops")

@@ -1,4 +1,4 @@
-"""Operators that sum over axes: products, convolutions, pooling, reductions and normalizations."""
+"""Operators that sum over axes: products, reductions and normalizations."""
 
 import math
 
@@ -33,58 +33,6 @@ def _(node, a, b, c=None):
     return found + (c if node.get("beta", 1.0) == 1.0 else c * jnp.asarray(node.get("beta"), c.dtype))
 
 
-def _pads(node, shape, kernel, strides, dilations):
-    """The padding of each spatial axis, as pairs."""
-    auto, rank = node.get("auto_pad", "NOTSET"), len(kernel)
-    if auto == "NOTSET":
-        return np.reshape(node.get("pads", [0] * 2 * rank), (2, rank)).T.tolist()
-    if auto == "VALID":
-        return [[0, 0]] * rank
-    pads = []
-    for size, k, stride, dilation in zip(shape, kernel, strides, dilations, strict=True):
-        total = max((math.ceil(size / stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
-        low = total // 2 if auto == "SAME_UPPER" else total - total // 2
-        pads.append([low, total - low])
-    return pads
-
-
-@op("Conv")
-def _(node, x, weight, bias=None):
-    x, weight = jnp.asarray(x), jnp.asarray(weight)
-    rank = x.ndim - 2
-    strides, dilations = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
-    pads = _pads(node, x.shape[2:], weight.shape[2:], strides, dilations)
-    options = {"rhs_dilation": dilations, "feature_group_count": node.get("group", 1), "precision": precision()}
-    found = lax.conv_general_dilated(x, weight, strides, pads, **options)
-    return found if bias is None else found + bias.reshape((1, -1) + (1,) * rank)
-
-
-@op("MaxPool", "AveragePool")
-def _(node, x):
-    if len(node.outputs) > 1:
-        raise ConversionError(f"{node}: the indices of the maxima are not read")
-    kernel = node.get("kernel_shape")
-    ones = [1] * len(kernel)
-    strides, dilations = node.get("strides", ones), node.get("dilations", ones)
-    pads = _pads(node, x.shape[2:], kernel, strides, dilations)
-    if node.get("ceil_mode", 0):
-        raise ConversionError(f"{node}: ceil_mode is not read")
-    window = ((1, 1, *kernel), (1, 1, *strides), [(0, 0), (0, 0), *map(tuple, pads)], None, (1, 1, *dilations))
-    if node.type == "MaxPool":
-        return lax.reduce_window(x, np.asarray(-np.inf, x.dtype), lax.max, *window)
-    zero = np.zeros((), x.dtype)
-    total = lax.reduce_window(x, zero, lax.add, *window)
-    if node.get("count_include_pad", 0):
-        return total / math.prod(kernel)
-    return total / lax.reduce_window(jnp.ones_like(x), zero, lax.add, *window)
-
-
-@op("GlobalAveragePool", "GlobalMaxPool")
-def _(node, x):
-    reduce = jnp.mean if node.type == "GlobalAveragePool" else jnp.max
-    return reduce(x, axis=tuple(range(2, x.ndim)), keepdims=True)
-
-
 _REDUCE = {
     "ReduceSum": lambda n, x, **k: n.sum(x, **k),
     "ReduceMean": lambda n, x, **k: n.mean(x, **k),
@@ -99,13 +47,24 @@ _REDUCE = {
 }
 
 
+# What a reduction over no elements gives.
+_EMPTY = {"ReduceMax": (-np.inf, "min", False), "ReduceMin": (np.inf, "max", True)}
+
+
 @op(*_REDUCE)
 def _(node, x, axes=None):
     axes = node.ints("axes", axes)
+    options = {"axis": tuple(axes) if axes else None, "keepdims": bool(node.get("keepdims", 1))}
     if not axes and node.get("noop_with_empty_axes", 0):
-        return x
-    found = _REDUCE[node.type](xp(x), x, axis=tuple(axes) if axes else None, keepdims=bool(node.get("keepdims", 1)))
-    return cast(found, x.dtype)
+        options = {"axis": ()}  # the function of each element, without a sum
+    if node.type in _EMPTY and math.prod(x.shape) == 0:
+        infinite, bound, boolean = _EMPTY[node.type]
+        if x.dtype == bool:
+            options["initial"] = boolean
+        else:
+            floating = jnp.issubdtype(x.dtype, jnp.floating)
+            options["initial"] = np.asarray(infinite if floating else getattr(jnp.iinfo(x.dtype), bound), x.dtype)
+    return cast(_REDUCE[node.type](xp(x), x, **options), x.dtype)
 
 
 @op("ArgMax", "ArgMin")

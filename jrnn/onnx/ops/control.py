@@ -8,8 +8,9 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
-from jrnn.loops import scan, while_loop
+from jrnn.loops import scan
 from jrnn.loops.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
+from jrnn.loops.trips import run_trips
 from jrnn.onnx.graph import op
 
 
@@ -89,7 +90,7 @@ def _while(node, body, count, condition, carried):
     start = (jnp.zeros((), jnp.int32), on, *_arrays(carried))
     (go_flat, go_values), (step_flat, step_values) = _without_closure(go, start), _without_closure(step, start)
     return tuple(
-        while_loop(
+        run_trips(
             lambda values, state: go_flat(values[0], state)[0],
             lambda values, state: tuple(step_flat(values[1], state)),
             (go_values, step_values),
@@ -115,8 +116,15 @@ def _unrolled(node, body, count, condition, state):
         for values, value in zip(outputs, found[width:], strict=True):
             values.append(value)
     if not k and outputs:
-        raise ConversionError(f"{node}: a loop of no steps has no outputs of every step, as their shapes are not known")
+        return (*state, *_none(node, body, state))
     return (*state, *(jnp.stack(_arrays(values)) for values in outputs))
+
+
+def _none(node, body, state) -> list[jax.Array]:
+    """The outputs of every step of a loop of no steps: no rows, of the shape that the first step would give."""
+    first = [np.asarray(0, np.int64), np.asarray(True), *state]
+    types = jax.eval_shape(lambda: _arrays(node.run(body, first)[1 + len(state) :]))
+    return [jnp.zeros((0, *t.shape), t.dtype) for t in types]
 
 
 @op("Scan")

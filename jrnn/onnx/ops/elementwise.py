@@ -1,13 +1,11 @@
 """Operators that work element by element."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from onnx import TensorProto, helper
 
 from jrnn.errors import ConversionError
 from jrnn.onnx.graph import cast, known, op, spread, xp
@@ -38,8 +36,6 @@ def _(node, a, b):
     return getattr(xp(a, b), _BINARY[node.type])(*spread(a, b))
 
 
-op("Cast")(lambda node, x: cast(x, _dtype(node, node.get("to"))))
-op("CastLike")(lambda node, x, like: cast(x, like.dtype))
 op("Celu")(lambda node, x: jax.nn.celu(jnp.asarray(x), node.get("alpha", 1.0)))
 op("Erf")(lambda node, x: lax.erf(jnp.asarray(x)))
 op("Gelu")(lambda node, x: jax.nn.gelu(jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh"))
@@ -74,18 +70,20 @@ def _(node, x, ratio=None, training=None):
     return x, np.ones(x.shape, bool)
 
 
-def _dtype(node, code: Any) -> np.dtype:
-    if code == TensorProto.STRING:
-        raise ConversionError(f"{node}: strings are not read")
-    return helper.tensor_dtype_to_np_dtype(code)
-
-
 @op("Clip")
 def _(node, x, low=None, high=None):
     low, high = (node.get(name) if v is None else v for name, v in (("min", low), ("max", high)))
-    bounds = [None if v is None else xp(x, v).asarray(v).astype(x.dtype).reshape((1,) * x.ndim) for v in (low, high)]
+    bounds = [None if v is None else _bound(x, v) for v in (low, high)]
     given = [v for v in bounds if v is not None]
     return xp(x, *given).clip(x, *bounds) if given else x
+
+
+def _bound(x, value):
+    """A bound in the type of x; a known integer that this cannot hold is its largest or smallest."""
+    value = np.asarray(value) if not isinstance(value, jax.Array) else value
+    if known(value) and jnp.issubdtype(x.dtype, jnp.integer):
+        value = np.clip(value, jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max)
+    return value.astype(x.dtype).reshape((1,) * x.ndim)
 
 
 @op("IsInf")

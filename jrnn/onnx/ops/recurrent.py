@@ -19,17 +19,19 @@ from jrnn.loops import scan
 from jrnn.nn.layers import contract
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.elementwise import ACTIVATIONS
+from jrnn.onnx.ops.quantized import centered, dynamic
 
 _DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 Activation = Callable[[jax.Array], jax.Array]
+Projection = Callable[..., jax.Array]  # `(x, rows=slice(None)) -> x W^T` of these rows of W
 
 
-def _activations(node, directions: int) -> list[list[Activation]]:
+def _activations(node, kind: str, directions: int) -> list[list[Activation]]:
     """The functions of each direction. Those that have an alpha or beta take the next one of the list."""
-    defaults = _DEFAULTS[node.type]
+    defaults = _DEFAULTS[kind]
     names = node.get("activations") or list(defaults) * directions
     if len(names) != directions * len(defaults):
         raise ConversionError(f"{node}: {len(names)} activations are given; it has {directions * len(defaults)}")
@@ -47,19 +49,25 @@ def _activations(node, directions: int) -> list[list[Activation]]:
     return [found[k * len(defaults) : (k + 1) * len(defaults)] for k in range(directions)]
 
 
-def _step(node, functions: Sequence[Activation], w, r, wb, rb, p) -> Callable:
-    """The step `(state, x) -> (state, h)` of one direction; states are (h,) or (h, c)."""
+def _step(node, kind: str, functions: Sequence[Activation], into: Projection, back: Projection, wb, rb, p) -> Callable:
+    """The step `(state, x) -> (state, h)` of one direction; states are (h,) or (h, c).
+
+    Args:
+        into, back: the products with W and R, or with some of their rows.
+        wb, rb: the biases, [G H].
+        p: the peepholes, [3 H], or None.
+    """
     bound = node.get("clip")
-    hidden, dtype = r.shape[-1], r.dtype
+    hidden = len(rb) // _GATES[kind]
 
     def clip(z):
         return z if bound is None else jnp.clip(z, -jnp.asarray(bound, z.dtype), jnp.asarray(bound, z.dtype))
 
     def gates(z):
-        return [z[:, k * hidden : (k + 1) * hidden] for k in range(_GATES[node.type])]
+        return [z[:, k * hidden : (k + 1) * hidden] for k in range(_GATES[kind])]
 
     def rnn(state, x):
-        z = contract(x, w, dtype) + contract(state[0], r, dtype) + (wb + rb)[None]
+        z = into(x) + back(state[0]) + (wb + rb)[None]
         h = functions[0](clip(z))
         return (h,), h
 
@@ -67,21 +75,21 @@ def _step(node, functions: Sequence[Activation], w, r, wb, rb, p) -> Callable:
         (h,) = state
         f, g = functions
         last = 2 * hidden
-        zx = gates(contract(x, w, dtype) + wb[None])
-        zh = contract(h, r[:last], dtype) + rb[None, :last]
+        zx = gates(into(x) + wb[None])
+        zh = back(h, slice(last)) + rb[None, :last]
         z = f(clip(zx[0] + zh[:, :hidden]))
         reset = f(clip(zx[1] + zh[:, hidden:]))
         if node.get("linear_before_reset", 0):
-            n = g(clip(zx[2] + reset * (contract(h, r[last:], dtype) + rb[None, last:])))
+            n = g(clip(zx[2] + reset * (back(h, slice(last, None)) + rb[None, last:])))
         else:
-            n = g(clip(zx[2] + contract(reset * h, r[last:], dtype) + rb[None, last:]))
+            n = g(clip(zx[2] + back(reset * h, slice(last, None)) + rb[None, last:]))
         new = (1 - z) * n + z * h
         return (new,), new
 
     def lstm(state, x):
         h, c = state
         f, g, last = functions
-        zi, zo, zf, zg = gates(contract(x, w, dtype) + contract(h, r, dtype) + (wb + rb)[None])
+        zi, zo, zf, zg = gates(into(x) + back(h) + (wb + rb)[None])
         pi, po, pf = (None,) * 3 if p is None else p.reshape(3, 1, hidden)
         i = f(clip(zi if p is None else zi + pi * c))
         forget = 1 - i if node.get("input_forget", 0) else f(clip(zf if p is None else zf + pf * c))
@@ -89,40 +97,75 @@ def _step(node, functions: Sequence[Activation], w, r, wb, rb, p) -> Callable:
         h = f(clip(zo if p is None else zo + po * c)) * last(c)
         return (h, c), h
 
-    return {"RNN": rnn, "GRU": gru, "LSTM": lstm}[node.type]
+    return {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
 
 
-@op("RNN", "GRU", "LSTM")
-def _(node, x, w, r, b=None, lengths=None, h=None, c=None, p=None):
+def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> tuple[jax.Array, ...]:
+    """All directions. `project(k, x)` returns the input of the scan and the two projections of direction k."""
     direction = node.get("direction", "forward")
     if direction not in _DIRECTIONS:
         raise ConversionError(f"{node}: direction is {direction!r}{near(direction, _DIRECTIONS)}")
     reverses = _DIRECTIONS[direction]
-    x, w, r = jnp.asarray(x), jnp.asarray(w), jnp.asarray(r)
-    directions, gates, hidden = len(reverses), _GATES[node.type], r.shape[-1]
+    directions, gates, hidden = len(reverses), _GATES[kind], r.shape[-1]
     batch_first = bool(node.get("layout", 0))
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)
         h, c = (None if s is None else jnp.swapaxes(s, 0, 1) for s in (h, c))
-    steps, batch, size = x.shape
+    batch, size = x.shape[1:]
     wanted = {"W": (directions, gates * hidden, size), "R": (directions, gates * hidden, hidden)}
     wanted |= {"B": (directions, 2 * gates * hidden), "sequence_lens": (batch,), "P": (directions, 3 * hidden)}
     wanted |= {"initial_h": (directions, batch, hidden), "initial_c": (directions, batch, hidden)}
     for name, value in zip(wanted, (w, r, b, lengths, p, h, c), strict=True):
         if value is not None and value.shape != wanted[name]:
             raise ConversionError(f"{node}: {name} is {list(value.shape)} but must be {list(wanted[name])}")
-    states: list[Any] = [h] if node.type != "LSTM" else [h, c]
+    states: list[Any] = [h] if kind != "LSTM" else [h, c]
     states = [jnp.zeros((directions, batch, hidden), x.dtype) if s is None else jnp.asarray(s) for s in states]
     biases = jnp.zeros((directions, 2 * gates * hidden), x.dtype) if b is None else jnp.asarray(b)
     lengths = None if lengths is None else jnp.asarray(lengths)
     outputs, last = [], []
-    for k, (reverse, functions) in enumerate(zip(reverses, _activations(node, directions), strict=True)):
-        wb, rb = jnp.split(biases[k], 2)
-        step = _step(node, functions, w[k], r[k], wb, rb, None if p is None else jnp.asarray(p)[k])
-        state, y = scan(step, tuple(s[k] for s in states), x, reverse=reverse, lengths=lengths)
+    for k, (reverse, functions) in enumerate(zip(reverses, _activations(node, kind, directions), strict=True)):
+        xs, into, back = project(k, x)
+        step = _step(
+            node, kind, functions, into, back, *jnp.split(biases[k], 2), None if p is None else jnp.asarray(p)[k]
+        )
+        state, y = scan(step, tuple(s[k] for s in states), xs, reverse=reverse, lengths=lengths)
         outputs.append(y)
         last.append(state)
     found = (jnp.stack(outputs, 1), *(jnp.stack(leaves) for leaves in zip(*last, strict=True)))
     if not batch_first:
         return found
     return (jnp.transpose(found[0], (2, 0, 1, 3)), *(jnp.swapaxes(s, 0, 1) for s in found[1:]))
+
+
+def _product(weight) -> Projection:
+    return lambda x, rows=slice(None): contract(x, weight[rows], weight.dtype)
+
+
+@op("RNN", "GRU", "LSTM")
+def _(node, x, w, r, b=None, lengths=None, h=None, c=None, p=None):
+    x, w, r = jnp.asarray(x), jnp.asarray(w), jnp.asarray(r)
+    return _layer(node, node.type, x, w, r, b, lengths, h, c, p, lambda k, x: (x, _product(w[k]), _product(r[k])))
+
+
+@op("com.microsoft.DynamicQuantizeLSTM")
+def _(
+    node, x, w, r, b=None, lengths=None, h=None, c=None, p=None, w_scale=None, w_zero=None, r_scale=None, r_zero=None
+):
+    """An LSTM of onnxruntime with quantized weights, [K, D, 4 H]: x is quantized over all steps, h at each step."""
+    w, r = jnp.swapaxes(jnp.asarray(w), 1, 2), jnp.swapaxes(jnp.asarray(r), 1, 2)
+
+    def quantized(weight, scale, zero, k: int) -> Projection:
+        right = centered(weight[k].T, None if zero is None else jnp.asarray(zero)[k])
+
+        def product(x, rows=slice(None)):
+            small, x_scale, x_zero = dynamic(x)
+            total = jnp.matmul(centered(small, x_zero), right).astype(x.dtype)
+            factor = x_scale * jnp.asarray(scale)[k].reshape(-1)
+            return total * factor.reshape((1,) * (x.ndim - 1) + (-1,))
+
+        return product
+
+    def project(k, x):
+        return quantized(w, w_scale, w_zero, k)(x), lambda z: z, quantized(r, r_scale, r_zero, k)
+
+    return _layer(node, "LSTM", jnp.asarray(x), w, r, b, lengths, h, c, p, project)

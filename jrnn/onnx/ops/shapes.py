@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from onnx import helper
 
 from jrnn.errors import ConversionError
 from jrnn.memory import check_size
-from jrnn.onnx.graph import Node, known, op, xp
+from jrnn.onnx.graph import OnnxNode, known, op, xp
 
 # Sequences and optionals are lists, and values or None, while the graph is traced.
 op("Concat")(lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)))
 op("Expand")(lambda node, x, shape: xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, node.ints("shape", shape))))
-op("EyeLike")(lambda node, x: np.eye(*check_size(x.shape, x.dtype), k=node.get("k", 0), dtype=x.dtype))
 op("GatherElements")(lambda node, x, indices: xp(x, indices).take_along_axis(x, indices, axis=node.get("axis", 0)))
 op("NonZero")(lambda node, x: np.asarray(np.nonzero(node.known(x, "its input")), np.int64))
 op("Optional")(lambda node, value=None: value)
@@ -30,7 +30,17 @@ op("Transpose")(lambda node, x: xp(x).transpose(x, node.get("perm")))
 op("Unsqueeze")(lambda node, x, axes=None: xp(x).expand_dims(x, node.ints("axes", axes)))
 
 
-def _position(node: Node, position) -> int:
+@op("EyeLike")
+def _(node, x):
+    code = node.get("dtype")
+    return np.eye(
+        *check_size(x.shape, np.float64),
+        k=node.get("k", 0),
+        dtype=x.dtype if code is None else helper.tensor_dtype_to_np_dtype(code),
+    )
+
+
+def _position(node: OnnxNode, position) -> int:
     return int(node.known(position, "position").item())
 
 

@@ -24,7 +24,7 @@ from jrnn.nets.lowering import to_jax
 from jrnn.nets.recurrent import retrieve_step_blobs
 from jrnn.train.models.model import DEFAULT, Compute, Params
 from jrnn.train.models.net import NetModel
-from jrnn.train.toml_codec import require_at_least
+from jrnn.train.toml_codec import Positive, check_bounds
 
 State = Any
 ATTEND = "attend"  # the scope of the decoder with its attention
@@ -35,14 +35,14 @@ class Seq2SeqConfig:
     """Embedding -> LSTMs in both directions; embedding -> LSTM that starts from their ends and attends to them -> logits."""
 
     kind: Literal["attention"] = "attention"
-    embedding: int = 32
-    encoder: int = 64  # hidden units in each direction
-    decoder: int = 128  # hidden units
+    embedding: Positive = 32
+    encoder: Positive = 64  # hidden units in each direction
+    decoder: Positive = 128  # hidden units
     attention: Literal["regular", "recurrent", "dot", "coverage"] = "regular"
     forget_bias: float = 1.0
 
     def __post_init__(self):
-        require_at_least(1, "model", self, "embedding", "encoder", "decoder")
+        check_bounds("model", self)
 
 
 @dataclass(frozen=True)

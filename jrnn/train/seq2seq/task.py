@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq.model import Seq2SeqConfig, Seq2SeqModel, seq2seq
 from jrnn.train.tasks.task import TaskKind, Trained
 from jrnn.train.text import Vocabulary
-from jrnn.train.toml_codec import require, require_at_least
+from jrnn.train.toml_codec import AtLeast, NonNegative, Positive, check_bounds, require
 
 END = 0  # the token that ends a target; the decoder also starts from it
 REVERSE = "<"  # begins an input that is a string to reverse; other inputs are dates
@@ -183,16 +183,15 @@ GREEDY = {"width": 1, "normalization": 0.0}
 class Seq2SeqData:
     """New pairs for every step; one target in ten is held out from training."""
 
-    batch: int = 64
+    batch: Positive = 64
     reversals: float = 0.25  # the share of strings to reverse; the rest are dates
-    longest: int = 10  # characters of a string to reverse
-    first_year: int = 1900
+    longest: Positive = 10  # characters of a string to reverse
+    first_year: Annotated[int, AtLeast(1000)] = 1900
     last_year: int = 2099
-    validation: int = 1024  # held-out pairs of each kind
+    validation: Positive = 1024  # held-out pairs of each kind
 
     def __post_init__(self):
-        require_at_least(1, "data", self, "batch", "longest", "validation")
-        require_at_least(1000, "data", self, "first_year")
+        check_bounds("data", self)
         require(0 <= self.reversals <= 1, "data.reversals must lie between 0 and 1", self.reversals)
         require(self.last_year <= 9999, "data.last_year must be at most 9999", self.last_year)
         require(self.first_year <= self.last_year, "data.first_year must not be after data.last_year", self.first_year)
@@ -203,14 +202,13 @@ class Seq2SeqSample:
     """A prompt, and how its answers are searched."""
 
     prompt: str = "18 Nov 2026"
-    beam: int = 4  # the width of the beam search, which is also the number of answers
-    normalization: float = 1.0  # see `beam_search`
+    beam: Positive = 4  # the width of the beam search, which is also the number of answers
+    normalization: NonNegative = 1.0  # see `beam_search`
     attention: str | None = None  # a file for a picture of what the best answer attended to: .png, .svg or .pdf
 
     def __post_init__(self):
         require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
-        require_at_least(1, "sample", self, "beam")
-        require_at_least(0, "sample", self, "normalization")
+        check_bounds("sample", self)
 
 
 class PairBatch(NamedTuple):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import AXES, Examples, TaskKind, in_batches
-from jrnn.train.toml_codec import require_at_least
+from jrnn.train.toml_codec import AtLeast, Positive, check_bounds
 
 VALIDATION = 2**32 - 1  # the number of the validation batch; no step reaches it
 
@@ -26,13 +26,12 @@ class AddingData:
     Source: Hochreiter and Schmidhuber, Long short-term memory, 1997, as in Le, Jaitly and Hinton, 2015.
     """
 
-    length: int = 200  # steps of a sequence
-    validation: int = 1000  # examples to validate with
-    batch: int = 64
+    length: Annotated[int, AtLeast(2)] = 200  # steps of a sequence
+    validation: Positive = 1000  # examples to validate with
+    batch: Positive = 64
 
     def __post_init__(self):
-        require_at_least(2, "data", self, "length")
-        require_at_least(1, "data", self, "validation", "batch")
+        check_bounds("data", self)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from jrnn.arrays import load_npz
 from jrnn.errors import DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, checksum, split
-from jrnn.train.toml_codec import imply_file, require, require_at_least
+from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, imply_file, require
 
 _MOST_CLASSES = 1 << 24  # a greater number is a mistake, and would need gigabytes of weights
 
@@ -31,12 +31,11 @@ class ClassificationData:
     source: Literal["digits", "file"] = "digits"
     path: str | None = None  # the file, relative to the working directory; it implies source = "file"
     validation: float = 0.2  # the share of the examples that is never trained on, drawn by the seed
-    batch: int = 64
-    noise: float = 0.0  # standard deviation of noise on the training inputs, which are scaled to a deviation of 1
+    batch: Positive = 64
+    noise: NonNegative = 0.0  # standard deviation of noise on the training inputs, which are scaled to a deviation of 1
 
     def __post_init__(self):
-        require_at_least(0, "data", self, "noise")
-        require_at_least(1, "data", self, "batch")
+        check_bounds("data", self)
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
         imply_file(self, "a .npz file")
 

@@ -17,7 +17,7 @@ import numpy as np
 from jrnn.errors import DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, Trained, checksum, predictor
-from jrnn.train.toml_codec import CONFIGS, hint, imply_file, read_utf8, require, require_at_least
+from jrnn.train.toml_codec import CONFIGS, Positive, check_bounds, hint, imply_file, read_utf8, require
 
 DEMAND = CONFIGS / "data" / "demand.csv"  # the hourly load of the config `forecast`
 
@@ -33,16 +33,16 @@ class ForecastData:
     path: str | None = None  # the file, relative to the working directory; it implies source = "file"
     targets: list[str] = field(default_factory=list)  # the columns to predict
     inputs: list[str] = field(default_factory=list)  # the columns to read; by default those to predict
-    window: int = 48  # rows that a forecast is made from
-    horizon: int = 1  # rows after them that it predicts
+    window: Positive = 48  # rows that a forecast is made from
+    horizon: Positive = 1  # rows after them that it predicts
     validation: float = 0.2  # the share of the rows, at their end, that is never trained on
-    batch: int = 64
+    batch: Positive = 64
 
     def __post_init__(self):
         imply_file(self, "a CSV file")
         require(len(self.targets) > 0, "data.targets must name at least one column to predict", self.targets)
         require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
-        require_at_least(1, "data", self, "window", "horizon", "batch")
+        check_bounds("data", self)
 
     @property
     def file(self) -> str | Path:

@@ -15,7 +15,7 @@ from jrnn.errors import DataError
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import TaskKind, Trained
 from jrnn.train.text import Chunk, Streams, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary
-from jrnn.train.toml_codec import require, require_at_least
+from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,12 @@ class LanguageTask:
 class SampleConfig:
     """The text that a trained model writes."""
 
-    length: int = 400
-    temperature: float = 0.7
+    length: Positive = 400
+    temperature: NonNegative = 0.7
     prompt: str = "The "
 
     def __post_init__(self):
-        require_at_least(1, "sample", self, "length")
-        require_at_least(0, "sample", self, "temperature")
+        check_bounds("sample", self)
         require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
 
 

@@ -45,7 +45,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.grid(every=4)
+@pytest.mark.grid(every=8)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_and_two_layers_with_and_without_lengths(family):
     layers, record, options = FAMILIES[family]
@@ -69,7 +69,7 @@ LAYERS = {name: (layers, record) for name, (layers, record, _) in FAMILIES.items
 ENDS = {"none": (False, False), "hold": (True, False), "drop": (True, True)}
 
 
-@pytest.mark.grid(every=17)
+@pytest.mark.grid(every=34)
 @pytest.mark.parametrize(("family", "sizes", "ends"), list(itertools.product(LAYERS, [H, [H, 3]], ENDS)))
 def test_every_family_and_number_of_layers_and_kind_of_end(family, sizes, ends):
     layers, record = LAYERS[family]
@@ -111,7 +111,7 @@ ATTENTION = {
 }
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("kind", ATTENTION)
 def test_attention(kind):
     layer, options = ATTENTION[kind]

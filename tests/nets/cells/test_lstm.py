@@ -97,7 +97,7 @@ def test_operators_arguments_and_names_are_caffe2s(name, sizes, options):
 CASES = list(itertools.product([4, [4, 3]], [True, False], [True, False]))
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.grid(every=5)
 @pytest.mark.parametrize(("sizes", "lengths", "drop"), CASES)
 def test_three_gradients_agree(sizes, lengths, drop):
     b, _ = _build(

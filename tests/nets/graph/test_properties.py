@@ -34,7 +34,7 @@ from jrnn.nets.ir import Net
 def over_nets(test):
     """The test over random nets; hypothesis draws their seeds, as nets of this size are too long to print."""
 
-    @settings(max_examples=30, deadline=None, derandomize=True)
+    @settings(max_examples=30)
     @given(st.integers(0, 10**9))
     def over_seeds(seed):
         test(random_net(seed))

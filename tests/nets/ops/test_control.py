@@ -10,7 +10,7 @@ import pytest
 import jrnn
 from jrnn import Net, Op
 from jrnn.errors import GradientError, JrnnError, NetError, OpError
-from jrnn.loops import Trips, while_loop
+from jrnn.loops.trips import Trips, run_trips
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / "golden" / "control.npz")
 NAMES = sorted({k.split("|")[0] for k in GOLDEN.files})
@@ -97,7 +97,7 @@ def test_gradient_of_a_loop_whose_trips_depend_on_the_data():
 
 
 def test_loop_over_its_bound_says_so_at_run_time():
-    fn = jax.jit(lambda limit: while_loop(lambda c, s: s < c, lambda c, s: s + 1, limit, 0.0, Trips("bounded", 3)))
+    fn = jax.jit(lambda limit: run_trips(lambda c, s: s < c, lambda c, s: s + 1, limit, 0.0, Trips("bounded", 3)))
     assert fn(3.0) == 3
     with pytest.raises(Exception, match="continues after its bound of 3 trips"):
         fn(4.0).block_until_ready()
@@ -114,7 +114,7 @@ def test_checkpointed_loop_against_a_scan(x64, trips):
     @jax.jit
     def by_loop(w, x, n):
         start = {"i": jnp.int32(0), "h": x}
-        return while_loop(lambda c, s: s["i"] < c[1], lambda c, s: step(c[0], s), (w, n), start)["h"].sum()
+        return run_trips(lambda c, s: s["i"] < c[1], lambda c, s: step(c[0], s), (w, n), start)["h"].sum()
 
     def by_scan(w, x):
         return jax.lax.scan(lambda h, _: (jnp.cos(h @ w), None), x, None, length=trips)[0].sum()

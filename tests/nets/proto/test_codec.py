@@ -259,7 +259,7 @@ def nets_of(inner):
     return st.builds(Net, names, listed(ops), listed(names), listed(names), names, listed(args), devices)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(st.recursive(st.just(Net()), nets_of, max_leaves=3))
 def test_reading_undoes_writing(net):
     assert read_net(serialize_net(net)) == net

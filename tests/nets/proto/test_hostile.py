@@ -61,7 +61,7 @@ def mutated(data, seed):
     return bytes(data)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250)
 @given(st.sampled_from(sorted(SEEDS)), st.integers(0, 2**32))
 def test_damaged_files_of_caffe2(name, seed):
     data = SEEDS[name]
@@ -77,7 +77,7 @@ def test_damaged_files_of_caffe2(name, seed):
         assert read_net(serialize_net(net)) == net or "nan" in repr(net)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
 def test_random_bytes(data):
     for read in (read_net, tensor_to_numpy):

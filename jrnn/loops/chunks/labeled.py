@@ -1,0 +1,163 @@
+"""Arrays whose axes have labels, and the factors of a form as such arrays.
+
+A label is a number (`forms.py`), "T" (the step that reads), "S" (the step that wrote), "I" (which of several readers) or "J"
+(which of several writers).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.loops import jaxprs
+from jrnn.loops.chunks.forms import Factor, Term
+from jrnn.loops.jaxprs import Env, Var
+
+Label = int | str
+
+
+@dataclass(frozen=True, eq=False)
+class Labeled:
+    """An array, and the label of each of its axes."""
+
+    array: Any
+    labels: tuple[Label, ...]
+
+    def along(self, labels: Sequence[Label]) -> Any:
+        """Returns the array with these axes, of size 1 where it has none."""
+        order = [self.labels.index(l) for l in labels if l in self.labels]
+        sizes = dict(zip(self.labels, self.array.shape))
+        return jnp.transpose(self.array, order).reshape([sizes.get(l, 1) for l in labels])
+
+    def full(self, labels: Sequence[Label], size: dict[Label, int]) -> Any:
+        return jnp.broadcast_to(self.along(labels), [size[l] for l in labels])
+
+    def renamed(self, old: Label, new: Label) -> Labeled:
+        return Labeled(self.array, tuple(new if l == old else l for l in self.labels))
+
+    def map(self, fn: Callable[[Any], Any]) -> Labeled:
+        return Labeled(fn(self.array), self.labels)
+
+
+def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> tuple[Label, ...]:
+    """Returns all labels of the arrays, sorted, with those in `last` at the end."""
+    found = {l for a in arrays for l in a.labels}
+    return (*sorted(found.difference(last), key=str), *(l for l in last if l in found))
+
+
+def elementwise(fn: Callable[[Any, Any], Any], arrays: Sequence[Labeled]) -> Labeled:
+    if len(arrays) == 1:
+        return arrays[0]
+    labels = union(arrays)
+    return Labeled(functools.reduce(fn, [a.along(labels) for a in arrays]), labels)
+
+
+times = functools.partial(elementwise, operator.mul)
+plus = functools.partial(elementwise, operator.add)
+
+
+def stacked(arrays: Sequence[Labeled], label: Label, size: dict[Label, int]) -> Labeled:
+    """Stacks arrays along a new axis, which comes first."""
+    labels = union(arrays)
+    if len(arrays) == 1:
+        return Labeled(arrays[0].along(labels)[None], (label, *labels))
+    return Labeled(jnp.stack([a.full(labels, size) for a in arrays]), (label, *labels))
+
+
+def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled:
+    """Returns the product of two arrays, summed over the labels that are not in `out`, whose axes are those of `out`."""
+    a, b = (_summed(x, [l for l in x.labels if l not in out and l not in y.labels]) for x, y in ((a, b), (b, a)))
+    shared = [l for l in a.labels if l in b.labels]
+    batch, over = [l for l in shared if l in out], [l for l in shared if l not in out]
+    numbers = tuple(tuple(tuple(map(x.labels.index, axes)) for x in (a, b)) for axes in (over, batch))
+    made = jax.lax.dot_general(a.array, b.array, numbers, precision, a.array.dtype)
+    labels = (*batch, *(l for x in (a, b) for l in x.labels if l not in shared))
+    kept = [l for l in out if l in labels]
+    return Labeled(Labeled(made, labels).along(kept), tuple(kept))
+
+
+def _summed(a: Labeled, over: Sequence[Label]) -> Labeled:
+    if not over:
+        return a
+    kept = tuple(l for l in a.labels if l not in over)
+    return Labeled(jnp.sum(a.array, axis=tuple(map(a.labels.index, over))), kept)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Evaluates products of factors at all steps of a chunk.
+
+    Attributes:
+        env: the values that are the same at every step.
+        steps: the values that differ, [T, ...].
+        find: the label that a label was unified with.
+        dtype: the dtype of the results.
+        contracted: the size of K.
+        precision: of contractions.
+    """
+
+    env: Env
+    steps: Env
+    find: Callable[[int | None], int | None]
+    dtype: Any
+    contracted: int
+    precision: Any
+
+    def one(self, factor: Factor) -> Labeled:
+        if isinstance(factor.of, tuple):
+            return self._contraction(factor)
+        moving = jaxprs.is_in(factor.of, self.steps)
+        array = self.steps[factor.of] if moving else jaxprs.value(self.env, factor.of)
+        at = tuple(slice(None) if l is not None else 0 for l in factor.labels)
+        array = array[(slice(None), *at) if moving else at] if None in factor.labels else array
+        if factor.how in ("unless", "where", "eye"):
+            array = array if array.dtype == bool else array != 0
+            array = ~array if factor.how == "unless" else array
+        array = array.astype(self.dtype)
+        labels = tuple(map(self.find, (l for l in factor.labels if l is not None)))
+        return Labeled(1 / array if factor.how == "inverse" else array, ("T", *labels) if moving else labels)
+
+    def product(self, factors: Sequence[Factor], sign: int = 1) -> Labeled | None:
+        """Returns the product of factors, or None if it is 1."""
+        found = [self.one(f) for f in factors]
+        if sign < 0:
+            found.insert(0, Labeled(jnp.asarray(-1, self.dtype), ()))
+        return times(found) if found else None
+
+    def sum(self, terms: Iterable[Term]) -> Labeled | None:
+        """Returns the sum of the terms' factors, or None if there are none."""
+        found = [self.product(t.factors, t.sign) or Labeled(jnp.ones((), self.dtype), ()) for t in terms]
+        return plus(found) if found else None
+
+    def _contraction(self, factor: Factor) -> Labeled:
+        if not factor.of:
+            return Labeled(jnp.asarray(self.contracted, self.dtype), ())
+        found = [self.one(f) for f in factor.of]
+        out = [l for l in union(found) if l == "T" or l in map(self.find, factor.labels)]
+        if len(found) == 1:
+            return _summed(found[0], [l for l in found[0].labels if l not in out])
+        *most, last = found
+        return dot(times(most), last, out, self.precision)
+
+
+def variables(terms: Iterable[Term]) -> set[Var]:
+    """Returns the variables that the factors of terms, and of the rows in them, read."""
+    found: set[Var] = set()
+
+    def of(factor: Factor) -> None:
+        if isinstance(factor.of, tuple):
+            for f in factor.of:
+                of(f)
+        elif not jaxprs.is_literal(factor.of):
+            found.add(factor.of)
+
+    for term in terms:
+        for factor in term.factors:
+            of(factor)
+    return found

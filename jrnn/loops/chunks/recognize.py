@@ -1,0 +1,178 @@
+"""Which carries of a loop run in chunks, and in which order the carries are computed.
+
+Carries that read each other are a group. A group is a stage: one affine matrix carry in chunks, a carry whose new value needs no
+carry as a shift, or a small loop of its own. Stages that need no other stage's result run together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import source_info_util
+
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.chunks.forms import Forms, NotAffine, Row, Term, Value
+from jrnn.loops.jaxprs import Var
+from jrnn.loops.loop import Loop
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A carry S with `S' = decay * S + sum of outer products`, in chunks.
+
+    Attributes:
+        position: of the carry.
+        forms: the forms of the step.
+        decay: terms of S; none if S is overwritten.
+        updates: terms of rows, p times row.
+        known: terms without the carry, p times r.
+        solved: the rows that updates read, each after those that it reads.
+        cuts: the variables where S is read, and their forms.
+        free: the labels of V.
+    """
+
+    position: int
+    forms: Forms
+    decay: tuple[Term, ...]
+    updates: tuple[Term, ...]
+    known: tuple[Term, ...]
+    solved: tuple[Row, ...]
+    cuts: Mapping[Var, Value]
+    free: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.forms.size[l] for l in self.free)
+
+    @property
+    def terms(self) -> list[Term]:
+        """All terms, those of rows included."""
+        found = [*self.decay, *self.updates, *self.known, *(t for v in self.cuts.values() for t in v.terms)]
+        rows = rows_of(found)
+        return [*found, *(t for row in rows for t in row.terms)]
+
+    @property
+    def precision(self) -> Any:
+        """The strongest precision of the step's contractions of S."""
+        order = [None, *jax.lax.Precision]
+        flat = [p for given in self.forms.products for p in (given if isinstance(given, tuple) else (given,))]
+        known = [p if p in order else jax.lax.Precision.HIGHEST for p in flat]
+        return max(known, key=order.index, default=None)
+
+    def __str__(self) -> str:
+        of = {l for t in self.decay for f in t.factors for l in self.forms.labels_of(f)}
+        k, one = self.forms.contracted, len(self.decay) == 1
+        kind = "no decay" if one and not self.decay[0].factors else "decay per row" if k in of else "decay"
+        kind = "no transition" if not self.decay else kind
+        n = len(self.solved)
+        ranks = f", {n} transition{'s' * (n > 1)} of rank one" if n else ""
+        return f"S[{','.join(map(str, self.forms.state.aval.shape))}] with {kind}{ranks}"
+
+
+def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any], constants: dict[Var, Any]) -> Affine:
+    """Returns the affine form of one carry.
+
+    Args:
+        loop: the loop.
+        position: of the carry.
+        known: the variables that depend on no carry but those that are computed before.
+        outs: what is wanted after the rows are known, besides the carry.
+        constants: values of variables that are known now.
+
+    Raises:
+        NotAffine: with the reason, and the operation.
+    """
+    state, new = loop.carry[position], loop.carry_out[position]
+    if state.aval.dtype not in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16):
+        raise NotAffine(f"S is {state.aval.dtype}")
+    forms = Forms(state, loop.eqns, known, constants)
+    forms.walk()
+    if not jaxprs.is_in(new, forms.values):
+        raise NotAffine(
+            "the new S depends on what was read from S by an operation that is not affine", _breaking(loop, forms, new)
+        )
+    if forms.contracted is None:
+        raise NotAffine("S is never contracted")
+    value = forms._sum(Value(forms.axes, ()), forms.values[new])
+    k = forms.contracted
+    decay = tuple(t for t in value.terms if t.of is state)
+    updates = tuple(t for t in value.terms if isinstance(t.of, Row))
+    free_terms = tuple(t for t in value.terms if t.of is None)
+    solved = tuple(rows_of(updates))
+
+    late, used = jaxprs.needed(loop.eqns, outs, {*known, *forms.cuts})
+    whole = [e for e in late if any(v in forms.values and forms.is_matrix(forms.values[v]) for v in jaxprs.inputs(e))]
+    if whole or any(a in forms.values and forms.is_matrix(forms.values[a]) for a in jaxprs.variables(outs)):
+        raise NotAffine("S is an output of every step", whole[0] if whole else None)
+    cuts = {v: forms.values[v] for v in used if v in forms.cuts}
+    rows = rows_of([*updates, *(t for v in cuts.values() for t in v.terms)])
+
+    fixed: set[int] = set()
+    for term in [*decay, *updates, *(t for row in rows for t in row.terms if t.of is not None)]:
+        for factor in term.factors:
+            fixed |= forms.labels_of(factor)
+    for term in free_terms:
+        for factor in term.factors:
+            if k in forms.labels_of(factor):
+                fixed |= forms.labels_of(factor)
+    axes = {l for l in forms.axes if l is not None}
+    for row in rows:
+        own = {l for t in row.terms for f in t.factors for l in forms.labels_of(f)}
+        if row in solved and own - axes:
+            raise NotAffine("a dense matrix times S, or several rows at once")
+    if any(l not in axes for t in updates for f in t.factors for l in forms.labels_of(f)):
+        raise NotAffine("a dense matrix times S, or several rows at once")
+    for term in [*value.terms, *(t for row in rows for t in row.terms)]:
+        for f in term.factors:
+            labels = [l for l in forms.found(f.labels) if l is not None]
+            if len(set(labels)) < len(labels):
+                raise NotAffine("a matrix has one axis of S twice")
+    free = tuple(l for l in forms.axes if l is not None and l not in fixed and l != k)
+    return Affine(position, forms, decay, updates, free_terms, solved, cuts, free)
+
+
+def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:
+    """Returns the first operation on the way to the new S that has no form."""
+    way, _ = jaxprs.needed(loop.eqns, [new], {*forms.values, *forms.known})
+    return next((e for e in way if any(v in forms.values for v in jaxprs.inputs(e))), None)
+
+
+def rows_of(terms: Sequence[Term], found: dict[Row, None] | None = None) -> dict[Row, None]:
+    """Returns the rows in terms, each after those that it reads."""
+    found = {} if found is None else found
+    for term in terms:
+        if isinstance(term.of, Row) and term.of not in found:
+            rows_of(term.of.terms, found)
+            found[term.of] = None
+    return found
+
+
+def why(error: NotAffine) -> str:
+    """Returns the reason with the place in the user's code."""
+    where = source_info_util.summarize(error.eqn.source_info) if error.eqn is not None else ""
+    return f"{error} at {where}" if where else str(error)
+
+
+def groups(loop: Loop) -> tuple[list[tuple[int, ...]], list[set[int]]]:
+    """Returns the groups of carries that read each other, each after those that it reads; and what each carry reads."""
+    count = range(len(loop.carry))
+    reach = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
+    reads = [{j for j in count if jaxprs.is_in(out, reach[j])} | {i} for i, out in enumerate(loop.carry_out)]
+    for k in count:  # the transitive closure
+        reads = [r | reads[k] if k in r else r for r in reads]
+    found = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
+    return sorted(found, key=lambda g: len(reads[g[0]])), reads
+
+
+def is_evaluable(eqn: Any) -> bool:
+    """Returns True if an equation may be evaluated for all steps of a chunk at once, and differentiated again."""
+    name = eqn.primitive.name
+    inner = [e for body in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(body)]
+    if name == "custom_jvp_call":
+        return all(primitives.is_movable(e) or e.primitive.name in jaxprs.CALLS for e in inner)
+    return primitives.is_movable(eqn)

@@ -1,0 +1,221 @@
+"""Runs a loop whose matrix carries are computed in chunks.
+
+Shapes: T time, C steps of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.chunks.forms import NotAffine
+from jrnn.loops.chunks.program import Body, over_time
+from jrnn.loops.chunks.recognize import Affine, affine, groups, is_evaluable, why
+from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.loop import Loop, Results
+from jrnn.loops.passes.fission import shifted
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Carries that are computed together: in chunks (`forms`), one step after the other, or, if they only keep values, shifted."""
+
+    carry: tuple[int, ...]
+    forms: tuple[Affine, ...] = ()
+    is_shift: bool = False
+
+
+@dataclass(frozen=True)
+class Chunked:
+    """A loop, and the stages in which its carries are computed.
+
+    Attributes:
+        loop: the loop.
+        stages: in order.
+        notes: what was found, for `explain_scan`.
+    """
+
+    loop: Loop
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...]
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
+        loop = self.loop
+        env, steps = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
+        over_time(loop.eqns, _projections(loop), env, steps)
+        last: dict[int, Any] = {}
+        for number, stage in enumerate(self.stages):
+            first = [init[i] for i in stage.carry]
+            if stage.forms:
+                later = self.stages[number + 1 :]
+                outs = list(loop.ys) if not later else [v for form in stage.forms for v in form.cuts]
+                final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length)
+                if not later:
+                    return [
+                        final[stage.carry.index(i)] if i in stage.carry else last[i] for i in range(len(init))
+                    ], stacks
+                steps.update(zip(outs, stacks))
+            elif stage.is_shift:
+                (i,), (value,) = stage.carry, first
+                over_time(loop.eqns, [loop.carry_out[i]], env, steps)
+                stack = _stack(loop.carry_out[i], env, steps, length)
+                steps[loop.carry[i]] = shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
+                final = [stack[0 if loop.reverse else -1]]
+            else:
+                final, before = _one_by_one(loop, stage, first, env, steps, length)
+                steps.update(zip([loop.carry[i] for i in stage.carry], before))
+            last.update(zip(stage.carry, final))
+        over_time(loop.eqns, loop.ys, env, steps)
+        return [last[i] for i in range(len(init))], [_stack(y, env, steps, length) for y in loop.ys]
+
+
+def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
+    """Returns the loop in chunks.
+
+    Raises:
+        NotAffine: if no carry runs in chunks, with the reasons.
+    """
+    if not all(map(is_evaluable, loop.eqns)):
+        stuck = next(e for e in loop.eqns if not is_evaluable(e))
+        raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
+    eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
+    loop = replace(loop, eqns=tuple(eqns))
+    pending, reads = groups(loop)
+    stages: list[Stage] = []
+    done: set[int] = set()
+    notes: list[str] = []
+    plain: set[tuple[int, ...]] = set()  # groups without an affine form
+    while pending:
+        ready = [g for g in pending if all(j in done or j in g for i in g for j in reads[i])]
+        unknown = [v for j, v in enumerate(loop.carry) if j not in done]
+        moving = jaxprs.depends(loop.eqns, unknown)
+        known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
+        found: dict[tuple[int, ...], Affine] = {}
+        for g in (g for g in ready if g not in plain):
+            others = [o for j, o in enumerate(loop.carry_out) if j not in g]
+            try:
+                found[g] = _worth(
+                    affine(loop, g[0], known, [*loop.ys, *others], constants) if len(g) == 1 else _none(loop, g)
+                )
+            except NotAffine as reason:
+                plain.add(g)
+                if any(loop.carry[j].aval.ndim > 1 for j in g):
+                    notes.append(f"not in chunks: {why(reason)}")
+        others = [g for g in ready if g not in found]
+        if not others and max(form.width for form in found.values()) < 4:
+            plain.update(found)  # a vector, such as a normalizer, is not worth chunks of its own
+            continue
+        if others:
+            for g in others:
+                shift = len(g) == 1 and g[0] not in _own_reads(loop, g[0])
+                stages.append(Stage(g, is_shift=shift))
+        else:
+            stages.append(Stage(tuple(g[0] for g in found), tuple(found.values())))
+            count = -(-jaxprs.extent(loop.length) // CHUNK)
+            notes += [f"solved in chunks of {CHUNK}: {form}, stored at {count} boundaries" for form in found.values()]
+        ready = others or list(found)
+        done.update(j for g in ready for j in g)
+        pending = [g for g in pending if g not in ready]
+    if not any(stage.forms for stage in stages):
+        raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
+    return Chunked(loop, tuple(stages), tuple(notes))
+
+
+def _own_reads(loop: Loop, i: int) -> set[int]:
+    reach = jaxprs.depends(loop.eqns, [loop.carry[i]])
+    return {i} if jaxprs.is_in(loop.carry_out[i], reach) else set()
+
+
+def _none(loop: Loop, group: Sequence[int]) -> Affine:
+    raise NotAffine(f"{len(group)} carries read each other")
+
+
+def _worth(form: Affine) -> Affine:
+    """Raises NotAffine for a form that has nothing to gain."""
+    if not form.known and not form.updates:
+        raise NotAffine("nothing is written to S")
+    axes = [l for l in form.forms.axes if l is not None and l != form.forms.contracted]
+    if len(axes) > 1 and not form.free:
+        raise NotAffine("transitions differ along every axis")
+    return form
+
+
+def _projections(loop: Loop) -> list[Var]:
+    """Returns products of inputs with constant matrices, which are computed for all steps before the loop."""
+    moving = jaxprs.depends(loop.eqns, loop.carry)
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    found = []
+    for eqn in loop.eqns:
+        operands = [jaxprs.is_in(a, varying) for a in eqn.invars]
+        if eqn.primitive.name == "dot_general" and sum(operands) == 1 and eqn.params["dimension_numbers"][0][0]:
+            found += [v for v in eqn.outvars if v not in moving]
+    return found
+
+
+def _stack(atom: Atom, env: Env, steps: Env, length: int) -> Any:
+    if jaxprs.is_in(atom, steps):
+        return steps[atom]
+    value = jaxprs.value(env, atom)
+    return jnp.broadcast_to(value, (length, *value.shape))
+
+
+def _one_by_one(loop: Loop, stage: Stage, first: Sequence[Any], env: Env, steps: Env, length: int) -> Results:
+    """Runs carries that are not affine as a loop of their own. Returns the last ones, and those before each step."""
+    carry, new = [loop.carry[i] for i in stage.carry], [loop.carry_out[i] for i in stage.carry]
+    body, read = jaxprs.needed(loop.eqns, new, {*env, *steps, *carry})
+    consts, xs = [v for v in read if v in env], [v for v in read if v in steps]
+    small = replace(
+        loop,
+        eqns=tuple(body),
+        consts=tuple(consts),
+        carry=tuple(carry),
+        xs=tuple(xs),
+        carry_out=tuple(new),
+        ys=tuple(carry),
+    )
+    return small.run([env[v] for v in consts], first, [steps[v] for v in xs], length)
+
+
+def _in_chunks(
+    loop: Loop, stage: Stage, outs: Sequence[Atom], first: Sequence[Any], env: Env, steps: Env, length: int
+) -> Results:
+    """Runs carries in chunks. Returns the last ones, and the outputs."""
+    carry, new = tuple(loop.carry[i] for i in stage.carry), tuple(loop.carry_out[i] for i in stage.carry)
+    _, read = jaxprs.needed(loop.eqns, [*outs, *new], {*env, *steps, *carry})
+    consts, xs = tuple(v for v in read if v in env), tuple(v for v in read if v in steps)
+    eqns, _ = jaxprs.needed(loop.eqns, [*outs, *new], {*consts, *xs, *carry})
+    body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs))
+    count = -(-length // CHUNK)
+    size = CHUNK if length >= CHUNK else 1 << (length - 1).bit_length()
+    count = -(-length // size)
+    extra = count * size - length
+
+    def cut(x: Any) -> Any:
+        if extra:
+            fill = jnp.broadcast_to(x[:1] if loop.reverse else x[-1:], (extra, *x.shape[1:]))
+            x = jnp.concatenate([fill, x] if loop.reverse else [x, fill])
+        return x.reshape(count, size, *x.shape[1:])
+
+    valid = jnp.arange(count * size) < length
+    valid = (valid[::-1] if loop.reverse else valid).reshape(count, size)
+    given = [cut(steps[v]) for v in xs]
+    fixed = [env[v] for v in consts]
+    turn = (lambda x: x[::-1]) if loop.reverse else (lambda x: x)
+
+    def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
+        here, values = args
+        made = body.run(states, fixed, [turn(v) for v in values], turn(here))
+        return made[: len(states)], [turn(v) for v in made[len(states) :]]
+
+    wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
+    last, stacks = jax.lax.scan(chunk, wide, (valid, given), reverse=loop.reverse)
+    stacks = [s.reshape(count * size, *s.shape[2:]) for s in stacks]
+    stacks = [s[extra:] if loop.reverse else s[:length] for s in stacks]
+    return [s.astype(v.aval.dtype) for s, v in zip(last, carry)], stacks

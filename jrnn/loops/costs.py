@@ -1,0 +1,174 @@
+"""The cost model: the estimated time and temporary memory of a loop, and the choice between candidates.
+
+A `Candidate` is one way to run a loop: a name, an `Estimate`, and what to run. Whoever knows a way proposes a candidate, and
+`choose` takes the fastest one that fits a bound of memory. The first candidate is the reference: the loop as it is.
+
+The model knows few things. Products run at one rate, or at the rate at which their operands are read. Elementwise equations
+are fused: only what a product, a reduction or the loop itself reads becomes an array. Arrays that fit a cache are read and
+written faster than others. A call of a product, a kernel and a trip of the loop cost a constant.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The constants of the model, measured by `jrnn bench --calibrate`. Times are seconds of one core.
+
+    Attributes:
+        products: floating-point operations of matrix products a second.
+        tiny_products: the same of products so small that they are not worth a call.
+        call: one call of a product or solver.
+        kernel: one kernel of elementwise equations, in a loop that also calls products.
+        trip: one trip of such a loop. A loop of elementwise equations alone is one kernel.
+        array: one more array that a loop stacks at each step.
+        element: one elementwise operation on one element.
+        function: one value of a function such as tanh.
+        cached: bytes a second, read or written, of arrays that fit `cache` bytes.
+        read, written: bytes a second of larger arrays.
+    """
+
+    products: float = 90e9
+    tiny_products: float = 12e9
+    call: float = 0.4e-6
+    kernel: float = 0.1e-6
+    trip: float = 0.2e-6
+    array: float = 8e-9
+    element: float = 0.03e-9
+    function: float = 0.7e-9
+    cached: float = 50e9
+    read: float = 15e9
+    written: float = 5e9
+    cache: int = 16 << 20
+
+    def reading(self, size: float, of: float) -> float:
+        """Returns the time to read `size` bytes of arrays of `of` bytes in all."""
+        return size / (self.cached if of <= self.cache else self.read)
+
+    def writing(self, size: float, of: float) -> float:
+        """Returns the time to write `size` bytes of arrays of `of` bytes in all."""
+        return size / (self.cached if of <= self.cache else self.written)
+
+
+CPU = Machine()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a candidate costs.
+
+    Attributes:
+        seconds: the time of all steps on one core.
+        memory: the bytes of temporary arrays at the peak, without the loop's own inputs and outputs.
+        terms: parts of the time, by name.
+    """
+
+    seconds: float
+    memory: int
+    terms: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {_time(seconds)}" for name, seconds in self.terms if seconds >= 0.01 * self.seconds)
+        return f"{_time(self.seconds)}, {_size(self.memory)}" + (f" ({parts})" if parts else "")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a loop.
+
+    Attributes:
+        name: what it does, in a few words.
+        estimate: what it costs.
+        plan: what to run if it is chosen; whoever chooses knows its type.
+    """
+
+    name: str
+    estimate: Estimate
+    plan: Any = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen candidate, and each of the others with the reason why it was not chosen."""
+
+    chosen: Candidate
+    others: tuple[tuple[Candidate, str], ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.chosen.name}: {self.chosen.estimate}"]
+        lines += [
+            f"  not {c.name}, {_time(c.estimate.seconds)}, {_size(c.estimate.memory)}: {why}" for c, why in self.others
+        ]
+        return "\n".join(lines)
+
+
+# What another plan must save of the estimated time to replace the reference: the model is not exact.
+_MARGIN = 0.12
+# The bound of memory: `_FACTOR` times the memory of the reference, and `_SMALL` bytes. A plan that is estimated to run in
+# `_MUCH_FASTER` of the reference's time may use `_FACTOR_MUCH_FASTER` times.
+_FACTOR, _SMALL = 1.1, 1_000_000
+_MUCH_FASTER, _FACTOR_MUCH_FASTER = 0.65, 1.4
+
+
+def bound(memory: int | float | None, reference: int, ratio: float = 1.0) -> float:
+    """Returns the most bytes that a candidate may use.
+
+    Args:
+        memory: the caller's option: bytes, a factor of `jax.lax.scan`'s memory, or None.
+        reference: the bytes that `jax.lax.scan` uses.
+        ratio: the estimated time of the candidate over that of `jax.lax.scan`.
+    """
+    if isinstance(memory, float):
+        return memory * reference + _SMALL
+    if memory is not None:
+        return memory
+    return max(_FACTOR * reference + _SMALL, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER))
+
+
+def choose(candidates: Sequence[Candidate], memory: int | float | None = None, held: int = 0, saved: int = 0) -> Choice:
+    """Chooses the fastest candidate that fits the bound of memory. The first candidate is the reference.
+
+    Args:
+        candidates: the reference, and others.
+        memory: the option `memory`: bytes, a factor of what the reference needs, or None.
+        held: bytes of temporary arrays that exist besides, whatever is chosen.
+        saved: bytes that `jax.lax.scan` would hold besides these.
+
+    >>> way = lambda name, ms, mb: Candidate(name, Estimate(ms * 1e-3, int(mb * 1e6)), None)
+    >>> found = choose([way("lax.scan", 4, 0), way("hoist", 2, 30), way("in chunks", 3, 1)])
+    >>> print(found)
+    in chunks: 3 ms, 1.00 MB
+      not lax.scan, 4 ms, 0.00 MB: slower
+      not hoist, 2 ms, 30.00 MB: more than 1.00 MB
+    """
+    reference, *others = candidates
+    best, reasons = reference, {}
+    theirs = reference.estimate.memory + held + saved
+    for candidate in others:
+        estimate = candidate.estimate
+        ratio = estimate.seconds / max(reference.estimate.seconds, 1e-12)
+        most = bound(memory, theirs, ratio)
+        if estimate.memory + held > most:
+            reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
+        elif ratio > 1 - _MARGIN:
+            reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
+        elif estimate.seconds < best.estimate.seconds:
+            reasons[best.name] = "slower"
+            best = candidate
+        else:
+            reasons[candidate.name] = "slower"
+    return Choice(best, tuple((c, reasons.get(c.name, "slower")) for c in candidates if c is not best))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _size(size: float) -> str:
+    return f"{size / 1e6:,.2f} MB"

@@ -1,0 +1,179 @@
+"""Loops that stop early: a bounded loop whose work ends when its condition says so, with derivatives of every order.
+
+Evaluated without a derivative, such a loop is one `jax.lax.while_loop`. Its derivatives are those of a scan of the bounded
+length, in which one `jax.lax.cond` a step skips what comes after the stop. Under `vmap` both go on until every example has
+stopped: `some` joins the predicates of the examples. Examples that have stopped keep their state. For them the body is
+evaluated with arguments of its last step that counted, so that no derivative of what comes after the stop, such as that of
+1 / 0, reaches a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import source_info_util
+
+from jrnn.errors import ScanError
+from jrnn.loops.jax_names import jaxpr_as_fun
+
+source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
+
+# `(predicate, state, x) -> (state, y)` and `(alive, new, old) -> chosen`, for pytrees.
+Body = Callable[[Any, Any], tuple[Any, Any]]
+
+
+@jax.custom_batching.custom_vmap
+def some(flag: Any) -> Any:
+    """Returns the flag; under `vmap`, whether that of any example is True, as one value for all examples."""
+    return flag
+
+
+@some.def_vmap
+def _(axis_size: int, batched: list[bool], flag: Any) -> tuple[Any, bool]:
+    return (some(jnp.any(flag, axis=0)) if batched[0] else some(flag)), False
+
+
+def choose(alive: Any, then: Any, otherwise: Any) -> Any:
+    """Selects leaves of two pytrees. The shape of `alive` is the beginning of the shape of every leaf."""
+
+    def leaf(a: Any, b: Any) -> Any:
+        spread = jnp.reshape(alive, jnp.shape(alive) + (1,) * (jnp.ndim(a) - jnp.ndim(alive)))
+        return jnp.where(spread, a, b)
+
+    return jax.tree.map(leaf, then, otherwise)
+
+
+def without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
+    """Returns `(values, *args) -> result` for a function, and the values that the function closes over."""
+    closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    tree = jax.tree.structure(shape)
+
+    def flat(values: Any, *args: Any) -> Any:
+        leaves = jax.tree.leaves(args)
+        typed = [lax.convert_element_type(x, a.dtype) for x, a in zip(leaves, closed.in_avals)]
+        return jax.tree.unflatten(tree, jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed))
+
+    return flat, list(closed.consts)
+
+
+def stopping(keeps_on: Callable, body: Body, zeros: Any) -> Callable:
+    """Returns a step `((alive, state, spare), x) -> (the same, y)` of a scan that stops early.
+
+    Args:
+        keeps_on: state -> booleans, whether the next step is run.
+        body: `(state, x) -> (state, y)`.
+        zeros: the y of a step after the stop.
+    """
+
+    def step(carried: Any, x: Any) -> tuple[Any, Any]:
+        def go(carried: Any, x: Any) -> tuple[Any, Any]:
+            alive, state, spare = carried
+            live = choose(alive, (state, x), spare)
+            new, y = body(*live)
+            new = choose(alive, new, state)
+            return (alive & keeps_on(new), new, live), choose(alive, y, zeros)
+
+        def stay(carried: Any, x: Any) -> tuple[Any, Any]:
+            return carried, zeros
+
+        return lax.cond(some(jnp.any(carried[0])), go, stay, carried, x)
+
+    return step
+
+
+def run_while(keeps_on: Callable, body: Body, state: Any, xs: Any, zeros: Any, steps: Any, reverse: bool) -> Any:
+    """Runs a loop with early exit as one while loop, which has no reverse-mode derivative: `(state, ys)`.
+
+    Args:
+        keeps_on, body, zeros: as in `stopping`.
+        state: the first state.
+        xs: a pytree with leaves [steps, ...].
+        steps: the largest number of steps.
+        reverse: whether the steps are taken from the last to the first.
+    """
+    ys = jax.tree.map(lambda z: jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), zeros)
+
+    def goes(carried: Any) -> Any:
+        k, alive, _, _ = carried
+        return some(jnp.any(alive)) & (k < steps)
+
+    def trip(carried: Any) -> Any:
+        k, alive, state, ys = carried
+        t = steps - 1 - k if reverse else k
+        x = jax.tree.map(lambda stack: lax.dynamic_index_in_dim(stack, t, keepdims=False), xs)
+        new, y = body(state, x)
+        new, y = choose(alive, new, state), choose(alive, y, zeros)
+        ys = jax.tree.map(lambda stack, v: lax.dynamic_update_index_in_dim(stack, v, t, 0), ys, y)
+        return k + 1, alive & keeps_on(new), new, ys
+
+    _, _, state, ys = lax.while_loop(goes, trip, (jnp.int32(0), keeps_on(state), state, ys))
+    return state, ys
+
+
+def promoted(init: Any, last: Any) -> Any:
+    """Returns the leaves of `init` with the dtypes and weak types of the leaves of `last`."""
+
+    def leaf(x: Any, a: Any) -> Any:
+        given = jax.typeof(x)
+        same = given.dtype == a.dtype and getattr(given, "weak_type", False) == getattr(a, "weak_type", False)
+        return jnp.asarray(x) if same else lax.convert_element_type(x, a.dtype)
+
+    return jax.tree.map(leaf, init, last)
+
+
+def scan_until(
+    step: Callable, init: Any, xs: Any, length: Any, steps: Any, reverse: bool, until: Callable, bounded: Callable
+) -> Any:
+    """Runs a scan that stops early: `(carry, ys)`.
+
+    Args:
+        step, init, xs, length, reverse: the arguments of `jax.lax.scan`.
+        steps: T, at least 1.
+        until: carry -> booleans.
+        bounded: `(step, carry, xs) -> (carry, ys)`, the scan whose derivative is taken.
+    """
+    last, ys = jax.eval_shape(lambda init, xs: lax.scan(step, init, xs, length, reverse), init, xs)
+    init = promoted(init, last)
+    stops = jax.eval_shape(until, init)
+    _check_until(stops, (last, jax.tree.map(lambda y: jax.eval_shape(lambda v: v[0], y), ys)))
+    at = -1 if reverse else 0
+    first = jax.tree.map(lambda stack: stack[at], xs)
+    asked, of_until = without_closure(until, init)
+    runs, of_step = without_closure(step, init, first)
+
+    def prepared(of_until: Any, of_step: Any) -> tuple[Callable, Callable, Any]:
+        zeros = jax.tree.map(lambda y: jnp.zeros(y.shape[1:], y.dtype), ys)
+        return (lambda carry: ~asked(of_until, carry)), (lambda carry, x: runs(of_step, carry, x)), zeros
+
+    @jax.custom_jvp
+    def run(of_until: Any, of_step: Any, carry: Any, xs: Any) -> Any:
+        keeps_on, body, zeros = prepared(of_until, of_step)
+        return run_while(keeps_on, body, carry, xs, zeros, steps, reverse)
+
+    @run.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        def scanned(of_until: Any, of_step: Any, carry: Any, xs: Any) -> Any:
+            keeps_on, body, zeros = prepared(of_until, of_step)
+            x = jax.tree.map(lambda stack: stack[at], xs)
+            (_, carry, _), ys = bounded(stopping(keeps_on, body, zeros), (keeps_on(carry), carry, (carry, x)), xs)
+            return carry, ys
+
+        return jax.jvp(scanned, primals, tangents)
+
+    return run(of_until, of_step, init, xs)
+
+
+def _check_until(stops: Any, held: Any) -> None:
+    if not hasattr(stops, "dtype") or stops.dtype != jnp.bool_:
+        kind = getattr(stops, "dtype", type(stops).__name__)
+        raise ScanError(f"scan: until must return booleans, but returns {kind}; compare the carry with something")
+    for leaf in jax.tree.leaves(held):
+        if leaf.shape[: len(stops.shape)] != stops.shape:
+            raise ScanError(
+                f"scan: until returns booleans of shape {list(stops.shape)}, so every leaf of the carry and of the outputs "
+                f"must begin with that shape, but one is {list(leaf.shape)}; reduce them with jnp.all or jnp.any"
+            )

@@ -1,0 +1,352 @@
+"""Estimates of loops: from equations and their shapes to time and temporary memory (`costs.py` has the constants).
+
+Invariant: an estimate of a loop split into parts and one of the whole loop count the same equations in the same way, so that
+their difference is what the split changes.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.costs import CPU, Estimate, Machine
+from jrnn.loops.jaxprs import Atom, Var
+from jrnn.loops.loop import Loop
+from jrnn.loops.passes.fission import Fission
+
+_FUNCTIONS = frozenset((*primitives.ACTIVATIONS, "log", "log2", "exp2", "cbrt", "pow", "tan", "div", "rsqrt"))
+_SLOW = frozenset(("sin", "cos", "tan", "pow", "erf_inv", "lgamma", "digamma", "atan2", "acos", "asin"))
+_TIMES_SLOWER = 2  # these, compared with other functions
+_SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeeze", "expand_dims"))
+_REDUCTIONS = frozenset((
+    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
+))  # fmt: skip
+_LEAST = 24  # arrays with fewer elements cost as much as with so many
+_SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
+_SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
+Terms = tuple[tuple[str, float], ...]
+
+_BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
+_BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
+
+
+@dataclass(frozen=True)
+class Part:
+    """What equations cost, evaluated once for some steps together.
+
+    Attributes:
+        products: seconds of products, lookups and solvers.
+        elements: seconds of elementwise operations and reductions.
+        read, written: bytes of arrays that are read and written by kernels that are not products.
+        calls: seconds of calling products, lookups and solvers.
+        kernels: the number of other kernels.
+        peak: bytes of the arrays made, at the most at one time, without the results.
+        total: bytes of all arrays made.
+    """
+
+    products: float = 0.0
+    elements: float = 0.0
+    read: int = 0
+    written: int = 0
+    calls: float = 0.0
+    kernels: int = 0
+    peak: int = 0
+    total: int = 0
+
+    def seconds(self, machine: Machine, steps: int, size: float) -> float:
+        """Returns the time without calls and kernels, for arrays of `steps` steps, `size` bytes in all."""
+        moved = machine.reading(self.read, size) + machine.writing(self.written, size)
+        return steps * (self.products + max(self.elements, moved))
+
+    def overhead(self, machine: Machine) -> float:
+        return self.calls + self.kernels * machine.kernel
+
+
+class Estimator:
+    """Estimates the ways to run a loop. What its equations cost is computed once.
+
+    Args:
+        loop: the loop after its passes.
+        machine: the constants.
+    """
+
+    def __init__(self, loop: Loop, machine: Machine = CPU):
+        self.loop, self.machine = loop, machine
+        self.moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+        self._facts: dict[int, _Facts] = {}
+        self._size: dict[Var, int] = {}
+
+    def whole(self) -> Estimate:
+        """Returns the estimate of the loop as it is."""
+        inside = self.part(self.loop.eqns, self.loop.outputs)
+        seconds, terms = self._trips(self.loop, inside)
+        return Estimate(seconds, inside.peak, terms)
+
+    def split(self, fission: Fission) -> Split:
+        """Returns the costs of the loop in parts."""
+        loop, core = fission.loop, fission.core
+        read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
+        given = {*loop.xs, *jaxprs.variables(loop.ys)}
+        added = jaxprs.free_variables(fission.added)
+        return Split(
+            self,
+            fission,
+            inside=self.part(core.eqns, core.outputs),
+            before=self.part(fission.hoisted, fission.early, together=True),
+            after=self.part(fission.sunk, fission.late, together=True),
+            sums=self._sums(fission.added),
+            operands=self.sizes(v for v in added if v in self.moving),
+            stacks=self.sizes({*fission.early, *core.ys, *fission.late} - given),
+            shifted=self.sizes(v for v in core.carry if v in read_after and v not in core.ys),
+            given=self.sizes(given),
+            results=self.sizes(loop.carry[i] for i in fission.summed),
+        )
+
+    def size(self, v: Var) -> int:
+        found = self._size.get(v)
+        if found is None:
+            found = self._size[v] = jaxprs.nbytes(v)
+        return found
+
+    def sizes(self, found: Iterable[Var]) -> int:
+        return sum(map(self.size, found))
+
+    def part(self, eqns: Sequence[Any], outs: Iterable[Atom], together: bool = False) -> Part:
+        """Returns what equations cost, evaluated for one step, or for many steps together.
+
+        Args:
+            eqns: the equations.
+            outs: what is read of their results.
+            together: for many steps. Constant operands of products are then read once for all, which costs nothing.
+        """
+        facts = [self._facts_of(e) for e in eqns]
+        wanted = set(jaxprs.variables(outs))
+        made = {v for e in eqns for v in e.outvars}
+        arrays = {v for v in wanted if v in made}
+        for eqn, fact in zip(eqns, facts):
+            if fact.call:
+                arrays.update(eqn.outvars)
+                arrays.update(v for v in fact.inputs if v in made)
+            elif fact.reduces:
+                arrays.update(eqn.outvars)
+        for eqn in eqns:
+            if eqn.primitive.name in _SAME and not wanted.intersection(eqn.outvars):
+                arrays.discard(eqn.outvars[0])
+        sources: dict[Var, frozenset[Var]] = {}  # the arrays that a value that is not an array is computed from
+        products = elements = calls = 0.0
+        read = written = kernels = total = 0
+        last_use: dict[Var, int] = {}
+        for i, (eqn, fact) in enumerate(zip(eqns, facts)):
+            union = frozenset(u for v in fact.inputs for u in sources.get(v, (v,)))
+            if fact.call:
+                products += fact.together if together else fact.seconds
+                calls += fact.calling
+            else:
+                elements += fact.seconds
+                if any(v in arrays for v in eqn.outvars):
+                    kernels += 1
+                    written += fact.out
+                    read += self.sizes(union)
+            for v in eqn.outvars:
+                if v in arrays:
+                    total += self.size(v)
+                else:
+                    sources[v] = union
+            last_use.update(dict.fromkeys(union, i))
+        temporary = {v for v in arrays if v not in wanted}
+        ends: dict[int, int] = {}
+        for v, at in last_use.items():
+            if v in temporary:
+                ends[at] = ends.get(at, 0) + self.size(v)
+        live = peak = 0
+        for i, eqn in enumerate(eqns):
+            live += sum(self.size(v) for v in eqn.outvars if v in temporary)
+            peak = max(peak, live)
+            live -= ends.get(i, 0)
+        return Part(products, elements, read, written, calls, kernels, peak, total)
+
+    def _facts_of(self, eqn: Any) -> _Facts:
+        found = self._facts.get(id(eqn))
+        if found is None:
+            call = _is_call(eqn)
+            found = self._facts[id(eqn)] = _Facts(
+                eqn,
+                jaxprs.inputs(eqn),
+                self.sizes(eqn.outvars),
+                call,
+                eqn.primitive.name in _REDUCTIONS,
+                _product_seconds(eqn, None, self.machine) if call else element_seconds(eqn, self.machine),
+                _product_seconds(eqn, self.moving, self.machine) if call else 0.0,
+                _call_seconds(eqn, self.machine) if call else 0.0,
+            )
+        return found
+
+    def _trips(self, loop: Loop, inside: Part) -> tuple[float, Terms]:
+        machine, steps = self.machine, jaxprs.extent(loop.length)
+        reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
+        stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
+        work = inside.seconds(machine, steps, inside.total)
+        # A loop of elementwise equations alone is one kernel.
+        trips = steps * (machine.trip + inside.overhead(machine) if inside.calls else machine.trip / 20)
+        return stacks + work + trips, (("steps", work), ("trips", trips), ("stacks", stacks))
+
+    def _sums(self, eqns: Sequence[Any]) -> Part:
+        """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
+        facts = [self._facts_of(e) for e in eqns]
+        dots = sum(_operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
+        others = sum(f.seconds for f in facts if f.call and f.eqn.primitive.name != "dot_general")
+        reductions = sum(f.seconds for f in facts if f.reduces)
+        # XLA copies the first operand of a product over time, transposed; the smaller one is put first.
+        copied = [min(map(self.size, f.inputs)) for f in facts if f.call and len(f.inputs) > 1]
+        calls = sum(f.calling for f in facts)
+        return Part(dots + others, reductions, calls=calls, kernels=len(eqns), peak=max(copied, default=0))
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of an equation: see `Estimator._facts_of`. It keeps the equation alive, whose id is the key."""
+
+    eqn: Any
+    inputs: Sequence[Var]
+    out: int
+    call: bool
+    reduces: bool
+    seconds: float
+    together: float
+    calling: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """The costs of a loop in parts.
+
+    Attributes:
+        estimator, fission: of which loop, and its parts.
+        inside: the loop that stays.
+        before, after: what is computed for all steps before and after it.
+        sums: what is summed after it; their operands are `operands` bytes a step, their results `results` bytes.
+        stacks: bytes a step of the arrays that the original loop would not make.
+        shifted: bytes a step of copies that are shifted by a step.
+        given: bytes a step of the loop's own inputs and outputs.
+    """
+
+    estimator: Estimator
+    fission: Fission
+    inside: Part
+    before: Part
+    after: Part
+    sums: Part
+    operands: int
+    stacks: int
+    shifted: int
+    given: int
+    results: int
+
+    def per_step(self, in_chunks: bool) -> int:
+        """Returns the bytes of temporary arrays that each step of a chunk adds."""
+        return (
+            self.stacks + self.shifted + in_chunks * self.given + max(self.before.peak, self.after.peak, self.sums.peak)
+        )
+
+    def at_once(self, chunk: int | None = None) -> Estimate:
+        """Returns the estimate for `chunk` steps at a time, or all at once."""
+        machine, core = self.estimator.machine, self.fission.core
+        steps = jaxprs.extent(self.fission.loop.length)
+        n = min(chunk or steps, steps)
+        times = math.ceil(steps / n)
+        again = times > 1
+        size = n * max(self.per_step(again), 1)
+        seconds, terms = self.estimator._trips(core, self.inside)
+        bulk = sum(p.seconds(machine, steps, size) for p in (self.before, self.after))
+        adding = steps * (self.sums.products + max(self.sums.elements, machine.reading(self.operands, size)))
+        adding += times * (machine.writing(self.results, self.results) * (1 + 2 * again))
+        overhead = times * (sum(p.overhead(machine) for p in (self.before, self.after, self.sums)))
+        overhead += again * times * 2 * machine.trip
+        copies = steps * (machine.reading(2 * again * self.given, size) + machine.writing(self.shifted, size))
+        memory = n * self.per_step(again) + self.inside.peak + again * 2 * self.results
+        more = (("all steps at once", bulk), ("sums", adding), ("calls", overhead), ("copies", copies))
+        return Estimate(seconds + bulk + adding + overhead + copies, memory, (*terms, *more))
+
+
+# Equations ------------------------------------------------------------------------------------------------------------
+
+
+def _is_call(eqn: Any) -> bool:
+    """Returns True for what is not fused into kernels of elementwise equations."""
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return not _is_outer(eqn)
+    return primitives.is_heavy(eqn) or (not primitives.is_cheap(eqn) and name not in _REDUCTIONS)
+
+
+def _is_outer(eqn: Any) -> bool:
+    """Returns True for a product that sums nothing, which XLA computes as a multiplication of elements."""
+    (axes, _), _ = eqn.params["dimension_numbers"]
+    return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
+
+
+def _call_seconds(eqn: Any, machine: Machine) -> float:
+    """Returns what an equation costs besides its operations. Tiny products are slower, but are not calls."""
+    if eqn.primitive.name == "dot_general":
+        return machine.kernel + min(machine.call, _operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
+    return machine.call if primitives.is_contraction(eqn) else machine.kernel
+
+
+def _operations(eqn: Any) -> int:
+    """Returns the floating-point operations of a `dot_general`."""
+    (axes, _), _ = eqn.params["dimension_numbers"]
+    depth = math.prod(jaxprs.extent(eqn.invars[0].aval.shape[a]) for a in axes)
+    return 2 * jaxprs.elements(eqn.outvars[0].aval.shape) * depth
+
+
+def _reads_rows(eqn: Any) -> bool:
+    """Returns True for a product x W^T, which XLA:CPU computes more slowly than x W."""
+    ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
+    return right.ndim == 2 and tuple(axes) == (1,) and not batch
+
+
+def _product_seconds(eqn: Any, moving: Collection[Var] | None, machine: Machine) -> float:
+    def is_read(atom: Atom) -> bool:
+        return moving is None or jaxprs.is_in(atom, moving)
+
+    name = eqn.primitive.name
+    out = sum(map(jaxprs.nbytes, eqn.outvars))
+    size = out + sum(jaxprs.nbytes(a) for a in eqn.invars if is_read(a))
+    moved = machine.reading(size, size)
+    count = max((jaxprs.elements(v.aval.shape) for v in eqn.outvars), default=0)
+    shapes = [a.aval.shape for a in eqn.invars]
+    together = moving is not None  # for many steps
+    if name == "dot_general":
+        each = _call_seconds(eqn, machine) - machine.kernel if together and all(map(is_read, eqn.invars)) else 0.0
+        by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
+        return by_rows * max(_operations(eqn) / machine.products, moved) + each
+    if name == "conv_general_dilated":
+        numbers = eqn.params["dimension_numbers"]
+        taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
+        return max(2 * count * taps / machine.products, moved)
+    if name in _SOLVERS:
+        n = jaxprs.extent(shapes[0][-1])
+        matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
+        slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
+        return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.products)
+    if name in ("sort", "top_k"):
+        n = jaxprs.extent(shapes[0][-1])
+        return jaxprs.elements(shapes[0]) * math.log2(n + 1) * machine.function
+    return moved + count * machine.function
+
+
+def element_seconds(eqn: Any, machine: Machine = CPU) -> float:
+    """Returns the time of the operations of an elementwise equation, a view or a reduction."""
+    name = eqn.primitive.name
+    if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy"):
+        return 0.0
+    of = eqn.invars if name in _REDUCTIONS else eqn.outvars
+    count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)
+    if name in _FUNCTIONS or name in _SLOW:
+        return count * machine.function * (_TIMES_SLOWER if name in _SLOW else 1)
+    return count * machine.element * (4 if name in _REDUCTIONS else 1)

@@ -1,0 +1,99 @@
+"""Differentiation of a marked loop: its step is replaced by one that stores less (`loops/residuals.py`)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
+    from jax._src import config as private_config
+
+from jrnn.errors import ScanError
+from jrnn.loops import jaxprs, mark, residuals
+from jrnn.loops.loop import strict_passes
+from jrnn.loops.mark import Options
+
+
+def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
+    """Wraps JAX's rule for differentiating a scan: a marked scan gets a step that stores less."""
+
+    @functools.wraps(rule)
+    def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
+        options = mark.options_in(current_metadata())
+        if options is None:
+            return rule(*args, jaxpr=jaxpr, **params)
+        counts = jaxprs.scan_counts(params)
+        step = _step_storing_less(jaxpr, *counts, options.recompute)
+        if options.written is None:
+            xs = jaxprs.jaxpr_of(jaxpr).invars[sum(counts) :]
+            given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(params["length"])
+            options = replace(options, written=params["reverse"], given=given)
+        options = replace(options, stores_less=step is not jaxpr)
+        with mark.marked(options):
+            return _marking(rule(*args, jaxpr=step, **params), options)
+
+    return differentiate
+
+
+def _marking(result: Any, options: Options) -> Any:
+    """Wraps the function that a rule for linearization returns, so that the loop that it makes has the mark."""
+    if not (isinstance(result, tuple) and result and callable(result[-1])):
+        return result
+
+    @functools.wraps(result[-1])
+    def linear(*args: Any) -> Any:
+        with mark.marked(options):
+            return result[-1](*args)
+
+    return (*result[:-1], linear)
+
+
+def with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
+    """Fixes JAX 0.10's rule for transposing a scan with outputs whose cotangent is a symbolic zero.
+
+    The rule passes a zero with the type of all steps to the transposition of one step, which raises. Later versions do not.
+    """
+
+    @functools.wraps(rule)
+    def transpose(cts: Sequence[Any], *args: Any, jaxpr: Any, **params: Any) -> Any:
+        avals = [a.to_ct_aval() for a in jaxpr.out_avals]
+        cts = [zero(a) if type(ct) is zero else ct for ct, a in zip(cts, avals)]
+        return rule(cts, *args, jaxpr=jaxpr, **params)
+
+    return transpose
+
+
+def _checkpoint(fn: Callable) -> Callable:
+    """`jax.checkpoint` without the option `jax_remat3`, whose equations cannot be transposed."""
+
+    @functools.wraps(fn)
+    def checkpointed(*args: Any) -> Any:
+        option = getattr(private_config, "remat3", None)
+        with nullcontext() if option is None else option(False):
+            return jax.checkpoint(fn, prevent_cse=False)(*args)
+
+    return checkpointed
+
+
+@functools.lru_cache(maxsize=256)
+def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) -> Any:
+    avals = [v.aval for v in jaxprs.jaxpr_of(jaxpr).invars]
+    try:
+        step = residuals.storing_less(jaxpr, n_consts, n_carry, recompute, _checkpoint)
+        if step is None:
+            return jaxpr
+        with mark.unmarked():
+            made = jax.make_jaxpr(step)(*avals)
+        same = [v.aval for v in made.jaxpr.invars] == avals and list(made.out_avals) == list(jaxpr.out_avals)
+        return made if same else jaxpr
+    except ScanError:
+        raise
+    except Exception:
+        if strict_passes.value:
+            raise
+        return jaxpr

@@ -1,0 +1,42 @@
+"""Installation: puts the rules for marked loops in the place of JAX's own, which they call for loops without a mark."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+
+import jax
+from jax.extend.core.primitives import scan_p
+from jax.interpreters import mlir
+
+with suppress(ImportError):  # `install` reports missing names
+    from jax._src.interpreters import ad
+    from jax._src.interpreters import mlir as private_mlir
+    from jax._src.xla_metadata_lib import current_xla_metadata
+
+from jrnn.loops.rules import differentiation, lowering
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def install() -> None:
+    try:
+        default = private_mlir._lowerings[scan_p].rule
+        tables: Sequence[dict] = (ad.primitive_jvps, ad.primitive_linearizations)
+        rules = [table[scan_p] for table in tables]
+        transpose = ad.fancy_transposes[scan_p]
+    except (NameError, AttributeError, KeyError) as error:
+        warnings.warn(
+            f"jrnn.scan is jax.lax.scan here: this version of JAX ({jax.__version__}) lacks a name that jrnn needs "
+            f"({error}). Install a supported version: see pyproject.toml.",
+            stacklevel=2,
+        )
+        return
+    for platform in PLATFORMS:
+        mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
+    for table, rule in zip(tables, rules):
+        table[scan_p] = differentiation.storing_less(rule, current_xla_metadata)
+    if jax.__version_info__ < (0, 11):
+        ad.fancy_transposes[scan_p] = differentiation.with_zeros_of_a_step(transpose, ad.Zero)

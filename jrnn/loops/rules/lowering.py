@@ -1,0 +1,151 @@
+"""Lowering of a marked loop, forward or reverse: it is planned for the platform, and the plan is lowered.
+
+To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop.py`) and gets its `LoopPlan`
+(`plan.py`) from `targets.plan`. `LoopPlan.run` is traced in place of the loop. A plan without a `fission` leaves the loop to
+JAX. `jaxprs.opened` inlines the calls in a jaxpr.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.extend.core.primitives import scan_p
+from jax.interpreters import mlir
+
+from jrnn.errors import ScanError
+from jrnn.loops import jaxprs, mark, targets
+from jrnn.loops.loop import Loop, strict_passes
+from jrnn.loops.mark import Options
+from jrnn.loops.plan import LoopPlan, Target
+
+# The list that collects the plans of lowered loops, or None.
+_recorder = jax.make_user_context(None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[LoopPlan]]:
+    """Collects the plans of the loops that are lowered in this context."""
+    plans = _Plans()
+    with _recorder(plans):
+        yield plans
+
+
+class _Plans(list):
+    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
+# Reading the equation -------------------------------------------------------------------------------------------------
+
+
+def _parts(params: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the first arguments of `_read` and `_planned` from the parameters of a scan's equation."""
+    return params["jaxpr"], *jaxprs.scan_counts(params), params["length"], params["reverse"], params["unroll"]
+
+
+def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
+    """Returns the loop of a scan's equation, and values for the first of `Loop.consts`: the constants in the jaxpr."""
+    program = jaxprs.opened(jaxpr, jaxprs.LOWERED_CALLS)
+    inputs, end = program.invars, n_consts + n_carry
+    consts = (*program.constvars, *inputs[:n_consts])
+    outs = program.outvars[:n_carry], program.outvars[n_carry:]
+    loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
+    return loop, program.consts
+
+
+# Lowering -------------------------------------------------------------------------------------------------------------
+
+
+def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any) -> Any:
+    """The lowering rule of scans on one platform."""
+    options = mark.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
+    if options is None:
+        return default(ctx, *args, **params)
+    n_consts, n_carry = jaxprs.scan_counts(params)
+    first_x = n_consts + n_carry
+    planned, values = _planned(*_parts(params), _target(platform, ctx), options)
+    reasons: tuple[str, ...] = ()
+    for plan in (planned, *planned.otherwise):
+        plan = replace(plan, notes=(*plan.notes, *reasons))
+        if plan.fission is None:
+            break
+
+        def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
+            carry, ys = plan.run([*values, *args[:n_consts]], args[n_consts:first_x], args[first_x:])
+            return [*carry, *ys]
+
+        try:
+            with mark.unmarked():
+                lowered = mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+        except Exception as error:
+            plan = _left_by(error, plan.target, plan.loop)
+            reasons = (*plan.notes, *reasons)
+            continue
+        _record(plan)
+        if options.strict and options.executor not in ("auto", plan.executor):
+            raise ScanError(
+                f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}"
+            )
+        return lowered
+    plan = replace(plan, notes=reasons or plan.notes)
+    _record(plan)
+    if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
+        raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
+    return default(ctx, *args, **params)
+
+
+@functools.lru_cache(maxsize=256)
+def _planned(
+    jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int, target: Target, options: Options
+) -> tuple[LoopPlan, tuple[Any, ...]]:
+    """Returns the plan of an equation, and the values of its jaxpr's constants."""
+    loop = None
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in jaxprs.jaxpr_of(jaxpr).invars):
+        return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
+    try:
+        loop, values = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
+        has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in jaxprs.jaxpr_of(jaxpr).eqns)
+        loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
+        return targets.plan(loop, target, options), values
+    except Exception as error:
+        return _left_by(error, target, loop), ()
+
+
+def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
+    """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
+    if strict_passes.value or isinstance(error, ScanError):
+        raise error
+    return LoopPlan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
+
+
+def _record(plan: LoopPlan) -> None:
+    if _recorder.value is not None:
+        _recorder.value.append(plan)
+
+
+def _target(platform: str, ctx: Any) -> Target:
+    devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
+    backend = ctx.module_context.backend  # in `jax.export` another platform's, or None
+    known = backend is not None and backend.platform == platform
+    kind = backend.devices()[0].device_kind if known else ""
+    return Target(platform, devices, kind)
+
+
+def steps_of(fn: Callable, *args: Any) -> list[Loop]:
+    """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
+    eqns = jax.make_jaxpr(fn)(*args).jaxpr.eqns
+    return [_read(*_parts(eqn.params))[0] for eqn in eqns if eqn.primitive is scan_p]
+
+
+def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
+    """Returns the plans of the marked loops in a jaxpr, without lowering it."""
+    scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
+    marked = [(eqn, options) for eqn in scans if (options := mark.options_in(eqn.ctx.xla_metadata)) is not None]
+    return [_planned(*_parts(eqn.params), target, options)[0] for eqn, options in marked]

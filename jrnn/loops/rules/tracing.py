@@ -1,0 +1,95 @@
+"""Tracing a marked loop: tracebacks without jrnn's frames, and a step without the mark."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+with suppress(ImportError):  # without these names tracebacks are longer, and functions may be traced twice
+    from jax._src import config as private_config
+    from jax._src import traceback_util
+
+
+def api_boundary(fn: Callable) -> Callable:
+    """The function with tracebacks that show the user's frames only, as those of `jax.lax.scan` do."""
+    try:
+        exclude, boundary = traceback_util.register_exclusion, traceback_util.api_boundary
+    except (NameError, AttributeError):  # a version of JAX without these names: tracebacks are longer
+        return fn
+    exclude(os.path.dirname(os.path.dirname(__file__)))
+    return boundary(fn)
+
+
+class _UnmarkedStep:
+    """A step that is traced with the XLA metadata from before its loop was marked. It holds the step by a weak reference.
+
+    Those of equal steps are equal, so that JAX finds the trace of one for the other, as it does for the steps themselves.
+    """
+
+    def __init__(self, step: Callable, metadata: Any):
+        self._step = weakref.ref(step)
+        self._metadata = metadata
+        self._hash = hash((step, metadata))
+
+    @property
+    def __wrapped__(self) -> Callable:
+        step = self._step()
+        assert step is not None, "the caller holds the step"
+        return step
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, _UnmarkedStep):
+            return self is other
+        mine, theirs = self._step(), other._step()
+        return mine is not None and theirs is not None and self._metadata == other._metadata and bool(mine == theirs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)  # JAX's messages show the name of the step
+
+    def __call__(self, carry: Any, x: Any) -> Any:
+        state = private_config.xla_metadata_context_manager
+        marked = state.swap_local(self._metadata)
+        try:
+            return self.__wrapped__(carry, x)
+        finally:
+            state.set_local(marked)
+
+
+class _Identity(weakref.ref):
+    """A weak reference that is hashed and compared by the identity of its object: equal steps have their own entries."""
+
+    def __init__(self, step: Callable, forget: Callable | None = None):
+        super().__init__(step, forget)
+        self._id = id(step)
+
+    def __hash__(self) -> int:
+        return self._id
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (self() is not None and isinstance(other, weakref.ref) and self() is other())
+
+
+_unmarked_steps: dict[_Identity, dict[Any, _UnmarkedStep]] = {}
+
+
+def unmarked_step(step: Callable) -> Callable:
+    """Returns a function that traces `step` without the mark, for a loop that is about to be marked.
+
+    JAX caches traces by function and by context, which includes the mark. Without it, a jitted function is traced once for
+    calls inside and outside of a step. The result lives as long as the step, and the caller must keep the step alive.
+    """
+    try:
+        metadata = private_config.xla_metadata_context_manager.get_local()
+    except (NameError, AttributeError):  # a version of JAX without this name: functions may be traced twice
+        return step
+    try:
+        made = _unmarked_steps.setdefault(_Identity(step, lambda gone: _unmarked_steps.pop(gone, None)), {})
+        return made.setdefault(metadata, _UnmarkedStep(step, metadata))
+    except TypeError:  # not hashable: `jax.lax.scan` raises
+        return step

@@ -1,0 +1,195 @@
+"""Mamba and Mamba-2: state spaces whose time step, input and output depend on the input.
+
+Source: Gu and Dao, Mamba, 2023; Dao and Gu, Transformers are SSMs, 2024.
+
+Shapes: T time, N batch, D input and output, I inner, S states of a unit, K heads, P = I / K features of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jrnn.nn.checks import check_integer
+from jrnn.nn.families.diagonal import check_heads
+from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.settings import spelled_out
+from jrnn.nn.span import Span, along_last, heads, rms_norm
+
+
+def time_steps(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+    """Biases whose softplus is between 0.001 and 0.1, uniform in its logarithm."""
+    dt = jnp.exp(jax.random.uniform(key, shape, minval=math.log(0.001), maxval=math.log(0.1)))
+    return jnp.log(jnp.expm1(dt)).astype(dtype)
+
+
+class Mamba(RecurrentLayer):
+    """h' = exp(dt A) h + dt B x, y = C h + D x, where dt, B and C depend on x; between a convolution and a gate.
+
+    Args:
+        input_size: features of the input and output, D.
+        hidden_size: inner features, I; None: 2 D.
+        state_size: states of each inner feature, S.
+        conv_size: taps of the convolution.
+        dt_rank: rank of the weight of dt; None: D / 16, rounded up.
+        options: those of `RecurrentLayer`.
+
+    >>> layer = Mamba(4, state_size=3, rngs=nnx.Rngs(0))
+    >>> y, (window, h) = layer(jnp.ones((5, 2, 4)))
+    >>> y.shape, window.shape, h.shape
+    ((5, 2, 4), (2, 3, 8), (2, 8, 3))
+    """
+
+    @spelled_out(RecurrentLayer.__init__)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | None = None,
+        *,
+        state_size: int = 16,
+        conv_size: int = 4,
+        dt_rank: int | None = None,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        self.hidden_size = 2 * input_size if hidden_size is None else hidden_size
+        self.state_size = check_integer("Mamba: state_size", state_size, 1)
+        self.conv_size = check_integer("Mamba: conv_size", conv_size, 2)
+        self.dt_rank = -(-input_size // 16) if dt_rank is None else dt_rank
+        super().__init__(input_size, input_size, rngs=rngs, **options)
+
+    def _parameters(self) -> dict[str, Parameter]:
+        d, i, s, rank = self.input_size, self.hidden_size, self.state_size, self.dt_rank
+
+        def log_states(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+            return jnp.broadcast_to(jnp.log(jnp.arange(1, s + 1, dtype=dtype))[None], shape)
+
+        return {
+            "in_proj": uniform(2 * i, d),
+            "conv_weight": uniform(i, self.conv_size),
+            "conv_bias": constant(0.0, i),
+            "x_proj": uniform(rank + 2 * s, i),
+            "dt_proj": uniform(i, rank),
+            "dt_bias": (time_steps, (i,)),
+            "A_log": (log_states, (i, s)),
+            "D": constant(1.0, i),
+            "out_proj": uniform(d, i),
+        }
+
+    def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        shapes = (self.conv_size - 1, self.hidden_size), (self.hidden_size, self.state_size)
+        return tuple(jnp.zeros((batch, *shape), dtype) for shape in shapes)
+
+    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
+        window, h = state
+        x, gate = jnp.split(span.linear(x, p["in_proj"]), 2, axis=-1)
+        x, window = span.convolve(x, window, p["conv_weight"], p["conv_bias"])
+        x = jax.nn.silu(x)
+        rank, s = self.dt_rank, self.state_size
+        dt, b, c = jnp.split(span.linear(x, p["x_proj"]), [rank, rank + s], axis=-1)
+        dt = jax.nn.softplus(span.linear(dt, p["dt_proj"], p["dt_bias"]))
+        h, y = span.scan(selective(-jnp.exp(p["A_log"]).astype(h.dtype)), h, (x, dt, b, c))
+        y = (y + along_last(p["D"], x) * x) * jax.nn.silu(gate)
+        return span.linear(y, p["out_proj"]), (window, h)
+
+
+def selective(A: jax.Array) -> Any:
+    """The step of Mamba's recurrence: h [N, I, S]; x, dt [N, I]; b, c [N, S]; A [I, S]."""
+
+    def step(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+        x, dt, b, c = at
+        h = jnp.exp(dt[..., None] * A[None]) * h + (dt * x)[..., None] * b[:, None]
+        return h, jnp.einsum("nis,ns->ni", h, c)
+
+    return step
+
+
+class Mamba2(RecurrentLayer):
+    """S' = exp(dt A) S + dt B x^T, y = S'^T C + D x in each head, where A and dt are numbers; with convolution and gate.
+
+    Args:
+        input_size: features of the input and output, D.
+        hidden_size: inner features, I; None: 2 D.
+        num_heads: heads, K; it must divide I.
+        state_size: rows of the state of a head, S.
+        num_groups: groups of heads that share B and C; it must divide K.
+        conv_size: taps of the convolution.
+        options: those of `RecurrentLayer`.
+
+    >>> layer = Mamba2(4, num_heads=2, state_size=3, rngs=nnx.Rngs(0))
+    >>> y, (window, S) = layer(jnp.ones((5, 2, 4)))
+    >>> y.shape, window.shape, S.shape
+    ((5, 2, 4), (2, 3, 14), (2, 2, 3, 4))
+    """
+
+    @spelled_out(RecurrentLayer.__init__)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | None = None,
+        *,
+        num_heads: int = 1,
+        state_size: int = 64,
+        num_groups: int = 1,
+        conv_size: int = 4,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        self.hidden_size = 2 * input_size if hidden_size is None else hidden_size
+        self.num_heads = check_heads("Mamba2", num_heads, self.hidden_size, "hidden_size")
+        self.num_groups = check_heads("Mamba2: groups", num_groups, num_heads, "num_heads")
+        self.state_size = check_integer("Mamba2: state_size", state_size, 1)
+        self.conv_size = check_integer("Mamba2: conv_size", conv_size, 2)
+        super().__init__(input_size, input_size, rngs=rngs, **options)
+
+    @property
+    def _channels(self) -> int:
+        return self.hidden_size + 2 * self.num_groups * self.state_size
+
+    def _parameters(self) -> dict[str, Parameter]:
+        d, i, k = self.input_size, self.hidden_size, self.num_heads
+
+        def log_decays(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+            return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)).astype(dtype)
+
+        return {
+            "in_proj": uniform(i + self._channels + k, d),
+            "conv_weight": uniform(self._channels, self.conv_size),
+            "conv_bias": constant(0.0, self._channels),
+            "dt_bias": (time_steps, (k,)),
+            "A_log": (log_decays, (k,)),
+            "D": constant(1.0, k),
+            "norm": constant(1.0, i),
+            "out_proj": uniform(d, i),
+        }
+
+    def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        width = self.hidden_size // self.num_heads
+        shapes = (self.conv_size - 1, self._channels), (self.num_heads, self.state_size, width)
+        return tuple(jnp.zeros((batch, *shape), dtype) for shape in shapes)
+
+    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
+        window, S = state
+        i, k, groups = self.hidden_size, self.num_heads, self.num_groups
+        gate, xbc, dt = jnp.split(span.linear(x, p["in_proj"]), [i, i + self._channels], axis=-1)
+        xbc, window = span.convolve(xbc, window, p["conv_weight"], p["conv_bias"])
+        x, b, c = jnp.split(jax.nn.silu(xbc), [i, i + groups * self.state_size], axis=-1)
+        x = heads(x, k)
+        b, c = (jnp.repeat(heads(part, groups), k // groups, axis=-2) for part in (b, c))
+        dt = jax.nn.softplus(dt + along_last(p["dt_bias"], dt))
+        decay = jnp.exp(-along_last(jnp.exp(p["A_log"]), dt) * dt)
+        S, y = span.scan(state_space, S, (c, dt[..., None] * b, x, decay))
+        y = (y + p["D"][None, None, :, None] * x).reshape(gate.shape)
+        y = rms_norm(y * jax.nn.silu(gate), p["norm"])
+        return span.linear(y, p["out_proj"]), (window, S)
+
+
+def state_space(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+    """S' = decay S + k v^T, y = S'^T q in each head: q, k [N, K, S], v [N, K, P], decay [N, K]; S [N, K, S, P]."""
+    q, k, v, decay = at
+    S = decay[..., None, None] * S + k[..., :, None] * v[..., None, :]
+    return S, jnp.einsum("nks,nksp->nkp", q, S)

@@ -1,0 +1,101 @@
+"""RWKV-7: a delta rule with vectors as decays and as rates of replacement.
+
+Source: Peng et al., RWKV-7 "Goose" with expressive dynamic state evolution, 2025.
+
+Shapes: T time, N batch, D input and output, K heads, C = D / K features of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn import initializers
+
+from jrnn.nn.checks import check_integer
+from jrnn.nn.families.diagonal import check_heads
+from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
+from jrnn.nn.settings import spelled_out
+from jrnn.nn.span import Span, along_last, heads, layer_norm, unit_length
+
+MIXED = "rwkvag"  # receptance, decay, key, value, in-context learning rate, gate
+
+
+class RWKV7(RecurrentLayer):
+    """S' = S diag(w) - (S kk) (kk a)^T + v k^T, y = S' r in each head: the time mixing of RWKV-7.
+
+    Each of r, w, k, v, a and g sees a mixture of x and of the x before it, x + (x_before - x) mu. kk has length 1 and the
+    direction of k xi. The factors of w, a and g have a low rank.
+
+    Args:
+        input_size: features of the input and output, D.
+        num_heads: heads, K; it must divide D.
+        rank: rank of the weights of w, a and g.
+        options: those of `RecurrentLayer`.
+
+    >>> layer = RWKV7(8, num_heads=2, rank=4, rngs=nnx.Rngs(0))
+    >>> y, (x_before, S) = layer(jnp.ones((5, 2, 8)))
+    >>> y.shape, x_before.shape, S.shape
+    ((5, 2, 8), (2, 8), (2, 2, 4, 4))
+    """
+
+    @spelled_out(RecurrentLayer.__init__)
+    def __init__(self, input_size: int, *, num_heads: int = 1, rank: int = 32, rngs: nnx.Rngs, **options: Any) -> None:
+        self.num_heads = check_heads("RWKV7", num_heads, input_size, "input_size")
+        self.rank = check_integer("RWKV7: rank", rank, 1)
+        super().__init__(input_size, input_size, rngs=rngs, **options)
+
+    def _parameters(self) -> dict[str, Parameter]:
+        d, rank = self.input_size, self.rank
+
+        def decays(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+            return (-6.0 + 5.0 * jnp.linspace(0.0, 1.0, shape[0]) ** 0.85 + 0.5).astype(dtype)  # from slow to fast
+
+        mixtures = {f"mu_{name}": constant(0.5, d) for name in MIXED}
+        weights = {f"W_{name}": uniform(d, d) for name in "rkvo"}
+        low = {f"A_{name}": constant(0.0, rank, d) for name in "wa"} | {"A_g": uniform(rank, d)}
+        back = {f"B_{name}": (initializers.orthogonal(0.1), (d, rank)) for name in "wag"}
+        biases = {"lambda_w": (decays, (d,)), "lambda_a": constant(0.0, d), "xi": constant(0.85, d)}
+        ends = {
+            "alpha": constant(1.0, d),
+            "rho": constant(0.0, d),
+            "norm": constant(1.0, d),
+            "norm_bias": constant(0.0, d),
+        }
+        return mixtures | weights | low | back | biases | ends
+
+    def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
+        k, c = self.num_heads, self.input_size // self.num_heads
+        return jnp.zeros((batch, self.input_size), dtype), jnp.zeros((batch, k, c, c), dtype)
+
+    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
+        before, S = state
+        (earlier, now), window = span.taps(x, before[:, None])
+        mixed = {name: now + (earlier - now) * along_last(p[f"mu_{name}"], now) for name in MIXED}
+        r, k, v = (span.linear(mixed[name], p[f"W_{name}"]) for name in "rkv")
+
+        def low_rank(name: str, between: Any = lambda z: z) -> jax.Array:
+            return span.linear(between(span.linear(mixed[name], p[f"A_{name}"])), p[f"B_{name}"])
+
+        w, a = low_rank("w", jnp.tanh), low_rank("a")
+        w = jnp.exp(-(jnp.e**-0.5) * jax.nn.sigmoid(w + along_last(p["lambda_w"], w)))
+        a = jax.nn.sigmoid(a + along_last(p["lambda_a"], a))
+        g = low_rank("g", jax.nn.sigmoid)
+        kk = unit_length(heads(k * along_last(p["xi"], k), self.num_heads), 1e-12)
+        k = k * (1 + (a - 1) * along_last(p["alpha"], k))
+        r, w, k, v, a = (heads(part, self.num_heads) for part in (r, w, k, v, a))
+        S, y = span.scan(generalized_delta, S, (r, w, k, v, kk, kk * a))
+        gain, bias, rho = (heads(p[name], self.num_heads) for name in ("norm", "norm_bias", "rho"))
+        y = layer_norm(y, gain, bias, 64e-5)
+        y = y + jnp.sum(r * k * along_last(rho, r), axis=-1, keepdims=True) * v
+        return span.linear(g * y.reshape(x.shape), p["W_o"]), (window[:, 0], S)
+
+
+def generalized_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+    """S' = S diag(w) - (S kk) b^T + v k^T, y = S' r: all [N, K, C]; S [N, K, values, keys]."""
+    r, w, k, v, kk, b = at
+    removed = jnp.einsum("nkvc,nkc->nkv", S, kk)
+    S = w[..., None, :] * S - removed[..., :, None] * b[..., None, :] + v[..., :, None] * k[..., None, :]
+    return S, jnp.einsum("nkvc,nkc->nkv", S, r)

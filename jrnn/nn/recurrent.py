@@ -1,0 +1,250 @@
+"""The interface that the layers of `jrnn.nn.families` share, and `Recurrent`, a layer of a step of one's own.
+
+A family defines its parameters (`_parameters`), its state before the first step (`_fresh`) and its formula (`_run`), which a
+`Span` frees of lengths and resets.
+
+Shapes: T time, N batch, D input, P output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import Initializer
+
+from jrnn.errors import LayerError
+from jrnn.loops.recompute import Recompute
+from jrnn.nn.checks import check_array, check_features, check_floating, check_integer, check_lengths, check_resets
+from jrnn.nn.layers import accumulator
+from jrnn.nn.modules import Parameters
+from jrnn.nn.settings import spelled_out
+from jrnn.nn.span import Span
+
+Parameter = tuple[Initializer, tuple[int, ...]]
+
+
+class RecurrentLayer(Parameters):
+    """The base of the recurrent layers other than PyTorch's; it checks and prepares the arguments of every call.
+
+    Args:
+        input_size: features of the input, D.
+        output_size: features of the output, P.
+        batch_first: whether batched sequences are [N, T, D] instead of [T, N, D].
+        dtype: the type of the products with weights; None: the type of the input and parameters. With a 16-bit type,
+            products accumulate in float32, gates and states are float32, and only outputs are 16-bit.
+        recompute, executor: as in `jrnn.scan`.
+        param_dtype: the type of the parameters.
+        rngs: the source of random keys for the parameters (stream `params`).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        batch_first: bool = False,
+        dtype: Any = None,
+        recompute: Recompute = None,
+        executor: str = "auto",
+        param_dtype: Any = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        self.input_size = check_integer(f"{self._name()}: input_size", input_size, 1)
+        self.output_size = check_integer(f"{self._name()}: output_size", output_size, 1)
+        if dtype is not None:
+            check_floating("dtype", dtype)
+        self.batch_first, self.dtype, self.recompute, self.executor = batch_first, dtype, recompute, executor
+        self._create(rngs, param_dtype)
+
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _parameters(self) -> dict[str, Parameter]:
+        """The initializer and shape of each parameter."""
+        raise NotImplementedError
+
+    def _fresh(self, batch: int, dtype: Any) -> Any:
+        """The state before the first step: a tree of arrays [N, ...]; floating-point ones have this type."""
+        raise NotImplementedError
+
+    def _run(self, params: Any, x: jax.Array, state: Any, span: Span) -> tuple[Any, Any]:
+        """The formula, x [T, N, D] -> y [T, N, P] and the state after the last step."""
+        raise NotImplementedError
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, (_, shape) in self._parameters().items()}
+
+    def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+        wanted = self._parameters()
+        keys = jax.random.split(key, max(len(wanted), 1))
+        return {name: start(keys[k], shape, dtype) for k, (name, (start, shape)) in enumerate(wanted.items())}
+
+    def __call__(self, x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None) -> tuple[jax.Array, Any]:
+        """[T, N, D] -> y [T, N, P] and the state after the last step.
+
+        Args:
+            x: [T, N, D], [N, T, D] with batch_first, or [T, D] for one sequence.
+            state: the state before the first step; None is `initial_state`.
+            lengths: [N] integers from 0 to T, where the sequences end. Past the end, outputs are 0 and the values of x are
+                ignored, even NaN. The state is the one at the end.
+            resets: booleans, [T, N], [N, T] with batch_first, or [T]. Where True, the state is `initial_state` before that
+                step.
+
+        Raises:
+            LayerError: if parameters, x, state, lengths or resets do not fit together.
+        """
+        return self.apply(self.params(), x, state, lengths=lengths, resets=resets)
+
+    def apply(
+        self, params: Mapping[str, Any], x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None
+    ) -> tuple[jax.Array, Any]:
+        """As a call, but a pure function of `params`, a dict as `params()` returns it."""
+        name = self._name()
+        x = self._checked_input(x, {2: "[T, {}]", 3: "[N, T, {}]" if self.batch_first else "[T, N, {}]"})
+        single = x.ndim == 2
+        if resets is not None:
+            resets = check_resets(name, resets, x.shape[:1] if single else x.shape[:2])
+        if single:
+            x, resets = x[:, None], None if resets is None else resets[:, None]
+            lengths = None if lengths is None else jnp.reshape(jnp.asarray(lengths), (-1,))
+        elif self.batch_first:
+            x, resets = jnp.swapaxes(x, 0, 1), None if resets is None else resets.T
+        if lengths is not None:
+            lengths = check_lengths(name, lengths, *x.shape[:2])
+        span = Span(len(x), self._dtype(params, x), lengths, resets, self.recompute, self.executor)
+        y, state = self._called(params, x, state, span, single)
+        y = jax.tree.map(
+            lambda leaf: leaf[:, 0] if single else jnp.swapaxes(leaf, 0, 1) if self.batch_first else leaf, y
+        )
+        return y, state
+
+    def step(self, x: Any, state: Any = None) -> tuple[jax.Array, Any]:
+        """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes."""
+        return self.apply_step(self.params(), x, state)
+
+    def apply_step(self, params: Mapping[str, Any], x: Any, state: Any = None) -> tuple[jax.Array, Any]:
+        """As `step`, but a pure function of `params`."""
+        x = self._checked_input(x, {1: "[{}]", 2: "[N, {}]"})
+        single = x.ndim == 1
+        x = x[None, None] if single else x[None]
+        y, state = self._called(params, x, state, Span(1, self._dtype(params, x), in_a_step=True), single)
+        return jax.tree.map(lambda leaf: leaf[0, 0] if single else leaf[0], y), state
+
+    def initial_state(self, batch: int) -> Any:
+        """The state of `batch` sequences before their first step: a tree of arrays [N, ...]."""
+        params = self.params()
+        return self._fresh(batch, accumulator(self._dtype(params, jnp.zeros((), jnp.float16))))
+
+    def _dtype(self, params: Mapping[str, Any], x: jax.Array) -> Any:
+        return jnp.result_type(x, *params.values()) if self.dtype is None else jnp.dtype(self.dtype)
+
+    def _checked_input(self, x: Any, ranks: dict[int, str]) -> jax.Array:
+        x = check_array(self._name(), "x", x)
+        check_features(self._name(), x, self.input_size, {k: text.format(self.input_size) for k, text in ranks.items()})
+        return x
+
+    def _called(self, params: Any, x: jax.Array, state: Any, span: Span, single: bool) -> tuple[Any, Any]:
+        """Runs the formula on [T, N, D] whatever padding holds."""
+        fresh = self._fresh(x.shape[1], accumulator(span.dtype))
+        if state is None:
+            state = fresh
+        else:
+            state = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state) if single else state
+            state = self._checked_state(state, fresh)
+        x, live = x.astype(span.dtype), None
+        if span.lengths is not None:
+            live = jnp.arange(span.steps)[:, None] < span.lengths[None]
+            x = _where(live, x)  # before any product, so that NaN reaches neither values nor gradients
+            if span.resets is not None:
+                span = replace(span, resets=span.resets & live)
+        y, state = self._run(params, x, state, span)
+        y = jax.tree.map(lambda leaf: leaf.astype(span.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, y)
+        if live is not None:
+            y = jax.tree.map(lambda leaf: _where(live, leaf), y)
+        return y, jax.tree.map(lambda leaf: leaf[0], state) if single else state
+
+    def _checked_state(self, state: Any, fresh: Any) -> Any:
+        leaves, tree = jax.tree.flatten(state)
+        wanted, expected = jax.tree.flatten(fresh)
+        shapes = jax.tree.unflatten(expected, [list(leaf.shape) for leaf in wanted])
+        if tree != expected or any(jnp.shape(a) != b.shape for a, b in zip(leaves, wanted)):
+            given = jax.tree.unflatten(tree, [list(jnp.shape(leaf)) for leaf in leaves])
+            raise LayerError(
+                f"{self._name()}: the state has the shapes {given} but must have {shapes}, as initial_state"
+            )
+        return jax.tree.unflatten(tree, [jnp.asarray(a, b.dtype) for a, b in zip(leaves, wanted)])
+
+
+def _where(live: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(live.reshape(live.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
+
+
+def uniform(rows: int, columns: int) -> Parameter:
+    """A weight [rows, columns], uniform in [-1/sqrt(columns), 1/sqrt(columns)], as PyTorch's linear layers."""
+    bound = 1.0 / math.sqrt(columns)
+    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound), (rows, columns)
+
+
+def constant(value: float, *shape: int) -> Parameter:
+    """A parameter of one value."""
+    return jax.nn.initializers.constant(value), shape
+
+
+class Recurrent(RecurrentLayer):
+    """A layer of a step of one's own, with lengths, resets, streaming and a fast loop.
+
+    Args:
+        step: `(params, state, x) -> (state, y)`, for x [N, D]; leaves of the state and of y are [N, ...].
+        input_size: features of the input, D.
+        initial_state: `batch -> state`, the state before the first step and after resets.
+        params: a flat dict of arrays, the initial parameters, or a function that makes it from a key.
+        rngs: the source of that key.
+        options: batch_first, dtype, recompute and executor, as of all layers. `dtype` is the type of x and y here.
+
+    >>> def step(p, h, x):  # the recurrence of an IndRNN with tanh
+    ...     h = jnp.tanh(x @ p["w"].T + p["u"][None] * h)
+    ...     return h, h
+    >>> start = {"w": jnp.ones((4, 3)), "u": jnp.full(4, 0.5)}
+    >>> layer = Recurrent(step, 3, lambda n: jnp.zeros((n, 4)), start, rngs=nnx.Rngs(0))
+    >>> y, h = layer(jnp.ones((5, 2, 3)), lengths=[5, 3])
+    >>> y.shape, h.shape, bool((y[2, 1] == h[1]).all())
+    ((5, 2, 4), (2, 4), True)
+    """
+
+    @spelled_out(RecurrentLayer.__init__, without=["param_dtype"])
+    def __init__(
+        self,
+        step: Callable[[Any, Any, Any], tuple[Any, Any]],
+        input_size: int,
+        initial_state: Callable[[int], Any],
+        params: Mapping[str, Any] | Callable[[jax.Array], Mapping[str, Any]],
+        *,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
+        self._step, self._start = step, initial_state
+        given = params(rngs.params()) if callable(params) else params
+        self._given = nnx.data({name: jnp.asarray(value) for name, value in given.items()})
+        super().__init__(input_size, input_size, rngs=rngs, **options)
+        self._known = {name: value.shape for name, value in self._given.items()}
+        del self._given, self.output_size
+
+    def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
+        return dict(self._given)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._known
+
+    def _fresh(self, batch: int, dtype: Any) -> Any:
+        return jax.tree.map(jnp.asarray, self._start(batch))
+
+    def _run(self, params: Any, x: jax.Array, state: Any, span: Span) -> tuple[Any, Any]:
+        fresh = self._fresh(x.shape[1], span.dtype)
+        state, y = span.scan(lambda carry, x: self._step(params, carry, x), state, x, fresh)
+        return y, state

@@ -1,0 +1,186 @@
+"""Casts, and operators of quantized numbers: q = round(x / scale) + zero point.
+
+Products of quantized numbers are exact: they are summed in int32.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from onnx import TensorProto, helper
+
+from jrnn.errors import ConversionError
+from jrnn.onnx.graph import cast, op, xp
+from jrnn.onnx.ops.windows import convolve
+
+_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+_NARROW = ("int2", "uint2", "int4", "uint4")
+
+
+def converted(x, dtype, saturate: bool = True, rounding: str = "up"):
+    """`x` in another type, as Cast defines it.
+
+    Args:
+        saturate: whether a number that a type of 8 bits cannot represent becomes the nearest one that it can.
+        rounding: to a power of two for float8_e8m0fnu: up, down or nearest.
+    """
+    name = np.dtype(dtype).name
+    if x.dtype == dtype or not jnp.issubdtype(x.dtype, jnp.floating):
+        return cast(x, dtype)
+    if name in _NARROW:
+        return cast(cast(x, np.int32), dtype)
+    if name == "float8_e8m0fnu":
+        return _power_of_two(x, dtype, saturate, rounding)
+    if (name in _FLOAT8 and saturate) or name == "float4_e2m1fn":
+        bounds = jnp.finfo(dtype)
+        low, high = (np.asarray(v, np.float32) for v in (bounds.min, bounds.max))
+        x = xp(x).clip(x, low.astype(x.dtype), high.astype(x.dtype))
+    return cast(x, dtype)
+
+
+def _power_of_two(x, dtype, saturate: bool, rounding: str):
+    """The exponent of a float32 as the 8 bits of a float8_e8m0fnu; 255 is NaN."""
+    bits = lax.bitcast_convert_type(jnp.asarray(x, jnp.float32), jnp.int32)
+    exponent, fraction = (bits >> 23) & 255, bits & 0x7FFFFF
+    half = 0x400000
+    more = {
+        "up": fraction > 0,
+        "down": jnp.zeros_like(fraction, bool),
+        "nearest": (fraction > half) | ((fraction == half) & (exponent > 0)),
+    }
+    if rounding not in more:
+        raise ConversionError(f"round_mode is {rounding!r}; it must be up, down or nearest")
+    found = exponent + more[rounding]
+    found = jnp.minimum(found, 254) if saturate else found
+    found = jnp.where(exponent == 255, 255, found).astype(jnp.uint8)
+    return lax.bitcast_convert_type(found, dtype)
+
+
+def _dtype(node, code) -> np.dtype:
+    if code == TensorProto.STRING:
+        raise ConversionError(f"{node}: strings are not read")
+    return helper.tensor_dtype_to_np_dtype(code)
+
+
+def _cast(node, x, dtype):
+    return converted(x, dtype, bool(node.get("saturate", 1)), node.get("round_mode", "up"))
+
+
+op("Cast")(lambda node, x: _cast(node, x, _dtype(node, node.get("to"))))
+op("CastLike")(lambda node, x, like: _cast(node, x, like.dtype))
+
+
+def _along(node, value, x):
+    """A scale or zero point that broadcasts with x: one, one for each index of an axis, or one for each block of it."""
+    value, axis, block = jnp.asarray(value), node.get("axis", 1), node.get("block_size", 0)
+    if value.size == 1:
+        return value.reshape((1,) * x.ndim)
+    axis %= x.ndim
+    if block:
+        return lax.slice_in_dim(jnp.repeat(value, block, axis), 0, x.shape[axis], axis=axis)
+    row = [1] * x.ndim
+    row[axis] = -1
+    return value.reshape(row)
+
+
+def divided(x, scale):
+    """x / scale, correctly rounded: XLA multiplies by the inverse of a divisor that it sees is broadcast."""
+    return x / lax.optimization_barrier(jnp.broadcast_to(scale, x.shape))
+
+
+def rounded(x, zero, dtype):
+    """Numbers of a quantized type: x, which is in units of the scale, rounded to even and moved by the zero point."""
+    bounds = jnp.iinfo(dtype)
+    # Clipped as float32: these bounds, and their sums with a zero point, are exact in it.
+    found = jnp.round(x) + (0 if zero is None else zero.astype(x.dtype))
+    return jnp.clip(found, bounds.min, bounds.max).astype(jnp.int32).astype(dtype)
+
+
+@op("QuantizeLinear")
+def _(node, x, scale, zero=None):
+    code = node.get("output_dtype", 0)
+    dtype = zero.dtype if zero is not None else _dtype(node, code) if code else np.dtype(np.uint8)
+    x = jnp.asarray(x)
+    units = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+    if node.get("precision", 0):
+        units = units.astype(_dtype(node, node.get("precision")))
+    units = divided(units, _along(node, scale, x).astype(units.dtype))
+    zero = None if zero is None else _along(node, zero, x)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return rounded(units.astype(jnp.promote_types(units.dtype, jnp.float32)), zero, dtype)
+    return converted(units if zero is None else units + zero.astype(units.dtype), dtype, bool(node.get("saturate", 1)))
+
+
+@op("DequantizeLinear")
+def _(node, x, scale, zero=None):
+    x = jnp.asarray(x)
+    wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
+    found = x.astype(wide)
+    if zero is not None:
+        found = found - _along(node, zero, x).astype(wide)
+    code = node.get("output_dtype", 0)
+    scale = _along(node, scale, x)
+    return (found.astype(jnp.float32) * scale.astype(jnp.float32)).astype(_dtype(node, code) if code else scale.dtype)
+
+
+def dynamic(x, dtype=jnp.uint8):
+    """x as numbers of `dtype`, their scale and their zero point, of the range of x and 0."""
+    bounds = jnp.iinfo(dtype)
+    low, high = (reduce(x, initial=0.0) for reduce in (jnp.min, jnp.max))
+    scale = (high - low) / np.asarray(bounds.max - bounds.min, x.dtype)
+    scale = jnp.where(scale == 0, jnp.ones_like(scale), scale)
+    zero = jnp.clip(jnp.round(bounds.min - low / scale), bounds.min, bounds.max)
+    return rounded(divided(x, scale[(None,) * x.ndim]), zero[(None,) * x.ndim], dtype), scale, zero.astype(dtype)
+
+
+op("DynamicQuantizeLinear")(lambda node, x: dynamic(jnp.asarray(x)))
+
+
+def centered(x, zero, is_row: bool = False):
+    """x without its zero point, in int32. `is_row`: the zero points are one for each row, the axis before the last."""
+    x = jnp.asarray(x).astype(jnp.int32)
+    if zero is None:
+        return x
+    zero = jnp.asarray(zero).astype(jnp.int32)
+    zero = zero[..., None] if is_row and zero.ndim else zero
+    return x - zero.reshape((1,) * (x.ndim - zero.ndim) + zero.shape)
+
+
+def _filters(weight, zero):
+    """A kernel without its zero point, or without one for each filter."""
+    zero = None if zero is None else jnp.asarray(zero).reshape((-1,) + (1,) * (weight.ndim - 1))
+    return centered(weight, zero)
+
+
+@op("MatMulInteger")
+def _(node, a, b, a_zero=None, b_zero=None):
+    return jnp.matmul(centered(a, a_zero, is_row=True), centered(b, b_zero))
+
+
+@op("ConvInteger")
+def _(node, x, weight, x_zero=None, zero=None):
+    return convolve(node, centered(x, x_zero), _filters(weight, zero))
+
+
+@op("QLinearMatMul")
+def _(node, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero):
+    product = jnp.matmul(centered(a, a_zero, is_row=True), centered(b, b_zero)).astype(jnp.float32)
+    a_scale, b_scale, scale = (jnp.asarray(s, jnp.float32) for s in (a_scale, b_scale, scale))
+    a_scale = a_scale[..., None] if a_scale.ndim else a_scale
+    units = divided(product * _wide(a_scale, product) * _wide(b_scale, product), _wide(scale, product))
+    return rounded(units, _wide(zero, units), zero.dtype)
+
+
+def _wide(value, like):
+    value = jnp.asarray(value)
+    return value.reshape((1,) * (like.ndim - value.ndim) + value.shape)
+
+
+@op("QLinearConv")
+def _(node, x, x_scale, x_zero, weight, w_scale, w_zero, scale, zero, bias=None):
+    row = (1, -1) + (1,) * (x.ndim - 2)
+    total = convolve(node, centered(x, x_zero), _filters(weight, w_zero))
+    total = total if bias is None else total + bias.reshape(row)
+    factor = jnp.asarray(x_scale).reshape(-1) * jnp.asarray(w_scale).reshape(-1) / jnp.asarray(scale).reshape(-1)
+    return rounded(
+        total.astype(jnp.float32) * factor.reshape(row), jnp.asarray(zero).reshape((1,) * x.ndim), zero.dtype
+    )

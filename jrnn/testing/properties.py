@@ -1,0 +1,401 @@
+"""The properties that `check_layer` checks: each is a function of a layer that returns what is wrong, or None.
+
+Shapes: T time, N batch. A property looks at the first sequences and steps of the layer's x alone, so that the smallest
+counterexample is found by giving it less.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jrnn.testing.recurrent_layers import RecurrentLayer
+
+FILLS = (np.nan, np.inf, 1e30)
+LONG = 512  # steps
+STEP = 1e-5  # of central differences, in float64
+
+
+class NotApplicable(Exception):
+    """A layer does not have what a property is about."""
+
+
+@dataclass(frozen=True)
+class Property:
+    """A name, what must hold, and a function that returns what is wrong with a layer, or None."""
+
+    name: str
+    rule: str
+    check: Callable[[RecurrentLayer, float], str | None]
+
+
+PROPERTIES: dict[str, Property] = {}
+
+
+def _property(name: str, rule: str) -> Callable:
+    def register(check: Callable) -> Callable:
+        PROPERTIES[name] = Property(name, rule, check)
+        return check
+
+    return register
+
+
+def smaller(layer: RecurrentLayer, steps: int, batch: int) -> RecurrentLayer:
+    """The layer with the first steps and sequences alone."""
+    return replace(layer, x=layer.x[:steps, :batch], state=_rows(layer, layer.state, slice(0, batch)))
+
+
+def _rows(layer: RecurrentLayer, state: Any, rows: Any) -> Any:
+    return jax.tree.map(lambda v: np.asarray(v)[(slice(None),) * layer.state_axis + (rows,)], state)
+
+
+def _run(layer: RecurrentLayer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+    found = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
+    return jax.tree.map(np.asarray, found)
+
+
+def _need(has: bool, what: str) -> None:
+    if not has:
+        raise NotApplicable(what)
+
+
+def _need_state(layer: RecurrentLayer) -> None:
+    _need(layer.state is not None, "no state was given")
+    _need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
+
+
+def _named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        yield what + keystr(path), np.asarray(leaf)
+
+
+def _differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None:
+    """The first element in which two trees differ, in words; a NaN equals a NaN."""
+    named, others = list(_named(what, found)), list(_named(what, wanted))
+    if len(named) != len(others):
+        return f"{what} has {len(named)} arrays, not {len(others)}"
+    for (name, a), (_, b) in zip(named, others):
+        if a.shape != b.shape:
+            return f"{name} has shape {list(a.shape)}, not {list(b.shape)}"
+        if a.dtype.kind not in "fc":
+            continue
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        scale = max(1.0, float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b))))
+        same = (np.abs(a - b) <= tolerance * scale) | (a == b) | (np.isnan(a) & np.isnan(b))
+        if not same.all():
+            at = tuple(int(i) for i in np.argwhere(~same)[0])
+            return f"{name}{list(at)} is {a[at]:.7g}, not {b[at]:.7g}"
+    return None
+
+
+# Time --------------------------------------------------------------------------------------------------------------------
+
+
+@_property("causality", "an output does not depend on later inputs")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
+    whole, _ = _run(layer, layer.x, layer.state)
+    for t in range(1, len(layer.x)):
+        x = np.array(layer.x)
+        x[t:] = x[t:][::-1] * 1.5 + 1
+        found, _ = _run(layer, x, layer.state)
+        if wrong := _differs("y", found[:t], whole[:t], tolerance):
+            return f"with other inputs from step {t} on, {wrong}"
+    return None
+
+
+@_property("directions", "both directions are read, and time reversal exchanges them")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need(layer.bidirectional, "the layer has one direction")
+    whole, _ = _run(layer, layer.x, None)
+    for changed, seen in ((0, len(layer.x) - 1), (len(layer.x) - 1, 0)):
+        x = np.array(layer.x)
+        x[changed] = x[changed] * 1.5 + 1
+        found, _ = _run(layer, x, None)
+        if _differs("y", found[seen], whole[seen], 0.0) is None:
+            return f"the output of step {seen} does not depend on the input of step {changed}"
+    if layer.swap is None:
+        return None
+    found, _ = _run(replace(layer, params=layer.swap(layer.params)), layer.x[::-1], None)
+    half = whole.shape[-1] // 2
+    wanted = np.concatenate([whole[..., half:], whole[..., :half]], -1)[::-1]
+    wrong = _differs("y", found, wanted, tolerance)
+    return wrong and f"of reversed inputs, with the directions' weights exchanged, {wrong}"
+
+
+@_property("chunks", "a sequence in two chunks, the state handed on, gives what it gives whole")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need_state(layer)
+    whole = _run(layer, layer.x, layer.state)
+    for cut in range(1, len(layer.x)):
+        first, state = _run(layer, layer.x[:cut], layer.state)
+        second, last = _run(layer, layer.x[cut:], state)
+        if wrong := _wrong((np.concatenate([first, second]), last), whole, tolerance):
+            return f"cut after step {cut - 1}, {wrong}"
+    return None
+
+
+@_property("steps", "one step at a time gives what the whole sequence gives")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need_state(layer)
+    whole, state, ys = _run(layer, layer.x, layer.state), layer.state, []
+    for t in range(len(layer.x)):
+        y, state = _run(layer, layer.x[t : t + 1], state)
+        ys.append(y)
+    wrong = _wrong((np.concatenate(ys), state), whole, tolerance)
+    return wrong and f"step by step, {wrong}"
+
+
+@_property("long", "outputs, states and gradients of 512 steps are finite")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    x = np.resize(layer.x, (LONG, *layer.x.shape[1:]))
+    results = dict(zip(("y", "the last state"), _run(layer, x, layer.state)))
+    if layer.in_jax:
+        smooth, join = _smooth((layer.params, layer.state))
+
+        def total(values: list[Any]) -> Any:
+            params, state = join(values)
+            return jnp.sum(layer.call(params, jnp.asarray(x), state)[0])
+
+        results["the gradient of params and state"] = jax.grad(total)([jnp.asarray(v) for v in smooth])
+    for what, tree in results.items():
+        for name, value in _named(what, tree):
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                at = [int(i) for i in np.argwhere(~np.isfinite(value))[0]]
+                return f"{name}{at} is {value[tuple(at)]}"
+    return None
+
+
+def _wrong(found: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float) -> str | None:
+    parts = zip(("y", "the last state"), found, wanted)
+    return next((w for what, a, b in parts if (w := _differs(what, a, b, tolerance))), None)
+
+
+# The batch, padding, resets ------------------------------------------------------------------------------------------------
+
+
+@_property("batch", "a sequence gives in a batch what it gives alone")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    y, last = _run(layer, layer.x, layer.state)
+    for n in range(layer.size[1]):
+        row = slice(n, n + 1)
+        alone = _run(layer, layer.x[:, row], _rows(layer, layer.state, row))
+        if wrong := _wrong((y[:, row], _rows(layer, last, row)), alone, tolerance):
+            return f"for sequence {n} of the batch, {wrong} alone"
+    return None
+
+
+def _some_lengths(layer: RecurrentLayer) -> Iterator[np.ndarray]:
+    steps, batch = layer.size
+    yield np.resize([max(1, steps - 1), steps, 1], batch).astype(np.int32)
+    yield np.resize([1, steps], batch).astype(np.int32)
+
+
+def _of_lengths(layer: RecurrentLayer, lengths: np.ndarray, tolerance: float) -> str | None:
+    y, last = _run(layer, layer.x, layer.state, lengths=lengths)
+    for n, length in enumerate(lengths.tolist()):
+        row = slice(n, n + 1)
+        state = _rows(layer, layer.state, row)
+        if length:
+            wanted = _run(layer, layer.x[:length, row], state)
+            found = y[:length, row], _rows(layer, last, row)
+        elif state is not None:
+            wanted, found = (None, state), (None, _rows(layer, last, row))
+        else:
+            continue
+        if wrong := _wrong(found, wanted, tolerance):
+            return (
+                f"with lengths {lengths.tolist()}, for sequence {n}, {wrong} as of the sequence alone without padding"
+            )
+    return None
+
+
+@_property("lengths", "with lengths, a padded sequence gives what it gives without padding")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need(layer.lengths, "the layer takes no lengths")
+    return next((w for n in _some_lengths(layer) if (w := _of_lengths(layer, n, tolerance))), None)
+
+
+@_property("zero length", "a sequence of length 0 leaves its state as it was")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need(layer.lengths, "the layer takes no lengths")
+    _need(layer.state is not None, "no state was given")
+    return _of_lengths(layer, np.resize([0, layer.size[0]], layer.size[1]).astype(np.int32), tolerance)
+
+
+@_property("padding", "what padding holds, NaN too, changes no output, state or gradient")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need(layer.lengths, "the layer takes no lengths")
+    for lengths in _some_lengths(layer):
+        behind = np.arange(layer.size[0])[:, None] >= lengths[None]
+        inside = np.expand_dims(~behind, tuple(range(2, layer.x.ndim)))
+
+        def results(fill: float, behind=behind, inside=inside, lengths=lengths) -> dict[str, Any]:
+            x = np.array(layer.x)
+            x[behind] = fill
+            y, last = _run(layer, x, layer.state, lengths=lengths)
+            found = {"y": np.where(behind[(...,) + (None,) * (y.ndim - 2)], 0, y), "the last state": last}
+            if layer.in_jax:
+                mask = jnp.asarray(inside)
+
+                def loss(params: Any, x: Any) -> Any:
+                    y, last = layer.call(params, x, layer.state, lengths=lengths)
+                    kept = jnp.where(mask.reshape(mask.shape[:2] + (1,) * (y.ndim - 2)), y, 0)
+                    return jnp.sum(kept) + sum(map(jnp.sum, jax.tree.leaves(last)))
+
+                smooth, join = _smooth(layer.params)
+                of_params, of_x = jax.grad(lambda p, x: loss(join(p), x), (0, 1))(smooth, jnp.asarray(x))
+                found |= {"the gradient of params": of_params, "the gradient of x": np.where(inside, of_x, 0)}
+            return found
+
+        wanted = results(0.0)
+        for fill in FILLS:
+            for what, value in results(fill).items():
+                if wrong := _differs(what, value, wanted[what], tolerance):
+                    return f"with lengths {lengths.tolist()} and {fill} instead of 0 behind them, {wrong}"
+    return None
+
+
+@_property("resets", "a reset before a step begins a new sequence there, at the first and last step too")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need(layer.resets, "the layer takes no resets")
+    steps, batch = layer.size
+    first = layer.state
+    anew = first if layer.reset_to == "initial" or first is None else jax.tree.map(np.zeros_like, first)
+    for where in ([0], [steps - 1], *([t] for t in range(1, steps - 1)), range(steps)):
+        flags = np.zeros((steps, batch), bool)
+        flags[list(where), 0] = True
+        y, last = _run(layer, layer.x, first, resets=flags)
+        for n in range(min(batch, 2)):  # the one with resets, and one without
+            row = slice(n, n + 1)
+            ends = [0, *np.flatnonzero(flags[:, n]).tolist(), steps]
+            parts, state = [], _rows(layer, first, row)
+            for start, end in itertools.pairwise(ends):
+                if start < end:
+                    state = _rows(layer, anew, row) if flags[start, n] else state
+                    part, state = _run(layer, layer.x[start:end, row], state)
+                    parts.append(part)
+            if wrong := _wrong((y[:, row], _rows(layer, last, row)), (np.concatenate(parts), state), tolerance):
+                when = f"with resets of sequence 0 before steps {list(where)}"
+                return f"{when}, for sequence {n}, {wrong} as of separate sequences"
+    return None
+
+
+# States, gradients, types ------------------------------------------------------------------------------------------------
+
+
+@_property("initial state", "the initial state changes the outputs, and gets a gradient")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need(layer.state is not None, "no state was given")
+    y, _ = _run(layer, layer.x, layer.state)
+    other, _ = _run(layer, layer.x, jax.tree.map(lambda v: np.asarray(v) + np.asarray(0.5, v.dtype), layer.state))
+    if _differs("y", other, y, 0.0) is None:
+        return "y is the same for another initial state"
+    dy = np.random.default_rng(0).standard_normal(y.shape).astype(y.dtype)
+    for name, gradient in _named("the initial state", _gradients(layer, layer.x, layer.state, dy)[1]):
+        if not np.any(gradient):
+            return f"the gradient of {name} is zero"
+    return None
+
+
+def _gradients(layer: RecurrentLayer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
+    """The gradients of sum(y * dy) with respect to x and the state."""
+    if layer.in_jax:
+        return jax.grad(lambda x, s: jnp.sum(layer.call(layer.params, x, s)[0] * dy), (0, 1))(jnp.asarray(x), state)
+    _need(layer.gradients is not None, "the layer is not JAX's, and has no `gradients`")
+    assert layer.gradients is not None
+    return layer.gradients(layer.params, x, state, dy)
+
+
+def _smooth(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The floating-point arrays of a tree, and a function that puts others in their place."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [k for k, v in enumerate(leaves) if jnp.issubdtype(jnp.result_type(v), jnp.floating)]
+
+    def join(values: list[Any]) -> Any:
+        full = list(leaves)
+        for k, value in zip(places, values):
+            full[k] = value
+        return jax.tree.unflatten(structure, full)
+
+    return [leaves[k] for k in places], join
+
+
+def _wide(tree: Any, dtype: Any = np.float64) -> Any:
+    return jax.tree.map(lambda v: np.asarray(v).astype(dtype) if np.asarray(v).dtype.kind == "f" else v, tree)
+
+
+@_property("gradients", "gradients equal central differences, in float64")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        smooth, join = _smooth(layer.params)
+        point = {"x": np.asarray(layer.x, np.float64), "state": _wide(layer.state)}
+        if layer.in_jax:
+            point["params"] = _wide(smooth)
+
+        def call(p: Any) -> Any:
+            return layer.call(join(p.get("params", smooth)), p["x"], p["state"])[0]
+
+        y = np.asarray(call(point))
+        if y.dtype != np.float64:
+            return f"y is {y.dtype} for float64 inputs, weights and states"
+        dy = rng.standard_normal(y.shape)
+        if layer.in_jax:
+            found = jax.jit(jax.grad(lambda p: jnp.sum(call(p) * dy)))(point)
+            value = jax.jit(lambda p: jnp.sum(call(p) * dy))
+        else:
+            found = dict(zip(("x", "state"), _gradients(layer, point["x"], point["state"], dy)))
+            value = lambda p: np.sum(call(p) * dy)  # noqa: E731
+        leaves, structure = jax.tree.flatten(point)
+        names = [name for name, _ in _named("", point)]
+        for k, gradient in enumerate(jax.tree.leaves(found)):
+            if leaves[k].dtype != np.float64:
+                continue
+            d = rng.standard_normal(leaves[k].shape)
+            ends = []
+            for h in (STEP, -STEP):
+                moved = [v + h * d if j == k else v for j, v in enumerate(leaves)]
+                ends.append(float(value(jax.tree.unflatten(structure, moved))))
+            slope, difference = float(np.sum(np.asarray(gradient) * d)), (ends[0] - ends[1]) / (2 * STEP)
+            if not abs(slope - difference) <= 1e-6 * max(1.0, abs(difference)):
+                return (
+                    f"along a random direction the slope of {names[k]} is {slope:.8g}, by differences {difference:.8g}"
+                )
+    return None
+
+
+@_property("dtype", "outputs and states have the type of the inputs, weights and states")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    for dtype in (jnp.float32, jnp.bfloat16) if layer.in_jax else (np.float32,):
+        smooth, join = _smooth(layer.params)
+        params = join([jnp.asarray(v, dtype) for v in smooth]) if layer.in_jax else layer.params
+        state = jax.tree.map(lambda v: v.astype(dtype), layer.state)  # noqa: B023
+        y, last = _run(replace(layer, params=params), layer.x.astype(dtype), state)
+        for name, value in [*_named("y", y), *_named("the last state", last)]:
+            if (value.dtype.kind == "f" or value.dtype == jnp.bfloat16) and value.dtype != dtype:
+                return f"{name} is {value.dtype} for inputs, weights and states of {np.dtype(dtype).name}"
+    return None
+
+
+@_property("determinism", "two calls give the same bits")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    first = _run(layer, layer.x, layer.state)
+    wrong = _wrong(_run(layer, layer.x, layer.state), first, 0.0)
+    return wrong and f"in the second call, {wrong}"
+
+
+@_property("jit", "a compiled call gives what a call gives")
+def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+    _need(layer.in_jax, "the layer is not JAX's")
+    eager = _run(layer, layer.x, layer.state)
+    compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(jnp.asarray(layer.x), layer.state)
+    wrong = _wrong(jax.tree.map(np.asarray, compiled), eager, tolerance)
+    return wrong and f"compiled, {wrong}"

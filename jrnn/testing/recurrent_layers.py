@@ -1,0 +1,307 @@
+"""Recurrent layers of any library as one function, for `check_layer`; and how to call those of each library.
+
+Shapes: T time, N batch, D input. Inside, every sequence is [T, N, ...].
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.errors import LayerError
+
+
+@dataclass(frozen=True)
+class RecurrentLayer:
+    """A recurrent layer as a function, with arguments to check it on.
+
+    Attributes:
+        call: `call(params, x, state, lengths=None, resets=None) -> (y, state)`. x and y are [T, N, ...], lengths int32 [N],
+            resets bool [T, N]. If state is None, the layer begins in its own initial state.
+        params: a pytree of weights.
+        x: sequences [T, N, ...] of floating-point numbers.
+        state: a first state to check with, a pytree with N along `state_axis`; None if no state can be given.
+        lengths, resets: whether the layer takes them.
+        bidirectional: whether outputs may depend on later inputs; the last axis of y then holds both directions.
+        swap: a function of the params that exchanges both directions' weights, for the check of time reversal.
+        reset_to: what a reset puts the state back to: "zeros" or the "initial" state that was given.
+        in_jax: whether `call` can be traced by JAX, and so be differentiated and compiled by it.
+        gradients: `gradients(params, x, state, dy) -> (dx, dstate)` of a layer that is not JAX's.
+    """
+
+    call: Callable[..., tuple[Any, Any]]
+    params: Any
+    x: Any
+    state: Any = None
+    state_axis: int = 0
+    lengths: bool = False
+    resets: bool = False
+    bidirectional: bool = False
+    swap: Callable[[Any], Any] | None = None
+    reset_to: str = "zeros"
+    in_jax: bool = True
+    gradients: Callable[..., tuple[Any, Any]] | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """T and N."""
+        return self.x.shape[0], self.x.shape[1]
+
+
+def recurrent_layer(
+    layer: Any, x: Any, state: Any = None, *, params: Any = None, time_axis: int | None = None, **options: Any
+) -> RecurrentLayer:
+    """Returns a layer of any library as a `RecurrentLayer`.
+
+    Args:
+        layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
+            are optional; a `flax.nnx.RNN` or a layer of `jrnn.nn`; a `flax.linen.RNN`; an Equinox cell; a Haiku core inside
+            `hk.transform`'s `(init, apply)`; a `keras.layers.RNN`; a `torch.nn.RNNBase`; or a `RecurrentLayer`.
+        x: sequences in the layer's own layout, such as [N, T, D] of flax and Keras.
+        state: a first state to check with; of most libraries' layers one is made.
+        params: weights, for a function, a linen module and a Haiku pair.
+        time_axis: 0 or 1, the axis of time in x and y; the library's own by default.
+        options: other fields of `RecurrentLayer`.
+
+    Raises:
+        LayerError: for a layer of an unknown kind, or sequences that are not floating-point [T, N, ...] or [N, T, ...].
+    """
+    if isinstance(layer, RecurrentLayer):
+        return replace(layer, **options)
+    x = np.asarray(x)
+    if x.ndim < 2 or x.dtype.kind != "f":
+        raise LayerError(
+            f"x is {x.dtype}{list(x.shape)}; it must hold floating-point sequences, [T, N, ...] or [N, T, ...]"
+        )
+    for applies, adapt, axis in _ADAPTERS:
+        if applies(layer):
+            time_axis = axis(layer) if time_axis is None else time_axis
+            x = x if time_axis == 0 else np.swapaxes(x, 0, 1)
+            made = adapt(layer, x, state, params, time_axis)
+            return replace(made, **options)
+    raise LayerError(
+        f"check_layer does not know layers of type {type(layer).__module__}.{type(layer).__name__}; write a function "
+        "(params, x, state) -> (y, state) that calls it"
+    )
+
+
+def _bases(layer: Any) -> set[str]:
+    return {f"{t.__module__}.{t.__name__}" for t in type(layer).__mro__}
+
+
+def _is(*names: str) -> Callable[[Any], bool]:
+    """Whether a class of a layer begins with one of these dotted names; nothing is imported."""
+    return lambda layer: any(b.startswith(n) for b in _bases(layer) for n in names)
+
+
+def _turned(array: Any, time_axis: int) -> Any:
+    return array if time_axis == 0 else array.swapaxes(0, 1)
+
+
+# Functions -------------------------------------------------------------------------------------------------------------
+
+
+def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+    takes = inspect.signature(fn).parameters
+    has = {n: n in takes for n in ("lengths", "resets")}
+
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        given = {"lengths": lengths, "resets": resets if resets is None else _turned(resets, time_axis)}
+        y, last = fn(params, _turned(x, time_axis), state, **{n: v for n, v in given.items() if has[n]})
+        return _turned(y, time_axis), last
+
+    return RecurrentLayer(call, params, x, state, **has)
+
+
+# flax ------------------------------------------------------------------------------------------------------------------
+
+
+def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+    nnx = sys.modules["flax.nnx"]
+    graph, held = nnx.split(layer)
+    cells = [layer.forward_rnn, layer.backward_rnn] if hasattr(layer, "forward_rnn") else [layer]
+
+    def first(shape: tuple[int, ...]) -> Any:
+        again = nnx.merge(graph, held)
+        parts = [again.forward_rnn, again.backward_rnn] if len(cells) == 2 else [again]
+        made = [r.cell.initialize_carry(shape, nnx.Rngs(0)) for r in parts]
+        return tuple(made) if len(cells) == 2 else made[0]
+
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        module = nnx.merge(graph, params)
+        options = {"return_carry": True, "time_major": time_axis == 0, "rngs": nnx.Rngs(0)}
+        last, y = module(_turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options)
+        return _turned(y, time_axis), last
+
+    shape = (x.shape[1], *x.shape[2:])
+    if state is None:
+        state = _drawn(jax.eval_shape(lambda: first(shape)))
+    both = len(cells) == 2
+    return RecurrentLayer(call, held, x, state, lengths=True, bidirectional=both)
+
+
+def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+    both = hasattr(layer, "forward_rnn")
+    cells = [layer.forward_rnn.cell, layer.backward_rnn.cell] if both else [layer.cell]
+
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        options = {"return_carry": True, "time_major": time_axis == 0}
+        last, y = layer.apply(params, _turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options)
+        return _turned(y, time_axis), last
+
+    if state is None:
+        shape = (x.shape[1], *x.shape[2:])
+        made = [jax.eval_shape(lambda c=c: c.initialize_carry(jax.random.key(0), shape)) for c in cells]
+        state = _drawn(tuple(made) if both else made[0])
+    if params is None:
+        params = layer.init(jax.random.key(0), _turned(x, time_axis), time_major=time_axis == 0)
+    return RecurrentLayer(call, params, x, state, lengths=True, bidirectional=both)
+
+
+def _drawn(shapes: Any) -> Any:
+    """Random states of these shapes."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda s: 0.5 * rng.standard_normal(s.shape).astype(s.dtype), shapes)
+
+
+# jrnn.nn, Equinox, Haiku -------------------------------------------------------------------------------------------------
+
+
+def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+    nnx = sys.modules["flax.nnx"]
+    graph, held = nnx.split(layer)
+
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        resets = resets if resets is None else _turned(resets, time_axis)
+        y, last = nnx.merge(graph, params)(_turned(x, time_axis), state, lengths=lengths, resets=resets)
+        return _turned(y, time_axis), last
+
+    if state is None:
+        _, last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None))
+        state = _drawn(last)
+    both = bool(layer.layout.bidirectional)
+    return RecurrentLayer(call, held, x, state, state_axis=1, lengths=True, resets=True, bidirectional=both)
+
+
+def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+    """A cell of one sequence, run over time as Equinox's documentation shows, and over the batch by `jax.vmap`."""
+    equinox = sys.modules["equinox"]
+    arrays, rest = equinox.partition(cell, equinox.is_array)
+    pair = "LSTM" in type(cell).__name__
+
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        run = jax.vmap(equinox.combine(params, rest))
+
+        def step(state: Any, x: Any) -> tuple[Any, Any]:
+            new = run(x, state)
+            return new, new[0] if pair else new
+
+        if state is None:
+            zeros = jnp.zeros((x.shape[1], cell.hidden_size), x.dtype)
+            state = (zeros, zeros) if pair else zeros
+        last, y = jax.lax.scan(step, state, x)
+        return y, last
+
+    if state is None:
+        shape = jax.ShapeDtypeStruct((x.shape[1], cell.hidden_size), x.dtype)
+        state = _drawn((shape, shape) if pair else shape)
+    return RecurrentLayer(call, arrays, x, state)
+
+
+def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+    """`hk.transform(lambda x, state: ...)` whose function returns (y, state), of time-major sequences."""
+
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        y, last = pair.apply(params, jax.random.key(0), _turned(x, time_axis), state)
+        return _turned(y, time_axis), last
+
+    params = pair.init(jax.random.key(0), _turned(x, time_axis), None) if params is None else params
+    if state is None:
+        _, last = jax.eval_shape(lambda: call(params, jnp.asarray(x), None))
+        state = _drawn(last)
+    return RecurrentLayer(call, params, x, state)
+
+
+# Keras, torch ------------------------------------------------------------------------------------------------------------
+
+
+def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+    """A layer with return_sequences and return_state, on Keras's JAX backend; lengths are given as a mask."""
+    keras = sys.modules["keras"]
+    if keras.backend.backend() != "jax":
+        raise LayerError(f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=jax before it is imported")
+    both = hasattr(layer, "forward_layer")
+    for one in (layer.forward_layer, layer.backward_layer) if both else (layer,):
+        if not (one.return_sequences and one.return_state):
+            raise LayerError(
+                "give the Keras layer return_sequences=True and return_state=True, so that states can be checked"
+            )
+    if not layer.built:
+        layer.build((x.shape[1], x.shape[0], *x.shape[2:]))
+    weights = [v.value for v in layer.trainable_variables]
+    fixed = [v.value for v in layer.non_trainable_variables]
+
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        mask = None if lengths is None else jnp.arange(x.shape[0])[None] < jnp.asarray(lengths)[:, None]
+        found, _ = layer.stateless_call(params, fixed, jnp.swapaxes(x, 0, 1), initial_state=state, mask=mask)
+        y, *last = found
+        return jnp.swapaxes(y, 0, 1), last
+
+    if state is None:
+        _, last = jax.eval_shape(lambda: call(weights, jnp.asarray(x), None))
+        state = _drawn(last)
+    return RecurrentLayer(call, weights, x, state, lengths=True, bidirectional=both)
+
+
+def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+    """A `torch.nn.RNNBase`; lengths are given as a packed sequence, which torch sorts."""
+    torch = sys.modules["torch"]
+
+    def tensors(tree: Any) -> Any:
+        return jax.tree.map(lambda v: torch.tensor(np.asarray(v)), tree)
+
+    def run(x: Any, state: Any, lengths: Any = None) -> tuple[Any, Any]:
+        layer.to(x.dtype)
+        if lengths is None:
+            y, last = layer(_turned(x, time_axis), state)
+            return _turned(y, time_axis), last
+        pack, pad = torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence
+        packed = pack(x, torch.tensor(np.asarray(lengths)).long(), enforce_sorted=False)
+        y, last = layer(packed, state)
+        return pad(y, total_length=x.shape[0])[0], last
+
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+        with torch.no_grad():
+            found = run(tensors(x), tensors(state), lengths)
+        return jax.tree.map(lambda v: v.numpy(), found)
+
+    def gradients(params: Any, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
+        x, state = tensors(x).requires_grad_(), jax.tree.map(lambda v: v.requires_grad_(), tensors(state))
+        y, _ = run(x, state)
+        y.backward(torch.tensor(np.asarray(dy)))
+        return x.grad.numpy(), jax.tree.map(lambda v: v.grad.numpy(), state)
+
+    if state is None:
+        _, last = call(None, x, None)
+        state = _drawn(jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), last))
+    fields = {"state_axis": 1, "lengths": True, "bidirectional": layer.bidirectional, "in_jax": False}
+    return RecurrentLayer(call, None, x, state, gradients=gradients, **fields)
+
+
+_ADAPTERS: tuple[tuple[Callable, Callable, Callable], ...] = (
+    (_is("jrnn.nn."), _jrnn, lambda layer: 1 if layer.settings.batch_first else 0),
+    (_is("flax.nnx.nn.recurrent.", "flax.nnx.nn.recurrent"), _nnx, lambda layer: 0 if layer.time_major else 1),
+    (_is("flax.linen.recurrent."), _linen, lambda layer: 0 if layer.time_major else 1),
+    (_is("equinox.nn."), _equinox, lambda layer: 0),
+    (_is("haiku._src.transform.Transformed"), _haiku, lambda layer: 0),
+    (_is("keras.src.layers.rnn."), _keras, lambda layer: 1),
+    (_is("torch.nn.modules.rnn.RNNBase"), _torch, lambda layer: 1 if layer.batch_first else 0),
+    (callable, _function, lambda layer: 0),
+)

@@ -1,0 +1,132 @@
+"""`skip`, `lengths` and `resets` with every executor and every form of `recompute`: like masked loops written by hand.
+
+What is masked holds NaN, which reaches neither values nor gradients.
+
+Shapes: T time, N batch, H hidden.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import draw
+from jax.ad_checkpoint import checkpoint_name
+
+from jrnn.errors import ScanError
+from jrnn.loops import EXECUTORS, scan
+
+T, N, H = 6, 3, 2
+LENGTHS = np.array([4, 6, 0])
+SKIP = np.zeros((T, N), bool)
+SKIP[[0, 1, 5], 1] = SKIP[2, 0] = SKIP[:, 2] = True
+RESETS = np.zeros((T, N), bool)
+RESETS[[1, 5], 0] = RESETS[[0, 3], 1] = True
+MASKS = {
+    "lengths": dict(lengths=LENGTHS),
+    "resets": dict(resets=RESETS),
+    "skip": dict(skip=SKIP),
+    "all": dict(lengths=LENGTHS, resets=RESETS, skip=SKIP),
+}
+SHAPES = dict(w=(H, H), u=(H, H), h0=(N, H), x=(T, N, H))
+
+
+def affine(p):
+    def step(h, x):
+        gate = jax.nn.sigmoid(x @ p["w"])
+        h = gate * h + checkpoint_name(x @ p["u"], "input")
+        return h, jnp.tanh(h) / x
+
+    return step
+
+
+def bent(p):
+    def step(h, x):
+        h = jnp.tanh(checkpoint_name(x @ p["w"], "input") + p["u"][:1] * h) + 0.3 * h
+        return h, jnp.sin(h) / x
+
+    return step
+
+
+def by_hand(step, p, reverse=False, lengths=(T,) * N, resets=None, skip=None):
+    """Each sequence by itself, step by step: what is masked is never read."""
+    carries, outs = [], []
+    for n in range(N):
+        h, ys = p["h0"][n : n + 1], [jnp.zeros((1, H))] * T
+        for t in range(T)[::-1] if reverse else range(T):
+            if t >= lengths[n]:
+                continue
+            h = p["h0"][n : n + 1] if resets is not None and resets[t, n] else h
+            if skip is None or not skip[t, n]:
+                h, ys[t] = step(h, p["x"][t, n : n + 1])
+        carries.append(h)
+        outs.append(jnp.stack(ys))
+    return jnp.concatenate(carries), jnp.concatenate(outs, axis=1)
+
+
+def loss(run, p):
+    last, ys = run(p)
+    return jnp.sum(jnp.sin(ys)) + jnp.sum(last**3)
+
+
+@functools.cache
+def expected(make, names, reverse):
+    with jax.enable_x64(True):
+        p = jax.tree.map(jnp.asarray, draw(3, **SHAPES))
+        run = jax.jit(lambda p: by_hand(make(p), p, reverse, **MASKS[names]))
+        return p, run(p), jax.jit(jax.grad(functools.partial(loss, run)))(p)
+
+
+def spoiled(x, masks):
+    dead = masks.get("skip", np.zeros((T, N), bool)) | (np.arange(T)[:, None] >= masks.get("lengths", np.full(N, T)))
+    return jnp.where(dead[:, :, None], jnp.nan, x)
+
+
+def agrees(make, names, reverse, **options):
+    p, values, gradient = expected(make, names, reverse)
+    p = {**p, "x": spoiled(p["x"], MASKS[names])}
+
+    def ours(p):
+        return scan(make(p), p["h0"], p["x"], reverse=reverse, **MASKS[names], **options)
+
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-10)
+    jax.tree.map(close, jax.jit(ours)(p), values)
+    jax.tree.map(close, jax.jit(jax.grad(functools.partial(loss, ours)))(p), gradient)
+
+
+BY_LOOP = [(name, bent) for name in EXECUTORS if name not in ("associative", "cudnn")] + [("associative", affine)]
+
+
+@pytest.mark.parametrize("names", MASKS)
+@pytest.mark.parametrize("executor, make", BY_LOOP, ids=[name for name, _ in BY_LOOP])
+def test_every_executor(executor, make, names, x64):
+    agrees(make, names, names == "all", executor=executor)
+
+
+@pytest.mark.parametrize("names", MASKS)
+@pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
+def test_every_form_of_recompute(recompute, names, x64):
+    agrees(bent, names, names == "skip", recompute=recompute)
+
+
+def test_a_mask_for_a_carry_without_a_batch():
+    last, ys = scan(lambda c, x: (c + x, c + x), 0, np.arange(5), skip=np.arange(5) % 2 == 0)
+    assert int(last) == 4 and ys.tolist() == [0, 1, 0, 4, 0]
+    last, ys = scan(lambda c, x: (c + x, c), 0, jnp.zeros(0, int), skip=jnp.zeros(0, bool))
+    assert int(last) == 0 and ys.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "skip, message",
+    [
+        (SKIP.astype(int), r"skip must be booleans, but are int\d+; give skip.astype\(bool\)"),
+        (SKIP.T, r"skip must be \[T, ...\] with T = 6, but are \[3, 6\]; put time first"),
+        (np.zeros((T, 4), bool), r"with skip\[0\] of shape \[4\] every leaf of the carry must begin with that shape"),
+    ],
+)
+def test_skip_must_fit(skip, message):
+    with pytest.raises(ScanError, match=message):
+        scan(lambda h, x: (h + x, h), jnp.zeros((N, H)), jnp.ones((T, N, H)), skip=skip)

@@ -1,0 +1,306 @@
+"""`jrnn.while_loop` and `jrnn.scan(..., until=...)`: early exit, with derivatives like those of unrolled loops."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jrnn
+from jrnn.errors import ScanError
+
+close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12))
+W = np.random.RandomState(0).randn(3, 3) * 0.4
+
+
+def mix(w, s):
+    return {"i": s["i"] + 1, "h": jnp.cos(s["h"] @ w) + 0.1 * s["h"]}
+
+
+def by_loop(w, h, n, **options):
+    start = {"i": jnp.int32(0), "h": h}
+    return jrnn.while_loop(lambda s: s["i"] < n, functools.partial(mix, w), start, **options)["h"]
+
+
+def unrolled(w, h, n):
+    for _ in range(n):
+        h = mix(w, {"i": 0, "h": h})["h"]
+    return h
+
+
+@pytest.mark.parametrize(
+    "n, options",
+    [
+        (0, dict(max_steps=9)),
+        (1, dict(max_steps=1)),
+        (5, dict(max_steps=20)),
+        (20, dict(max_steps=300)),  # three levels of 16
+        (7, dict(max_steps=20, checkpoints=4)),
+        (7, dict(max_steps=8, checkpoints=100)),
+    ],
+)
+def test_derivatives_are_those_of_the_unrolled_loop(n, options, x64):
+    w, h = jnp.asarray(W), jnp.asarray([0.3, -0.2, 1.0])
+
+    def loss(run, w, h):
+        return jnp.sum(jnp.sin(run(w, h)))
+
+    ours, theirs = (lambda w, h: by_loop(w, h, n, **options)), (lambda w, h: unrolled(w, h, n))
+
+    def everything(run):
+        value = functools.partial(loss, run)
+        gradient = jax.grad(value, argnums=(0, 1))
+        return (
+            run(w, h),
+            gradient(w, h),
+            jax.jvp(value, (w, h), (w * 0.1, h + 1)),
+            jax.jvp(gradient, (w, h), (w * 0.1, h + 1))[1],
+        )
+
+    close(jax.jit(lambda: everything(ours))(), everything(theirs))
+
+
+def test_what_reaches_the_bound_has_the_state_that_it_has():
+    double = lambda x: jrnn.while_loop(lambda s: s < 100.0, lambda s: 2 * s, x, max_steps=3)  # noqa: E731
+    assert float(double(3.0)) == 24.0 and float(jax.grad(double)(3.0)) == 8.0
+
+
+def test_examples_stop_each_at_its_step(x64):
+    """The derivative of the body at what has stopped is infinite: it must not reach the gradient of a shared weight."""
+    x = jnp.asarray([4.0, 900.0, 30.0])
+
+    def root(w, x):
+        """Halves and shrinks until 1, where sqrt(s - 1) has an infinite slope."""
+        return jrnn.while_loop(lambda s: s > 1.0, lambda s: jnp.maximum(1.0, w * jnp.sqrt(s - 1.0)), x, max_steps=40)
+
+    def apart(w):
+        return sum(root(w, v) for v in x)
+
+    def at_once(w):
+        return jnp.sum(jax.vmap(root, (None, 0))(w, x))
+
+    assert np.isfinite(jax.grad(at_once)(1.3))
+    close(jax.value_and_grad(at_once)(1.3), jax.value_and_grad(apart)(1.3))
+    close(jax.vmap(jax.grad(root), (None, 0))(1.3, x), jnp.stack([jax.grad(root)(1.3, v) for v in x]))
+
+
+def test_work_stops(x64):
+    """Counted by a callback: no step after the stop, neither forward nor backward; under vmap until all have stopped."""
+    calls = []
+
+    @jax.custom_jvp
+    def noted(s):
+        jax.debug.callback(lambda: calls.append("forward"))
+        return s
+
+    @noted.defjvp
+    def _(primals, tangents):
+        jax.debug.callback(lambda: calls.append("derivative"))
+        return primals[0], tangents[0]
+
+    def run(x):
+        return jrnn.while_loop(lambda s: s < 10.0, lambda s: noted(s) * 2.0, x, max_steps=400)
+
+    assert run(1.0) == 16.0
+    jax.effects_barrier()
+    assert len(calls) == 4
+    assert jax.vmap(run)(jnp.asarray([1.0, 6.0])).tolist() == [16.0, 12.0]
+    jax.effects_barrier()
+    assert len(calls) == 8, "4 steps, each of both examples"
+    del calls[:]
+    assert jax.grad(run)(1.0) == 16.0
+    jax.effects_barrier()
+    assert 4 <= calls.count("derivative") <= 12, "two levels of segments compute each of 4 steps up to three times"
+
+
+def test_the_memory_of_a_gradient_grows_with_the_logarithm():
+    def temporary(steps, **options):
+        def loss(w, h):
+            return jnp.sum(by_loop(w, h, steps, max_steps=steps, **options))
+
+        args = jnp.asarray(W, jnp.float32), jnp.ones((2000, 3))
+        return jax.jit(jax.grad(loss)).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporary(16), temporary(4096)
+    assert many < 6 * few, "256 times the steps"
+    assert temporary(256, checkpoints=256) > 2 * temporary(256)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(max_steps=0), "max_steps must be a positive integer"),
+        (dict(max_steps=2.5), "max_steps must be"),
+        (dict(max_steps=True), "max_steps must be"),
+        (dict(max_steps=3, checkpoints=-1), "checkpoints must be"),
+    ],
+)
+def test_impossible_options(options, message):
+    with pytest.raises(ScanError, match=message):
+        jrnn.while_loop(lambda s: s < 3, lambda s: s + 1, 0, **options)
+
+
+def test_errors_and_types_are_those_of_jax():
+    with pytest.raises(TypeError, match="must have equal types|must have identical types"):
+        jrnn.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1].astype(jnp.int32)), (0, jnp.ones(2)), max_steps=3)
+    for start in (0, 0.0, jnp.bfloat16(0)):
+        ours = jrnn.while_loop(lambda s: s < 3, lambda s: s + jnp.bfloat16(1), start, max_steps=9)
+        theirs = jax.lax.while_loop(lambda s: s < 3, lambda s: s + jnp.bfloat16(1), start)
+        assert jax.typeof(ours) == jax.typeof(theirs) and ours == theirs
+
+
+# Examples -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_ode_with_adaptive_steps(x64):
+    """Heun's method with Euler's as the estimate of the error, y' = -k y: the gradient is that of the steps taken."""
+    tolerance = 1e-4
+
+    def solve(k, y0):
+        def body(state):
+            t, dt, y = state
+            dt = jnp.minimum(dt, 1.0 - t)
+            a = -k * y
+            b = -k * (y + dt * a)
+            error = jnp.abs(dt * (b - a) / 2)
+            scale = jax.lax.stop_gradient(jnp.clip(0.9 * jnp.sqrt(tolerance / (error + 1e-12)), 0.3, 3.0))
+            accept = error <= tolerance
+            return jnp.where(accept, t + dt, t), dt * scale, jnp.where(accept, y + dt * (a + b) / 2, y)
+
+        t, _, y = jrnn.while_loop(lambda s: s[0] < 1.0, body, (0.0, 0.1, y0), max_steps=500)
+        return y, t
+
+    (y, t), gradient = solve(2.0, 1.5), jax.grad(lambda k: solve(k, 1.5)[0])(2.0)
+    assert t == 1.0
+    np.testing.assert_allclose(y, 1.5 * np.exp(-2.0), rtol=2e-3)
+    np.testing.assert_allclose(gradient, -1.5 * np.exp(-2.0), rtol=5e-3)
+
+
+# until ----------------------------------------------------------------------------------------------------------------
+
+XS = np.random.RandomState(2).randn(6, 2, 3)
+
+
+def rnn(w):
+    def step(h, x):
+        h = jnp.tanh(h @ w + x) + 0.5 * h
+        return h, {"h": h, "positive": h > 0}
+
+    return step
+
+
+def by_hand(step, stops, h, xs, reverse=False):
+    """One example, step by step in Python."""
+    order = range(len(xs))[::-1] if reverse else range(len(xs))
+    outs = [None] * len(xs)
+    for t in order:
+        if stops(h):
+            break
+        h, outs[t] = step(h, xs[t])
+    empty = jax.tree.map(jnp.zeros_like, step(h, xs[0])[1])
+    return h, jax.tree.map(lambda *leaves: jnp.stack(leaves), *[empty if y is None else y for y in outs])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_until_is_a_loop_that_breaks(reverse, mapped, x64):
+    w, h0 = jnp.asarray(W), jnp.zeros((2, 3))
+    stops = lambda h: jnp.max(jnp.abs(h)) > 1.3  # noqa: E731
+    ends = [by_hand(rnn(w), stops, h0[n], XS[:, n], reverse)[1]["h"].any(axis=-1).sum() for n in (0, 1)]
+    assert ends[0] != ends[1] and min(ends) > 0 and min(ends) < 6, "the examples stop at different steps"
+
+    def ours(w, h, xs):
+        return jrnn.scan(rnn(w), h, xs, reverse=reverse, until=stops)
+
+    def theirs(w, h, xs):
+        return by_hand(rnn(w), stops, h, xs, reverse)
+
+    def loss(run, w, h, xs):
+        last, ys = run(w, h, xs)
+        return jnp.sum(jnp.sin(ys["h"])) + jnp.sum(last**3)
+
+    def everything(run):
+        gradient = jax.grad(functools.partial(loss, run), argnums=(0, 1, 2))
+        return run, gradient, lambda *a: jax.jvp(gradient, a, a)[1]
+
+    for fn, other in zip(everything(ours), everything(theirs)):
+        if mapped:
+            got = jax.jit(jax.vmap(fn, (None, 0, 1)))(w, h0, jnp.asarray(XS))
+        else:
+            got = jax.tree.map(lambda *v: jnp.stack(v), *(jax.jit(fn)(w, h0[n], XS[:, n]) for n in (0, 1)))
+        close(got, jax.tree.map(lambda *v: jnp.stack(v), *(other(w, h0[n], jnp.asarray(XS)[:, n]) for n in (0, 1))))
+
+
+@pytest.mark.parametrize("recompute", [None, "contractions", "sqrt"])
+def test_sequences_of_a_batch_stop_each_at_its_step(recompute, x64):
+    """With lengths and skipped steps. NaN after the stop reaches neither values nor gradients."""
+    w, h0 = jnp.asarray(W), jnp.zeros((2, 3))
+    stops = lambda h: jnp.max(jnp.abs(h), axis=-1) > 1.3  # noqa: E731
+    masks = dict(lengths=jnp.array([6, 4]), skip=jnp.zeros((6, 2), bool).at[1, 0].set(True))
+
+    def run(w, xs):
+        return jrnn.scan(rnn(w), h0, xs, until=stops, recompute=recompute, **masks)
+
+    last, ys = run(w, jnp.asarray(XS))
+    lives = np.asarray(ys["h"].any(axis=-1))
+    assert not lives[1, 0] and not lives[4:, 1].any() and not lives[-1].any() and lives[0].all()
+    spoiled = jnp.where(lives[:, :, None], XS, jnp.nan)
+    value = jax.jit(jax.value_and_grad(lambda w, xs: jnp.sum(run(w, xs)[0] ** 3), argnums=(0, 1)))
+    close(value(w, spoiled), value(w, jnp.asarray(XS)))
+
+    def by_hands(w):
+        total = 0.0
+        for n, steps in enumerate(([0, 2, 3, 4, 5], [0, 1, 2, 3])):
+            total += jnp.sum(by_hand(rnn(w), stops, h0[n], jnp.asarray(XS)[np.array(steps), n])[0] ** 3)
+        return total
+
+    close(value(w, spoiled)[1][0], jax.grad(by_hands)(w))
+
+
+def test_adaptive_computation_time(x64):
+    """Graves 2016: a step ponders until its halting probabilities add up to 0.99, or five times."""
+    w = {"h": jnp.asarray(W), "halt": jnp.asarray([0.5, -0.3, 0.8])}
+
+    def act(w, x):
+        def ponder(carry, _):
+            h, mean, halted = carry
+            h = jnp.tanh(h @ w["h"] + x)
+            p = jax.nn.sigmoid(h @ w["halt"])
+            p = jnp.where(halted + p >= 0.99, 1.0 - halted, p)  # the last one gets what is left
+            return (h, mean + p * h, halted + p), None
+
+        start = jnp.zeros(3), jnp.zeros(3), jnp.zeros(())
+        return jrnn.scan(ponder, start, length=5, until=lambda carry: carry[2] >= 0.99)[0][1]
+
+    def unrolled(w, x):
+        h, mean, halted, trips = jnp.zeros(3), jnp.zeros(3), 0.0, 0
+        while halted < 0.99 and trips < 5:
+            h = jnp.tanh(h @ w["h"] + x)
+            p = jax.nn.sigmoid(h @ w["halt"])
+            p = 1.0 - halted if halted + p >= 0.99 else p
+            mean, halted, trips = mean + p * h, halted + p, trips + 1
+        return mean, trips
+
+    xs = jnp.asarray([[2.0, -1.0, 3.0], [-1.0, 0.5, -2.0], [0.1, 0.2, -0.3]])
+    assert len({unrolled(w, x)[1] for x in xs}) > 1
+    ours = jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(jax.vmap(act, (None, 0))(w, xs)))))(w)
+    close(ours, jax.grad(lambda w: sum(jnp.sum(jnp.sin(unrolled(w, x)[0])) for x in xs))(w))
+
+
+@pytest.mark.parametrize(
+    "until, options, message",
+    [
+        (lambda h: h[0, 0], {}, "until must return booleans, but returns float"),
+        (lambda h: None, {}, "until must return booleans, but returns"),
+        (lambda h: h[0] > 1, {}, r"shape \[3\].*but one is \[2, 3\]"),
+        (lambda h: h[0, 0] > 1, dict(executor="associative"), "computes all steps at once"),
+    ],
+)
+def test_until_must_fit(until, options, message):
+    with pytest.raises(ScanError, match=message):
+        jrnn.scan(
+            lambda h, x: (h * 0.5 + x, h), jnp.zeros((2, 3)), jnp.asarray(XS, jnp.float32), until=until, **options
+        )

@@ -1,0 +1,263 @@
+"""Every recurrent layer since 2018 against its formula in numpy, and the promises that all layers keep."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import written_out
+from flax import nnx
+
+from jrnn import nn
+from jrnn.errors import LayerError
+from jrnn.nn import span
+
+T, N, D = 6, 3, 8
+LENGTHS = np.array([6, 0, 4])
+LAYERS = {
+    "MinGRU": lambda **o: nn.MinGRU(D, 5, **o),
+    "MinLSTM": lambda **o: nn.MinLSTM(D, 5, **o),
+    "IndRNN": lambda **o: nn.IndRNN(D, 5, **o),
+    "LRU": lambda **o: nn.LRU(D, 5, r_min=0.5, **o),
+    "S5": lambda **o: nn.S5(D, 5, **o),
+    "RGLRU": lambda **o: nn.RGLRU(D, num_heads=2, **o),
+    "SLSTM": lambda **o: nn.SLSTM(D, 6, num_heads=2, **o),
+    "MLSTM": lambda **o: nn.MLSTM(D, 6, num_heads=2, **o),
+    "Mamba": lambda **o: nn.Mamba(D, 6, state_size=3, dt_rank=2, conv_size=3, **o),
+    "Mamba2": lambda **o: nn.Mamba2(D, 6, num_heads=2, state_size=3, **o),
+    "RetNet": lambda **o: nn.RetNet(D, num_heads=2, value_size=6, **o),
+    "GLA": lambda **o: nn.GLA(D, num_heads=2, gate_rank=3, value_size=6, **o),
+    "DeltaNet": lambda **o: nn.DeltaNet(D, num_heads=2, key_size=4, conv_size=2, **o),
+    "GatedDeltaNet": lambda **o: nn.GatedDeltaNet(D, num_heads=2, value_size=6, **o),
+    "RWKV7": lambda **o: nn.RWKV7(D, num_heads=2, rank=3, **o),
+}
+pytestmark = pytest.mark.usefixtures("little_optimization")
+
+
+def made(name, **options):
+    """A layer whose parameters are all random, so that none of them hides behind a 0 or a 1."""
+    layer = LAYERS[name](rngs=nnx.Rngs(0), **options)
+    keys = jax.random.split(jax.random.key(5), len(layer.params()))
+    layer.load({n: v + 0.3 * jax.random.normal(k, v.shape) for k, (n, v) in zip(keys, layer.params().items())})
+    return layer
+
+
+def inputs():
+    x = jax.random.normal(jax.random.key(0), (T, N, D))
+    return x, jnp.zeros((T, N), bool).at[2, 0].set(True).at[3, 2].set(True).at[0, 2].set(True)
+
+
+def loss(layer, params, x, state):
+    """Every output and every floating state with weights of its own, so that no error cancels."""
+    y, end = layer.apply(params, x, state, lengths=LENGTHS)
+    leaves = [leaf for leaf in [y, *jax.tree.leaves(end)] if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    weighed = [jnp.cos(jnp.arange(leaf.size, dtype=jnp.float32)).reshape(leaf.shape) for leaf in leaves]
+    return sum(jnp.sum(jnp.real(leaf) * weight) for leaf, weight in zip(leaves, weighed))
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def runs(request):
+    """A layer and what it makes of sequences, by two compiled programs: one of any call, and one of a step."""
+    layer = made(request.param)
+    x, resets = inputs()
+    params, none = layer.params(), jnp.zeros_like(resets)
+
+    @jax.jit
+    def call(x, state, lengths, resets):
+        return layer.apply(params, x, state, lengths=lengths, resets=resets), layer.apply(params, x, state)
+
+    step = jax.jit(lambda x, state: layer.apply_step(params, x, state))
+
+    def run(x, state, steps=T, lengths=None, resets=none):
+        padded = jnp.pad(x, ((0, T - len(x)), (0, 0), (0, 0)), constant_values=jnp.nan)
+        y, end = call(padded, state, jnp.full(N, steps) if lengths is None else lengths, resets)[0]
+        return y[:steps], end
+
+    start = layer.initial_state(N)
+    steps, state = [], start
+    for t in range(T):
+        y, state = step(x[t], state)
+        steps.append(y)
+    first, middle = run(x[:2], start, 2)
+    second, last = run(x[2:], middle, T - 2)
+    ragged = jnp.where((jnp.arange(T)[:, None] < LENGTHS[None])[..., None], x, jnp.nan)
+    found = {
+        "whole": call(x, start, jnp.full(N, T), none)[1],
+        "steps": (jnp.stack(steps), state),
+        "chunks": (jnp.concatenate([first, second]), last),
+        "middle": middle,
+        "ragged": run(ragged, middle, T, LENGTHS),
+        "prefix": run(x[:4], middle, 4),
+        "reset": run(x, middle, T, LENGTHS, resets),
+        "after": run(x[2:], start, T - 2),
+    }
+    return layer, x, found
+
+
+def close(found, expected, **tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, **{"rtol": 2e-5, "atol": 2e-5} | tolerance)
+
+
+def at(tree, n):
+    return jax.tree.map(lambda leaf: leaf[n], tree)
+
+
+def test_it_computes_the_formula(runs):
+    layer, x, found = runs
+    params = {name: np.asarray(value, np.float64) for name, value in layer.params().items()}
+    expected = [
+        getattr(written_out, type(layer).__name__.lower())(layer, params, np.float64(x[:, n])) for n in range(N)
+    ]
+    np.testing.assert_allclose(found["whole"][0], np.stack(expected, 1), rtol=2e-4, atol=2e-5)
+
+
+def test_steps_and_chunks_are_the_whole(runs):
+    _, _, found = runs
+    close(found["steps"], found["whole"])
+    close(found["chunks"], found["whole"])
+
+
+def test_lengths_end_sequences(runs):
+    _, _, found = runs
+    y, end = found["ragged"]
+    short, short_end = found["prefix"]
+    close((y[:4, 2], at(end, 2)), (short[:, 2], at(short_end, 2)))
+    assert not np.asarray(y[4:, 2]).any() and not np.asarray(y[:, 1]).any()
+    close(at(end, 1), at(found["middle"], 1), rtol=0, atol=0)
+    assert np.isfinite(y).all()
+
+
+def test_resets_start_anew(runs):
+    _, _, found = runs
+    y, end = found["reset"]
+    after, after_end = found["after"]
+    close((y[2:, 0], at(end, 0)), (after[:, 0], at(after_end, 0)))
+    whole, _ = found["whole"]
+    close(y[:3, 2], whole[:3, 2])  # a reset at the first step forgets the given state
+    assert not np.allclose(y[:2, 0], whole[:2, 0], atol=1e-4)  # before it, the given state counts
+
+
+def test_gradients_are_finite_and_those_of_lax_scan(runs, monkeypatch):
+    layer, x, found = runs
+    ragged = jnp.where((jnp.arange(T)[:, None] < LENGTHS[None])[..., None], x, jnp.nan)
+
+    def gradient(x):
+        return jax.jit(jax.grad(lambda p, x: loss(layer, p, x, found["middle"]), argnums=(0, 1)))(layer.params(), x)
+
+    ours = gradient(ragged)
+
+    def lax_scan(step, state, xs, lengths, recompute, executor):
+        def held(state, at):
+            t, x = at
+            new, y = step(state, x)
+            alive = t < lengths
+            keep = lambda a, b: jnp.where(alive.reshape(alive.shape + (1,) * (a.ndim - 1)), a, b)  # noqa: E731
+            return jax.tree.map(keep, new, state), keep(y, jnp.zeros_like(y))
+
+        return jax.lax.scan(held, state, (jnp.arange(T), xs))
+
+    monkeypatch.setattr(span, "scan", lax_scan)
+    expected = gradient(jnp.where(jnp.isnan(ragged), 0, ragged))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ours))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(ours)), "a parameter has no gradient"
+    for name in ours[0]:
+        scale = float(jnp.abs(expected[0][name]).max())
+        np.testing.assert_allclose(ours[0][name], expected[0][name], rtol=1e-3, atol=2e-4 * scale, err_msg=name)
+    close(ours[1], expected[1], rtol=1e-3, atol=1e-4 * float(jnp.abs(expected[1]).max()))
+
+
+def test_sequences_without_a_batch_and_batches_first():
+    layer = made("GatedDeltaNet", batch_first=True)
+    x, resets = inputs()
+    lengths = jnp.asarray(LENGTHS)
+    y, end = jax.jit(layer.__call__)(jnp.swapaxes(x, 0, 1), lengths=lengths, resets=resets.T)
+    call = jax.jit(layer.__call__)
+    for n in (0, 2):
+        alone, state = call(x[:, n], lengths=lengths[n], resets=resets[:, n])
+        close((alone, state), (y[n], at(end, n)))
+    close(jax.jit(layer.step)(x[0, 0]), at(jax.jit(layer.step)(x[0, :1]), 0))
+    assert jax.tree.map(jnp.shape, layer.initial_state(2)) == ((2, 3, 22), (2, 2, 4, 3))
+
+
+def test_products_in_16_bits_accumulate_in_32():
+    layer = made("Mamba2", dtype=jnp.bfloat16)
+    x, _ = inputs()
+    y, state = layer(x)
+    assert y.dtype == jnp.bfloat16 and {leaf.dtype for leaf in state} == {jnp.dtype("float32")}
+    expected = made("Mamba2")(x)[0]
+    np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.05 * float(jnp.abs(expected).max()))
+
+
+def test_a_step_of_ones_own():
+    def step(p, state, x):
+        h = jnp.tanh(x @ p["w"] + state["h"] @ p["r"])
+        return {"h": h, "sum": state["sum"] + h.sum(-1)}, {"h": h, "x": x[:, 0]}
+
+    def start(batch):
+        return {"h": jnp.ones((batch, 4)), "sum": jnp.zeros(batch)}
+
+    def params(key):
+        return {"w": jax.random.normal(key, (D, 4)), "r": jnp.eye(4)}
+
+    layer = nn.Recurrent(step, D, start, params, rngs=nnx.Rngs(0))
+    assert sorted(layer.params()) == ["r", "w"] and layer.w[...].shape == (D, 4)
+    x, resets = inputs()
+    y, end = layer(x, resets=resets, lengths=LENGTHS)
+    alone, alone_end = layer(x[2:, :1])
+    close((jax.tree.map(lambda leaf: leaf[2:, :1], y), jax.tree.map(lambda leaf: leaf[:1], end)), (alone, alone_end))
+    state, expected = start(N), []
+    for t in range(T):
+        state, out = step(layer.params(), state, x[t])
+        expected.append(out["h"])
+    close(layer(x)[0]["h"], jnp.stack(expected))
+
+
+def test_what_does_not_fit_is_named():
+    layer = nn.MLSTM(D, 6, num_heads=2, rngs=nnx.Rngs(0))
+    x, resets = inputs()
+    with pytest.raises(LayerError, match=r"MLSTM: x is \[6, 3, 7\] but must be \[T, 8\] or \[T, N, 8\]"):
+        layer(x[..., :7])
+    with pytest.raises(LayerError, match=r"the state has the shapes \[3, 2, 3, 3\] but must have \(\[3, 2, 3, 3\], "):
+        layer(x, jnp.zeros((3, 2, 3, 3)))
+    with pytest.raises(LayerError, match="resets are float32"):
+        layer(x, resets=resets * 1.0)
+    with pytest.raises(LayerError, match="num_heads is 4, which does not divide hidden_size, 6"):
+        nn.MLSTM(D, 6, num_heads=4, rngs=nnx.Rngs(0))
+    with pytest.raises(LayerError, match="MLSTM: the parameters lack 'W_q'"):
+        layer.load({})
+    with pytest.raises(LayerError, match="LRU: r_min is 0.9 and r_max 0.5"):
+        nn.LRU(4, r_min=0.9, r_max=0.5, rngs=nnx.Rngs(0))
+
+
+def test_an_exponential_gate_does_not_overflow():
+    layer = nn.SLSTM(D, 4, rngs=nnx.Rngs(0))
+    run = jax.jit(layer.apply)
+    y, _ = run(layer.params() | {"b_i": jnp.full(4, 200.0)}, inputs()[0])
+    assert np.isfinite(y).all() and np.abs(y).max() > 0.1
+    y, _ = run(layer.params() | {"b_i": jnp.full(4, -200.0)}, inputs()[0])
+    assert np.isfinite(y).all() and np.abs(y).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["MinGRU", "GatedDeltaNet"])
+def test_it_learns_to_recall_the_first_symbol(name):
+    layer = LAYERS[name](rngs=nnx.Rngs(1))
+    symbols = jax.random.randint(jax.random.key(3), (64,), 0, 4)
+    x = 0.3 * jax.random.normal(jax.random.key(4), (8, 64, D))
+    x = x.at[0].set(jax.nn.one_hot(symbols, D)).at[:, :, -1].set((jnp.arange(8) == 0)[:, None] * 1.0)
+    params = layer.params() | {"read": 0.1 * jax.random.normal(jax.random.key(6), (layer.output_size, 4))}
+    optimizer = optax.adam(0.02)
+
+    def objective(params):
+        read = params["read"]
+        y, _ = layer.apply({k: v for k, v in params.items() if k != "read"}, x)
+        return optax.softmax_cross_entropy_with_integer_labels(y[-1] @ read, symbols).mean()
+
+    def update(at, _):
+        params, state = at
+        value, gradient = jax.value_and_grad(objective)(params)
+        change, state = optimizer.update(gradient, state)
+        return (optax.apply_updates(params, change), state), value
+
+    _, values = jax.jit(lambda p: jax.lax.scan(update, (p, optimizer.init(p)), length=120))(params)
+    assert float(values[0]) > 1.2 and float(values[-1]) < 0.3

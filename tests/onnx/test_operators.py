@@ -1,0 +1,217 @@
+"""Operators of ONNX beyond recurrent ones: ONNX's own backend node tests, and what files of other exporters need."""
+
+import importlib
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+from onnx.backend.test.case import node as cases
+from onnxruntime.quantization import quantize_dynamic
+
+import jrnn
+from jrnn.errors import UnknownOperatorError
+
+# fmt: off
+FAMILIES = [
+    "averagepool", "cast", "castlike", "convinteger", "convtranspose", "dequantizelinear", "dynamicquantizelinear",
+    "eyelike", "matmulinteger", "maxpool", "qlinearconv", "qlinearmatmul", "quantizelinear", "reducel1", "reducemax",
+    "reducemin", "reducesumsquare", "resize", "upsample",
+]
+# fmt: on
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the package's own warnings
+    before = len(cases._NodeTestCases)
+    for family in FAMILIES:
+        importlib.import_module(f"onnx.backend.test.case.node.{family}")
+NODE_CASES = {case.name: case for case in cases._NodeTestCases[before:]}
+HEAD = '<ir_version: 8, opset_import: ["" : 19]>'
+
+
+def parsed(text):
+    return parser.parse_model(HEAD + text)
+
+
+def onnxruntime_of(model, feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return session.run(None, {name: np.asarray(value) for name, value in feeds.items()})
+
+
+def array(value):
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
+
+def test_all_families_were_found():
+    assert len(NODE_CASES) > 300
+
+
+@pytest.mark.grid(every=7)
+@pytest.mark.parametrize("name", NODE_CASES)
+def test_node(name, x64):
+    case = NODE_CASES[name]
+    model = jrnn.from_onnx(case.model)
+    for inputs, expected in case.data_sets:
+        found = model({spec.name: array(value) for spec, value in zip(model.inputs, inputs, strict=True)})
+        for value, other in zip(found.values(), map(array, expected), strict=True):
+            assert (value.shape, value.dtype) == (other.shape, other.dtype)
+            value, other = (np.asarray(v).astype(np.float64) for v in (value, other))
+            np.testing.assert_allclose(value, other, rtol=max(case.rtol, 1e-6), atol=1e-6)
+
+
+X = np.random.default_rng(0).standard_normal((1, 2, 5, 7)).astype(np.float32)
+BYTES = (X * 40 + 128).astype(np.uint8)
+W = np.random.default_rng(1).standard_normal((2, 3, 3, 2)).astype(np.float32)
+AGAINST = {  # what is compared with onnxruntime: an operator, its inputs, its attributes, and the number of outputs
+    "float8 saturates": ("Cast", [np.float32([1e6, 449, -500])], {"to": TensorProto.FLOAT8E4M3FN}, 1),
+    "diagonal of a type": ("EyeLike", [X[0, 0]], {"dtype": TensorProto.INT64, "k": 1}, 1),
+    "pool of bytes": ("MaxPool", [BYTES], {"kernel_shape": [2, 2], "ceil_mode": 1, "strides": [2, 3]}, 1),
+    "places of maxima": ("MaxPool", [X], {"kernel_shape": [2, 3], "pads": [1, 1, 0, 1], "strides": [2, 2]}, 2),
+    "padded windows": (
+        "AveragePool",
+        [X],
+        {"kernel_shape": [3, 3], "strides": [2, 3], "ceil_mode": 1, "pads": [1] * 4},
+        1,
+    ),
+    "transpose": ("ConvTranspose", [X, W], {"strides": [2, 3], "output_padding": [1, 2], "pads": [1, 0, 0, 1]}, 1),
+    "transpose, size": ("ConvTranspose", [X, W], {"strides": [2, 3], "output_shape": [10, 21]}, 1),
+    "transpose, groups": ("ConvTranspose", [X, W], {"group": 2, "dilations": [2, 1], "auto_pad": "SAME_UPPER"}, 1),
+    "linear": ("Resize", [X, "", np.float32([1, 1, 1.7, 0.6])], {"mode": "linear"}, 1),
+    "cubic": ("Resize", [X, "", "", np.array([1, 2, 9, 3])], {"mode": "cubic", "exclude_outside": 1}, 1),
+    "nearest": ("Resize", [BYTES, "", np.float32([1, 1, 2, 0.5])], {"coordinate_transformation_mode": "asymmetric"}, 1),
+    "corners": (
+        "Resize",
+        [X, "", "", np.array([1, 2, 3, 11])],
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+        1,
+    ),
+    "quantized": ("QuantizeLinear", [X, np.float32([0.02, 0.01]), np.int8([3, -5])], {"axis": 1}, 1),
+    "dequantized": ("DequantizeLinear", [BYTES, np.float32(0.02), np.uint8(130)], {}, 1),
+    "dynamic": ("DynamicQuantizeLinear", [X], {}, 3),
+    "integers": ("MatMulInteger", [BYTES[0, 0], BYTES[0, 1].T, np.uint8(128), np.uint8(100)], {}, 1),
+    "largest of none": ("ReduceMax", [np.zeros((2, 0), np.float32)], {"keepdims": 0}, 1),
+}
+
+
+@pytest.mark.parametrize("name", AGAINST)
+def test_against_onnxruntime(name):
+    kind, inputs, attributes, count = AGAINST[name]
+    given = {f"i{k}": v for k, v in enumerate(inputs) if not isinstance(v, str)}
+    names = [f"i{k}" if f"i{k}" in given else "" for k in range(len(inputs))]
+    outputs = [f"o{k}" for k in range(count)]
+    node = helper.make_node(kind, names, outputs, **attributes)
+    consts = {n: v for n, v in given.items() if n != "i0"}
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [helper.make_tensor_value_info("i0", helper.np_dtype_to_tensor_dtype(inputs[0].dtype), inputs[0].shape)],
+        [onnx.ValueInfoProto(name=n) for n in outputs],
+        [numpy_helper.from_array(v, n) for n, v in consts.items()],
+    )
+    model = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    )
+    if attributes.get("to"):  # onnxruntime has no arrays of these types
+        model.graph.node.append(helper.make_node("Cast", ["o0"], ["wide"], to=TensorProto.FLOAT))
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("wide", TensorProto.FLOAT, [None]))
+    expected = onnxruntime_of(model, {"i0": inputs[0]})
+    found = jax.jit(jrnn.from_onnx(model))({"i0": jnp.asarray(inputs[0])})
+    for value, other in zip(found.values(), expected, strict=True):
+        assert value.shape == other.shape
+        np.testing.assert_allclose(np.asarray(value, np.float64), other, atol=3e-6)
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_a_quantized_lstm_equals_onnxruntime(direction, tmp_path):
+    rng, steps, batch, size, hidden, k = np.random.default_rng(0), 6, 3, 5, 8, 2 if direction == "bidirectional" else 1
+    shapes = {"W": (k, 4 * hidden, size), "R": (k, 4 * hidden, hidden), "B": (k, 8 * hidden)}
+    graph = helper.make_graph(
+        [helper.make_node("LSTM", ["x", "W", "R", "B"], ["y", "h"], hidden_size=hidden, direction=direction)],
+        "lstm",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, batch, size])],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None] * rank) for n, rank in (("y", 4), ("h", 3))],
+        [numpy_helper.from_array(rng.uniform(-0.5, 0.5, s).astype(np.float32), n) for n, s in shapes.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "f.onnx")
+    quantize_dynamic(tmp_path / "f.onnx", tmp_path / "q.onnx")
+    quantized = onnx.load(tmp_path / "q.onnx")
+    assert [node.op_type for node in quantized.graph.node] == ["DynamicQuantizeLSTM"]
+    x = rng.standard_normal((steps, batch, size)).astype(np.float32)
+    model = jrnn.from_onnx(quantized)
+    found = jax.jit(model)({"x": x})
+    for name, other in zip(("y", "h"), onnxruntime_of(quantized, {"x": x}), strict=True):
+        np.testing.assert_allclose(found[name], other, atol=1e-6)
+    quantized.graph.node[0].op_type = "Attention"
+    with pytest.raises(UnknownOperatorError, match="this operator of the domain 'com.microsoft' is not read"):
+        jrnn.from_onnx(quantized)
+
+
+DOUBLE = "agraph (float[N] x) => (float[N] y) { y = Add(x, x) }"
+
+
+def test_sizes_and_shapes_that_exporters_leave_open():
+    x = np.ones(3, np.float32)
+    negative, plain = parsed(DOUBLE), parsed(DOUBLE)
+    negative.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert str(jrnn.from_onnx(negative).inputs[0]) == "x: float32[?]"
+    for value in (plain.graph.output[0], plain.graph.input[0]):
+        value.type.tensor_type.ClearField("shape")
+        (expected,) = onnxruntime_of(plain, {"x": x})
+        np.testing.assert_array_equal(jrnn.from_onnx(plain)({"x": x})["y"], expected)
+    for model in (negative, plain):
+        assert jrnn.from_onnx(model)({"x": x})["y"].tolist() == [2.0] * 3
+
+
+def test_a_loop_of_no_steps_has_outputs_without_rows():
+    model = parsed("""agraph (float[N] x, float top, int64 n) => (float[N] y, float[K, N] all) {
+        zero = Constant <value = float {0}> ()  on = Less(zero, top)
+        y, all = Loop (n, on, x) <body = body (int64 i, bool c, float[N] a) => (bool d, float[N] b, float[N] s)
+            { b = Add(a, a)  s = Identity(b)  t = ReduceMax <keepdims = 0> (b)  d = Less(t, top) }>
+    }""")
+    for top, steps in ((-1, 5), (1, 0), (5, 9)):
+        feeds = {"x": np.ones(2, np.float32), "top": np.float32(top), "n": np.int64(steps)}
+        y, rows = jrnn.from_onnx(model)(feeds).values()
+        expected = onnxruntime_of(model, feeds)
+        np.testing.assert_array_equal(y, expected[0])
+        assert rows.shape == (len(expected[1]), 2)
+
+
+def test_integers_that_do_not_fit_32_bits_warn():
+    proto = parsed("agraph (int64[N] x) => (int64[N] y) { y = Mul(x, x) }")
+    square = jrnn.from_onnx(proto)
+    with pytest.warns(UserWarning, match="the output 'y': a number does not fit int32 and wraps around"):
+        square({"x": np.array([1 << 16])})
+    assert square({"x": np.array([3])})["y"].tolist() == [9]
+    with jax.enable_x64(True):
+        assert jrnn.from_onnx(proto)({"x": np.array([1 << 16])})["y"].tolist() == [1 << 32]
+    clipped = jrnn.from_onnx(
+        parsed(f"""agraph (int64[N] x) => (int64[N] y)
+        {{ low = Constant <value_int = 0> ()  high = Constant <value_int = {(1 << 63) - 1}> ()  y = Clip(x, low, high) }}""")
+    )
+    assert clipped({"x": jnp.array([-1, 5])})["y"].tolist() == [0, 5]
+
+
+@pytest.mark.parametrize("activation", ["Affine", "ScaledTanh", "ThresholdedRelu"])
+def test_an_activation_without_alpha_has_the_standard_one(activation):
+    def model(**attributes):
+        weights = {"W": np.full((1, 2, 2), 0.5, np.float32), "R": np.full((1, 2, 2), -0.2, np.float32)}
+        graph = helper.make_graph(
+            [helper.make_node("RNN", ["x", "W", "R"], ["y"], hidden_size=2, activations=[activation], **attributes)],
+            "rnn",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, 2])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 1, 1, 2])],
+            [numpy_helper.from_array(v, n) for n, v in weights.items()],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    x = np.linspace(0.5, 3, 6, dtype=np.float32).reshape(3, 1, 2)
+    given = {"activation_alpha": [1.0]} | (
+        {} if activation == "ThresholdedRelu" else {"activation_beta": [float(activation != "Affine")]}
+    )
+    (expected,) = onnxruntime_of(model(**given), {"x": x})
+    np.testing.assert_allclose(jrnn.from_onnx(model())({"x": x})["y"], expected, atol=1e-6)

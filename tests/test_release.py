@@ -1,0 +1,56 @@
+"""What a release holds: the sdist's files, the README that a package index shows, and the versions that documents name."""
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+
+import jrnn
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_sdist_holds_all_that_its_tests_need():
+    """What git tracks at the top is named in MANIFEST.in, or setuptools takes it by itself."""
+    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").split()
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    tops = {
+        name.partition("/")[0] for name in listed or ["CHANGELOG.md", "tests/x", "docs/x", "examples/x", "scripts/x"]
+    }
+    own = {"jrnn", "pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in", ".gitignore", ".gitattributes"}
+    assert {"tests", "docs", "examples", "CHANGELOG.md"} <= tops
+    assert not tops - own - set(manifest)
+
+
+@pytest.mark.parametrize("repository", ["", "https://example.org/jrnn"])
+def test_the_readme_of_an_index_has_no_link_that_leads_nowhere(repository, monkeypatch, tmp_path):
+    """It is what setup.py gives to setuptools."""
+    given = {}
+    fake = types.SimpleNamespace(setup=lambda **options: given.update(options), find_packages=lambda **_: ["jrnn"])
+    monkeypatch.setitem(sys.modules, "setuptools", fake)
+    for name in ("setup.py", "README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    if repository:
+        with (tmp_path / "pyproject.toml").open("a", encoding="utf-8") as file:
+            file.write(f'\n[project.urls]\nRepository = "{repository}"\n')
+    runpy.run_path(str(tmp_path / "setup.py"))
+    targets = re.findall(r"\]\(([^)]+)\)", given["long_description"])
+    assert given["long_description"].startswith("# jrnn")
+    assert not [target for target in targets if not target.startswith(("https:", "#"))]
+    assert any(target.startswith(f"{repository}/raw/main/docs/images/") for target in targets) == bool(repository)
+
+
+def test_documents_name_the_versions_of_the_metadata():
+    text = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
+    pythons = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)]
+    assert f"Python {pythons[0]} to {pythons[-1]}" in text and PROJECT["requires-python"] == f">={pythons[0]}"
+    (jax,) = [d for d in PROJECT["dependencies"] if d.startswith("jax>")]
+    assert f"JAX {jax.removeprefix('jax>=')}," in text
+    assert f"## {jrnn.__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
