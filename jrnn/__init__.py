@@ -9,6 +9,7 @@ does not even load JAX.
 """
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from jrnn.version import __version__
@@ -108,7 +109,8 @@ _MODULES = {  # attribute -> module
         "executor": "loops",  # its name before the packages were divided into loops and nets
     }.items()
 }
-__all__ = sorted((*_HOMES, *_MODULES, "__version__"))
+_ONNX = "jrnn.onnx"  # the one module that needs an extra
+__all__ = sorted((*_HOMES, *(name for name in _MODULES if name != "onnx" or find_spec("onnx")), "__version__"))
 
 
 def __getattr__(name: str) -> Any:
@@ -118,13 +120,29 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(home)
     except ModuleNotFoundError as error:
-        if home != "jrnn.onnx":
+        if home != _ONNX or find_spec("onnx") is not None:
             raise
-        raise ImportError(f"jrnn.{name} needs the extra 'onnx': pip install 'jrnn[onnx]'") from error
+        if name in _MODULES:
+            raise AttributeError(_needs(name)) from error  # so that `hasattr` returns False
+        globals()[name] = placeholder = _placeholder(name)
+        return placeholder
     if name in _MODULES:
         return module
     value = globals()[name] = getattr(module, name)
     return value
+
+
+def _needs(name: str) -> str:
+    return f"jrnn.{name} needs the extra 'onnx': pip install 'jrnn[onnx]'"
+
+
+def _placeholder(name: str) -> type:
+    """What stands for a function or class whose package is not installed, so that tools can list it."""
+
+    def refuse(cls: type, *args: Any, **options: Any) -> Any:
+        raise ImportError(_needs(name))
+
+    return type(name, (), {"__new__": refuse, "__doc__": f"{_needs(name)}.", "__module__": __name__})
 
 
 def __dir__() -> list[str]:

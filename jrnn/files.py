@@ -1,5 +1,6 @@
 """Files that are written completely or not at all."""
 
+import contextlib
 import os
 import uuid
 from pathlib import Path
@@ -10,15 +11,23 @@ from jrnn.errors import JrnnError
 def write_whole(target: Path, data: bytes, error: type[JrnnError]) -> None:
     """Writes a file under another name first: a failure keeps the old file, and a reader finds the old one or the new one.
 
+    A device or a pipe, such as /dev/stdout, is written to; a link stays, and the file that it names is written.
+
     Raises:
         JrnnError: of type `error`, if the file cannot be written.
     """
-    half = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    half = Path()
     try:
+        target = target.resolve()
+        if target.exists() and not target.is_file() and not target.is_dir():
+            target.write_bytes(data)
+            return
+        half = target.with_name(f".{uuid.uuid4().hex}.part")
         with open(half, "xb") as f:
             f.write(data)
         os.replace(half, target)
-    except OSError as e:
-        raise error(f"{target}: cannot be written: {e.strerror}") from None
+    except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
+        raise error(f"{target}: cannot be written: {getattr(e, 'strerror', None) or e}") from None
     finally:
-        half.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            half.unlink()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import random
 import resource
 import signal
@@ -23,8 +24,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+from onnx.parser import parse_model
+from safetensors.numpy import save as safetensors_bytes
 
-from jrnn.errors import JrnnError
+from jrnn.arrays import load_npy
+from jrnn.errors import DataError, JrnnError
+from jrnn.interop import load_state_dict
 from jrnn.nets.graph import show, to_dot, upgrade
 from jrnn.nets.proto import (
     blob_to_numpy,
@@ -40,11 +45,14 @@ from jrnn.nets.proto import (
 from jrnn.nets.proto.database import parse_minidb, tensors_of
 from jrnn.nets.proto.messages import format_message
 from jrnn.nets.proto.predictor_file import read_predictor_file
+from jrnn.onnx import from_onnx
 from jrnn.train.checkpoint import SEAL, broken_seal
 from jrnn.train.config import load_config
 from jrnn.train.metrics import MetricsFile
 from jrnn.train.run_dir import RunDir
 from jrnn.train.runs import summarize
+from jrnn.train.tasks.classification import ClassificationData, read_examples
+from jrnn.train.tasks.forecast import read_columns
 from jrnn.train.toml_codec import encode
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -139,6 +147,30 @@ def seal(data: bytes) -> None:
         broken_seal(path.parent)
 
 
+def npy(data: bytes) -> None:
+    with _file(data, "x.npy") as path:
+        repr(load_npy(path, DataError))
+
+
+def npz(data: bytes) -> None:
+    with _file(data, "x.npz") as path:
+        read_examples(ClassificationData(path=str(path)))
+
+
+def csv(data: bytes) -> None:
+    with _file(data, "x.csv") as path:
+        read_columns(path, ["load"])
+
+
+def onnx(data: bytes) -> None:
+    repr(from_onnx(data).inputs)
+
+
+def weights(data: bytes) -> None:
+    with _file(data, "x.safetensors") as path:
+        repr(load_state_dict(path))
+
+
 @contextmanager
 def _file(data: bytes, name: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
@@ -162,11 +194,40 @@ READERS: dict[str, Callable[[bytes], None]] = {
         config,
         run_directory,
         seal,
+        npy,
+        npz,
+        csv,
+        onnx,
+        weights,
     )
 }
 
 
 # ---- Cases ----
+
+
+def _written(write: Callable, *values) -> list[bytes]:
+    found = []
+    for value in values:
+        made = io.BytesIO()
+        write(made, value)
+        found.append(made.getvalue())
+    return found
+
+
+def _examples() -> list[bytes]:
+    x, y = np.ones((4, 3), np.float32), np.array([0, 1, 0, 1])
+    return _written(lambda f, arrays: np.savez(f, **arrays), {"inputs": x, "targets": y}) + _written(
+        lambda f, arrays: np.savez_compressed(f, **arrays), {"inputs": x, "targets": y, "lengths": y + 1}
+    )
+
+
+def _onnx_model() -> bytes:
+    proto, *_ = (
+        parse_model(f'<ir_version: 8, opset_import: ["" : 17]> n (float[N] x) => (float[M] y) {{ {body} }}')
+        for body in ("c = Constant <value = int64[2] {2, 3}> () e = Expand(x, c) y = Tanh(e)",)
+    )
+    return proto.SerializeToString()
 
 
 class Cases:
@@ -200,6 +261,11 @@ class Cases:
             "minidb": (("minidb", models),),
             "record": (("TensorProtos", records),),
             "predictor_file": (("minidb", models),),
+            "npy": (("bytes", _written(np.save, np.ones((2, 3)), np.arange(9), np.array([b"a", b"bc"]))),),
+            "npz": (("bytes", _examples()),),
+            "csv": (("text", [b"hour,load\n" + b"".join(b"%d,%d.5\n" % (k, k) for k in range(40))]),),
+            "onnx": (("bytes", [p.read_bytes() for p in sorted((golden / "onnx").glob("*.onnx"))] or [_onnx_model()]),),
+            "weights": (("bytes", [safetensors_bytes({"w": np.ones((2, 3), np.float32), "b": np.ones(3)})]),),
         }
 
     def __call__(self, number: int) -> tuple[str, bytes]:
@@ -212,7 +278,7 @@ class Cases:
                 at = rng.randrange(len(data) - 3000)
                 data = data[at : at + 3000]
             return reader, mutate_text(data, rng) if rng.random() < 0.7 else mutate_bytes(data, rng)
-        if rng.random() < 0.3:
+        if kind == "bytes" or rng.random() < 0.3:
             return reader, mutate_bytes(data, rng)
         if kind == "minidb":
             return reader, mutate_minidb(data, pool, rng)

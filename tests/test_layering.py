@@ -26,6 +26,9 @@ class Room(NamedTuple):
 ROOMS = {
     "errors": Room(150, "the errors that jrnn raises"),
     "version": Room(10, "the version"),
+    "printable": Room(30, "text of strangers, made safe to show"),
+    "memory": Room(150, "the bound on what operators make", "errors"),
+    "arrays": Room(110, "arrays in files of strangers", "errors memory"),
     "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
     "files": Room(30, "files that are written completely or not at all", "errors"),
     "named": Room(70, "objects that are named as MODULE:NAME", "errors"),
@@ -36,17 +39,18 @@ ROOMS = {
     "nets/execution_step": Room(70, "plans as frozen records", "nets/ir"),
     "nets/registry": Room(310, "the table of operators", "errors nets/ir"),
     "nets/gradient_maker": Room(150, "operators to gradient operators", "errors nets/ir nets/registry"),
-    "nets/proto": Room(1_350, "the wire format", "errors files nets/ir nets/execution_step"),
-    "nets/graph": Room(2_020, "nets to nets, and nets to facts", "errors nets/ir"),
+    "nets/proto": Room(1_370, "the wire format", "errors files nets/ir nets/execution_step"),
+    "nets/graph": Room(2_030, "nets to nets, and nets to facts", "errors nets/ir printable"),
     "nets/builder": Room(330, "building a net call by call", "errors nets/ir nets/registry nets/graph"),
-    "nets/lowering": Room(480, "a net as a JAX function", "errors loops nets/ir nets/registry nets/graph"),
+    "nets/lowering": Room(480, "a net as a JAX function", "errors loops nets/ir nets/registry nets/graph memory"),
     "nets/autodiff": Room(
         420, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
     ),
     "nets/ops": Room(
         9_420,
         "the operators; in contrib those that recurrent networks do not need",
-        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff",
+        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff "
+        "memory printable",
     ),
     "nets/recurrent": Room(
         360,
@@ -59,37 +63,44 @@ ROOMS = {
     "nets/plans": Room(
         470,
         "loops over nets, run by the host",
-        "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering",
+        "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering printable",
     ),
     "models": Room(2_250, "pretrained recurrent language models", "errors nn"),
-    "interop": Room(760, "weights of other systems", "errors nn"),
+    "interop": Room(780, "weights of other systems", "errors nn memory nets/proto"),
     "convert": Room(
         3_850,
         "JAX functions to nets; packages; nets to Python",
-        "errors named loops nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops nets/recurrent",
+        "errors files named loops nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops nets/recurrent "
+        "printable",
     ),
     "gradcheck": Room(
         1_650,
         "proofs of gradients",
         "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff "
-        "nets/ops convert",
+        "nets/ops convert printable",
     ),
-    "onnx": Room(3_000, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert"),
+    "onnx": Room(
+        3_020, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert memory nets/proto"
+    ),
     "testing": Room(
         1_450, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
-        5_520,
+        5_700,
         "training from a config",
         "errors files named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/lowering nets/autodiff "
-        "nets/ops nets/recurrent nets/cells convert gradcheck",
+        "nets/ops nets/recurrent nets/cells convert gradcheck printable memory arrays",
     ),
-    "bench": Room(3_000, "measurements", "errors loops nn nets/ir nets/graph convert onnx train"),
+    "bench": Room(
+        3_200,
+        "measurements",
+        "errors loops nn nets/ir nets/graph convert onnx train nets/autodiff nets/lowering nets/proto",
+    ),
     "cli": Room(
-        990,
+        1_090,
         "the command `jrnn`: one sub-command calls one function",
-        "errors version loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
-        "models convert gradcheck train bench",
+        "errors version files loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
+        "models convert gradcheck train bench printable memory arrays",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(

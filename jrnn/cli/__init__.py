@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-import sys
+import signal
 from collections.abc import Sequence
-
-from jrnn.cli.parser import make_parser
-from jrnn.cli.training import INTERRUPTED
-from jrnn.errors import JrnnError
-from jrnn.loops import host_memory
-
-PIPE_CLOSED = 141  # the shell's status of a command whose reader, such as `head`, has ended
+from types import FrameType
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status.
 
-    0: success; 1: a check failed; 2: a user's mistake; 130: interrupted; 141: the reader of its output is gone.
+    0: success; 1: a check failed; 2: a user's mistake; 70: an error that jrnn did not expect, to be reported; 130:
+    interrupted; 141: the reader of its output is gone.
     """
-    args = make_parser().parse_args(argv)
-    if argv is None:  # the process is ours
-        host_memory.keep()
-    try:
-        status = args.function(args)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush when Python ends
-        return PIPE_CLOSED
-    except JrnnError as e:
-        if args.debug:
-            raise
-        print(f"jrnn {args.command}: error: {e}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    if argv is None:  # the process is ours, and until the imports below end, it has begun nothing
+        signal.signal(signal.SIGINT, _end_at_once)
+    return int(importlib.import_module("jrnn.cli.commands").run(argv))
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"jrnn: interrupted\n")
+    os._exit(130)

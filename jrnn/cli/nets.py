@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from jrnn.arrays import load_npy
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
-from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
+from jrnn.errors import FormatError, JrnnError, NetError, OpError, UsageError, describe_value, near
+from jrnn.files import write_whole
 from jrnn.gradcheck import (
     INEXACT,
     TOLERANCE,
@@ -28,6 +31,7 @@ from jrnn.gradcheck import (
     subject_of_target,
     table_of,
 )
+from jrnn.memory import check_size
 from jrnn.nets.execution_step import Plan
 from jrnn.nets.graph import show, to_dot, to_svg, upgrade
 from jrnn.nets.graph.scope import reads
@@ -38,6 +42,8 @@ from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.train import export_run, load_config
 from jrnn.train.check import subject_of_config
 from jrnn.train.config import find_config
+
+_SHOWN = 200  # characters of an argument in an error
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -60,20 +66,40 @@ def run_command(args: argparse.Namespace) -> int:
             raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
         if name not in found:
             raise NetError(unwritten_output(model, name))
+    files = _files_of(Path(args.save), wanted) if args.save else {}
     for name in wanted:
         print(f"{name} {describe_value(found[name])}\n{found[name]}")
         if args.save:
-            _save(Path(args.save), name, found[name])
+            _save(files[name], name, found[name])
     return 0
 
 
-def _save(folder: Path, name: str, value: Any) -> None:
-    path = folder / (name.replace("/", ".") + ".npy")
+def _files_of(folder: Path, names: Iterable[str]) -> dict[str, Path]:
+    """Returns the file of each blob that --save writes."""
+    found: dict[str, Path] = {}
+    for name in dict.fromkeys(names):
+        path = folder / (name.replace("/", ".") + ".npy")
+        other = next((n for n, p in found.items() if p == path), None)
+        if other is not None:
+            raise UsageError(f"--save: blobs {other!r} and {name!r} would both be {path}; choose one with --fetch")
+        found[name] = path
+    return found
+
+
+def _save(path: Path, name: str, value: Any) -> None:
+    array = np.asarray(value)
+    if array.dtype.kind == "O":
+        items = array.reshape(-1).tolist()
+        if not all(isinstance(v, bytes) and not v.endswith(b"\0") for v in items):
+            raise UsageError(f"--save: blob {name!r} holds {describe_value(value)}, which a .npy file cannot hold")
+        array = np.asarray(items, np.bytes_).reshape(array.shape)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        np.save(path, value)
-    except OSError as e:
-        raise UsageError(f"--save: {path}: {e.strerror}") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = io.BytesIO()
+        np.save(written, array, allow_pickle=False)
+        write_whole(path, written.getvalue(), FormatError)
+    except (OSError, ValueError) as e:
+        raise UsageError(f"--save: {path}: {getattr(e, 'strerror', None) or e}") from None
 
 
 def show_command(args: argparse.Namespace) -> int:
@@ -104,10 +130,7 @@ def show_command(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise UsageError(f"{path}: {e.strerror}") from None
+    write_whole(path, text.encode("utf-8", "backslashreplace"), FormatError)
 
 
 def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
@@ -262,23 +285,33 @@ def parse_feeds(feeds: Iterable[str], seed: int) -> dict[str, np.ndarray]:
         name, equals, text = feed.partition("=")
         if not name or not equals:
             raise UsageError(f"--feed {feed}: must be written BLOB=VALUE, as in --feed x=x.npy")
-        blobs[name] = _feed_value(feed, text, rng)
+        blobs[name] = _feed_value(feed, name, text, rng)
     return blobs
 
 
-def _feed_value(feed: str, text: str, rng: np.random.Generator) -> np.ndarray:
-    if drawn := re.fullmatch(r"normal(\[[\d, ]*\])", text):
-        return np.asarray(rng.standard_normal(json.loads(drawn[1])), np.float32)
+def _feed_value(feed: str, name: str, text: str, rng: np.random.Generator) -> np.ndarray:
+    feed = feed if len(feed) <= _SHOWN else f"{feed[:_SHOWN]}..."
     if text.endswith(".npy"):
         try:
-            return np.load(text, allow_pickle=False)
-        except FileNotFoundError:
-            raise UsageError(f"--feed {feed}: no such file") from None
-        except (OSError, ValueError, EOFError) as e:
-            raise UsageError(f"--feed {feed}: is not a .npy file of numbers: {e}") from None
+            return load_npy(text, UsageError)
+        except UsageError as e:
+            raise UsageError(f"--feed {name}={e}") from None
+    rule = f"--feed {feed}: must be FILE.npy, a JSON number or list of numbers, or normal[2,3]"
     dtypes = {"i": np.int32, "u": np.int32, "f": np.float32, "b": np.bool_}
+    drawn = re.fullmatch(r"normal(\[[\d, ]*\])", text)
     try:
-        value = np.asarray(json.loads(text))
-        return value.astype(dtypes[value.dtype.kind])
-    except (ValueError, KeyError):
-        raise UsageError(f"--feed {feed}: must be FILE.npy, a JSON number or list of numbers, or normal[2,3]") from None
+        value = json.loads(drawn[1] if drawn else text)
+        if drawn:
+            shape = check_size(value, np.float64)
+            return np.asarray(rng.standard_normal(shape), np.float32)
+        wide = np.asarray(value)
+        with np.errstate(over="ignore"):
+            found = wide.astype(dtypes[wide.dtype.kind])
+    except OpError as e:
+        raise e.at(f"--feed {feed}") from None
+    except (ValueError, KeyError, OverflowError, RecursionError):
+        raise UsageError(rule) from None
+    lost = (found != wide) if found.dtype == np.int32 else np.isinf(found) & np.isfinite(wide)
+    if lost.any():
+        raise UsageError(f"--feed {feed}: {wide[lost][0]} does not fit {found.dtype}; give a .npy file of a wider type")
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
     p = command(training.train_command, "train", "train the model that a configuration describes")
     p.add_argument(
         "config",
+        type=_path,
         help="a TOML file, the name of a config that ships with jrnn, or a run directory, whose config is used",
     )
     p.add_argument(
@@ -37,14 +40,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="change one key of the config, as in train.steps=100; may be repeated",
     )
-    p.add_argument("--out", metavar="DIR", help="the run directory (default: runs/NAME, where NAME is the config's)")
+    p.add_argument(
+        "--out", metavar="DIR", type=_path, help="the run directory (default: runs/NAME, where NAME is the config's)"
+    )
     p.add_argument(
         "--resume", action="store_true", help="continue from the newest checkpoint of the run, if there is one"
     )
     p.add_argument("--no-sample", action="store_true", help="do not write text when training ends")
     p.add_argument(
         "--devices",
-        type=int,
+        type=_count(0, 4096),
         metavar="N",
         help="devices that share each batch, 0 for all; a CPU is divided into N devices (sets train.devices)",
     )
@@ -55,22 +60,22 @@ def make_parser() -> argparse.ArgumentParser:
     p = p.add_argument_group("several processes that train together, each started with this command (docs/scaling.md)")
     p.add_argument("--distributed", action="store_true", help="find the others by SLURM, Open MPI or Kubernetes")
     p.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
-    p.add_argument("--processes", type=int, metavar="N", help="the number of processes")
+    p.add_argument("--processes", type=_count(1), metavar="N", help="the number of processes")
     p.add_argument(
-        "--process", type=int, metavar="K", help="the index of this process, from 0; only process 0 writes files"
+        "--process", type=_count(0), metavar="K", help="the index of this process, from 0; only process 0 writes files"
     )
 
     p = command(training.sample_command, "sample", "write text from a trained or a pretrained model")
-    p.add_argument("run_dir", help="a run directory, or a folder with config.json and safetensors")
+    p.add_argument("run_dir", type=_path, help="a run directory, or a folder with config.json and safetensors")
     p.add_argument("--prompt", help="the beginning of the text; for task seq2seq, the sequence to answer")
-    p.add_argument("--length", type=int, help="characters, words or tokens to write after the prompt")
+    p.add_argument("--length", type=_count(1), help="characters, words or tokens to write after the prompt")
     p.add_argument(
         "--temperature",
         type=float,
         help="below 1 more predictable, above 1 more random, 0 always the most probable character",
     )
     p.add_argument(
-        "--top-k", type=int, metavar="K", help="for pretrained models, draw from the K likeliest tokens only"
+        "--top-k", type=_count(1), metavar="K", help="for pretrained models, draw from the K likeliest tokens only"
     )
     p.add_argument(
         "--top-p",
@@ -78,8 +83,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="P",
         help="for pretrained models, draw from the likeliest tokens of this share only",
     )
-    p.add_argument("--seed", type=int, default=0, help="the seed of the random choices (default: %(default)s)")
-    p.add_argument("--beam", type=int, metavar="K", help="for task seq2seq, the width of the beam search (1: greedy)")
+    p.add_argument(
+        "--seed", type=_count(0, 2**32 - 1), default=0, help="the seed of the random choices (default: %(default)s)"
+    )
+    p.add_argument(
+        "--beam", type=_count(1), metavar="K", help="for task seq2seq, the width of the beam search (1: greedy)"
+    )
     p.add_argument(
         "--attention",
         metavar="FILE",
@@ -87,10 +96,10 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     p = command(training.plot_command, "plot", "draw the losses of runs")
-    p.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
+    p.add_argument("runs", nargs="+", type=_file, metavar="RUN", help="a run directory")
     p.add_argument(
         "--out",
-        type=Path,
+        type=_file,
         default=Path("losses.png"),
         metavar="FILE",
         help="a .png, .svg or .pdf file (default: %(default)s)",
@@ -119,13 +128,16 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="BLOB",
         help="a blob to print; may be repeated (default: the net's external outputs)",
     )
-    p.add_argument("--save", metavar="DIR", help="write each fetched blob to DIR/BLOB.npy")
+    p.add_argument("--save", metavar="DIR", type=_path, help="write each fetched blob to DIR/BLOB.npy")
     p.add_argument(
-        "--files", metavar="DIR", help="allow the net to read and write files in DIR; without it, it may not"
+        "--files",
+        metavar="DIR",
+        type=_path,
+        help="allow the net to read and write files in DIR; without it, it may not",
     )
     p.add_argument(
         "--max-iterations",
-        type=int,
+        type=_count(1),
         default=1_000_000,
         metavar="N",
         help="stop with an error when a loop runs longer than N iterations (default: %(default)s)",
@@ -134,21 +146,29 @@ def make_parser() -> argparse.ArgumentParser:
     p = command(nets.show_command, "show", "list the operators, shapes, parameters and sub-nets of a net or a plan")
     _add_net(p)
     _add_network(p)
-    p.add_argument("--dot", type=Path, metavar="FILE", help="write the graph in the DOT language instead of listing it")
-    p.add_argument("--svg", type=Path, metavar="FILE", help="draw the graph instead of listing it")
+    p.add_argument(
+        "--dot", type=_file, metavar="FILE", help="write the graph in the DOT language instead of listing it"
+    )
+    p.add_argument("--svg", type=_file, metavar="FILE", help="draw the graph instead of listing it")
 
     p = command(
         nets.convert_command, "convert", "convert JAX functions to nets, nets to Python, and old nets to current ones"
     )
     p.add_argument(
-        "source", help="a NetDef file, a folder with init_net.pb and predict_net.pb, MODULE:FACTORY, or a run directory"
+        "source",
+        type=_path,
+        help="a NetDef file, a folder with init_net.pb and predict_net.pb, MODULE:FACTORY, or a run directory",
     )
     p.add_argument(
-        "out", help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, or a .py file"
+        "out",
+        type=_path,
+        help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, or a .py file",
     )
     _add_network(p)
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")
-    p.add_argument("--init", metavar="NET", help="with --to py, the net that fills the weights of a NetDef file")
+    p.add_argument(
+        "--init", metavar="NET", type=_path, help="with --to py, the net that fills the weights of a NetDef file"
+    )
     _add_feed(
         p, "with --to py, an example of an input whose shape the net does not define: FILE.npy, JSON, or normal[2,3]"
     )
@@ -165,13 +185,13 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of a config")
     p.add_argument(
         "--elements",
-        type=int,
+        type=_count(1),
         default=200,
         metavar="N",
         help="how many elements of a blob are compared one by one (default: %(default)s)",
     )
     p.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
-    p.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page, with the net drawn")
+    p.add_argument("--html", type=_file, metavar="FILE", help="write the report as a page, with the net drawn")
 
     p = command(tools.ops_command, "ops", "list the operators")
     p.add_argument("pattern", nargs="?", default="", help="list only operators whose name contains this")
@@ -188,6 +208,7 @@ def make_parser() -> argparse.ArgumentParser:
         choices=SUITES,
         default="scan",
         help="scan: cells (default); nn: layers; convert: conversions to nets and back; graph: passes over nets; "
+        "growth: how the time for a net grows with its size; "
         "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame",
     )
     p.add_argument(
@@ -208,17 +229,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--peers", type=_names, metavar="A,B", help="the programs to measure (default: all that can run here)"
     )
     p.add_argument(
-        "--turns", type=int, default=15, help="measured runs of each program, at most (default: %(default)s)"
+        "--turns", type=_count(1), default=15, help="measured runs of each program, at most (default: %(default)s)"
     )
     p.add_argument(
         "--seconds",
-        type=float,
+        type=_seconds,
         default=20.0,
         help="time for one size; after it no turn begins but the first three (default: %(default)s)",
     )
     p.add_argument(
         "--devices",
-        type=int,
+        type=_count(0, 4096),
         metavar="N",
         help="also measure jrnn with the CPU divided into N devices (default: the number of cores)",
     )
@@ -228,10 +249,45 @@ def make_parser() -> argparse.ArgumentParser:
         help="h100 or v5e: compile for an accelerator without having one; count kernels and bytes instead of measuring",
     )
     p.add_argument("--caffe2-python", metavar="PYTHON", help="a Python that has Caffe2, to measure it too")
-    p.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their conditions")
-    p.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures (needs the extra `plot`)")
-    p.add_argument("--compare", type=Path, metavar="FILE", help="a JSON file of an earlier run to compare with")
+    p.add_argument("--json", type=_file, metavar="FILE", help="write the figures and their conditions")
+    p.add_argument("--plot", type=_file, metavar="FILE", help="draw the figures (needs the extra `plot`)")
+    p.add_argument("--compare", type=_file, metavar="FILE", help="a JSON file of an earlier run to compare with")
     return parser
+
+
+def _count(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """A type of argument: an integer between two bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text) if len(text) < 20 else most + 1
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not an integer") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text[:40]} is not between {least} and {most}")
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a positive number")
+    return value
+
+
+def _path(text: str) -> str:
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError("the name of a file or folder must not be empty, nor have a zero byte")
+    return text
+
+
+def _file(text: str) -> Path:
+    return Path(_path(text))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -247,9 +303,12 @@ def _add_feed(p: argparse.ArgumentParser, what: str) -> None:
 
 
 def _add_net(p: argparse.ArgumentParser, what: str = "a NetDef or PlanDef file, binary or text") -> None:
-    p.add_argument("net", help=what)
-    p.add_argument("--init", metavar="NET", help="a net to run first, which fills the parameters")
+    p.add_argument("net", type=_path, help=what)
+    p.add_argument("--init", metavar="NET", type=_path, help="a net to run first, which fills the parameters")
     _add_feed(p, "a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape")
     p.add_argument(
-        "--seed", type=int, default=0, help="the seed of random operators and of normal[...] (default: %(default)s)"
+        "--seed",
+        type=_count(0, 2**32 - 1),
+        default=0,
+        help="the seed of random operators and of normal[...] (default: %(default)s)",
     )

@@ -12,12 +12,13 @@ from jrnn.bench import compile_for, measure
 from jrnn.bench.sizes import MODES, parse_sizes
 from jrnn.bench.suites import Options
 from jrnn.cli import doctor
+from jrnn.cli.output import terminal
 from jrnn.errors import UsageError, near
 from jrnn.nets.ops import catalog
 
 
 def wide_console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else 140)  # a file gets whole tables
+    return terminal(width=None if sys.stdout.isatty() else 140)  # a file gets whole tables
 
 
 def ops_command(args: argparse.Namespace) -> int:

@@ -9,20 +9,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
+from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
 from jrnn.errors import UsageError
 from jrnn.loops import host_devices
 from jrnn.models.text import is_model, write_text
+from jrnn.printable import printable
 from jrnn.train import load_config, sample_run, train
 from jrnn.train.config import config_names, describe_config
 from jrnn.train.devices import join
 from jrnn.train.progress import Heartbeat
 from jrnn.train.run_dir import RunDir, first_free
 from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
-
-INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ended
 
 
 def train_command(args: argparse.Namespace) -> int:
@@ -51,8 +50,8 @@ def train_command(args: argparse.Namespace) -> int:
         name = given.resolve().name if given.is_dir() else given.stem
         out = Path("runs", name) if args.resume else first_free(Path("runs"), name)
     is_first = jax.process_index() == 0
-    console = Console(quiet=not is_first)
-    console.print(f"run directory: {out}", markup=False, highlight=False, soft_wrap=True)
+    console = terminal(quiet=not is_first)
+    console.print(printable(f"run directory: {out}"), markup=False, highlight=False, soft_wrap=True)
     result = train(config, out, resume=args.resume, profile=args.profile, console=console)
     if not is_first:
         return INTERRUPTED if result.interrupted else 0

@@ -61,6 +61,12 @@ class Call:
             raise ConversionError(
                 f"{self.name} depends on values that are known only when it runs: {str(e).splitlines()[0]}"
             ) from e
+        except (
+            TypeError,
+            NameError,
+        ) as e:  # a result that is not an array, an axis name that is not bound, a mistake in it
+            reason = str(e).partition("\n")[0]
+            raise ConversionError(f"{self.name} cannot be traced: {type(e).__name__}: {reason:.300}") from e
         graph = flatten(closed)
         kinds = {str(effect) for effect in closed.effects}
         kinds.update(f"{node.name}, {node.source}" for node in graph.nodes if "callback" in node.name)
@@ -149,6 +155,8 @@ def _check_argument(leaf: Leaf, name: str) -> None:
             f"{name}: argument {leaf.name!r} is a {type(leaf.value).__name__}, not an array; close over settings: "
             "lambda x: fn(x, setting)"
         )
+    if isinstance(leaf.value, np.ndarray) and leaf.value.dtype.kind in "OSUMm":
+        raise ConversionError(f"{name}: argument {leaf.name!r} is an array of {leaf.value.dtype}; it must hold numbers")
     for size in np.shape(leaf.value):
         if not isinstance(size, (int, np.integer)):
             raise ConversionError(

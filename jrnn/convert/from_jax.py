@@ -134,7 +134,12 @@ def from_factory(target: str) -> Package:
         ConversionError: for a module or factory that does not exist, a factory that returns something else, and as
             `from_jax` does.
     """
-    fn, args, params = example_of(target, load_function(target)())
+    factory = load_function(target)
+    try:
+        made = factory()
+    except Exception as e:  # whatever the user's code raises
+        raise ConversionError(f"{target} raised {type(e).__name__}: {str(e).partition(chr(10))[0]:.300}") from e
+    fn, args, params = example_of(target, made)
     return from_jax(fn, *args, params=params)
 
 

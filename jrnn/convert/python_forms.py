@@ -6,6 +6,7 @@ call of its `bind`, with its parameters.
 
 from __future__ import annotations
 
+import ast
 import enum
 import inspect
 import re
@@ -81,15 +82,28 @@ def _filled(form: str, eqn: Any) -> str:
     return form.format("{0}", "{1}", "{2}", **fields)
 
 
+def literal(text: str) -> str:
+    r"""Any text as a Python literal of one line, whatever quotes and control characters it has.
+
+    >>> print(literal("''';import os"), literal("\n"))
+    "''';import os" '\n'
+    """
+    found = repr(str(text))
+    assert ast.literal_eval(found) == text
+    return found
+
+
 def show(value: Any) -> str:
-    """A parameter as Python.
+    """A parameter as Python, in a format string.
 
     >>> show((1, np.dtype("float32"), lax.Precision.HIGHEST))
     '(1, jnp.float32, lax.Precision.HIGHEST)'
     """
     if isinstance(value, enum.Enum):
         return f"lax.{type(value).__name__}.{value.name}"
-    if value is None or isinstance(value, (bool, int, str)):
+    if isinstance(value, str):
+        return literal(value).replace("{", "{{").replace("}", "}}")
+    if value is None or isinstance(value, (bool, int)):
         return repr(value)
     if isinstance(value, (np.dtype, type)):
         return f"jnp.{np.dtype(value).name.replace('bool', 'bool_')}"
@@ -302,7 +316,6 @@ def render(lines: Iterable[Line], uses: Mapping[str, int], depth: int) -> Iterat
             yield ""
             continue
         text = line.text.format(*(_shown(x, pending, line.text) for x in line.operands))
-        text = re.sub(r"\.reshape\(\([\d, ]*\)\)(?=\.reshape\()", "", text)
         if not line.targets:
             yield indent + text
         elif not line.shown and uses[line.targets[0]] == 1 and len(text) <= _INLINE:
@@ -316,7 +329,9 @@ def _shown(operand: Operand, pending: Mapping[str, str], text: str) -> str:
         return typed(operand.value, operand.dtype)
     found = pending.get(operand, operand)
     binds = text.startswith(("{0}", "-", "~")) or "({0}.reshape" in text
-    return f"({found})" if binds and _is_loose(found) else found
+    if binds and _is_loose(found):
+        return f"({found})"
+    return re.sub(r"\.reshape\(\([\d, ]*\)\)$", "", found) if "{0}.reshape(" in text else found
 
 
 def _is_loose(text: str) -> bool:

@@ -3,13 +3,18 @@
 The file is printed from the jaxpr of the predict net, so whatever runs under `jit` can be written. Equations become
 expressions of jnp and lax (convert/python_forms.py), scan, while and cond become calls with nested functions, and other
 calls are inlined. The file is only written if it computes what the package computes.
+
+The package may come from a stranger. Its names reach the file as literals (`literal`, `show`) or as the letters, digits and
+underscores of variables (`_Printer.fresh`), so they never become code.
 """
 
 from __future__ import annotations
 
 import inspect
+import io
 import keyword
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -28,6 +33,7 @@ from jrnn.convert.python_forms import (
     Line,
     Operand,
     form_of,
+    literal,
     live_lines,
     names_tuple,
     number,
@@ -38,9 +44,11 @@ from jrnn.convert.python_forms import (
     uses_of,
 )
 from jrnn.convert.verify import close, drawn
-from jrnn.errors import ConversionError, OpError
+from jrnn.errors import ConversionError, FormatError, OpError
+from jrnn.files import write_whole
 from jrnn.loops.jaxprs import is_literal, scan_counts
 from jrnn.nets.lowering import to_jax
+from jrnn.printable import printable
 
 # fmt: off
 _RESERVED = (
@@ -49,9 +57,12 @@ _RESERVED = (
 # fmt: on
 # Functions with a custom derivative that JAX has a name for.
 _NAMED = {"relu": "jax.nn.relu({0})", "logaddexp": "jnp.logaddexp({0}, {1})"}
+_PLAIN = re.compile(r"[\w./-]*", re.ASCII)  # names of blobs that may stand inside an expression
+_LONGEST = 60  # characters of a variable's name
+_LONGEST_MEMBER = 60_000  # bytes; the format of zip files allows 65,535
 _SMALL = 16  # most elements of a constant that is written into the file
 _MODULE = Template('''\
-"""The net $net as a function of JAX."""
+$title
 
 import jax
 import jax.numpy as jnp
@@ -65,11 +76,11 @@ def checked(blobs):
     """The blobs as arrays, which must have the types and shapes that this file was written for."""
     for name in blobs:
         if name not in SHAPES:
-            raise ValueError(f"{name!r} is no input; the inputs are {', '.join(SHAPES)}")
+            raise ValueError(f"{name!r} is no input; the inputs are {', '.join(map(repr, SHAPES))}")
     arrays = {name: jnp.asarray(blobs[name]) for name in SHAPES}
     for name, array in arrays.items():
         if (str(array.dtype), array.shape) != SHAPES[name]:
-            raise ValueError(f"{name} is {array.dtype}{list(array.shape)}; this file was written for {SHAPES[name]}")
+            raise ValueError(f"{name!r} is {array.dtype}{list(array.shape)}; this file was written for {SHAPES[name]}")
     return arrays
 
 
@@ -89,7 +100,7 @@ if __name__ == "__main__":
     print($inputs)
     print("inputs may also replace these weights:")
     for name, value in load_weights().items():
-        print(f"  {name} {value.dtype}{list(value.shape)}")
+        print(f"  {name!r} {value.dtype}{list(value.shape)}")
 ''')
 
 
@@ -135,20 +146,25 @@ def to_python(
     printer = _Printer()
     reads = [printer.fresh(n) for n in names]
     found = printer.walk(closed, [*reads, "key"])
-    outputs = ", ".join(f"{_quoted(n)}: {{{k}}}" for k, n in enumerate(package.output_names))
+    outputs = ", ".join(f"{show(n)}: {{{k}}}" for k, n in enumerate(package.output_names))
     lines, free = live_lines([*printer.lines, Line((), f"return {{{{{outputs}}}}}", tuple(found))], set())
     named = {**dict(zip(names, reads)), **{n: n for n in printer.arrays}}
-    lines = [*(Line((v,), f"blobs[{_quoted(n)}]") for n, v in named.items() if v in free), *lines]
+    read = (
+        Line((v,), f"blobs[{show(n)}]", shown="" if _PLAIN.fullmatch(n) else v) for n, v in named.items() if v in free
+    )
+    lines = [*read, *lines]
     own = {
         n: np.asarray(filled[n], s.dtype) for n, s in specs.items() if n in filled and np.shape(filled[n]) == s.shape
     }
     loaded = own | {n: v for n, v in weights.items() if n not in fixed} | printer.arrays
     source = _MODULE.substitute(
-        net=repr(package.predict_net.name),
-        shapes="".join(f"    {n!r}: {(str(v.dtype), tuple(v.shape))!r},\n" for n, v in {**specs, **loaded}.items()),
+        title=literal(f"The net {package.predict_net.name!r} as a function of JAX."),
+        shapes="".join(
+            f"    {literal(n)}: {(str(v.dtype), tuple(v.shape))!r},\n" for n, v in {**specs, **loaded}.items()
+        ),
         key=", key" if "key" in free else "",
         body="\n".join(render(lines, uses_of(lines), 1)),
-        inputs=repr(f"inputs {', '.join(specs)}; outputs {', '.join(package.output_names)}"),
+        inputs=literal(printable(f"inputs {', '.join(specs)}; outputs {', '.join(package.output_names)}")),
     )
     return source, loaded
 
@@ -180,8 +196,24 @@ def write_python(
     bad = [n for n in package.output_names if not close(found[n], wanted[n])]
     if bad:
         raise ConversionError(f"the Python file computes other numbers than the net for {', '.join(map(repr, bad))}")
-    path.write_text(source)
-    np.savez(path.with_suffix(".npz"), **arrays)
+    write_whole(path.with_suffix(".npz"), _npz(arrays), FormatError)
+    write_whole(path, source.encode(), FormatError)
+
+
+def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A file of arrays that `np.load` reads. `np.savez` has parameters of its own, whose names no array may have."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, array in arrays.items():
+            member = f"{name}.npy"
+            if not name or "\0" in name or len(member.encode()) > _LONGEST_MEMBER or member in arrays:
+                raise ConversionError(
+                    f"weight {name[:_LONGEST]!r} cannot be stored in a .npz file: a name has 1 to {_LONGEST_MEMBER} bytes, "
+                    "no zero byte, and is not that of another weight with .npy; rename the blob"
+                )
+            with archive.open(zipfile.ZipInfo(member), "w", force_zip64=True) as opened:
+                np.lib.format.write_array(opened, array, allow_pickle=False)
+    return written.getvalue()
 
 
 def _specs(package: Package, examples: Mapping[str, Any], filled: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +262,7 @@ class _Printer:
 
     def fresh(self, hint: str) -> str:
         """A name that is not in use."""
-        base = re.sub(r"\W+", "_", hint).strip("_") or "blob"
+        base = re.sub(r"\W+", "_", hint, flags=re.ASCII)[:_LONGEST].strip("_") or "blob"
         if base[0].isdigit() or keyword.iskeyword(base):
             base = "b_" + base
         name, k = base, 1
@@ -347,8 +379,3 @@ class _Printer:
     def _cond(self, eqn: Any, operands: list[Operand], hint: str) -> Sequence[Operand]:
         functions = [self._function("branch", b, operands[1:], {}) for b in eqn.params["branches"]]
         return self._results(eqn, hint, f"lax.switch({{0}}, {names_tuple(functions)})", (operands[0], *functions))
-
-
-def _quoted(name: str) -> str:
-    """A blob's name as Python, in a format string."""
-    return repr(name).replace("{", "{{").replace("}", "}}")

@@ -6,14 +6,15 @@ import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from html import escape
 from typing import Any
 
 import jax
 from rich.table import Table
+from rich.text import Text
 
-from jrnn.nets.graph.svg import to_svg
+from jrnn.nets.graph.svg import escape, to_svg
 from jrnn.nets.ir import Net
+from jrnn.printable import printable
 
 _WORST = 20  # blobs in the list
 _GOOD, _NEAR, _BAD = "#b7e1b0", "#f6e3a1", "#f2a6a0"
@@ -209,14 +210,14 @@ class GradientReport:
 def table_of(report: GradientReport) -> Table:
     """A report as a table for terminals."""
     heads, rows = report.table()
-    table = Table(title=f"gradients of {report.name}", title_justify="left")
+    table = Table(title=Text(printable(f"gradients of {report.name}")), title_justify="left")
     for head in heads:
         if head in ("blob", "shape", "at", "verdict"):
             table.add_column(head, overflow="fold")
         else:
             table.add_column(head, justify="right", no_wrap=True)
     for b, row in zip(report.worst, rows):
-        table.add_row(*row, style=None if b.agrees else "red")
+        table.add_row(*(Text(printable(c)) for c in row), style=None if b.agrees else "red")
     return table
 
 

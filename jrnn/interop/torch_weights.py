@@ -15,8 +15,11 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save_file
 
-from jrnn.errors import ConversionError, near
+from jrnn.errors import ConversionError, FormatError, near
 from jrnn.interop.cells import Params
+from jrnn.memory import free
+from jrnn.nets.proto.codec import check_file
+from jrnn.nets.proto.messages import Limits
 
 _TYPES = {
     "F64": np.float64,
@@ -46,6 +49,8 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
     >>> load_state_dict(state, prefix="rnn.")["weight_ih_l0"].shape
     (4, 3)
     """
+    if not isinstance(source, (Mapping, str, PathLike)):
+        raise ConversionError(f"a state dict is a dict or the path of a file, not a {type(source).__name__}")
     if isinstance(source, Mapping):
         where, entries = "state dict", {str(name): value for name, value in source.items()}
     else:
@@ -64,11 +69,14 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
 def _read(path: Path) -> dict[str, Any]:
     """Returns the contents of a file by name: arrays, or anything else that torch has saved."""
     try:
+        check_file(path, Limits(bytes=free(), text_bytes=2**63))
         data = path.read_bytes()
         if data.startswith(_SAVED_BY_TORCH):
             return _read_by_torch(path)
         return {name: _of_safetensors(path, name, entry) for name, entry in deserialize(data)}
-    except (SafetensorError, OSError) as error:
+    except FormatError as error:
+        raise ConversionError(f"{path}: {error}") from None
+    except (SafetensorError, OSError, ValueError) as error:
         raise ConversionError(f"{path} cannot be read as safetensors, and is no file of torch.save: {error}") from error
 
 
@@ -82,11 +90,12 @@ def _read_by_torch(path: Path) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
+        out = str(path.with_suffix(".safetensors"))
         raise ConversionError(
             f"{path} is a file of torch.save, which only torch can read, and torch is not installed; with torch, two lines "
             "convert the file:\n"
             "    import safetensors.torch, torch\n"
-            f'    safetensors.torch.save_file(torch.load("{path}", weights_only=True), "{path.with_suffix(".safetensors")}")'
+            f"    safetensors.torch.save_file(torch.load({str(path)!r}, weights_only=True), {out!r})"
         ) from None
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -103,9 +112,17 @@ def _read_by_torch(path: Path) -> dict[str, Any]:
 def _array(where: str, name: str, value: Any) -> np.ndarray:
     """Returns a floating tensor or array as a numpy array of the same type and bits."""
     if hasattr(value, "detach"):  # a tensor of torch, whose numpy() rejects bfloat16
-        value = value.detach().cpu()
-        is_bfloat16 = str(value.dtype) == "torch.bfloat16"
-        value = value.float().numpy().astype(ml_dtypes.bfloat16) if is_bfloat16 else value.numpy()
+        try:
+            value = value.detach().cpu()
+            is_bfloat16 = str(value.dtype) == "torch.bfloat16"
+            value = value.float().numpy().astype(ml_dtypes.bfloat16) if is_bfloat16 else value.numpy()
+        except (
+            NotImplementedError,
+            RuntimeError,
+            TypeError,
+        ) as error:  # it is quantized, sparse, or without data (meta)
+            reason = str(error).partition("\n")[0]
+            raise ConversionError(f"{where}: {name} is not an ordinary tensor: {reason:.200}") from error
     if isinstance(value, Mapping):
         raise ConversionError(
             f"{where}: {name} is a dict of {sorted(map(str, value))[:8]}; give the state dict within a checkpoint, as in "

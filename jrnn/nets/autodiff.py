@@ -19,14 +19,16 @@ on their own, of which a Do binds some to outer blobs (CLOSED). `keeps_outputs` 
 unchanged, like a branch that is not taken.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right, insort
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from jrnn.errors import GradientError, JrnnError, describe_op, near
 from jrnn.nets import registry
 from jrnn.nets.gradient_maker import Gradient, GradientMaker, GradientSlice, Token, Version, names_of, renamed
-from jrnn.nets.graph.scope import Workspace, keeps_outputs, workspace_of
+from jrnn.nets.graph.scope import Workspace, has_sub_nets, keeps_outputs, workspace_of
 from jrnn.nets.ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
@@ -68,6 +70,8 @@ class _Pass:
         self.forward = list(forward)
         self.net_name = net_name
         self.ops: list[Op] = []  # the gradient operators so far
+        self.reading: dict[str, list[int]] = defaultdict(list)  # blob -> positions in `ops`, some of them outdated
+        self.writing: dict[str, list[int]] = defaultdict(list)
 
         # The versions of blobs in the forward pass.
         self.inputs: list[list[Version]] = []  # of each operator
@@ -81,7 +85,8 @@ class _Pass:
         self.terms: dict[Version, list[_Term]] = defaultdict(list)
         self.gradients: dict[Version, Gradient] = {}
         self.given: dict[Version, Gradient] = {}  # by the caller
-        self.holders: dict[str, list[Version]] = defaultdict(list)  # blob -> the versions whose gradients it holds
+        self.passed: dict[Version, set[str]] = defaultdict(set)  # blobs in terms that no gradient operator wrote
+        self.holders: dict[str, set[Version]] = defaultdict(set)  # blob -> the versions whose gradients it holds
 
         for k, op in enumerate(self.forward):
             # Outputs that a branch or loop may leave unchanged count as inputs too, after those that the operator lists.
@@ -96,14 +101,26 @@ class _Pass:
                 self.writer[versions[-1]] = k
             self.outputs.append(versions)
         self.taken = set(self.last)  # names that no gradient may have
+        self.numbers: dict[str, int] = {}  # name -> a number such that `fresh` need not try smaller ones
 
     def fresh(self, name: str) -> str:
         """`name`, or `name_k` if a forward blob or another gradient has that name."""
-        k, found = 0, name
+        k = self.numbers.get(name, 0)
+        found = name if k == 0 else f"{name}_{k - 1}"
         while found in self.taken or self.holders.get(found):
+            if found in self.taken and self.numbers.get(name, 0) == k:
+                self.numbers[name] = k + 1  # it stays taken, other than a name that a gradient holds
             found, k = f"{name}_{k}", k + 1
         self.taken.add(found)
         return found
+
+    def emit(self, op: Op) -> None:
+        """Appends a gradient operator."""
+        for name in op.inputs:
+            self.reading[name].append(len(self.ops))
+        for name in op.outputs:
+            self.writing[name].append(len(self.ops))
+        self.ops.append(op)
 
     def value(self, v: Version) -> str:
         """The blob that holds version `v` after the forward pass: itself, or a copy if it is overwritten."""
@@ -117,7 +134,7 @@ class _Pass:
         """Frees the names of version `v`'s gradient, which nothing reads any more."""
         for g in (self.gradients.get(v), *(term.gradient for term in self.terms.get(v, ()))):
             for name in names_of(g):
-                self.holders[name] = [h for h in self.holders[name] if h != v]
+                self.holders[name].discard(v)
 
     def seed(self, ys: Mapping[str, Gradient | None]) -> None:
         for y, g in ys.items():
@@ -127,7 +144,7 @@ class _Pass:
             self.readers[v].append(len(self.forward))  # the caller reads y after the last operator
             if g is None:
                 name = self.fresh(y + "_autogen_grad")
-                self.ops.append(Op.of(registry.SEED, [y], [name], value=1.0))
+                self.emit(Op.of(registry.SEED, [y], [name], value=1.0))
                 term = _Term(name, ((len(self.ops) - 1, 0),))
             else:
                 self.given[v] = g
@@ -165,39 +182,38 @@ class _Pass:
     ) -> tuple[list[Op], dict[int, Gradient]]:
         """Replaces each token by its usual name, or by a fresh one if a blob of that name is in use."""
         names: dict[str, str] = {}
+        answered = {name for answer in answers.values() for name in names_of(answer)}
+        writer = {name: k for k, op in reversed(list(enumerate(emitted))) for name in op.outputs}
+        reader = {name: k for k, op in enumerate(emitted) for name in op.inputs}  # the last one
+        nesting = [op for op in emitted if has_sub_nets(op)]
         for k, answer in answers.items():
             v = self.inputs[index][k]
             for token in names_of(answer):
                 if isinstance(token, Token):
-                    names[token] = self._free_name(token, v, emitted, answers)
+                    usual = token.split("\0")[0]
+                    # It is the gradient of another input, because a maker passed it through, or an operator of this maker
+                    # still reads it.
+                    in_use = usual in answered or reader.get(usual, -1) > writer[token]
+                    in_use = in_use or any(_binds(op, usual, token) for op in nesting)
+                    names[token] = self._free_name(usual, v, in_use)
         emitted = [_with_names(op, names) for op in emitted]
         return emitted, {k: renamed(a, names) for k, a in answers.items()}
 
-    def _free_name(self, token: str, v: Version, emitted: list[Op], answers: dict[int, Gradient]) -> str:
-        """The name of a gradient of `v` that `emitted` writes as `token`."""
-        usual = token.split("\0")[0]
+    def _free_name(self, usual: str, v: Version, in_use: bool) -> str:
+        """The name of a gradient of `v`; `in_use` says whether the operators of its maker exclude the usual name."""
         if self.given.get(v) == usual:
             return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
-        writer = next(k for k, op in enumerate(emitted) if token in op.outputs)
-        in_use = (
-            usual in self.taken
-            or any(h != v for h in self.holders.get(usual, ()))
-            # It is a term of the same sum, or the gradient of another input, because a maker passed it through.
-            or any(usual in names_of(t.gradient) and None in t.places for t in self.terms.get(v, ()))
-            or any(usual in names_of(a) for a in answers.values())
-            # An operator of this maker still reads it.
-            or any(usual in op.inputs for op in emitted[writer + 1 :])
-            or any(_binds(op, usual, token) for op in emitted)
-        )
+        in_use |= usual in self.taken or not self.holders[usual] <= {v}
+        in_use |= usual in self.passed[v]  # a term of the same sum that a maker passed through
         return self.fresh(usual + "_auto") if in_use else usual
 
     def _register(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> None:
         """Appends the gradient operators of one forward operator, and a term for each input that gets a gradient."""
-        written: dict[str, list[Place]] = defaultdict(list)
+        written: dict[str, deque[Place]] = defaultdict(deque)
         for op in emitted:
             for j, name in enumerate(op.outputs):
                 written[name].append((len(self.ops), j))
-            self.ops.append(op)
+            self.emit(op)
         for k in sorted(answers):
             # The gradient of Mul(x, x) writes two terms under one name. Each input takes one, and `_rename` renames it.
             places = tuple(_next_place(written[n]) for n in names_of(answers[k]))
@@ -207,7 +223,9 @@ class _Pass:
         self.terms[v].append(term)
         self.gradients[v] = term.gradient
         for name in names_of(term.gradient):
-            self.holders[name].append(v)
+            self.holders[name].add(v)
+        if None in term.places:
+            self.passed[v].update(names_of(term.gradient))
 
     def accumulate(self, index: int) -> None:
         """Sums the gradients of each blob that operator `index` is the first to read. No more gradients of it can arrive."""
@@ -224,6 +242,7 @@ class _Pass:
             self.release(v)
             g = self._concatenate(v, terms) if all(sparse) else self._sum(v, terms)
             self.terms[v] = []
+            self.passed[v] = set()
             self._add(v, _Term(g, (None,) * len(names_of(g))))
 
     def _base_name(self, v: Version, terms: list[_Term]) -> str:
@@ -252,14 +271,18 @@ class _Pass:
         old = op.outputs[j]
         name = self.fresh(f"_{old}_autosplit_{count}")
         self.taken.discard(name)  # compat: other versions of the blob get this name too, after this sum has read it
+        self.numbers.pop(f"_{old}_autosplit_{count}", None)
         self.ops[k] = _with_names(
             replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])), {old: name}, top=False
         )
-        for after in range(k + 1, len(self.ops)):  # operators of the same maker may read what it wrote
+        insort(self.writing[name], k)
+        # Operators of the same maker may read what it wrote, until the blob is overwritten.
+        later = (after for after in _above(self.writing[old], k) if old in self.ops[after].outputs)
+        last = next(later, len(self.ops))
+        for after in takewhile(lambda after: after <= last, list(_above(self.reading[old], k))):
             reader = self.ops[after]
             self.ops[after] = replace(reader, inputs=tuple(name if n == old else n for n in reader.inputs))
-            if old in reader.outputs:
-                break
+            insort(self.reading[name], after)
         return name
 
     def _sum(self, v: Version, terms: list[_Term]) -> str:
@@ -269,7 +292,7 @@ class _Pass:
             k = names.index(base)
             names[0], names[k] = names[k], names[0]
         total = Op.of(registry.ACCUMULATE, names, [base])
-        self.ops.append(total if self.given.get(v) == base else self._tagged(total, terms))
+        self.emit(total if self.given.get(v) == base else self._tagged(total, terms))
         return base
 
     def _concatenate(self, v: Version, terms: list[_Term]) -> GradientSlice:
@@ -278,7 +301,7 @@ class _Pass:
         for which, kind in enumerate(("indices", "values")):
             name = f"{base}_{kind}_concat"
             joining = Op.of(registry.CONCATENATE, self._split(terms, which, kept=0), [name, name + "_split"], axis=0)
-            self.ops.append(self._tagged(joining, terms))
+            self.emit(self._tagged(joining, terms))
             joined.append(name)
         return GradientSlice(*joined)
 
@@ -298,10 +321,15 @@ class _Pass:
         return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
 
 
-def _next_place(places: list[Place]) -> Place | None:
+def _above(positions: list[int], k: int) -> Iterator[int]:
+    """The positions after k, of a sorted list."""
+    return (positions[i] for i in range(bisect_right(positions, k), len(positions)))
+
+
+def _next_place(places: deque[Place]) -> Place | None:
     """Removes and returns the first of several places. Returns a single one without removing it, or None."""
     if len(places) > 1:
-        return places.pop(0)
+        return places.popleft()
     return places[0] if places else None
 
 

@@ -26,12 +26,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import JrnnError, NetError, OpError, describe_op, describe_value, near
 from jrnn.loops.trips import CHECKPOINTED, Trips
+from jrnn.memory import LARGEST_FILL, available, check_call, check_results, size_of
 from jrnn.nets import registry
-from jrnn.nets.graph.scope import free_names
+from jrnn.nets.graph.scope import Workspace, free_names, workspace_of
 from jrnn.nets.graph.ssa import live_ops
 from jrnn.nets.ir import Net, Op
 
 Blobs = dict[str, Any]
+_FEW = 64  # elements; values of so many integers are compared
 RECOMPUTED = "computed again"  # the name that `checkpoint_name` gives to the blobs in Context.recompute
 
 
@@ -51,6 +53,8 @@ class Context:
         recompute: blobs that the gradient recomputes instead of storing them.
         wide: every floating-point result becomes float64, even if the operator names a narrower type.
         files: the folder in which operators may read and write files, or None.
+        max_bytes: the memory for blobs; an operator that needs more is an error, before it runs. None: no bound.
+        held: how many of these bytes the blobs of the enclosing nets use.
     """
 
     key: Any = None
@@ -64,6 +68,9 @@ class Context:
     recompute: frozenset[str] = frozenset()
     wide: bool = False
     files: str | Path | None = None
+    max_bytes: int | None = None
+    held: int = 0
+    _fitting: set[Any] = field(default_factory=set)  # calls whose results fit; see `_check_memory`
 
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network in this run. `salt` gives each network its own random numbers."""
@@ -185,10 +192,11 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
     """Runs a schedule on the given blobs. Returns all blobs, given and written."""
     _check_given(scheduled, blobs, context.outer)
     env: Blobs = dict(blobs)
+    held = context.held
     for step in scheduled.steps:
         inputs = [env[n] if n in env else context.outer[n] for n in step.op.inputs]
         try:
-            results = _call(step, inputs, env, context)
+            results = _call(step, inputs, env, context, held)
         except JrnnError as e:
             raise e.at(step.where) from e.__cause__
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as e:
@@ -196,37 +204,91 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
                 f"{step.where}: needs the values of its inputs to know the shape of its output, but they are traced; run "
                 "the net with run_net, or give those blobs as numpy integer arrays from outside the jitted function"
             ) from e
-        except (TypeError, ValueError, IndexError, ZeroDivisionError) as e:
+        except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError, jax.errors.JaxRuntimeError) as e:
             given = ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(step.op.inputs, inputs)) or "none"
             reason = str(e).strip().partition("\n")[0].rstrip(".") or type(e).__name__
             raise OpError(f"{step.where}: {reason}; inputs: {given}") from e
         assert len(results) >= len(step.op.outputs), f"{step.where}: {len(results)} results"
         for name, result in zip(step.op.outputs, results):
+            if context.eager:
+                held += size_of(result) - size_of(env.get(name) if name not in blobs else None)
             recompute = name in context.recompute and isinstance(result, jax.Array)
             env[name] = checkpoint_name(result, RECOMPUTED) if recompute else result
     return env
 
 
-def _call(step: Step, inputs: list[Any], env: Blobs, context: Context) -> tuple[Any, ...]:
+def _call(step: Step, inputs: list[Any], env: Blobs, context: Context, held: int) -> tuple[Any, ...]:
     offered: dict[str, Callable[[], Any]] = {
         "key": lambda: context.op_key(step.op),
         "op": lambda: step.op,
         "context": lambda: replace(context, outer={**context.outer, **env}, unread=step.unread),
         "wide": lambda: context.wide,
     }
-    reserved = step.definition.reserved
-    kwargs = {**step.kwargs, **{name: offered[name]() for name in reserved}}
-    may_be_static = inputs and not step.definition.random and "context" not in reserved
-    if may_be_static and all(map(_is_static, inputs)):
+    definition = step.definition
+    kwargs = {**step.kwargs, **{name: offered[name]() for name in definition.reserved}}
+
+    def forward() -> tuple[Any, ...]:
+        results = definition.forward(*inputs, **kwargs)
+        return results if isinstance(results, tuple) else (results,)
+
+    may_be_static = inputs and not definition.random and "context" not in definition.reserved
+    is_static = may_be_static and all(map(_is_static, inputs))
+    if is_static or context.eager:
+        _check_memory(step, inputs, kwargs, forward, context, held)
+    if is_static:
         with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-            results = step.definition.forward(*inputs, **kwargs)
-            return tuple(_as_static(r) for r in (results if isinstance(results, tuple) else (results,)))
+            return tuple(map(_as_static, forward()))
     with jax.named_scope(step.op.type):
-        results = step.definition.forward(*inputs, **kwargs)
-    results = results if isinstance(results, tuple) else (results,)
-    if step.definition.gradient == "stops":  # as in the backward net that autodiff generates
+        results = forward()
+    if context.eager:
+        jax.block_until_ready([r for r in results if isinstance(r, jax.Array)])  # raises here, and not where it is read
+    elif context.max_bytes is not None:
+        check_results(results, step.op.outputs, context.max_bytes)
+    if definition.gradient == "stops":  # as in the backward net that autodiff generates
         results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
     return tuple(map(_widened, results)) if context.wide else results
+
+
+def _check_memory(
+    step: Step,
+    inputs: list[Any],
+    kwargs: Mapping[str, Any],
+    forward: Callable[[], Any],
+    context: Context,
+    held: int,
+) -> None:
+    """Raises OpError if the results of a call, or arrays on the way to them, need more memory than there is.
+
+    Operators that change their inputs, or that run nets in the workspace of their own net, cannot be traced without being
+    run; the nets' operators are checked one by one.
+    """
+    definition = step.definition
+    limit = LARGEST_FILL if context.max_bytes is None else context.max_bytes
+    if definition.updates or definition.source:
+        return
+    if "context" in definition.reserved and workspace_of(step.op) is not Workspace.STEP:
+        return
+    key = _call_key(definition.type, inputs, step.kwargs)
+    if key is not None and key in context._fitting:
+        return
+    largest = check_call(forward, step.op.outputs, limit, held)
+    if key is not None and largest < limit // 1024:  # after which many more calls fit
+        context._fitting.add(key)
+
+
+def _call_key(type: str, inputs: list[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the shapes of a call's results depend on; None if it cannot be compared quickly."""
+    shapes = []
+    for x in inputs:
+        if not isinstance(x, (np.ndarray, jax.Array)) or (x.dtype.kind in "iubOSU" and x.size > _FEW):
+            return None
+        shapes.append((x.shape, x.dtype, np.asarray(x).tobytes() if x.dtype.kind in "iub" else None))
+    key = type, tuple(shapes), tuple(kwargs.items())
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _widened(x: Any) -> Any:
@@ -244,6 +306,8 @@ def _as_static(x: Any) -> Any:
 
 def _as_blob(name: str, value: Any) -> Any:
     """A given value as a blob. Integers and strings are numpy arrays (static), floats are JAX arrays of the same width."""
+    if value is None:
+        raise NetError(f"blob {name!r} is None; give an array, or leave it out")
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, (bool, int, float, list)):
@@ -275,6 +339,7 @@ def run_net(
     wide: bool = False,
     files: str | Path | None = None,
     fed: Iterable[str] | None = None,
+    max_bytes: int | None = None,
 ) -> Blobs:
     """Runs a net operator by operator, like a Caffe2 workspace. Keeps 64-bit integers and floats.
 
@@ -288,6 +353,8 @@ def run_net(
         files: the folder in which operators may read and write files; by default they may not.
         fed: the blobs that may replace the outputs of operators that read data from outside the net. If all outputs of
             such an operator are fed, it does not run. By default all of `blobs`.
+        max_bytes: the memory for the blobs that the net writes, by default what is free on the machine. An operator that
+            would need more is an error, before it runs.
 
     Returns:
         Every blob that the net wrote, by name, as numpy arrays.
@@ -301,8 +368,11 @@ def run_net(
     >>> run_net(net, {"x": np.array([1.0, 2.0], np.float32)})
     {'y': array([2., 4.], dtype=float32)}
     """
+    if not isinstance(blobs, Mapping):
+        raise NetError(f"net {net.name!r}: the blobs are a {type(blobs).__name__}; give a dict of arrays by name")
     net = without_sources(net, blobs if fed is None else fed)
-    context = Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files)
+    most = available() if max_bytes is None else max_bytes
+    context = Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
     with jax.enable_x64(True):
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
         env = execute(schedule(net), given, context)
@@ -311,7 +381,12 @@ def run_net(
 
 
 def to_jax(
-    net: Net, outputs: Iterable[str] | None = None, *, trips: Trips = CHECKPOINTED, wide: bool = False
+    net: Net,
+    outputs: Iterable[str] | None = None,
+    *,
+    trips: Trips = CHECKPOINTED,
+    wide: bool = False,
+    max_bytes: int | None = None,
 ) -> Callable[..., Blobs]:
     """Converts a net to a pure function, `fn(blobs, *, key=None) -> dict`, to jit, differentiate, vmap or shard.
 
@@ -322,6 +397,8 @@ def to_jax(
         trips: how to differentiate While loops in reverse, see `Trips`. If the condition depends only on integer numpy
             blobs, the number of trips is known and the loop becomes a scan instead.
         wide: as for `run_net`. The function must then be traced with JAX's 64-bit types enabled.
+        max_bytes: the memory for one blob, by default what is free on the machine or its accelerator. A larger one is an
+            error while the function is traced.
 
     Returns:
         A function of a dict of blobs. Integer blobs that are numpy arrays are static: operators may use them as shapes.
@@ -341,7 +418,8 @@ def to_jax(
 
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
-        env = execute(scheduled, given, Context(key=key, trips=trips, wide=wide))
+        most = available() if max_bytes is None else max_bytes
+        env = execute(scheduled, given, Context(key=key, trips=trips, wide=wide, max_bytes=most))
         for name in wanted:
             if name not in env:
                 raise NetError(unwritten_output(net, name))

@@ -118,6 +118,10 @@ class OpDef:
             OpError: if an argument has the wrong type, or a required one is absent.
         """
         found = {}
+        given: dict[str, Any] = {}
+        for a in op.args:
+            if given.setdefault(a.name, a) != a:
+                raise OpError(f"argument {a.name!r} is given twice, with different values; remove one")
         for spec in self.args:
             value = op.arg(spec.name)
             if value is not None:

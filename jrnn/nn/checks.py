@@ -142,6 +142,13 @@ def check_state(
     return tuple(states)
 
 
+def check_bools(where: str, values: Any, *names: str) -> None:
+    """Raises a LayerError unless these attributes are True or False."""
+    for name in names:
+        if not isinstance(value := getattr(values, name), (bool, np.bool_)):
+            raise LayerError(f"{where}{name} is {value!r}; it must be True or False")
+
+
 def check_choice(where: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises a LayerError unless `value` is one of `choices`.
 

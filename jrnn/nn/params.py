@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError, near
-from jrnn.nn.checks import check_integer
+from jrnn.nn.checks import check_bools, check_integer
 from jrnn.nn.units import Unit
 
 
@@ -63,6 +63,7 @@ class Layout:
     layer_norm: bool = False
 
     def __post_init__(self) -> None:
+        check_bools(f"{self.unit.name}: ", self, "bias", "bidirectional", "layer_norm")
         for name, least in (("input_size", 1), ("hidden_size", 1), ("num_layers", 1), ("proj_size", 0)):
             value = check_integer(f"{self.unit.name}: {name}", getattr(self, name), least)
             object.__setattr__(self, name, value)

@@ -13,7 +13,7 @@ import jax
 
 from jrnn.errors import LayerError, near
 from jrnn.loops.recompute import Recompute
-from jrnn.nn.checks import check_choice, check_floating
+from jrnn.nn.checks import check_bools, check_choice, check_floating
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Settings:
     merge_directions: bool | None = None
 
     def __post_init__(self) -> None:
+        check_bools("", self, "batch_first", *(["merge_directions"] if self.merge_directions is not None else []))
         zoneouts = self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)
         given = {"dropout": (self.dropout,), "recurrent_dropout": (self.recurrent_dropout,), "zoneout": zoneouts}
         for name, rates in given.items():

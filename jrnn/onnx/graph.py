@@ -20,6 +20,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from jrnn.convert.emit import registering
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
 from jrnn.loops.jax_names import is_traced
+from jrnn.memory import check_call, check_results, check_size
 
 STANDARD = ("", "ai.onnx")
 DEPTH = 32  # of graphs inside graphs
@@ -192,8 +193,8 @@ def array_of(tensor: onnx.TensorProto) -> np.ndarray:
 
 def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
     values, indices = array_of(sparse.values), array_of(sparse.indices)
-    dense = np.zeros(tuple(sparse.dims), values.dtype)
     try:
+        dense = np.zeros(check_size(sparse.dims, values.dtype), values.dtype)
         if indices.ndim == 1:
             dense.reshape(-1)[indices] = values
         else:
@@ -214,15 +215,22 @@ def _constant(attributes: Mapping[str, Any], label: str) -> np.ndarray:
     raise ConversionError(f"node {label!r} Constant: it holds {sorted(attributes)}; strings are not read")
 
 
-_MISTAKES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError)
+_MISTAKES = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError, jax.errors.JaxRuntimeError,
+)  # fmt: skip
 
 
-def evaluate(graph: OnnxGraph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any]) -> list[Any]:
-    """The outputs of a graph for values of its inputs; `outer` holds the values of the graphs around it."""
+def evaluate(
+    graph: OnnxGraph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int
+) -> list[Any]:
+    """The outputs of a graph for values of its inputs; `outer` holds the values of the graphs around it.
+
+    A node whose result needs more than `max_bytes` is an error.
+    """
     env = {**outer, **graph.consts, **{name: params[key] for name, key in graph.params.items()}}
     env.update(zip(graph.inputs, args, strict=True))
     for node in graph.nodes:
-        env.update(zip(node.outputs, _call(node, env, params), strict=False))
+        env.update(zip(node.outputs, _call(node, env, params, max_bytes), strict=False))
     return [_look_up(env, name, f"graph {graph.name!r}") for name in graph.outputs]
 
 
@@ -232,18 +240,28 @@ def _look_up(env: Mapping[str, Any], name: str, where: str) -> Any:
     return env[name] if name else None
 
 
-def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any]) -> Sequence[Any]:
+def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int) -> Sequence[Any]:
+    run = OPERATORS[node.type]
     values = [_look_up(env, name, str(node)) for name in node.inputs]
     if any(isinstance(v, OnnxGraph) for v in node.attributes.values()):
         scope = dict(env)
-        node = replace(node, run=lambda graph, args: evaluate(graph, args, scope, params))
+        node = replace(node, run=lambda graph, args: evaluate(graph, args, scope, params, max_bytes))
     try:
-        found = OPERATORS[node.type](node, *values)
+        if node.run is None and not any(map(is_traced, values)):
+            check_call(
+                lambda: [v for v in _outputs(run(node, *values)) if hasattr(v, "dtype")], node.outputs, max_bytes
+            )
+        found = _outputs(run(node, *values))
+        check_results(found, node.outputs, max_bytes)
     except JrnnError as error:
         raise error if str(error).startswith("node") else error.at(str(node)) from None
     except _MISTAKES as error:
         shapes = ", ".join(map(_shown, values))
         raise OpError(f"{node}: cannot be run on ({shapes}): {error}") from error
+    return found
+
+
+def _outputs(found: Any) -> tuple[Any, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 

@@ -15,6 +15,9 @@ from google.protobuf.message import DecodeError
 from onnx import checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
+from jrnn.memory import available
+from jrnn.nets.proto.codec import check_file
+from jrnn.nets.proto.messages import DEFAULT_LIMITS
 from jrnn.onnx.graph import STANDARD, OnnxGraph, as_jax, evaluate, read_graph
 
 
@@ -71,7 +74,7 @@ class OnnxModel:
             if name not in (known := [s.name for s in self.inputs]):
                 raise OpError(f"no input is called {name!r}{near(name, known)}; the inputs are {known}")
         values = [_checked(spec, inputs) for spec in self.inputs]
-        found = evaluate(self.graph, values, {}, {**own, **(params or {})})
+        found = evaluate(self.graph, values, {}, {**own, **(params or {})}, available())
         return {
             spec.name: v if isinstance(v, list) else as_jax(v, f"the output {spec.name!r}")
             for spec, v in zip(self.outputs, found)
@@ -136,12 +139,14 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
 def _load(source: Any) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
-    if not isinstance(source, bytes) and not Path(source).is_file():
-        raise FormatError(f"{os.fspath(source)}: no such file")
     try:
+        if not isinstance(source, bytes):
+            check_file(Path(source), DEFAULT_LIMITS)
         if isinstance(source, bytes):
             return onnx.load_model_from_string(source)
         return onnx.load(os.fspath(source))
+    except FormatError as error:
+        raise error.at(str(source)[:200]) from None
     except (DecodeError, ValueError, OSError, checker.ValidationError) as error:
         where = "the bytes" if isinstance(source, bytes) else os.fspath(source)
         raise FormatError(f"{where}: cannot be read as ONNX: {error}") from error

@@ -28,6 +28,7 @@ from jrnn.train.tasks import Batch
 
 TOLERANCE = 1e-9  # of the greatest element; float64 leaves about 1e-14
 TOLERANCE_OF_DIFFERENCES = 1e-6  # of the derivative; float64 leaves about 1e-9
+MEMBER = "member of the batch"  # how the description of a number in the data begins
 STEP = 1e-5  # half the distance between the two points of a difference
 
 
@@ -143,7 +144,7 @@ def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:
         state: the state before the step, as host arrays.
         batch, key: the inputs of the step.
     """
-    for what, tree in (("parameter", state.params), ("carried state", state.carry), ("member of the batch", batch)):
+    for what, tree in (("parameter", state.params), ("carried state", state.carry), (MEMBER, batch)):
         for path, value in jax.tree.leaves_with_path(tree):
             if found := _not_finite(value):
                 return f"{what} {jax.tree_util.keystr(path, simple=True, separator='.')!r} {found}"

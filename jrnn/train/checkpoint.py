@@ -1,7 +1,8 @@
 """Checkpoints by orbax: written under another name and renamed when complete, so a checkpoint is whole or absent.
 
 A complete checkpoint gets a seal: a file with the checksums of its files, so that later damage is detected before anything
-is read. A checkpoint without a seal, because the process was killed just before, is read without this check.
+is read. A checkpoint without a seal, because the process was killed just before or the seal is lost, may be damaged: it is
+read only if no sealed checkpoint loads.
 """
 
 from __future__ import annotations
@@ -68,9 +69,11 @@ class Checkpoints:
         Raises:
             CheckpointError: if it cannot be written; older checkpoints stay intact.
         """
-        if step in self._manager.all_steps():
+        if step in self._manager.all_steps() and is_sealed(self.folder / str(step)):
             return
         try:
+            if step in self._manager.all_steps():
+                self._manager.delete(step)
             self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
             _seal(self.folder / str(step))
         except (OSError, ValueError, RuntimeError) as e:
@@ -78,7 +81,7 @@ class Checkpoints:
 
     @_quiet()
     def restore(self, like: Any) -> tuple[Any, list[str]]:
-        """Returns the newest checkpoint that loads, and warnings about newer ones that are damaged.
+        """Returns the newest sealed checkpoint that loads, or else the newest one; and warnings about those not used.
 
         Args:
             like: a pytree of arrays, or of shapes and dtypes, that the checkpoint must match.
@@ -90,7 +93,8 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: holds no complete checkpoint")
         flat = _as_dict(like)
         damaged: list[str] = []
-        for number in reversed(self.steps()):
+        numbers = sorted(self.steps(), key=lambda n: (is_sealed(self.folder / str(n)), n), reverse=True)
+        for number in numbers:
             where = self.folder / str(number)
             if (changed := broken_seal(where)) is not None:
                 damaged.append(f"{where}: is damaged ({changed})")
@@ -104,7 +108,15 @@ class Checkpoints:
             except Exception as e:  # whatever orbax, tensorstore or a parser raises for damaged files
                 damaged.append(f"{where}: is damaged ({_first_line(e)})")
                 continue
-            return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in flat]), damaged
+            used = f"step {number} is used"
+            warnings = [f"{text}; {used}" for text in damaged]
+            if not is_sealed(where):
+                warnings.append(
+                    f"{where}: is not sealed, so damage cannot be detected; {used}, as no sealed one is left"
+                )
+            skipped = [n for n in numbers if n > number and not is_sealed(self.folder / str(n))]
+            warnings += [f"{self.folder / str(n)}: is not sealed; {used}" for n in skipped if is_sealed(where)]
+            return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in flat]), warnings
         raise CheckpointError("; ".join(damaged) + "; no checkpoint is left to continue from")
 
     def __enter__(self) -> Checkpoints:
@@ -131,6 +143,10 @@ def _alone() -> ocp.options.MultiprocessingOptions:
     if jax.process_count() == 1:
         return ocp.options.MultiprocessingOptions()
     return ocp.options.MultiprocessingOptions(me, {me}, barrier_sync_key_prefix=f"process_{me}")
+
+
+def is_sealed(folder: Path) -> bool:
+    return (folder / SEAL).exists()
 
 
 def broken_seal(folder: Path) -> str | None:

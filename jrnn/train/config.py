@@ -85,6 +85,7 @@ class TrainConfig:
 
     def __post_init__(self):
         check_bounds("train", self)
+        require(self.steps < 2**31, "train.steps must be below 2147483648", self.steps)
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Config:
     sample: Any = None
 
     def __post_init__(self):
+        require(0 <= self.seed < 2**32, "seed must lie between 0 and 4294967295", self.seed)
         if self.train.precision != "float32" and self.gradient.source != "jax":
             raise ConfigError(f'train.precision = "{self.train.precision}" needs gradient.source = "jax"')
         for name, table in self.choose({"task": self.task}).items():
@@ -192,7 +194,9 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
         ConfigError: for a missing file, a key that does not exist (with the near name), or an impossible value.
     """
     path = find_config(path)
-    tables = read_toml(path, near(path.stem, config_names()) or "; `jrnn configs` lists the configs that ship")
+    beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
+    meant = near(path.name, beside) or near(path.stem, config_names())
+    tables = read_toml(path, meant or "; `jrnn configs` lists the configs that ship")
     config = decode(Config, tables, str(path))  # first, so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)
     if not assignments:

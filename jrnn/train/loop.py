@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from jrnn.errors import ConfigError, GradientError, TrainError
-from jrnn.train.check import GradientCheck, first_not_finite
+from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
@@ -37,6 +37,7 @@ from jrnn.train.step import (
     step_key,
 )
 from jrnn.train.tasks import Task
+from jrnn.train.tasks.task import check_task
 
 # Spent once, however long a run is.
 ONCE = SETUP, FIRST_VALIDATION, TRACING = "compiling, first call", "compiling, first validation", "tracing"
@@ -143,6 +144,7 @@ class _Training:
         self.task = task
         self.devices = devices
         self.beat = beat
+        check_task(config, task)
         steps = make_steps(config, task.axes)
         self.state = initial_state(task.model, steps)
         self.call = make_train_call(task.model, steps, (devices.state_sharding, devices.result_sharding))
@@ -163,7 +165,7 @@ class _Training:
         if resume and checkpoints.steps():
             self.state, damaged = checkpoints.restore(self.state)
             for warning in damaged:
-                self.beat.say(f"warning: {warning}; continuing from the one before")
+                self.beat.say(f"warning: {warning}")
             self.beat.say(f"resuming from step {int(self.state.step)}")
         elif resume:
             self.beat.say("no checkpoint to resume from: starting from the beginning")
@@ -224,11 +226,19 @@ class _Training:
         except NotFinite as e:
             good = int(self.state.step)  # the compiled function stopped there
             self._save(writers, good)
-            raise TrainError(
-                f"{e}; {self._diagnose(e.step)}; the state before it is the checkpoint of step {good}: continue with "
-                '--resume and a smaller optimizer.learning_rate or optimizer.clip, or with train.on_nan = "skip"'
-            ) from None
+            cause = self._diagnose(e.step)
+            skip = 'or with train.on_nan = "skip"'
+            fix = f"continue with --resume and a smaller optimizer.learning_rate or optimizer.clip, {skip}"
+            if cause.startswith(MEMBER):
+                fix = (
+                    f"correct the data and start a new run, or leave such steps out: continue with --resume, {skip[3:]}"
+                )
+            raise TrainError(f"{e}; {cause}; the state before it is the checkpoint of step {good}: {fix}") from None
         self._save(writers, step)
+        if step > begun and recorder.skipped == step - begun:
+            raise TrainError(
+                f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}"
+            )
         ended = step == train.steps or self.patience.is_over
         if ended and math.isnan(self.validation_loss):  # resumed with nothing left to do
             self._evaluate()

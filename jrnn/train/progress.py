@@ -14,6 +14,8 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from jrnn.printable import printable
+
 SILENCE = 7.0  # seconds without a line, after which the heartbeat prints one
 MEASURED = 3.0  # seconds of steps after which the time of a run is predicted
 
@@ -51,7 +53,7 @@ class Heartbeat:
     def say(self, text: str) -> None:
         """Prints a line."""
         with self._lock:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
             self.heard()
 
     def _run(self) -> None:

@@ -20,12 +20,15 @@ import os
 import platform
 import subprocess
 import sys
+import tomllib
+import warnings
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
 from jrnn.convert import Package
 from jrnn.errors import CheckpointError, ConfigError, DataError
@@ -95,6 +98,7 @@ class RunDir:
     def check_continues(self, config: Config, task: Task) -> None:
         """Raises CheckpointError, ConfigError or DataError if `config` cannot continue the run in this directory."""
         before = self.load_config()
+        self._check_not_edited(before)
         old, new = _identity(before), _identity(_resolved(config))
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name):
@@ -111,6 +115,26 @@ class RunDir:
         if self.load_fingerprint() != json.loads(json.dumps(task.fingerprint())):
             raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
 
+    def _check_not_edited(self, config: Config) -> None:
+        """Raises CheckpointError if config.toml is not what the run wrote: its checkpoints are of what it wrote."""
+        now, kept = _tables(encode(config)), self._kept_configs()
+        if kept and all(now != _tables(text) for text in kept):
+            first = _tables(kept[0])
+            keys = [k for k in dict.fromkeys([*first, *now]) if first.get(k) != now.get(k)]
+            changes = ", ".join(f"{k} was {first.get(k)!r:.80} and is {now.get(k)!r:.80}" for k in keys)
+            raise CheckpointError(
+                f"{self.path / 'config.toml'}: was changed after the run wrote it: {changes}; undo that, and continue with "
+                "other values by --set, or start a new run"
+            )
+
+    def _kept_configs(self) -> list[str]:
+        """Returns the configurations that the run wrote last, the newest first; none in runs of older versions."""
+        try:
+            found = parse_json((self.path / "run.json").read_text(encoding="utf-8"))["configs"]
+            return [text for text in found if isinstance(text, str) and _tables(text)]
+        except (OSError, ValueError, LookupError, TypeError):
+            return []
+
     def load_fingerprint(self) -> dict[str, Any]:
         """Returns what the task kept of its data; see `Task.fingerprint`."""
         path = self.path / "data.json"
@@ -118,6 +142,8 @@ class RunDir:
             found = parse_json(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file; the run directory is not complete") from None
+        except OSError as e:
+            raise CheckpointError(f"{path}: cannot be read: {e.strerror}") from None
         except ValueError:
             found = None
         if not isinstance(found, dict):
@@ -128,11 +154,20 @@ class RunDir:
         """Writes what is known before the first step, so that the run can be repeated from any working directory."""
         config = _resolved(config)
         self._write_text("data.json", json.dumps(task.fingerprint(), ensure_ascii=False) + "\n")
-        self._write_text("run.json", json.dumps({"seed": config.seed, **provenance()}, indent=2) + "\n")
-        self._write_text("config.toml", encode(config))
+        text = encode(config)
+        # Both, because the process may be killed before the new config.toml is there.
+        configs = list(dict.fromkeys([text, *self._kept_configs()[:1]]))
+        origin = {"seed": config.seed, **provenance(), "configs": configs}
+        self._write_text("run.json", json.dumps(origin, indent=2) + "\n")
+        self._write_text("config.toml", text)
 
     def _write_text(self, name: str, text: str) -> None:
         write_whole(self.path / name, text.encode(), ConfigError)
+
+
+def _tables(text: str) -> dict[str, Any]:
+    """Returns the keys and values of a configuration."""
+    return flatten_dict(tomllib.loads(text), sep=".")
 
 
 def _resolved(config: Config) -> Config:
@@ -213,14 +248,22 @@ def load_trained(run: RunDir) -> Trained:
     kept = run.load_fingerprint()
     model = config.kind.model(config, kept)
     state = abstract_state(model, config)
+    notes: list[str] = []
+    params = None
     if config.train.patience and run.best.is_dir():
         with Checkpoints(run.best, 1) as checkpoints:
-            if checkpoints.steps():  # none if the run was stopped before its first validation
-                params, _ = checkpoints.restore(state.evaluation_params)
-                return Trained(config, kept, model, params)
-    with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
-        state, _ = checkpoints.restore(state)
-    return Trained(config, kept, model, state.evaluation_params)
+            try:
+                if checkpoints.steps():  # none if the run was stopped before its first validation
+                    params, notes = checkpoints.restore(state.evaluation_params)
+            except CheckpointError as e:
+                notes = [f"{e}; the newest checkpoint of the run is used"]
+    if params is None:
+        with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
+            state, more = checkpoints.restore(state)
+        params, notes = state.evaluation_params, notes + more
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return Trained(config, kept, model, params)
 
 
 def abstract_state(model: Model, config: Config) -> State:

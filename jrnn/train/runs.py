@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from jrnn.errors import ConfigError, DataError
+from jrnn.printable import printable
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.plot import Curve, draw_losses
 from jrnn.train.toml_codec import read_toml
@@ -128,7 +129,7 @@ def runs_tables(runs: Sequence[RunSummary]) -> list[Table]:
 def _table(title: str, runs: Sequence[RunSummary]) -> Table:
     keys = [k for k in differing([r.config for r in runs]) if k != "train.steps"]  # which has a column of its own
     in_columns = len(keys) <= MOST_COLUMNS
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for name in ("run", *(keys if in_columns else ["config"])):
         table.add_column(name, overflow="fold")
     for name in ("steps", "best loss", "at step", "a second", "state"):
@@ -140,7 +141,9 @@ def _table(title: str, runs: Sequence[RunSummary]) -> Table:
             values = ["\n".join(f"{k} = {r.config[k]}" for k in keys if k in r.config)]
         best = ("-", "-") if r.best_loss is None else (f"{r.best_loss:.4f}", str(r.best_step))
         speed = "-" if r.speed is None else f"{r.speed:,.0f}"
-        table.add_row(*(escape(v) for v in (r.path, *values)), f"{r.step}/{r.steps}", *best, speed, r.state)
+        table.add_row(
+            *(Text(printable(v, lines=True)) for v in (r.path, *values)), f"{r.step}/{r.steps}", *best, speed, r.state
+        )
     return table
 
 

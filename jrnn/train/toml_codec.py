@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import tomllib
 import types
 import typing
@@ -81,7 +82,11 @@ def read_utf8(path: str | Path, error: type[JrnnError], rule: str = "") -> str:
         raise error(f"{path}: no such file{rule}") from None
     except OSError as e:
         raise error(f"{path}: cannot be read: {e.strerror}") from None
-    except UnicodeDecodeError as e:
+    except ValueError as e:
+        if not isinstance(e, UnicodeDecodeError):  # a zero byte in the path
+            raise error(f"{path}: cannot be read: {e}") from None
+        if e.object.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise error(f"{path}: is UTF-16; convert it, as with: iconv -f utf-16 -t utf-8 {path}") from None
         raise error(
             f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}; convert it, as with: "
             f"iconv -f latin1 -t utf-8 {path}"
@@ -183,8 +188,12 @@ def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
         return value
     if isinstance(kind, types.UnionType):
         kind = next(k for k in choices if k is not type(None))
+    if type(value) is int and not -(2**31) <= value < 2**32:
+        raise ConfigError(f"{where}: {full} must have 32 bits, is {value!r:.40}")
     if kind is float and type(value) is int:
         return float(value)
+    if kind is float and type(value) is float and not math.isfinite(value):
+        raise ConfigError(f"{where}: {full} must be a finite number, is {value}")
     if typing.get_origin(kind) is list:
         if not isinstance(value, list):
             raise ConfigError(f"{where}: {full} must be a list, is {value!r:.200}")

@@ -277,3 +277,35 @@ assert jrnn.from_onnx.__name__ == 'from_onnx'
 
 def test_onnx_loads_when_it_is_asked_for():
     subprocess.run([sys.executable, "-c", LATE], check=True)
+    without = """
+import sys; sys.modules["onnx"] = None
+import inspect, pydoc, jrnn
+from jrnn import *
+from jrnn import from_onnx
+assert scan is jrnn.scan and "onnx" not in globals() and not hasattr(jrnn, "onnx")
+members = dict(inspect.getmembers(jrnn))
+assert members["to_onnx"] is jrnn.to_onnx and "needs the extra" in pydoc.render_doc(jrnn)
+assert not isinstance(1, jrnn.OnnxModel)
+from_onnx(b"")
+"""
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
+    assert done.stderr.endswith("ImportError: jrnn.from_onnx needs the extra 'onnx': pip install 'jrnn[onnx]'\n")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = Constant <value = int64[2] {1099511627776, 3}> () y = Expand(x, s)",
+        "s = Constant <value = int64[1] {1099511627776}> () y = Tile(x, s)",
+        "s = Constant <value = int64[2] {0, 1099511627776}> () y = Pad(x, s)",
+        "s = Constant <value = int64[2] {1099511627776, 1099511627776}> () y = ConstantOfShape(s)",
+        "s = Constant <value = int64[2] {0, 4611686018427387904}> () y = ConstantOfShape(s)",
+        "a = Constant <value = int64 {0}> () b = Constant <value = int64 {1099511627776}> () "
+        "c = Constant <value = int64 {1}> () y = Range(a, b, c)",
+    ],
+)
+def test_no_node_begins_what_does_not_fit(body):
+    head = '<ir_version: 8, opset_import: ["" : 17]>'
+    model = jrnn.from_onnx(onnx.parser.parse_model(head + f"n (float[N] x) => (float[M] y) {{ {body} }}"))
+    with pytest.raises(OpError, match="node .*-> 'y': .*bytes"):
+        model({"x": jnp.ones(3)})

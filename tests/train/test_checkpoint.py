@@ -85,12 +85,10 @@ def test_no_damage_gives_wrong_numbers(folder, tmp_path, damage):
         copy = shutil.copytree(folder, tmp_path / f"{damage}{number}")
         _damage(copy / file, damage)
         found, warnings = restore(copy, state(0))
-        if damage == "delete" and file.name == SEAL:  # as where the process was killed just before
-            assert_same(found, state(2))
-            assert warnings == []
-            continue
         assert_same(found, state(1))
-        assert len(warnings) == 1 and warnings[0].startswith(f"{copy / '2'}: is damaged (")
+        lost = damage == "delete" and file.name == SEAL  # as where the process was killed just before
+        what = "is not sealed; step 1 is used" if lost else "is damaged ("
+        assert len(warnings) == 1 and warnings[0].startswith(f"{copy / '2'}: {what}")
 
 
 def _damage(path, how):
@@ -107,8 +105,21 @@ def _damage(path, how):
 def test_the_warnings_of_libraries_do_not_show(folder, caplog):
     (folder / "2" / "_CHECKPOINT_METADATA").unlink()
     (folder / "2" / SEAL).unlink()
-    assert restore(folder, state(0))[1] == []
+    (folder / "1" / SEAL).unlink()
+    found, warnings = restore(folder, state(0))
+    assert_same(found, state(2))
+    assert len(warnings) == 1 and "is not sealed, so damage cannot be detected; step 2 is used" in warnings[0]
     assert caplog.records == []
+
+
+def test_a_checkpoint_without_a_seal_is_written_again(folder):
+    """Its process was killed before it was sealed; the run went on from the one before, and comes to its step again."""
+    (folder / "2" / SEAL).unlink()
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(2, state(7))
+    found, warnings = restore(folder, state(0))
+    assert_same(found, state(7))
+    assert warnings == []
 
 
 def test_when_all_are_damaged(folder):

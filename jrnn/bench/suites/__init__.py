@@ -24,6 +24,7 @@ SUITES = {
     "nn": "nn_layers",
     "convert": "conversion",
     "graph": "graph_passes",
+    "growth": "growth",
     "libraries": "libraries",
     "streaming": "streaming",
 }

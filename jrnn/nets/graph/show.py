@@ -5,6 +5,7 @@ from typing import Any
 
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.ir import Arg, DeviceOption, Message, Net, Numbers, Op
+from jrnn.printable import printable
 
 _LONGEST_LIST = 8
 _LONGEST_TEXT = 60
@@ -23,7 +24,7 @@ def show(net: Net, shapes: Mapping[str, Any] | None = None) -> str:
     net n (x, w, b) -> (y)
       #0 y [1, 2, 3] float32 = FC(x, w, b) axis=2
     """
-    return "\n".join(_lines(net, shapes or {}, "net"))
+    return "\n".join(map(printable, _lines(net, shapes or {}, "net")))
 
 
 def _lines(net: Net, shapes: Mapping[str, Any], label: str) -> Iterator[str]:
@@ -108,7 +109,7 @@ def to_dot(net: Net) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = printable(text.replace("\\", "\\\\").replace('"', '\\"'))
     return f'"{escaped}"'
 
 

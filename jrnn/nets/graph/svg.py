@@ -2,25 +2,29 @@
 
 Nodes are placed in layers with edges pointing down, as in Sugiyama, Tagawa and Toda (Methods for Visual Understanding of
 Hierarchical System Structures, 1981): nodes get layers, an edge that spans several layers gets a bend in each, layers are
-ordered by the mean positions of neighbors, and nodes then move towards their neighbors as far as there is room.
+ordered by the mean positions of neighbors, and nodes then move towards their neighbors as far as there is room. A blob that
+is read many layers further down is drawn again above its reader, so that the picture of a large net stays readable, and its
+size is proportional to the net's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as _escape
 from itertools import pairwise
 from typing import Any
 
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.ir import Net
+from jrnn.printable import printable
 
 _LETTER, _PADDING, _LAYER, _BOX, _MARGIN, _CAPTION = 6.6, 18.0, 44.0, 24.0, 12.0, 30.0
 _INPUT, _OUTPUT, _PLAIN = "#dbe9f6", "#e2f0d9", "#ffffff"
 _SWEEPS = 6
 _GAP = 14.0
 _ABREAST = 4
+_FAR = 12  # layers; a longer edge is not drawn
 
-Node = tuple[Any, ...]  # ("op", index), ("blob", name, version) or ("bend", ...)
+Node = tuple[Any, ...]  # ("op", index), ("blob", name, version), that with the index of its reader, or ("bend", ...)
 STYLE = (
     "text{font:11px Helvetica,Arial,sans-serif;text-anchor:middle;dominant-baseline:central;fill:#222}"
     ".op rect{fill:#f2f2f2;stroke:#666}.blob rect{stroke:#888}.edge{fill:none;stroke:#999}"
@@ -54,6 +58,11 @@ def to_svg(net: Net, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
     )
 
 
+def escape(text: str) -> str:
+    """Any text for XML and HTML, in which control characters are errors."""
+    return _escape(printable(text))
+
+
 def _nets(net: Net, caption: str) -> Iterator[tuple[str, Net]]:
     yield caption, net
     for k, op in enumerate(net.ops):
@@ -77,12 +86,30 @@ def _drawn(net: Net, marks: Mapping[str, tuple[str, str]]) -> tuple[str, float, 
             versions[name] = versions.get(name, 0) + 1
             labels["blob", name, versions[name]] = name
             edges.append((here, ("blob", name, versions[name])))
+    labels, edges = _without_far_edges(labels, edges)
     found = layout({n: len(text) * _LETTER + _PADDING for n, text in labels.items()}, edges)
     parts = [_edge(points) for points in found.edges.values()]
     for n, text in labels.items():
         x, layer = found.places[n]
         parts.append(_box(n, text, x, layer * _LAYER + _BOX / 2, _filled(net, n, versions, labels, marks)))
     return "".join(parts), found.width, (found.layers - 1) * _LAYER + _BOX
+
+
+def _without_far_edges(
+    labels: Mapping[Node, str], edges: list[tuple[Node, Node]]
+) -> tuple[dict[Node, str], list[tuple[Node, Node]]]:
+    """Gives the readers of a blob that is many layers above them a box of their own for it."""
+    layer = _layers(list(labels), edges)
+    found: dict[Node, dict[Node, str]] = {n: {} for n in labels}
+    kept = []
+    for u, v in edges:
+        if layer[v] - layer[u] > _FAR:
+            again = (*u, v[1])
+            found[v][again] = labels[u]
+            kept.append((again, v))
+        else:
+            kept.append((u, v))
+    return {n: text for v, more in found.items() for n, text in (*more.items(), (v, labels[v]))}, kept
 
 
 def _filled(
@@ -96,7 +123,7 @@ def _filled(
     if node[0] == "op":
         op = net.ops[node[1]]
         return "", f"op #{node[1]} {op.type}({', '.join(op.inputs)})"
-    _, name, version = node
+    _, name, version = node[:3]
     if name in marks and version == (0 if ("blob", name, 0) in labels else 1):
         return marks[name][0], f"{name}: {marks[name][1]}"
     if not version and name in net.external_inputs:
@@ -192,7 +219,7 @@ def _layers(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> dict[N
             continue
         at = min(after[n], key=layer.__getitem__) if source else max(before[n], key=layer.__getitem__)
         crowd[at, source] = crowd.get((at, source), 0) + 1
-        further = 1 + (crowd[at, source] - 1) // _ABREAST
+        further = 1 + min((crowd[at, source] - 1) // _ABREAST, _FAR - 2)
         layer[n] = layer[at] - further if source else layer[at] + further
     first = min(layer.values(), default=0)
     return {n: at - first for n, at in layer.items()}

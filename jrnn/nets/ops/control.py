@@ -19,6 +19,7 @@ from jax import lax
 from jrnn.errors import OpError, describe_value
 from jrnn.loops import scan
 from jrnn.loops.trips import run_trips
+from jrnn.memory import size_of
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, execute, schedule
@@ -151,7 +152,8 @@ def _truth(condition: Any) -> bool:
 def _run_shared(net: Net, blobs: Mapping[str, Any], wanted: Iterable[str], context: Context) -> dict[str, Any]:
     """Runs a net in the workspace of its operator, and returns the blobs that it writes."""
     body = schedule(net, None if context.eager else _written(net, wanted), read_outside=wanted)
-    return execute(body, {}, replace(context, outer=blobs))
+    held = sum(map(size_of, blobs.values())) if context.eager else 0
+    return execute(body, {}, replace(context, outer=blobs, held=held))
 
 
 def _both_branches(condition: Any, branches, wanted: list[str], context: Context) -> dict[str, Any]:

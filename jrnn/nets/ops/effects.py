@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.lowering import Context
-from jrnn.nets.ops.values import check_size
 from jrnn.nets.proto.database import Records, read_database, tensors_of
 from jrnn.nets.proto.predictor_file import CHUNK_MARK, named_chunks, write_records
 from jrnn.nets.proto.tensors import blob_to_numpy
 from jrnn.nets.registry import op
+from jrnn.printable import printable
 
 _SMALLEST_ARRAY = 128  # bytes that an array takes, however small
 
@@ -170,7 +171,7 @@ def print_(x, *, to_file: bool = False, limit: int = 0, every_n: int = 1, op, co
     if context.eager and not context.in_branch:
         value: Any = np.asarray(x)
         flat = value.reshape(-1)[: limit or 1000].tolist()
-        print(f"{op.inputs[0]} {value.dtype}{list(value.shape)}: {', '.join(map(str, flat))}")
+        print(printable(f"{op.inputs[0]} {value.dtype}{list(value.shape)}: {', '.join(map(str, flat))}"))
     return ()
 
 

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.ops.values import (
     STRING,
     check_integers,
     check_rank,
-    check_size,
     describe,
     dtype_of,
     int64,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.autodiff import GradientSlice
 from jrnn.nets.ops.lengths import check_lengths, per_row, segment_ids
 from jrnn.nets.ops.values import (
@@ -21,7 +22,6 @@ from jrnn.nets.ops.values import (
     check_integers,
     check_rank,
     check_shape,
-    check_size,
     describe,
     known_integer,
     scalar,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.ops.values import check_float, check_integers, check_rank, check_shape, describe, is_concrete
 from jrnn.nets.registry import gradient, op
 
@@ -34,6 +35,7 @@ def known_lengths(lengths: Any, rows: int | None = None) -> np.ndarray:
     """Lengths as numpy, for operators whose output's shape depends on them; they must not be traced."""
     values = np.asarray(lengths)
     check_lengths(values, rows)
+    check_size((sum(values.tolist()),), np.int64)
     return values.astype(np.int64)
 
 
@@ -52,6 +54,7 @@ def rows_from(starts: Any, counts: np.ndarray) -> np.ndarray:
     >>> rows_from(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
+    check_size((sum(counts.tolist()),), np.int64)
     return np.arange(counts.sum()) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
 

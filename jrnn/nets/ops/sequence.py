@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.ops.lengths import check_lengths, known_lengths, per_row, rows_from
 from jrnn.nets.ops.values import STRINGS, canonical_axis, check_float, check_rank, describe, is_concrete
 from jrnn.nets.registry import gradient, op
@@ -83,6 +84,7 @@ def reverse_packed_segs(data, lengths):
 def _packed_rows(lengths, width):
     """For each place of [N, width]: its row in the data, and whether it has one."""
     start = np.cumsum(lengths) - lengths
+    check_size((len(lengths), width), np.int64)
     step = np.arange(width)[None, :]
     present = step < lengths[:, None]
     return np.where(present, start[:, None] + step, 0), present

@@ -8,7 +8,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import STRINGS, canonical_axis, check_integers, check_rank, check_size, describe, flat_at
+from jrnn.memory import check_size
+from jrnn.nets.ops.values import STRINGS, canonical_axis, check_integers, check_rank, describe, flat_at
 from jrnn.nets.registry import gradient, op
 
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,8 +29,6 @@ DTYPES = {
 }
 
 STRINGS = "OSU"  # the kinds of numpy's string types, which stay numpy
-
-LARGEST_FILL = 2**31  # bytes; a mistyped shape should be an error, not use up the memory
 
 
 def describe(x: Any) -> str:
@@ -85,21 +83,6 @@ def check_indices(indices: Any, size: int, name: str = "indices") -> None:
         wrong = found[(found < 0) | (found >= size)]
         if wrong.size:
             raise OpError(f"{name} holds {wrong.flat[0]}, which is out of range; it must be in [0, {size})")
-
-
-def check_size(shape: Sequence[int], dtype: Any) -> tuple[int, ...]:
-    """`shape` as a tuple of ints; OpError for a negative dimension or an array above `LARGEST_FILL` bytes.
-
-    >>> check_size(np.array([2, 3]), np.float32)
-    (2, 3)
-    """
-    shape = tuple(int(d) for d in shape)
-    if any(d < 0 for d in shape):
-        raise OpError(f"shape {list(shape)} has a negative dimension")
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size > LARGEST_FILL:
-        raise OpError(f"shape {list(shape)} takes {size} bytes; an operator fills at most {LARGEST_FILL}")
-    return shape
 
 
 def scalar(x: Any, name: str) -> Any:

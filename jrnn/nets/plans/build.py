@@ -17,6 +17,7 @@ from typing import Any, Union
 from jrnn.errors import PlanError, near
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.ir import Net, Op
+from jrnn.printable import printable
 
 _BOOL = 5  # TensorProto.BOOL
 
@@ -227,4 +228,4 @@ def show_steps(plan: Plan) -> str:
 
     for step in plan.steps:
         add(step, 1)
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))

@@ -6,6 +6,7 @@ Nothing of a net is lost: `read_net(serialize_net(net)) == net`. Of a plan, only
 import dataclasses
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ from jrnn.nets.proto.netdef import Reader, to_message
 
 T = TypeVar("T")
 _STEP_FIELDS = [f.name for f in dataclasses.fields(ExecutionStep) if f.name not in ("name", "substeps", "networks")]
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_HEAD = 1 << 16  # bytes
 _LOOKS_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
 
@@ -46,9 +49,16 @@ def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _read_bytes(bytes(source), limits)
-    if isinstance(source, str) and not os.path.exists(source) and (not source or re.search(r"[\n{:]", source)):
+    if isinstance(source, str) and not _exists(source) and (not source or re.search(r"[\n{:]", source)):
         return Reader(limits).text(source, 1)
     return read_source(source, limits, _read_bytes)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return os.path.exists(path)
+    except ValueError:  # a zero byte
+        return False
 
 
 def serialize_net(net: Net) -> bytes:
@@ -85,15 +95,35 @@ def _write(target: Path, what: str, binary: Callable[[], bytes], text: Callable[
 
 
 def file_bytes(path: Path, limits: Limits) -> bytes:
-    """Returns the contents of a file, after a check of its size."""
-    if not path.is_file():
-        raise FormatError("is not a file" if path.exists() else "no such file")
+    """Returns the contents of a file, after `check_file`."""
+    check_file(path, limits)
     try:
-        with open(path, "rb") as f:
-            check_size(os.fstat(f.fileno()).st_size, limits.bytes, "file")
-            return f.read()
+        return path.read_bytes()
     except OSError as e:
         raise FormatError(f"cannot be read: {e.strerror}") from None
+
+
+def check_file(path: Path, limits: Limits) -> None:
+    """Raises FormatError if a file is missing or too large, or if its first bytes show that it is too large for text."""
+    try:
+        kind, size = path.stat().st_mode, path.stat().st_size
+        head = b""
+        if stat.S_ISREG(kind) and size <= limits.bytes:
+            with open(path, "rb") as f:
+                head = f.read(_HEAD)
+    except FileNotFoundError:
+        raise FormatError("no such file") from None
+    except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
+        raise FormatError(f"cannot be read: {getattr(e, 'strerror', None) or e}") from None
+    if not stat.S_ISREG(kind):
+        raise FormatError(f"is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not a file")
+    if size == 0:
+        raise FormatError("is empty")
+    check_size(size, limits.bytes, "file")
+    if len(head) == _HEAD and not any(head):
+        raise FormatError(f"begins with {_HEAD} zero bytes: it was cut off while it was written, or is not a model")
+    if size > max(limits.text_bytes, _HEAD) and not _LOOKS_BINARY.search(head):
+        raise FormatError(f"text of {size} bytes is longer than the limit of {limits.text_bytes} bytes; use binary")
 
 
 def read_source(source: bytes | str | os.PathLike[str], limits: Limits, parse: Callable[[bytes, Limits], T]) -> T:

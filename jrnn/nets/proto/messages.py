@@ -25,6 +25,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from jrnn.errors import FormatError, near
 
 _UNKNOWN = re.compile(r"# unknown fields of (\S+): ([0-9a-f]+)\n")
+_LONG_RUN = "\\" * 64
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")
 VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 _PROTOBUF_DEPTH = 100  # protobuf's own limit of nested messages
@@ -260,6 +262,8 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
     if text.count("{") + text.count("<") > limits.messages:
         raise FormatError(f"text holds more than the limit of {limits.messages} messages")
     message = message_class(name)()
+    if _LONG_RUN in text:  # protobuf's time to read such a run is quadratic; the octal form of a backslash ends it
+        text = _ESCAPE.sub(lambda found: "\\134" if found[1] == "\\" else found[0], text)
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as e:

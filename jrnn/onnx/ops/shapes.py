@@ -9,6 +9,7 @@ from jax import lax
 from onnx import helper
 
 from jrnn.errors import ConversionError
+from jrnn.memory import check_size
 from jrnn.onnx.graph import OnnxNode, known, op, xp
 
 # Sequences and optionals are lists, and values or None, while the graph is traced.
@@ -25,7 +26,6 @@ op("SequenceLength")(lambda node, sequence: np.asarray(len(sequence), np.int64))
 op("Shape")(lambda node, x: np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))])
 op("Size")(lambda node, x: np.asarray(math.prod(x.shape), np.int64))
 op("Squeeze")(lambda node, x, axes=None: xp(x).squeeze(x, node.ints("axes", axes)))
-op("Tile")(lambda node, x, repeats: xp(x).tile(x, node.ints("repeats", repeats)))
 op("Transpose")(lambda node, x: xp(x).transpose(x, node.get("perm")))
 op("Unsqueeze")(lambda node, x, axes=None: xp(x).expand_dims(x, node.ints("axes", axes)))
 
@@ -34,12 +34,22 @@ op("Unsqueeze")(lambda node, x, axes=None: xp(x).expand_dims(x, node.ints("axes"
 def _(node, x):
     code = node.get("dtype")
     return np.eye(
-        *x.shape, k=node.get("k", 0), dtype=x.dtype if code is None else helper.tensor_dtype_to_np_dtype(code)
+        *check_size(x.shape, np.float64),
+        k=node.get("k", 0),
+        dtype=x.dtype if code is None else helper.tensor_dtype_to_np_dtype(code),
     )
 
 
 def _position(node: OnnxNode, position) -> int:
     return int(node.known(position, "position").item())
+
+
+@op("Tile")
+def _(node, x, repeats):
+    counts = node.ints("repeats", repeats)
+    if known(x):
+        check_size([size * times for size, times in zip(x.shape, counts)], x.dtype)
+    return xp(x).tile(x, counts)
 
 
 @op("Reshape")
@@ -125,6 +135,8 @@ def _(node, x, pads=None, value=None, axes=None):
     if (widths < 0).any():  # negative widths crop
         x = x[tuple(slice(max(-a, 0), size - max(-b, 0)) for (a, b), size in zip(widths, x.shape))]
         widths = np.maximum(widths, 0)
+    if known(x):
+        check_size([size + a + b for (a, b), size in zip(widths.tolist(), x.shape)], x.dtype)
     if mode != "constant":
         return xp(x).pad(x, widths, mode)
     value = node.get("value", 0) if value is None else value.reshape(())
@@ -134,12 +146,13 @@ def _(node, x, pads=None, value=None, axes=None):
 @op("ConstantOfShape")
 def _(node, shape):
     value = np.asarray(node.get("value", np.zeros(1, np.float32))).reshape(())
-    return np.full(node.ints("shape", shape), value)
+    return np.full(check_size(node.ints("shape", shape), value.dtype), value)
 
 
 @op("Range")
 def _(node, start, limit, delta):
     start, limit, delta = (node.known(v, n) for v, n in ((start, "start"), (limit, "limit"), (delta, "delta")))
+    check_size((max(0, math.ceil((limit.item() - start.item()) / delta.item())),), start.dtype)
     return np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
 
 

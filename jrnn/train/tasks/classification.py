@@ -5,18 +5,19 @@ Shapes: N examples, T steps, D features.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from jrnn.arrays import load_npz
 from jrnn.errors import DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, checksum, split
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, imply_file, require
+
+_MOST_CLASSES = 1 << 24  # a greater number is a mistake, and would need gigabytes of weights
 
 
 @dataclass(frozen=True)
@@ -53,21 +54,11 @@ def read_examples(data: ClassificationData) -> Examples:
         digits = load_digits()
         return Examples(digits.data.T[..., None].astype(np.float32), digits.target.astype(np.int32))
     assert data.path is not None
-    arrays = _read_npz(Path(data.path))
+    arrays = load_npz(data.path, DataError)
     try:
         return _examples(arrays)
     except DataError as e:
         raise e.at(data.path) from None
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; data.path must name a .npz file") from None
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as e:
-        raise DataError(f"{path}: is not a .npz file of numbers: {e}") from None
 
 
 def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
@@ -79,6 +70,9 @@ def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
         raise DataError(f"'inputs' is {inputs.dtype}{list(inputs.shape)}; it must be numbers [N, T, D] or [N, T]")
     if targets.shape != inputs.shape[:1] or targets.dtype.kind not in "iu" or (targets.size and targets.min() < 0):
         raise DataError(f"'targets' is {targets.dtype}{list(targets.shape)}; it must be integers >= 0, [{len(inputs)}]")
+    if targets.size and targets.max() > _MOST_CLASSES:
+        at = int(targets.argmax())
+        raise DataError(f"'targets'[{at}] is {targets[at]}; classes are numbered from 0, at most {_MOST_CLASSES}")
     if lengths is not None:
         steps = inputs.shape[1]
         within = lengths.dtype.kind in "iu" and bool(((lengths >= 1) & (lengths <= steps)).all())
@@ -86,7 +80,18 @@ def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
             raise DataError(f"'lengths' must be integers from 1 to {steps}, [{len(inputs)}]")
         lengths = lengths.astype(np.int32)
     by_step = np.moveaxis(inputs[..., None] if inputs.ndim == 2 else inputs, 0, 1)
-    return Examples(by_step.astype(np.float32), targets.astype(np.int32), lengths=lengths)
+    with np.errstate(over="ignore"):
+        found = Examples(by_step.astype(np.float32), targets.astype(np.int32), lengths=lengths)
+    bad = ~np.isfinite(found.inputs)
+    if lengths is not None:
+        bad &= (np.arange(len(by_step))[:, None] < lengths)[..., None]
+    if bad.any():
+        step, example, feature = (int(k) for k in np.argwhere(bad)[0])
+        raise DataError(
+            f"'inputs' of example {example} is {by_step[step, example, feature]} at step {step}, feature {feature}; it must "
+            "be finite in float32"
+        )
+    return found
 
 
 @dataclass(frozen=True)

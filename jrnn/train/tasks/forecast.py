@@ -67,17 +67,31 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
         DataError: for a file that is missing or not UTF-8, a column that it lacks, or a cell that is not a number.
     """
     text = read_utf8(path, DataError, "; data.path must name a CSV file")
-    rows = csv.reader(io.StringIO(text, newline=""))
-    header = [name.strip() for name in next(rows, [])]
-    for name in names:
-        if name not in header:
-            raise DataError(f"{path}: has no column {name!r}{hint(name, header)}")
-    places = [header.index(name) for name in names]
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)  # a quote that is not closed is an error
     found = []
-    for row in rows:
-        if row:  # not an empty line
-            found.append([_number(path, rows.line_num, name, row, place) for name, place in zip(names, places)])
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        places = [_place(path, name, header) for name in names]
+        for row in rows:
+            if any(cell.strip() for cell in row[len(header) :]):
+                raise DataError(f"{path}, line {rows.line_num}: has {len(row)} cells, and the first line {len(header)}")
+            if row:  # not an empty line
+                found.append([_number(path, rows.line_num, name, row, place) for name, place in zip(names, places)])
+    except csv.Error as e:
+        raise DataError(f"{path}, line {rows.line_num}: {e}; is a quote not closed?") from None
     return np.asarray(found, np.float64).reshape(len(found), len(names))
+
+
+def _place(path: str | Path, name: str, header: list[str]) -> int:
+    """Returns the position of a column."""
+    if header.count(name) == 1:
+        return header.index(name)
+    if name in header:
+        raise DataError(f"{path}: has {header.count(name)} columns {name!r}; give each a name of its own")
+    for mark, what in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if len(header) == 1 and mark in header[0]:
+            raise DataError(f"{path}: its cells are separated by {what}; a CSV file has commas: convert it")
+    raise DataError(f"{path}: has no column {name!r}{hint(name, [h[:40] for h in header[:40]])}")
 
 
 def _number(path: str | Path, line: int, name: str, row: list[str], place: int) -> float:
@@ -87,7 +101,9 @@ def _number(path: str | Path, line: int, name: str, row: list[str], place: int) 
     except ValueError:
         value = float("nan")
     if not np.isfinite(value):
-        raise DataError(f"{path}, line {line}: column {name!r} must be a number, is {cell!r}; fill it, or drop the row")
+        raise DataError(
+            f"{path}, line {line}: column {name!r} must be a number, is {cell!r:.80}; fill it, or drop the row"
+        )
     return value
 
 

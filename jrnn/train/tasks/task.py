@@ -59,6 +59,34 @@ class Task(Protocol):
         ...
 
 
+def check_task(config: Any, task: Any) -> None:
+    """Raises DataError if a task lacks a part of `Task`, or its first batch does not fit it; for tasks of users."""
+    known = ("model", "train", "axes", "items", "item", "unit", "validation", "evaluate", "fingerprint")
+    missing = [name for name in known if not hasattr(task, name)]
+    if missing:
+        raise DataError(f"task {config.task!r} lacks {', '.join(missing)}; a task has {', '.join(known)}")
+    members = task.train.at(0)._asdict()
+    for name, axis in task.axes.items():
+        value = members.get(name)
+        if value is not None and (np.ndim(value) <= axis or np.shape(value)[axis] != config.data.batch):
+            raise DataError(
+                f"task {config.task!r}: {name} of the first batch is {list(np.shape(value))}; axis {axis}, which task.axes "
+                f"names, must have data.batch = {config.data.batch} examples"
+            )
+    signature = getattr(task.model, "signature", None)
+    targets = members.get("targets")
+    if signature is None or signature.loss != "cross_entropy" or targets is None:
+        return
+    targets = np.asarray(targets)
+    if targets.dtype.kind not in "iu":
+        raise DataError(f"task {config.task!r}: targets are {targets.dtype}; cross_entropy needs integers, the classes")
+    if targets.size and not 0 <= targets.min() <= targets.max() < signature.outputs:
+        raise DataError(
+            f"task {config.task!r}: targets hold {targets.min()} to {targets.max()}; they must be classes below "
+            f"signature.outputs = {signature.outputs}"
+        )
+
+
 @dataclass(frozen=True)
 class Trained:
     """A trained model: the `Config` and the fingerprint of its run, and its parameters."""

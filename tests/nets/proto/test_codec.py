@@ -351,7 +351,7 @@ def test_files_that_are_not_there(tmp_path):
         read_net(tmp_path / "missing.pb")
     with pytest.raises(FormatError, match="nothing: no such file"):
         read_net("nothing")
-    with pytest.raises(FormatError, match="is not a file"):
+    with pytest.raises(FormatError, match="is a folder, not a file"):
         read_net(tmp_path)
     (tmp_path / "bad.pb").write_bytes(b"\x0a\xff\x01x")
     with pytest.raises(FormatError, match=r"bad\.pb: not a NetDef: .*name at byte 0 needs 255 bytes, 1 remain"):

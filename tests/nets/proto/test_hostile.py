@@ -115,6 +115,8 @@ def test_truncated_nets_say_in_which_field(cut):
         ("num_workers: 99999999999", "not a NetDef as text"),
         ("a b\n" * 3, "not a NetDef as text: line 1"),
         ("name: '" + "x" * 100_000, "not a NetDef as text: line 1"),
+        ("x" * 5000, "cannot be read"),
+        ("a\0b", "cannot be read|no such file"),
     ],
 )
 def test_damage_is_located(data, rule):
@@ -220,6 +222,20 @@ def test_huge_files_are_not_read(tmp_path):
         f.truncate(2**31)  # takes no room on disk
     with pytest.raises(FormatError, match=r"huge\.pb: file of 2147483648 bytes is larger than the limit"):
         read_net(tmp_path / "huge.pb")
+
+
+@pytest.mark.parametrize(
+    "byte, rule", [(b"\0", "begins with 65536 zero bytes"), (b"0", "text of 40000000 bytes is longer")]
+)
+@pytest.mark.parametrize("read", [jrnn.read_net, proto.read_plan, proto.read_net_or_plan, jrnn.from_onnx])
+def test_large_files_that_are_no_model_are_refused_by_their_first_bytes(tmp_path, byte, rule, read):
+    with open(tmp_path / "large.pb", "wb") as f:
+        f.write(byte * 70_000)
+        f.truncate(40_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(FormatError, match=rule):
+        read(tmp_path / "large.pb")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 
 
 def test_tags_longer_than_they_need_be():

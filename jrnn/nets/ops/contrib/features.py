@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.ops.lengths import check_lengths, known_lengths, rows_from, segment_ids
 from jrnn.nets.ops.select import put_where
 from jrnn.nets.ops.values import (
@@ -18,7 +19,6 @@ from jrnn.nets.ops.values import (
     check_integers,
     check_rank,
     check_shape,
-    check_size,
     describe,
     is_concrete,
 )
@@ -134,6 +134,7 @@ def sinusoid_position_encoding(positions, *, embedding_size: int = 100, alpha: f
     check_integers(positions, "positions")
     if embedding_size < 1 or alpha <= 0:
         raise OpError(f"embedding_size {embedding_size} and alpha {alpha} must be positive")
+    check_size((embedding_size,), np.float64)
     k = np.arange(embedding_size)
     frequency = (alpha ** (-k / embedding_size)).astype(np.float32)
     # compat: the first example's positions are used for all

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
 from jrnn.nets.ops.values import check_float, check_rank, check_shape, describe, is_concrete, takes
 from jrnn.nets.registry import op
@@ -36,6 +37,7 @@ def _pads(x: Any, window: Window, mode: str) -> dict[int, tuple[int, int]]:
 
 def _sources(size: int, before: int, after: int, mode: str) -> np.ndarray:
     """The source of each element of a padded line, for the modes that repeat the image."""
+    check_size((before + size + after,), np.int64)
     found = np.arange(-before, size + after)
     if mode == "edge":
         return np.clip(found, 0, size - 1)
@@ -93,7 +95,7 @@ def scale_factors(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:
 
 
 def _scaled(size: int, scale: np.float32) -> int:
-    return int(np.float32(size) * scale)
+    return check_size((int(np.float32(size) * scale),), np.int64)[0]
 
 
 def _nearest(size: int, out: int, scale: np.float32) -> np.ndarray:
@@ -160,6 +162,7 @@ def resize_nearest_3d_gradient(
 
 def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
     """[out, size] weights by which `out` points, evenly spaced from end to end, interpolate a line of `size`."""
+    check_size((out, size), np.float64)
     step = np.float32(size - 1) / np.float32(out - 1) if out > 1 else np.float32(0)
     at = step * np.arange(out, dtype=np.float32)
     low = at.astype(int)

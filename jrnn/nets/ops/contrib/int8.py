@@ -19,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.memory import check_size
 from jrnn.nets.ops.contrib.conv import conv
 from jrnn.nets.ops.contrib.image import scale_factors, stretched
 from jrnn.nets.ops.contrib.pool import average_pool, max_pool
 from jrnn.nets.ops.contrib.window import Window, takes_window
-from jrnn.nets.ops.values import canonical_axis, check_float, check_size, describe, flat_at, takes
+from jrnn.nets.ops.values import canonical_axis, check_float, describe, flat_at, takes
 from jrnn.nets.registry import op
 
 

@@ -1,0 +1,87 @@
+"""Runs one command: the one place where exceptions become one line and an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import jax
+
+from jrnn.cli.output import BUG, INTERRUPTED, MISTAKE, PIPE_CLOSED, OutputError, safe_output
+from jrnn.cli.parser import make_parser
+from jrnn.errors import JrnnError
+from jrnn.loops import host_memory
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Runs a command line, by default that of the process; see `jrnn.cli.main`."""
+    interrupts: list[int] = []
+    if argv is None:  # the process is ours
+        host_memory.keep()
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            interrupts.append(number)
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupt)
+    with safe_output() as out, warnings.catch_warnings():
+        warnings.showwarning = _warn
+        status = _run(argv, interrupts)
+        try:
+            out.flush()
+        except (OutputError, BrokenPipeError):
+            out.abandon()
+    if argv is None and status and jax.process_count() > 1:
+        os._exit(status)  # JAX would wait at its end for processes that are lost, and then abort
+    return status
+
+
+def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
+    args = make_parser().parse_args(argv)
+    try:
+        status = int(args.function(args))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        return _say(args.command, "interrupted", INTERRUPTED)
+    except Exception as e:
+        if interrupts:  # a library has turned the interrupt into an error of its own
+            return _say(args.command, "interrupted", INTERRUPTED)
+        if args.debug:
+            raise
+        if isinstance(e, (JrnnError, OutputError)):
+            return _say(args.command, f"error: {e}", MISTAKE)
+        if isinstance(e, OSError):
+            where = f"{str(e.filename)[:200]}: " if e.filename else ""
+            return _say(args.command, f"error: {where}{e.strerror or e}", MISTAKE)
+        if isinstance(e, MemoryError):
+            return _say(args.command, f"error: there is not enough memory{f': {e}' if str(e) else ''}", MISTAKE)
+        return _say(args.command, f"unexpected error: {_described(e)}", BUG)
+
+
+def _warn(message: Warning | str, *where: Any) -> None:
+    with contextlib.suppress(OutputError, BrokenPipeError):
+        print(f"warning: {message}", file=sys.stderr)
+
+
+def _say(command: str, text: str, status: int) -> int:
+    with contextlib.suppress(OutputError, BrokenPipeError):  # then nobody can read it
+        print(f"jrnn {command}: {text}", file=sys.stderr)
+    return status
+
+
+def _described(error: Exception) -> str:
+    """One line about an error that jrnn did not expect: its type, its text and its place."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}{place}; --debug shows the traceback; please report it if the code is jrnn's"

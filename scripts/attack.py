@@ -1,0 +1,395 @@
+"""Attacks jrnn as a stranger would, and prints a table of what was tried and what held.
+
+python scripts/attack.py [--long] [--only NAME]
+
+calls: bad calls of the command line; each must end with one line and status 2. names: nets whose names are code, markup and
+escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by scripts/fuzz.py.
+interrupts: Ctrl-C at random moments. By default a few minutes; with --long, 20,000 mutated inputs of each reader and 50
+interrupts of each command. The exit status is 1 if something did not hold; the reasons are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests" / "nets"), str(ROOT / "tests" / "convert")]
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+SECONDS = 120  # for one call
+
+NET = """
+name: "n" external_input: "x" external_input: "w" external_input: "b" external_output: "y"
+op { type: "FC" input: "x" input: "w" input: "b" output: "y" }
+op { type: "AveragedLoss" input: "y" output: "loss" }
+"""
+FEEDS = ["--feed", "x=normal[2,3]", "--feed", "w=normal[4,3]", "--feed", "b=normal[4]"]
+TRAIN = """
+[data]
+path = "text.txt"
+batch = 2
+chunk = 4
+[model]
+embedding = 2
+hidden = 4
+[train]
+steps = 2
+[sample]
+prompt = "t"
+length = 3
+"""
+TASK = """
+from dataclasses import dataclass
+import numpy as np
+@dataclass(frozen=True)
+class Data:
+    batch: int = 2
+def fails(config):
+    raise KeyError("planted")
+class Kind: pass
+"""
+
+
+# ---- Bad calls of the command line ----
+
+
+def files(folder: Path) -> None:
+    """Makes the files that the calls name."""
+    (folder / "net.pbtxt").write_text(NET)
+    (folder / "text.txt").write_text("the cat sat on the mat and the dog ran away\n" * 30)
+    (folder / "good.toml").write_text(TRAIN)
+    (folder / "own.py").write_text(TASK)
+    (folder / "folder").mkdir()
+    (folder / "run").mkdir()
+    (folder / "run" / "config.toml").write_text("")
+    os.mkfifo(folder / "pipe.pb")
+    made = {
+        "empty": b"",
+        "zeros": b"\0" * 300,
+        "noise": random.Random(0).randbytes(300),
+        "text": b"name: 'x' nmae: 'y'",
+        "deep": b"op{arg{n{" * 3000,
+        "utf16": "name: 'x'".encode("utf-16"),
+        "escapes": b'name: "\\033[2J" op { type: "\\033]0;x\\007" input: "\\033[1m" output: "y" }',
+        "nul": b'op { type: "Relu" input: "a\\000b" output: "c" }',
+        "twice": b'op { type: "Relu" input: "x" output: "y" arg { name: "q" i: 1 } arg { name: "q" i: 2 } }',
+        "huge": b'op { type: "ConstantFill" output: "y" arg { name: "shape" ints: 1099511627776 } }',
+        "cycle": b'op { type: "Relu" input: "z" output: "y" } op { type: "Relu" input: "y" output: "z" }',
+        "unknown": b'op { type: "Sigmiod" input: "x" output: "y" }',
+        "long": b'op { type: "' + b"x" * 100_000 + b'" output: "y" }',
+    }
+    for name, data in made.items():
+        for suffix in ("pb", "npy", "npz", "toml", "csv", "onnx"):
+            (folder / f"{name}.{suffix}").write_bytes(data)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**12,)})
+    (folder / "bomb.npy").write_bytes(header.getvalue())
+    np.save(folder / "objects.npy", np.array([{}], object), allow_pickle=True)
+
+
+def bad_calls() -> Iterator[list[str]]:
+    broken = [
+        "empty",
+        "zeros",
+        "noise",
+        "text",
+        "deep",
+        "utf16",
+        "nul",
+        "twice",
+        "huge",
+        "cycle",
+        "unknown",
+        "long",
+        "escapes",
+    ]
+    odd = [
+        "nope.pb",
+        "folder",
+        "pipe.pb",
+        "",
+        "\x1b[2J.pb",
+        "x" * 300,
+        "x" * 5000,
+        "a\0b",
+        "/dev/null",
+        "\udc80.pb",
+        ".",
+    ]
+    nets = [f"{name}.pb" for name in broken] + odd
+    for net in nets:
+        yield ["run", net, "--feed", "q=1"]
+        yield ["check", net]
+        yield ["convert", net, "out.py", "--to", "py"]
+        yield ["convert", net, "/nonexist/out.pb"]
+        yield ["run", "net.pbtxt", "--init", net]
+    for net in odd:
+        yield ["show", net]
+    numbers = ["-1", "1e9", "x", "", "100000000000000000000", "1.5", "nan", " ", "\x1b[1m"]
+    for value in numbers:
+        yield ["run", "net.pbtxt", *FEEDS, "--seed", value]
+        yield ["run", "net.pbtxt", *FEEDS, "--max-iterations", value]
+        yield ["check", "net.pbtxt", *FEEDS, "--elements", value]
+        yield ["sample", "run", "--length", value]
+        yield ["train", "good.toml", "--devices", value]
+        yield ["bench", "--turns", value]
+        for key in ("seed", "train.steps", "data.batch", "model.hidden", "train.keep"):
+            yield ["train", "good.toml", "--set", f"{key}={value}"]
+    for value in ("inf", "nan", "-1.0", "true", "[1]", "{}", "'x'", "1e400"):
+        for key in (
+            "optimizer.learning_rate",
+            "optimizer.clip",
+            "train.loss_limit",
+            "data.validation",
+            "optimizer.ema",
+        ):
+            if (key, value) not in {("train.loss_limit", "true")}:
+                yield ["train", "good.toml", "--set", f"{key}={value}"]
+    feeds = [
+        "x", "=1", "x=", "x=normal[,]", "x=normal[1000000,1000000]", "x=normal[-1]", "x=" + "[" * 100_000, "x=3000000000",
+        "x=[1,[2]]", "x={}", 'x="a"', "x=null", "x=1e39", "x=[99999999999999999999]", "x=bomb.npy", "x=objects.npy",
+        "x=empty.npy", "x=noise.npy", "x=nope.npy", "x=folder.npy", "x=normal[" + "1," * 99 + "1]", "x=[NaN, 1e40]",
+        "\x1b[1m=",
+    ]  # fmt: skip
+    for feed in feeds:
+        yield ["run", "net.pbtxt", "--feed", feed]
+        yield ["convert", "net.pbtxt", "o.py", "--to", "py", "--feed", feed]
+    for out in ("/nonexist/o.py", "/dev/full", "folder", "", "a\0b.py", "x" * 300 + ".py"):
+        yield ["convert", "net.pbtxt", out, "--to", "py", *FEEDS]
+        yield ["show", "net.pbtxt", "--svg", out]
+        yield ["show", "net.pbtxt", "--dot", out]
+        yield ["check", "net.pbtxt", *FEEDS, "--html", out]
+    for config in [f"{name}.toml" for name in ("zeros", "noise", "text", "deep", "utf16")] + [
+        "ts.tml",
+        "folder",
+        "",
+        "\x1b[1m",
+    ]:
+        yield ["train", config]
+        yield ["check", config]
+    for name in ("empty", "zeros", "noise", "utf16", "bomb"):
+        yield ["train", "good.toml", "--set", "task=classification", "--set", f"data.path={name}.npz"]
+        changes = ["--set", "task=forecast", "--set", f"data.path={name}.csv", "--set", "data.targets=['a']"]
+        yield ["train", "good.toml", *changes]
+    for task in ("own.py:Kind", "own.py:Missing", "nope.py:T", "own.py:", ":", "json:loads", "no.module:x"):
+        yield ["train", "good.toml", "--set", f"task={task}"]
+        yield ["convert", task, "out"]
+        yield ["check", task]
+    for run in ("run", "folder", "nope", "good.toml", "\x1b[1m"):
+        yield ["sample", run]
+        yield ["plot", run]
+        yield ["convert", f"{run}/", "out.pb"]
+        yield ["train", run, "--resume", "--set", "nothing=1"]
+    yield from (
+        ["ops", "nosuchoperator"],
+        ["bench", "--sizes", "x"],
+        ["bench", "--suite", "graph", "--cells", "x"],
+        ["nosuch"],
+    )
+    yield from (["train", "good.toml", "--process", "0"], ["bench", "--compile-for", "abacus"], [], ["run"], ["--x"])
+
+
+def call(argv: list[str]) -> str:
+    """What is wrong with how the command line answers; "" if nothing is."""
+    from jrnn.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = main(argv)
+        except SystemExit as e:  # of argparse
+            status = e.code
+        except BaseException as e:
+            return f"raw {type(e).__name__}: {str(e)[:200]}"
+    said = err.getvalue()
+    if CONTROL.search(out.getvalue() + said):
+        return "control characters"
+    lines = [line for line in said.splitlines() if ": error: " in line]
+    if status != 2 or len(lines) != 1 or "Traceback" in said:
+        return f"status {status}: {said[-300:]!r}"
+    return ""
+
+
+# ---- Names and memory ----
+
+
+def names() -> Iterator[tuple[str, Callable[[], str]]]:
+    import test_names_run_no_code as names_tests
+
+    for k, case in enumerate(names_tests.CASES):
+        found = names_tests.source(case)
+        wanted = names_tests.source({f: names_tests.harmless(n) for f, n in case.items()})
+        same = names_tests.structure(found) == names_tests.structure(wanted)
+        yield f"case {k}", lambda same=same: "" if same else "another program"
+
+
+def memory() -> Iterator[tuple[str, Callable[[], str]]]:
+    import jax
+    import test_memory
+
+    import jrnn
+
+    for type, (inputs, args) in test_memory.CASES.items():
+
+        def refused(type=type, inputs=inputs, args=args) -> str:
+            blobs = {f"in{k}": x for k, x in enumerate(inputs)}
+            try:
+                jrnn.run_net(
+                    jrnn.Net("n", (jrnn.Op.of(type, list(blobs), ["y"], **args),)), blobs, key=jax.random.key(0)
+                )
+            except jrnn.JrnnError:
+                return ""
+            return "it ran"
+
+        yield type, refused
+
+
+# ---- Workers: a process runs the attacks one by one, so that one that ends the process is counted ----
+
+
+def cases(kind: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    if kind == "calls":
+        return ((repr(argv)[:150], lambda argv=argv: call(argv)) for argv in bad_calls())
+    return {"names": names, "memory": memory}[kind]()
+
+
+def work(kind: str, first: int) -> None:
+    protocol = os.fdopen(os.dup(1), "w")
+    for number, (name, attack) in enumerate(cases(kind)):
+        if number >= first:
+            print(json.dumps([number, name, None]), file=protocol, flush=True)
+            print(json.dumps([number, name, attack()]), file=protocol, flush=True)
+
+
+def watch(kind: str, failures: list[str]) -> int:
+    """Runs all attacks of a kind, and returns how many."""
+    first = tried = 0
+    with tempfile.TemporaryDirectory() as folder:
+        files(Path(folder))
+        while True:
+            worker = subprocess.Popen(
+                [sys.executable, __file__, "--worker", kind, "--first", str(first)],
+                cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"},
+            )  # fmt: skip
+            assert worker.stdout is not None
+            pending = None
+            for line in worker.stdout:
+                if not line.startswith("["):
+                    continue
+                number, name, wrong = json.loads(line)
+                pending = (number, name) if wrong is None else None
+                if wrong is not None:
+                    tried += 1
+                    failures += [f"{kind}: {name}: {wrong}"] if wrong else []
+            _, said = worker.communicate()
+            if pending is None and worker.returncode == 0:
+                break
+            if pending is None:
+                failures.append(f"{kind}: the worker ended: {said[-300:]}")
+                break
+            failures.append(f"{kind}: {pending[1]}: ended the process with {worker.returncode}")
+            tried, first = tried + 1, pending[0] + 1
+        if (Path(folder) / "pwned").exists():
+            failures.append(f"{kind}: code ran")
+    return tried
+
+
+def readers(count: int, failures: list[str]) -> int:
+    import fuzz
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        failed = fuzz.main(["--cases", str(count * len(fuzz.READERS))])
+    if failed:
+        failures.append(f"readers: {said.getvalue()}")
+    return count * len(fuzz.READERS)
+
+
+# ---- Ctrl-C ----
+
+INTERRUPTED = {
+    "train": ["train", "good.toml", "--set", "train.steps=100000", "--out", "runs/r"],
+    "convert": ["convert", "net.pbtxt", "out/o.py", "--to", "py", *FEEDS],
+    "bench": ["bench", "--cells", "lstm", "--sizes", "8x2x4x4", "--turns", "1", "--json", "out/b.json"],
+    "check": ["check", "net.pbtxt", *FEEDS, "--html", "out/c.html"],
+}
+
+
+def interrupts(count: int, failures: list[str]) -> int:
+    rng, tried = random.Random(0), 0
+    for name, _ in itertools.product(INTERRUPTED, range(count)):
+        with tempfile.TemporaryDirectory() as folder:
+            files(Path(folder))
+            (Path(folder) / "out").mkdir()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "jrnn", *INTERRUPTED[name]],
+                cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            after = rng.uniform(0.3, 12.0)
+            time.sleep(after)
+            process.send_signal(signal.SIGINT)
+            try:
+                _, said = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                failures.append(f"interrupts: {name} after {after:.1f} s: did not end")
+                continue
+            tried += 1
+            halves = [p.name for p in Path(folder).rglob("*.part")] + [p.name for p in Path(folder).rglob("*.tmp")]
+            lines = [line for line in said.splitlines() if not line.startswith("WARNING")]
+            ended_before = process.returncode == 0 and not lines
+            if (not ended_before and (process.returncode != 130 or len(lines) != 1)) or halves:
+                failures.append(
+                    f"interrupts: {name} after {after:.1f} s: {process.returncode} {said[-400:]!r} {halves}"
+                )
+    return tried
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--long", action="store_true", help="20,000 inputs of each reader, 50 interrupts of each command"
+    )
+    parser.add_argument("--only", action="append", choices=("calls", "names", "memory", "readers", "interrupts"))
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(args.worker, args.first)
+        return 0
+    attacks: dict[str, Callable[[list[str]], int]] = {
+        **{kind: (lambda found, kind=kind: watch(kind, found)) for kind in ("calls", "names", "memory")},
+        "readers": lambda found: readers(20_000 if args.long else 300, found),
+        "interrupts": lambda found: interrupts(50 if args.long else 3, found),
+    }
+    print("| attack | tried | held |\n|---|---|---|")
+    failures: list[str] = []
+    for name, attack in attacks.items():
+        if args.only is None or name in args.only:
+            found: list[str] = []
+            tried = attack(found)
+            print(f"| {name} | {tried} | {tried - len(found)} |", flush=True)
+            failures += found
+    print("\n".join(failures))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
