@@ -26,6 +26,7 @@ SUITES = {
     "graph": "graph_passes",
     "libraries": "libraries",
     "streaming": "streaming",
+    "never-worse": "never_worse",
 }
 
 
