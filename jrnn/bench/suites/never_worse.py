@@ -1,7 +1,8 @@
 """`jrnn.scan` next to `jax.lax.scan` for loops of many kinds: none may be slower or need more memory.
 
 Times are processor time, so that other work of the machine disturbs less; give XLA one core with
-`XLA_FLAGS=--xla_cpu_multi_thread_eigen=false`. After the tables, the suite prints how well the cost model predicts the ratios.
+`XLA_FLAGS=--xla_cpu_multi_thread_eigen=false`. The suite also prints
+how well the cost model predicts the times.
 
 Shapes: T time, N batch, H hidden.
 """
