@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jrnn
 from jrnn.bench.peers import Program
 from jrnn.bench.sizes import MODES
 from jrnn.bench.suites import Job, Options
+from jrnn.loops import scan
 from jrnn.loops.explain import plans_of
 
 OURS = ("jrnn",)
@@ -110,9 +110,7 @@ def jobs(options: Options) -> Iterator[Job]:
     _PREDICTED.clear()
     for name in options.chosen("cells", LOOPS):
         for mode in options.chosen("modes", MODES):
-            built = {
-                peer: _program(name, mode, scan) for peer, scan in (("jrnn", jrnn.scan), ("lax.scan", jax.lax.scan))
-            }
+            built = {peer: _program(name, mode, which) for peer, which in (("jrnn", scan), ("lax.scan", jax.lax.scan))}
             _PREDICTED[name, mode] = predicted(name, mode)
             yield Job(name, mode, "", built)
 
@@ -134,13 +132,13 @@ def summary(records: Sequence[Any]) -> str:
 
 def predicted(name: str, mode: str) -> float:
     """Returns the estimated seconds of the loops of `jrnn.scan`."""
-    forward, train, args = programs(name, jrnn.scan)
+    forward, train, args = programs(name, scan)
     plans = plans_of(forward if mode == "forward" else train, *args)
     return sum(plan.choice.chosen.estimate.seconds for plan in plans if plan.choice is not None)
 
 
-def _program(name: str, mode: str, scan: Callable) -> Program:
-    forward, train, args = programs(name, scan)
+def _program(name: str, mode: str, which: Callable) -> Program:
+    forward, train, args = programs(name, which)
     begun = time.perf_counter()
     made = jax.jit(forward if mode == "forward" else train).lower(*args).compile()
     seconds = time.perf_counter() - begun
