@@ -126,6 +126,8 @@ def run(options: Options) -> list[report.Record]:
     for peer in dict.fromkeys(r.peer for r in records):
         if peer.partition(" x")[0] in suite.OURS and report.ratios(records, peer):  # "jrnn x2" is jrnn on two devices
             options.console.print(report.ratios_table(records, peer))
+    if hasattr(suite, "summary"):
+        options.console.print(suite.summary(records))
     if old is not None:
         options.console.print(report.comparison_table(old, records))
     if options.json:

@@ -125,7 +125,11 @@ def _derivative(
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
     had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
     varying = jaxprs.depends(step, (*carry, *xs))
-    chosen = _choose(step, [v for v in wanted if v in varying], had, carry, varying, option)
+    read_later = [v for v in wanted if v in varying]
+    chosen = _choose(step, read_later, had, carry, varying, option)
+    if option == "contractions":  # stores no more than without the option
+        plain = _choose(step, read_later, had, carry, varying, None)
+        chosen = min(chosen, plain, key=lambda found: sum(map(jaxprs.nbytes, found)))
     at_hand = {*program.invars[:n_in], *program.constvars, *(v for v in had if v in varying), *chosen}
     again, _ = jaxprs.needed(step, wanted, at_hand)
     reverse_part = (*again, *linear)

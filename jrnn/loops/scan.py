@@ -79,7 +79,8 @@ def scan(
             booleans, usually that of a scalar. When all sequences have stopped, also those of `jax.vmap`, the work stops.
         recompute: what the reverse pass computes again instead of storing it. None: what is cheap to compute and large
             to store; if the step names values with `jax.ad_checkpoint.checkpoint_name`, JAX chooses, or the policy of a
-            `jax.checkpoint` around the loop. "contractions": everything except the results of contractions. A list of
+            `jax.checkpoint` around the loop. "contractions": everything except the results of contractions, but
+            never more than None. A list of
             names: also the values with these names, what leads to them, and what follows from them cheaply. A number:
             everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
         executor: "scan"; "associative" (for steps that are affine in the carry with a diagonal Jacobian, and whose

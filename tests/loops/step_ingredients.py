@@ -125,6 +125,12 @@ OPERATIONS: dict[str, Operation] = dict(
     running=lambda p, a, b: jnp.cumsum(a, axis=-1) * 0.3 + lax.cummax(b, axis=1) + jnp.cumprod(jnp.tanh(b), axis=-1),
     pooled=lambda p, a, b: lax.reduce_window(a, -np.inf, lax.max, (1, 2), (1, 1), "SAME") + jnp.mean(b),
     reduced=lambda p, a, b: a - jnp.max(a, axis=-1, keepdims=True) + jnp.prod(jnp.tanh(b), axis=0, keepdims=True),
+    # intermediate arrays that are larger than what goes in and out
+    one_hot=lambda p, a, b: jax.nn.one_hot(_index(b[:, 0]), 280, dtype=a.dtype) @ jnp.tile(p["table"], (40, 1)) + a,
+    tiled=lambda p, a, b: jnp.tile(jnp.tanh(b), (1, 40)) @ jnp.tile(p["w"], (40, 1)) * 0.01 + a,
+    outer=lambda p, a, b: jnp.einsum("nij,nj->ni", jnp.tanh(a)[:, :, None] * jnp.tanh(b)[:, None, :], jnp.tanh(b)),
+    spread=lambda p, a, b: jnp.sum(jnp.broadcast_to(jnp.tanh(b)[..., None], (N, H, 50)) * 0.02, -1) * a,
+    many_rows=lambda p, a, b: jnp.sum(p["table"][jnp.tile(_index(b[:, :1]), (1, 30))], 1) * 0.03 + a,
     # indices
     lookup=lambda p, a, b: p["table"][_index(a[:, 0])] + b,
     dynamic_slice=lambda p, a, b: lax.dynamic_slice(jnp.tile(a, (1, 2)), (np.int32(0), _index(b[0, 0])), (N, H)),

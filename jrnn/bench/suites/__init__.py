@@ -27,6 +27,7 @@ SUITES = {
     "growth": "growth",
     "libraries": "libraries",
     "streaming": "streaming",
+    "never-worse": "never_worse",
 }
 
 

@@ -1,0 +1,153 @@
+"""`jrnn.scan` next to `jax.lax.scan` for loops of many kinds: none may be slower or need more memory.
+
+Times are processor time, so that other work of the machine disturbs less; give XLA one core with
+`XLA_FLAGS=--xla_cpu_multi_thread_eigen=false`. The suite also prints
+how well the cost model predicts the times.
+
+Shapes: T time, N batch, H hidden.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.bench.peers import Program
+from jrnn.bench.sizes import MODES
+from jrnn.bench.suites import Job, Options
+from jrnn.loops import scan
+from jrnn.loops.explain import plans_of
+
+OURS = ("jrnn",)
+TAKES = ("cells", "modes")
+_PREDICTED: dict[tuple[str, str], float] = {}  # seconds, of the loops of the last run
+
+
+def draw(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.RandomState(len(shape)).randn(*shape) * 0.1, jnp.float32)
+
+
+def lookup_by_one_hot(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    h = jnp.tanh(jax.nn.one_hot(x, 4000) @ p["table"] + h @ p["own"])
+    return h, h
+
+
+def repeated_input(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    return jnp.tanh(jnp.tile(x, (1, 128)) @ p["wide"] + h @ p["own"]), None
+
+
+def output_layer(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    h = jnp.tanh(x + h @ p["own"])
+    return h, jax.nn.logsumexp(h @ p["vocabulary"], -1)
+
+
+def outer_products(p: dict[str, Any], s: Any, x: Any) -> tuple[Any, Any]:
+    k, v = x @ p["k"], x @ p["v"]
+    s = 0.9 * s + k[:, :, None] * v[:, None, :]
+    return s, jnp.einsum("nij,ni->nj", s, x)
+
+
+def small_products(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    gates = jax.nn.sigmoid(x @ p["a"]) * jnp.tanh(x @ p["b"]) + x @ p["c"]
+    return jnp.tanh(h + gates), None
+
+
+def elementwise(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    h = h * jnp.exp(-x) + x
+    return h, h * p["scale"]
+
+
+def scalars(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    h = [jnp.tanh(v * p["scale"] + x) for v in h]
+    return tuple(h), h[0]
+
+
+def lstm(p: dict[str, Any], state: Any, x: Any) -> tuple[Any, Any]:
+    h, c = state
+    i, f, g, o = jnp.split(x @ p["in"] + h @ p["gates"], 4, -1)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h
+
+
+H = 64
+# Step, shapes of the weights, initial carry, and xs.
+LOOPS: dict[str, tuple[Callable, dict[str, tuple[int, ...]], Any, Any]] = {
+    "lookup_by_one_hot": (
+        lookup_by_one_hot, dict(table=(4000, H), own=(H, H)), draw(16, H), jnp.zeros((64, 16), jnp.int32),
+    ),
+    "repeated_input": (repeated_input, dict(wide=(2048, 8), own=(8, 8)), draw(16, 8), draw(200, 16, 16)),
+    "output_layer": (output_layer, dict(own=(H, H), vocabulary=(H, 3000)), draw(16, H), draw(64, 16, H)),
+    "outer_products": (outer_products, dict(k=(H, H), v=(H, H)), draw(8, H, H), draw(128, 8, H)),
+    "small_products": (small_products, dict(a=(16, 16), b=(16, 16), c=(16, 16)), draw(4, 16), draw(200, 4, 16)),
+    "elementwise": (elementwise, dict(scale=()), draw(16), draw(500, 16)),
+    "scalars": (scalars, dict(scale=()), tuple(draw(12)), draw(300)),
+    "lstm": (lstm, {"in": (H, 4 * H), "gates": (H, 4 * H)}, (draw(8, H), draw(8, H)), draw(200, 8, H)),
+}  # fmt: skip
+
+
+def programs(name: str, scan: Callable) -> tuple[Callable, Callable, tuple[Any, Any, Any]]:
+    """Returns the function without a gradient and the train step of a loop, and their arguments."""
+    step, shapes, carry, xs = LOOPS[name]
+    weights = {key: draw(*shape) if shape else jnp.float32(0.5) for key, shape in shapes.items()}
+
+    def forward(p: Any, carry: Any, xs: Any) -> Any:
+        return scan(functools.partial(step, p), carry, xs)
+
+    def loss(p: Any, carry: Any, xs: Any) -> Any:
+        return sum(jnp.sum(jnp.sin(v)) for v in jax.tree.leaves(forward(p, carry, xs)))
+
+    return forward, jax.value_and_grad(loss), (weights, carry, xs)
+
+
+def jobs(options: Options) -> Iterator[Job]:
+    _PREDICTED.clear()
+    for name in options.chosen("cells", LOOPS):
+        for mode in options.chosen("modes", MODES):
+            built = {peer: _program(name, mode, which) for peer, which in (("jrnn", scan), ("lax.scan", jax.lax.scan))}
+            _PREDICTED[name, mode] = predicted(name, mode)
+            yield Job(name, mode, "", built)
+
+
+def summary(records: Sequence[Any]) -> str:
+    """Returns the rank correlation of the predicted and the measured times of `jrnn.scan`."""
+    measured = {(r.cell, r.mode): r.median for r in records if r.peer == "jrnn"}
+    keys = [k for k in _PREDICTED if k in measured]
+    pairs = [[found[k] for k in keys] for found in (_PREDICTED, measured)]
+    ranks = [np.argsort(np.argsort(values)) for values in pairs]
+    lines = [
+        f"{cell} {mode}: predicted {p * 1e3:.3g} ms, measured {m * 1e3:.3g} ms"
+        for (cell, mode), p, m in zip(keys, *pairs)
+    ]
+    if len(keys) > 2:
+        lines.append(f"rank correlation of predicted and measured times: {np.corrcoef(*ranks)[0, 1]:.2f}")
+    return "\n".join(lines)
+
+
+def predicted(name: str, mode: str) -> float:
+    """Returns the estimated seconds of the loops of `jrnn.scan`."""
+    forward, train, args = programs(name, scan)
+    plans = plans_of(forward if mode == "forward" else train, *args)
+    return sum(plan.choice.chosen.estimate.seconds for plan in plans if plan.choice is not None)
+
+
+def _program(name: str, mode: str, which: Callable) -> Program:
+    forward, train, args = programs(name, which)
+    begun = time.perf_counter()
+    made = jax.jit(forward if mode == "forward" else train).lower(*args).compile()
+    seconds = time.perf_counter() - begun
+
+    def run() -> float:
+        start, runs = time.process_time(), 0
+        while not runs or time.process_time() - start < 0.02:  # threads report their time late
+            jax.block_until_ready(made(*args))
+            runs += 1
+        return (time.process_time() - start) / runs
+
+    return Program(run, seconds, made.memory_analysis().temp_size_in_bytes)
