@@ -158,7 +158,7 @@ def test_the_reverse_pass_keeps_states_of_chunk_boundaries_only():
     [
         (lambda S, x: (jnp.tanh(S) + layers.outer(x["k"], x["v"]), layers.read(S, x["q"])), "tanh of S at "),
         (lambda S, x: (S + layers.outer(x["k"], x["v"]), (layers.read(S, x["q"]), S)), "S is an output of every step"),
-        (lambda S, x: (S + layers.outer(x["k"], jnp.tanh(layers.read(S, x["k"]))), x["v"]), "not affine at "),
+        (lambda S, x: (S + layers.outer(x["k"], jnp.tanh(layers.read(S, x["k"]))), x["v"]), "tanh of what was read from S"),
     ],
     ids=["tanh of S", "all states", "tanh of a row"],
 )  # fmt: skip

@@ -157,13 +157,14 @@ class Forms:
         Raises:
             NotAffine: if an operation on a value as large as S has no form.
         """
-        later: set[Var] = set()
+        later: dict[Var, Any] = {}  # values without a form, with the operation that broke it
         for eqn in self.eqns:
             read = [v for v in jaxprs.inputs(eqn) if v in self.values]
             if not read and not any(v in later for v in jaxprs.inputs(eqn)):
                 if not all(v in self.known for v in jaxprs.inputs(eqn)):
-                    later.update(eqn.outvars)
+                    later.update(dict.fromkeys(eqn.outvars))
                 continue
+            cause = next((later[v] for v in jaxprs.inputs(eqn) if v in later), None)
             matrix = any(self.is_matrix(self.values[v]) for v in read)
             try:
                 if any(v in later or v not in self.known for v in jaxprs.inputs(eqn) if v not in self.values):
@@ -172,9 +173,11 @@ class Forms:
                 if matrix and not self.is_matrix(made):
                     self.cuts[eqn.outvars[0]] = eqn
             except NotAffine as why:
+                if matrix and cause is not None:
+                    raise NotAffine(f"{cause.primitive.name} of what was read from S", cause) from None
                 if matrix:
                     raise NotAffine(f"{eqn.primitive.name} of S" + f": {why}" * bool(str(why)), eqn) from None
-                later.update(eqn.outvars)
+                later.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
 
     def _rule(self, eqn: Any) -> Value:
         name, ins = eqn.primitive.name, eqn.invars
