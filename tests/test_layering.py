@@ -28,7 +28,7 @@ ROOMS = {
     "version": Room(10, "the version"),
     "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
     "named": Room(70, "objects that are named as MODULE:NAME", "errors"),
-    "loops": Room(8_000, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars"),
+    "loops": Room(9_300, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars"),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors loops"),
     "nets/__init__": Room(10, "nothing"),
     "nets/ir": Room(260, "nets as frozen records", "errors scalars"),
