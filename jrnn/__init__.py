@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn import interop as interop
     from jrnn import loops as executor
     from jrnn import loops as loops
+    from jrnn import models as models
     from jrnn import nets as nets
     from jrnn import nn as nn
     from jrnn import onnx as onnx
@@ -86,7 +87,7 @@ _HOMES = {  # name -> module, for the names that load lazily
 _MODULES = {  # attribute -> module
     name: f"jrnn.{module}"
     for name, module in {
-        **{name: name for name in ("errors", "interop", "loops", "nets", "nn", "onnx", "testing", "train")},
+        **{name: name for name in ("errors", "interop", "loops", "models", "nets", "nn", "onnx", "testing", "train")},
         **{name: f"nets.{name}" for name in ("cells", "graph", "ops", "plans")},
         "executor": "loops",  # its name before the packages were divided into loops and nets
     }.items()

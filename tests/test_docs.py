@@ -32,6 +32,7 @@ PAGES = sorted(DOCS.glob("*.md"))
         ("from_pytorch.md", 10),
         ("nn.md", 20),
         ("plans.md", 13),
+        ("pretrained.md", 20),
         ("recurrent_network.md", 15),
         ("scan.md", 25),
         ("seq2seq.md", 8),

@@ -60,6 +60,7 @@ ROOMS = {
         "loops over nets, run by the host",
         "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering",
     ),
+    "models": Room(2_250, "pretrained recurrent language models", "errors nn"),
     "interop": Room(760, "weights of other systems", "errors nn"),
     "convert": Room(
         3_850,
@@ -87,14 +88,14 @@ ROOMS = {
         990,
         "the command `jrnn`: one sub-command calls one function",
         "errors version loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
-        "convert gradcheck train bench",
+        "models convert gradcheck train bench",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(
         130,
         "the public names, which load lazily",
         "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
-        "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans interop convert gradcheck onnx "
+        "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans models interop convert gradcheck onnx "
         "testing train",
     ),
 }
@@ -105,7 +106,7 @@ ONLY_IN = {  # third-party package: the rooms that may know it
     "optax": {"train"},
     "orbax": {"train"},
     "rich": {"train", "cli", "bench", "gradcheck"},
-    "safetensors": {"interop"},
+    "safetensors": {"interop", "models"},
     "onnx": {"onnx"},
     "onnxruntime": {"onnx", "bench"},
 }
@@ -115,7 +116,7 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
 }
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
-    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox", "pytest",
+    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox", "pytest", "tokenizers",
 }
 # fmt: on
 FILES = sorted(p for p in ROOT.rglob("*.py"))

@@ -60,14 +60,23 @@ def make_parser() -> argparse.ArgumentParser:
         "--process", type=int, metavar="K", help="the index of this process, from 0; only process 0 writes files"
     )
 
-    p = command(training.sample_command, "sample", "write text from a trained model")
-    p.add_argument("run_dir", help="a run directory")
+    p = command(training.sample_command, "sample", "write text from a trained or a pretrained model")
+    p.add_argument("run_dir", help="a run directory, or a folder with config.json and safetensors")
     p.add_argument("--prompt", help="the beginning of the text; for task seq2seq, the sequence to answer")
-    p.add_argument("--length", type=int, help="characters to write after the prompt")
+    p.add_argument("--length", type=int, help="characters, words or tokens to write after the prompt")
     p.add_argument(
         "--temperature",
         type=float,
         help="below 1 more predictable, above 1 more random, 0 always the most probable character",
+    )
+    p.add_argument(
+        "--top-k", type=int, metavar="K", help="for pretrained models, draw from the K likeliest tokens only"
+    )
+    p.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="for pretrained models, draw from the likeliest tokens of this share only",
     )
     p.add_argument("--seed", type=int, default=0, help="the seed of the random choices (default: %(default)s)")
     p.add_argument("--beam", type=int, metavar="K", help="for task seq2seq, the width of the beam search (1: greedy)")

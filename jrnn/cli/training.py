@@ -14,6 +14,7 @@ from rich.console import Console
 from jrnn.cli.tools import wide_console
 from jrnn.errors import UsageError
 from jrnn.loops import host_devices
+from jrnn.models.text import is_model, write_text
 from jrnn.train import load_config, sample_run, train
 from jrnn.train.config import config_names, describe_config
 from jrnn.train.devices import join
@@ -68,8 +69,24 @@ def train_command(args: argparse.Namespace) -> int:
 
 
 def sample_command(args: argparse.Namespace) -> int:
+    if is_model(args.run_dir):
+        return _sample_model(args)
+    if args.top_k is not None or args.top_p is not None:
+        raise UsageError("--top-k and --top-p are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
     print(sample_run(args.run_dir, args.seed, **{name: getattr(args, name) for name in names}))
+    return 0
+
+
+def _sample_model(args: argparse.Namespace) -> int:
+    if args.beam is not None or args.attention is not None:
+        raise UsageError("--beam and --attention are for runs of the task seq2seq")
+    length = 100 if args.length is None else args.length
+    temperature = 1.0 if args.temperature is None else args.temperature
+    options = {"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
+    for piece in write_text(args.run_dir, args.prompt or "", length, **options):
+        print(piece, end="", flush=True)
+    print()
     return 0
 
 

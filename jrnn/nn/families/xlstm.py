@@ -135,12 +135,15 @@ class MLSTM(RecurrentLayer):
         return span.linear(y, p["weight_out"]), state
 
 
-def mlstm(state: Any, at: Any) -> tuple[Any, jax.Array]:
-    """One step of all heads: q, k [N, K, C], v [N, K, V], the logarithms of i and f [N, K]; S [N, K, C, V]."""
+def mlstm(state: Any, at: Any, epsilon: float = 0.0) -> tuple[Any, jax.Array]:
+    """One step of all heads: q, k [N, K, C], v [N, K, V], the logarithms of i and f [N, K]; S [N, K, C, V].
+
+    `epsilon` is added to the normalizer.
+    """
     (S, n, m), (q, k, v, log_i, log_f) = state, at
     top = jnp.maximum(log_f + m, log_i)
     f, i, m = jnp.exp(log_f + m - top), jnp.exp(log_i - top), top
     S = f[..., None, None] * S + i[..., None, None] * (k[..., :, None] * v[..., None, :])
     n = f[..., None] * n + i[..., None] * k
-    scale = jnp.maximum(jnp.abs(jnp.sum(n * q, axis=-1)), jnp.exp(-m))
+    scale = jnp.maximum(jnp.abs(jnp.sum(n * q, axis=-1)), jnp.exp(-m)) + epsilon
     return (S, n, m), jnp.einsum("nkc,nkcv->nkv", q, S) / scale[..., None]

@@ -1,0 +1,180 @@
+"""Models and states in files: config.json and safetensors, one file or several, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from jrnn.errors import ConfigError, FormatError, near
+from jrnn.models.family import Family, State
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
+
+
+class Tensors:
+    """The tensors of a folder by name, without their values."""
+
+    def __init__(self, folder: Path, family: Family) -> None:
+        self.folder = folder
+        if (folder / INDEX).exists():
+            index = read_json(folder / INDEX, read_text(folder / INDEX)).get("weight_map")
+            if not isinstance(index, dict) or not all(isinstance(v, str) and Path(v).name == v for v in index.values()):
+                raise FormatError(
+                    f"{folder / INDEX}: weight_map must map names of tensors to names of files in this folder"
+                )
+            files = sorted(set(index.values()))
+        else:
+            files = [WEIGHTS]
+        self.places: dict[str, tuple[Any, str]] = {}  # the name now -> the open file and the name in it
+        for file in files:
+            try:
+                opened = safe_open(folder / file, framework="np")
+            except (SafetensorError, OSError) as error:
+                raise FormatError(f"{folder / file} cannot be read as safetensors: {error}") from error
+            for stored in opened.keys():  # noqa: SIM118 - no mapping
+                if not stored.startswith(family.unused):
+                    self.places[_renamed(stored, family)] = (opened, stored)
+
+    def check(self, shapes: Mapping[str, tuple[int, ...]], spare: str | None) -> None:
+        """Raises unless the tensors are exactly these; `spare` may be there besides."""
+        for name, shape in shapes.items():
+            if name not in self.places:
+                raise FormatError(f"{self.folder}: lacks the tensor {name!r} {list(shape)}{near(name, self.places)}")
+            view = self.slice(name)
+            if tuple(view.get_shape()) != shape:
+                raise FormatError(f"{self.folder}: {name} is {view.get_shape()} but config.json makes it {list(shape)}")
+            if view.get_dtype() not in _TYPES:
+                raise FormatError(f"{self.folder}: {name} is {view.get_dtype()}; it must be one of {', '.join(_TYPES)}")
+        for name in self.places:
+            if name not in shapes and name != spare:
+                raise FormatError(f"{self.folder}: the tensor {name!r} has no place in this model{near(name, shapes)}")
+
+    def slice(self, name: str) -> Any:
+        opened, stored = self.places[name]
+        return opened.get_slice(stored)
+
+
+def _renamed(name: str, family: Family) -> str:
+    for old, new in family.renamed:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def parameter(tensors: Tensors, name: str, parts: list[str], mesh: jax.sharding.Mesh | None) -> jax.Array:
+    views = [tensors.slice(part) for part in parts]
+    stacks = parts != [name]
+    shape = (len(parts), *views[0].get_shape()) if stacks else tuple(views[0].get_shape())
+
+    def read(index: tuple[slice, ...]) -> np.ndarray:
+        if not stacks:
+            return views[0][index] if shape else views[0][:]
+        return np.stack([view[index[1:]] for view in views[index[0]]])
+
+    if mesh is None:
+        return jnp.asarray(read((slice(None),) * len(shape)))
+    return jax.make_array_from_callback(shape, _sharding(mesh, shape), read)
+
+
+def _sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> jax.sharding.NamedSharding:
+    axes = [k for k, size in enumerate(shape) if size % mesh.size == 0]
+    spec: list[Any] = [None] * len(shape)
+    if axes:
+        spec[max(axes, key=lambda k: shape[k])] = mesh.axis_names
+    # Without axis types: XLA decides how results are shared.
+    return jax.sharding.NamedSharding(
+        jax.sharding.Mesh(mesh.devices, mesh.axis_names), jax.sharding.PartitionSpec(*spec)
+    )
+
+
+def write(
+    folder: str | PathLike[str],
+    text: str,
+    params: Mapping[str, jax.Array],
+    parameters: Mapping[str, list[str]],
+    shard_bytes: int,
+) -> None:
+    """Writes config.json and safetensors files of at most `shard_bytes`, or of one tensor.
+
+    Args:
+        text: config.json.
+        params: the parameters.
+        parameters: the names of tensors that each stacks, or its own name alone.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    shards: list[list[tuple[str, str, int | None]]] = [[]]  # tensors, each with its parameter and place in the stack
+    filled = total = 0
+    for name, parts in parameters.items():
+        for k, part in enumerate(parts):
+            size = params[name].nbytes // len(parts)
+            if shards[-1] and filled + size > shard_bytes:
+                shards.append([])
+                filled = 0
+            shards[-1].append((part, name, None if parts == [name] else k))
+            filled, total = filled + size, total + size
+    places = {}
+    for number, shard in enumerate(shards, 1):
+        file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        arrays = {part: np.asarray(params[name] if k is None else params[name][k]) for part, name, k in shard}
+        save_file(
+            {part: np.ascontiguousarray(array) for part, array in arrays.items()}, folder / file, {"format": "pt"}
+        )
+        places |= dict.fromkeys(arrays, file)
+    if len(shards) == 1:
+        (folder / INDEX).unlink(missing_ok=True)
+        return
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def save_state(path: str | PathLike[str], state: State) -> None:
+    """Writes the state of a model to a safetensors file, so that a conversation can go on later.
+
+    >>> import tempfile
+    >>> path = tempfile.mktemp(".safetensors")
+    >>> save_state(path, {"0.ssm": jnp.ones((1, 2))})
+    >>> load_state(path)["0.ssm"].shape
+    (1, 2)
+    """
+    save_file({name: np.asarray(value) for name, value in state.items()}, path)
+
+
+def load_state(path: str | PathLike[str]) -> State:
+    """Reads a state that `save_state` wrote.
+
+    Raises:
+        FormatError: if the file is missing or damaged.
+    """
+    try:
+        return {name: jnp.asarray(value) for name, value in load_file(path).items()}
+    except (SafetensorError, OSError) as error:
+        raise FormatError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path} cannot be read: {error}") from error
+
+
+def read_json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds a {type(found).__name__}; it must hold an object")
+    return found

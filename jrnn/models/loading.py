@@ -1,0 +1,100 @@
+"""Where models come from: folders that transformers or `LanguageModel.save` wrote, and random parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.models.families import family_of
+from jrnn.models.files import Tensors, parameter, read_json, read_text
+from jrnn.models.model import LanguageModel
+
+
+def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) -> LanguageModel:
+    """Reads a model from config.json and safetensors, as `save_pretrained` of transformers writes them.
+
+    Tensors are read one after the other and keep their types, so that memory holds little more than the file's bytes.
+
+    Args:
+        folder: has config.json and model.safetensors, or several files with model.safetensors.index.json.
+        mesh: devices that share the parameters: the longest axis of each that the number of devices divides is divided.
+            None: the default device holds all.
+
+    Raises:
+        ConfigError: for an unknown family, or an unknown or unsupported key of config.json.
+        FormatError: if a file is missing or damaged, or tensors are missing, unknown, or of other shapes or types.
+
+    >>> import tempfile, jrnn
+    >>> config = {"model_type": "mamba", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
+    >>> folder = tempfile.mkdtemp()
+    >>> jrnn.models.create(config, jax.random.key(0)).save(folder)
+    >>> model = jrnn.models.load(folder)
+    >>> model.family.name, model.config.hidden_size
+    ('mamba', 8)
+    """
+    folder = Path(folder)
+    text = read_text(folder / "config.json")
+    given = read_json(folder / "config.json", text)
+    family = family_of(given.get("model_type"), str(folder / "config.json"))
+    config = family.read(given, str(folder / "config.json"))
+    tensors = Tensors(folder, family)
+    shapes = family.shapes(config)
+    tensors.check(shapes, family.head if config.tie_word_embeddings else None)
+    params = {name: parameter(tensors, name, parts, mesh) for name, parts in family.parameters(config).items()}
+    return LanguageModel(params, family, config, text)
+
+
+def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) -> LanguageModel:
+    """A new model with random parameters, to train from the beginning or to try things out.
+
+    Matrices are normal with the variance 1 / columns, and gains of norms are neutral. The parameters of decays are spread,
+    so that units remember for different times.
+
+    Args:
+        config: the keys of config.json, with `model_type`; those that are missing have transformers' defaults.
+        key: a key of `jax.random`.
+        dtype: the type of the parameters.
+
+    Raises:
+        ConfigError: for an unknown family, or an unknown or unsupported key.
+
+    >>> config = {"model_type": "mamba", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
+    >>> model = create(config, jax.random.key(0))
+    >>> model(jnp.zeros((2, 3), int))[0].shape
+    (2, 3, 16)
+    """
+    family = family_of(config.get("model_type"), "create")
+    known = family.read(config, "create")
+    shapes = family.shapes(known)
+    params = {}
+    for k, (name, parts) in enumerate(family.parameters(known).items()):
+        shape = shapes[parts[0]] if parts == [name] else (len(parts), *shapes[parts[0]])
+        params[name] = _initial(name, shape, jax.random.fold_in(key, k)).astype(dtype)
+    return LanguageModel(params, family, known, json.dumps(dict(config), indent=2, sort_keys=True))
+
+
+def _initial(name: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+    last = name.rpartition(".")[2]
+    if last == "A_log":
+        return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0))
+    if last in ("dt_bias", "time_decay", "time_first", "recurrent_param") or name.endswith("dt_proj.bias"):
+        return jax.random.uniform(key, shape, minval=-5.0, maxval=-1.0)
+    if last.startswith("time_mix"):
+        return jax.random.uniform(key, shape)
+    if last == "bias" or last.endswith("_bias") or (len(shape) == 1 and _around_one(name)):
+        return jnp.zeros(shape)
+    if len(shape) == 1:
+        return jnp.ones(shape)
+    return jax.random.normal(key, shape) / np.sqrt(shape[-1])
+
+
+def _around_one(name: str) -> bool:
+    """Whether transformers adds 1 to this gain of a norm."""
+    return name.startswith("model.") and not name.endswith("linear_attn.norm.weight")

@@ -1,0 +1,85 @@
+"""Text that a model writes, with the tokenizer of its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.errors import ConfigError, DataError
+from jrnn.models.loading import load
+
+
+def is_model(folder: str | PathLike[str]) -> bool:
+    """Whether a folder holds a model, rather than a run of `jrnn train`."""
+    return (Path(folder) / "config.json").exists()
+
+
+def write_text(
+    folder: str | PathLike[str],
+    prompt: str,
+    length: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Loads a model and writes up to `length` tokens after a prompt, until its end-of-text token; piece by piece.
+
+    Args:
+        folder: as `load` takes it; with tokenizer.json, or without: then the prompt is numbers of tokens, as in "3 14 15",
+            and so is the text.
+        prompt: the beginning of the text, which has at least one token.
+
+    Yields:
+        The prompt and what follows it, in pieces.
+
+    Raises:
+        DataError: if the prompt has no tokens, or tokens that the model does not know.
+        ConfigError, FormatError: as `load`.
+    """
+    model = load(folder)
+    encode, decode = _tokenizer(Path(folder))
+    tokens = encode(prompt)
+    if not tokens:
+        raise DataError("the prompt has no tokens; give --prompt with at least one")
+    ends = json.loads(model.text).get("eos_token_id")
+    ends = set(ends) if isinstance(ends, list) else {ends}
+    shown = decode(tokens)
+    yield shown
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "key": jax.random.key(seed)}
+    for token in model.stream(jnp.array([tokens]), length, **options):
+        if int(token[0]) in ends:
+            return
+        tokens.append(int(token[0]))
+        whole = decode(tokens)  # a piece of a character is shown when the character is complete
+        if not whole.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield whole[len(shown) :]
+            shown = whole
+
+
+def _tokenizer(folder: Path) -> tuple[Any, Any]:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return _numbers, lambda tokens: " ".join(map(str, tokens))
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise ConfigError(f"{path} needs the extra 'text': pip install 'jrnn[text]'") from None
+    found = Tokenizer.from_file(str(path))
+    return lambda text: found.encode(text).ids, found.decode
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError:
+        raise DataError(
+            f"the prompt is {text!r}, but the folder has no tokenizer.json: give numbers of tokens, as in '3 14 15'"
+        ) from None

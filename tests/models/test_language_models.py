@@ -1,0 +1,190 @@
+"""Generation, states, files and errors of models, with a tiny random model of each kind of state."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrnn import models
+from jrnn.cli import main
+from jrnn.errors import ConfigError, FormatError, LayerError
+from jrnn.models.sampling import Choice, sample
+
+SMALL = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
+CONFIGS = {
+    "mamba": SMALL | {"state_size": 2},
+    "qwen3_next": SMALL
+    | {
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "linear_key_head_dim": 4,
+        "linear_value_head_dim": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "moe_intermediate_size": 4,
+        "shared_expert_intermediate_size": 4, "num_experts": 2, "num_experts_per_tok": 1, "full_attention_interval": 2,
+    },
+}  # fmt: skip
+PROMPT = jnp.array([[3, 1, 4, 1], [2, 7, 0, 0]])
+pytestmark = pytest.mark.usefixtures("little_optimization")
+
+
+def made(name, **more):
+    return models.create({"model_type": name} | CONFIGS[name] | more, jax.random.key(0))
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request):
+    return made(request.param)
+
+
+def test_generation_is_the_likeliest_token_step_by_step(model):
+    new, state = model.generate(PROMPT, 5, temperature=0, lengths=[4, 2])
+    assert [token.tolist() for token in model.stream(PROMPT, 5, temperature=0, lengths=[4, 2])] == new.T.tolist()
+    for n, length in enumerate((4, 2)):
+        tokens = PROMPT[n : n + 1, :length]
+        logits, own = model(tokens)
+        logits = logits[:, -1]
+        for token in new[n]:
+            assert int(logits.argmax()) == int(token)
+            logits, own = model.step(token[None], own)  # outside of jit the state gets room when it needs it
+        after, _ = model.step(jnp.array([1, 1]), state)
+        np.testing.assert_allclose(after[n], model.step(jnp.array([1]), own)[0][0], atol=1e-5)
+
+
+def test_a_conversation_is_saved_and_continued(model, tmp_path):
+    whole, _ = model.generate(PROMPT, 6, temperature=0)
+    first, state = model.generate(PROMPT, 3, temperature=0)
+    models.save_state(tmp_path / "state.safetensors", state)
+    state = models.load_state(tmp_path / "state.safetensors")
+    again, _ = model.generate(PROMPT[:, :2], 2, temperature=0, state=state)
+    longer = jnp.concatenate([PROMPT, first, PROMPT[:, :2]], 1)
+    assert (again == model.generate(longer, 2, temperature=0)[0]).all()
+    assert (whole[:, :3] == first).all()
+
+
+def test_sequences_stop():
+    model = made("mamba")
+    free, _ = model.generate(PROMPT, 6, temperature=0)
+    stop = int(free[0, 1])
+    ended, state = model.generate(PROMPT, 6, temperature=0, stop=stop)
+    first = free[0].tolist().index(stop)
+    assert ended[0].tolist() == free[0, :first].tolist() + [stop] * (6 - first)
+    _, expected = model.generate(PROMPT[:1], first + 1, temperature=0)
+    for name, leaf in expected.items():
+        np.testing.assert_allclose(state[name][0], leaf[0], atol=1e-5)
+    one = list(model.stream(PROMPT[:1], 6, temperature=0, stop=stop))
+    assert [int(token[0]) for token in one] == free[0, : first + 1].tolist()
+
+
+def test_draws_follow_the_probabilities_and_the_limits():
+    chances = jnp.array([0.5, 0.3, 0.15, 0.05])
+    logits = jnp.broadcast_to(jnp.log(chances), (4000, 4))
+
+    def shares(**options):
+        drawn = sample(logits, jnp.float32(1.0), jax.random.key(0), Choice(False, **options))
+        return np.bincount(drawn, minlength=4) / len(logits)
+
+    np.testing.assert_allclose(shares(), chances, atol=0.03)
+    np.testing.assert_allclose(shares(top_k=2), [0.625, 0.375, 0, 0], atol=0.03)
+    np.testing.assert_allclose(shares(top_p=0.8), [0.625, 0.375, 0, 0], atol=0.03)
+    np.testing.assert_allclose(shares(top_p=0.81), np.array([0.5, 0.3, 0.15, 0]) / 0.95, atol=0.03)
+    cold = sample(logits, jnp.float32(0.1), jax.random.key(0), Choice(False))
+    assert np.mean(np.asarray(cold) == 0) > 0.98
+    alone = sample(logits[:3], jnp.float32(1.0), jax.random.key(0), Choice(False))
+    assert (alone == sample(logits, jnp.float32(1.0), jax.random.key(0), Choice(False))[:3]).all()
+
+
+def test_types_are_kept_and_parameters_are_shared_by_devices(tmp_path):
+    model = models.create({"model_type": "mamba"} | CONFIGS["mamba"], jax.random.key(0), jnp.bfloat16)
+    model.save(tmp_path)
+    mesh = jax.make_mesh((1,), ("devices",))
+    for loaded in (models.load(tmp_path), models.load(tmp_path, mesh=mesh)):
+        for name, value in model.params.items():
+            assert loaded.params[name].dtype == jnp.bfloat16
+            assert (loaded.params[name] == value).all()
+    assert loaded.params["backbone.embeddings.weight"].sharding.spec == jax.sharding.PartitionSpec("devices", None)
+    logits, state = loaded(PROMPT)
+    assert logits.dtype == jnp.float32 and state["0.ssm"].dtype == jnp.float32
+    exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model)
+    np.testing.assert_allclose(logits, exact(PROMPT)[0], atol=0.1 * float(jnp.abs(logits).max()))
+
+
+def test_a_memory_that_is_full_shows_in_traced_steps():
+    model = made("qwen3_next")
+    step = jax.jit(lambda token, state: model.step(token, state))
+    state = model.initial_state(1, 2)
+    found = []
+    for token in (3, 1, 4):
+        logits, state = step(jnp.array([token]), state)
+        found.append(bool(jnp.isnan(logits).any()))
+    assert found == [False, False, True]
+
+
+def test_the_command_writes_tokens(tmp_path, capsys):
+    made("mamba", eos_token_id=15).save(tmp_path)
+    assert main(["sample", str(tmp_path), "--prompt", "3 1 4", "--length", "5", "--temperature", "0"]) == 0
+    written = [int(word) for word in capsys.readouterr().out.split()]
+    new, _ = made("mamba").generate(jnp.array([[3, 1, 4]]), 5, temperature=0)
+    wanted = new[0].tolist()
+    assert written == [3, 1, 4, *(wanted[: wanted.index(15)] if 15 in wanted else wanted)]
+    assert main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", "--top-k", "2", "--seed", "1"]) == 0
+    assert main(["sample", str(tmp_path), "--prompt", "three"]) == 2
+    assert "the folder has no tokenizer.json: give numbers of tokens" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_named(tmp_path):
+    model = made("mamba")
+    with pytest.raises(LayerError, match=r"mamba: tokens are float32\[1, 2\]; they must be integers \[N, T\]"):
+        model(jnp.ones((1, 2)))
+    with pytest.raises(LayerError, match="tokens lie between 0 and 16; the vocabulary has those from 0 to 15"):
+        model(jnp.array([[0, 16]]))
+    with pytest.raises(LayerError, match=r"the state has '0.conv' \[3, 3, 16\] but must have \[2, 3, 16\]"):
+        model(PROMPT, model.initial_state(3))
+    with pytest.raises(LayerError, match="drawing tokens needs a key"):
+        model.generate(PROMPT, 2)
+    with pytest.raises(LayerError, match="top_p is 0; it must be above 0"):
+        model.generate(PROMPT, 2, key=jax.random.key(0), top_p=0)
+    with pytest.raises(LayerError, match="the prompt has no tokens"):
+        model.generate(PROMPT[:, :0], 2, temperature=0)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model_type": "mambo"}, "model_type is 'mambo'; did you mean 'mamba'.*; there are the families falcon_mamba"),
+        ({"hiden_size": 8}, "the key 'hiden_size' is unknown; did you mean 'hidden_size'"),
+        ({"hidden_act": "mish"}, "the activation is 'mish'; there are silu"),
+    ],
+)
+def test_an_unknown_config_says_which_key(change, message):
+    with pytest.raises(ConfigError, match=message):
+        made(**({"name": "mamba"} | change)) if "model_type" not in change else models.create(change, jax.random.key(0))
+
+
+def test_half_supported_configs_say_which_key():
+    with pytest.raises(ConfigError, match="rope_parameters.rope_type is 'yarn'; only 'default' is supported"):
+        made("qwen3_next", rope_parameters={"rope_type": "yarn"})
+    with pytest.raises(ConfigError, match="add_out_norm is false"):
+        models.create({"model_type": "xlstm", "add_out_norm": False}, jax.random.key(0))
+    with pytest.raises(ConfigError, match="expand times hidden_size is 16, but num_heads times head_dim is 8192"):
+        models.create({"model_type": "mamba2", "hidden_size": 8}, jax.random.key(0))
+
+
+def test_damaged_folders_are_named(tmp_path):
+    with pytest.raises(FormatError, match=r"config.json cannot be read"):
+        models.load(tmp_path)
+    model = made("mamba")
+    model.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"state_size": 3}))
+    with pytest.raises(FormatError, match=r"x_proj.weight is \[5, 16\] but config.json makes it \[7, 16\]"):
+        models.load(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"num_hidden_layers": 2})
+    )
+    with pytest.raises(FormatError, match=r"lacks the tensor 'backbone.layers.1"):
+        models.load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
+    with pytest.raises(FormatError, match="must map names of tensors to names of files in this folder"):
+        models.load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 30)
+    with pytest.raises(FormatError, match=r"cannot be read as safetensors"):
+        models.load(tmp_path)
