@@ -78,7 +78,7 @@ ROOMS = {
         1_300, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
-        5_300,
+        5_520,
         "training from a config",
         "errors named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/lowering nets/autodiff "
         "nets/ops nets/recurrent nets/cells convert gradcheck",

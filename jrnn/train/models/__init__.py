@@ -11,7 +11,7 @@ from jrnn.named import load_named
 from jrnn.train.models.cells import CellsConfig, TokenCellsConfig, cells_model
 from jrnn.train.models.model import Carry, Compute, FunctionModel, Model, Outcome, Params, Signature
 from jrnn.train.models.netdef import NetDefConfig, netdef_model
-from jrnn.train.models.nn import NnConfig, NnModel, TokenNnConfig
+from jrnn.train.models.nn import NnConfig, TokenNnConfig, nn_model
 
 __all__ = [
     "FEATURE_MODELS",
@@ -34,7 +34,7 @@ T = TypeVar("T")
 # The tables [model] by kind: of models of tokens, and of features.
 TOKEN_MODELS: dict[str, type] = {"cells": TokenCellsConfig, "nn": TokenNnConfig, "net": NetDefConfig}
 FEATURE_MODELS: dict[str, type] = {"cells": CellsConfig, "nn": NnConfig, "net": NetDefConfig}
-MAKERS = {"cells": cells_model, "nn": NnModel, "net": netdef_model}
+MAKERS = {"cells": cells_model, "nn": nn_model, "net": netdef_model}
 
 
 @dataclass(frozen=True)

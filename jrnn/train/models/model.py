@@ -134,6 +134,13 @@ def gradients_of(loss: Callable, params: Params, carry: Carry, batch: Any, key: 
     return Outcome(value, carry, gradients)
 
 
+def dropout(x: Any, ratio: float, key: Any) -> Any:
+    """Sets values to 0 with the probability `ratio`, and scales the others; without a key returns x."""
+    if key is None or not ratio:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - ratio, x.shape), x / (1 - ratio), 0)
+
+
 @dataclass(frozen=True)
 class FunctionModel:
     """A `Model` of independent examples from two functions, differentiated by JAX.

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jrnn.errors import ConfigError
 from jrnn.nn import Layout, functional
 from jrnn.nn.units import GRU, LSTM, RNN_TANH
+from jrnn.train.models.blocks import BlocksModel
 from jrnn.train.models.model import (
     DEFAULT,
     Carry,
@@ -24,6 +25,7 @@ from jrnn.train.models.model import (
     Outcome,
     Params,
     Signature,
+    dropout,
     gradients_of,
     mean_loss,
 )
@@ -37,7 +39,11 @@ class NnConfig(LayersConfig):
     """Recurrent layers of `jrnn.nn` and an output layer."""
 
     kind: Literal["nn"] = "nn"
-    cell: Literal["lstm", "gru", "rnn"] = "lstm"
+    cell: Literal[
+        "lstm", "gru", "rnn", "min_gru", "min_lstm", "ind_rnn", "lru", "s5", "rg_lru", "slstm", "mlstm", "mamba", "mamba2",
+        "retnet", "gla", "deltanet", "gated_deltanet", "rwkv7",
+    ] = "lstm"  # fmt: skip
+    heads: int = 1  # of the cells that have heads; it divides hidden
     bidirectional: bool = False  # only if the state is not carried on
     layer_norm: bool = False  # of the products inside the gates
     forget_bias: float = 1.0  # of an LSTM: the initial bias of the forget gate
@@ -47,11 +53,19 @@ class NnConfig(LayersConfig):
         super().__post_init__()
         require(self.memory == 0 or self.memory > 2, "model.memory must be 0 or above 2", self.memory)
         require(not (self.memory and self.cell == "rnn"), "model.memory is for gates, which an rnn lacks", self.memory)
+        require(self.heads >= 1 and self.hidden % self.heads == 0, "model.heads must divide model.hidden", self.heads)
+        for name in () if self.cell in UNITS else ("bidirectional", "layer_norm", "memory"):
+            require(not getattr(self, name), f"model.{name} is for the cells {', '.join(UNITS)}", getattr(self, name))
 
 
 @dataclass(frozen=True)
 class TokenNnConfig(NnConfig, Embedding):
     """Embedding -> recurrent layers of `jrnn.nn` -> output layer."""
+
+
+def nn_model(config: NnConfig, signature: Signature, compute: Compute = DEFAULT) -> Any:
+    """Returns the model of a table [model] of kind `nn`."""
+    return (NnModel if config.cell in UNITS else BlocksModel)(config, signature, compute)
 
 
 @dataclass(frozen=True)
@@ -126,7 +140,7 @@ class NnModel:
         c, signature = self.config, self.signature
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         if isinstance(c, Embedding):
-            x = _dropout(params["embedding"][batch.tokens], c.embedding_dropout, keys[0])
+            x = dropout(params["embedding"][batch.tokens], c.embedding_dropout, keys[0])
         else:
             x = jnp.asarray(batch.inputs)
         dtype = None if self.compute.precision == "float32" else jnp.dtype(self.compute.precision)
@@ -136,7 +150,7 @@ class NnModel:
         y, states = run(of_layers, x, _state(carry), lengths=lengths, key=keys[1], dropout=c.layer_dropout, dtype=dtype)
         states = states if isinstance(states, tuple) else (states,)
         read = y if signature.every_step else _last(states[0], self._layout.directions)
-        read = _dropout(read, c.dropout, keys[2])
+        read = dropout(read, c.dropout, keys[2])
         w = params["output_w"]
         if dtype is not None:
             read, w = read.astype(dtype), w.astype(dtype)
@@ -155,9 +169,3 @@ def _state(carry: Carry) -> Any:
 def _last(h: Any, directions: int) -> Any:
     """Returns the top layer's last hidden states, [L K, B, H] -> [B, K H]."""
     return jnp.concatenate(list(h[-directions:]), axis=-1)
-
-
-def _dropout(x: Any, ratio: float, key: Any) -> Any:
-    if key is None or not ratio:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1 - ratio, x.shape), x / (1 - ratio), 0)

@@ -1,0 +1,145 @@
+"""Models of the layers of `jrnn.nn.families`: residual blocks, each a norm and a layer.
+
+Shapes: T steps, B examples side by side, E embedding, H hidden.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jrnn import nn
+from jrnn.errors import ConfigError
+from jrnn.nn.span import rms_norm
+from jrnn.train.models.model import (
+    DEFAULT,
+    Carry,
+    Compute,
+    Embedding,
+    Outcome,
+    Params,
+    Signature,
+    dropout,
+    gradients_of,
+    mean_loss,
+)
+
+CELLS: dict[str, type[nn.RecurrentLayer]] = {
+    "min_gru": nn.MinGRU,
+    "min_lstm": nn.MinLSTM,
+    "ind_rnn": nn.IndRNN,
+    "lru": nn.LRU,
+    "s5": nn.S5,
+    "rg_lru": nn.RGLRU,
+    "slstm": nn.SLSTM,
+    "mlstm": nn.MLSTM,
+    "mamba": nn.Mamba,
+    "mamba2": nn.Mamba2,
+    "retnet": nn.RetNet,
+    "gla": nn.GLA,
+    "deltanet": nn.DeltaNet,
+    "gated_deltanet": nn.GatedDeltaNet,
+    "rwkv7": nn.RWKV7,
+}
+
+
+@dataclass(frozen=True)
+class BlocksModel:
+    """(Embedding ->) a product -> L times x + layer(norm(x)) -> norm -> output layer -> loss.
+
+    The parameters of layer k are named `layers.K.NAME`. Carry: the leaves of the layers' states, [1, B, ...] each; empty if
+    the signature carries no state.
+    """
+
+    config: Any  # a NnConfig
+    signature: Signature
+    compute: Compute = DEFAULT
+
+    def __post_init__(self):
+        if self.compute.gradient != "jax":
+            raise ConfigError('gradient.source = "net" needs a model that is a net: use model.kind = "cells"')
+
+    @cached_property
+    def _layer(self) -> nn.RecurrentLayer:
+        """The layer, for its sizes and formula; its parameters have no values."""
+        return nnx.eval_shape(lambda: self._new(nnx.Rngs(0)))
+
+    def _new(self, rngs: nnx.Rngs) -> nn.RecurrentLayer:
+        cell, c = CELLS[self.config.cell], self.config
+        dtype = None if self.compute.precision == "float32" else jnp.dtype(self.compute.precision)
+        takes_heads = "num_heads" in inspect.signature(cell).parameters
+        return cell(c.hidden, dtype=dtype, rngs=rngs, **({"num_heads": c.heads} if takes_heads else {}))
+
+    @property
+    def _inputs(self) -> int:
+        return self.config.embedding if isinstance(self.config, Embedding) else self.signature.inputs
+
+    def init(self, key: Any) -> Params:
+        of_layers, of_embedding, of_input, of_output = jax.random.split(key, 4)
+        params: Params = {}
+        for k in range(self.config.layers):
+            layer = self._new(nnx.Rngs(params=jax.random.fold_in(of_layers, k)))
+            params |= {f"layers.{k}.{name}": value for name, value in layer.params().items()}
+            params[f"norms.{k}"] = jnp.ones(self.config.hidden)
+        if isinstance(self.config, Embedding):
+            params["embedding"] = jax.random.normal(of_embedding, (self.signature.inputs, self.config.embedding))
+        initial = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=0)
+        params["input_w"] = initial(of_input, (self.config.hidden, self._inputs))
+        params["norm"] = jnp.ones(self.config.hidden)
+        params["output_w"] = initial(of_output, (self.signature.outputs, self.config.hidden))
+        params["output_b"] = jnp.zeros(self.signature.outputs)
+        return params
+
+    def _start(self, examples: int) -> list[Any]:
+        return [self._layer._fresh(examples, jnp.dtype(jnp.float32)) for _ in range(self.config.layers)]
+
+    def initial_carry(self, examples: int) -> Carry:
+        if not self.signature.carried:
+            return {}
+        leaves = jax.tree.leaves(self._start(examples))
+        return {f"state{k}": leaf[None] for k, leaf in enumerate(leaves)}
+
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+        output, carry = self._run(params, carry, batch, key)
+        return mean_loss(self.signature, output, batch.targets), carry
+
+    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
+        return gradients_of(self.loss, params, carry, batch, key)
+
+    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+        return self._run(params, carry, batch, None)
+
+    def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+        c, signature = self.config, self.signature
+        keys = [None] * (c.layers + 2) if key is None else jax.random.split(key, c.layers + 2)
+        if isinstance(c, Embedding):
+            x = dropout(params["embedding"][batch.tokens], c.embedding_dropout, keys[0])
+        else:
+            x = jnp.asarray(batch.inputs)
+        lengths = batch.lengths if signature.lengths else None
+        x = x @ params["input_w"].T
+        start = self._start(x.shape[1])
+        if carry:
+            leaves = [carry[f"state{k}"][0] for k in range(len(carry))]
+            start = jax.tree.unflatten(jax.tree.structure(start), leaves)
+        states = []
+        for k, state in enumerate(start):
+            prefix = f"layers.{k}."
+            own = {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}
+            y, state = self._layer.apply(own, rms_norm(x, params[f"norms.{k}"]), state, lengths=lengths)
+            x = x + dropout(y.astype(x.dtype), c.layer_dropout if k + 1 < c.layers else 0.0, keys[k + 1])
+            states.append(state)
+        x = rms_norm(x, params["norm"])
+        if not signature.every_step:
+            ends = jnp.full(x.shape[1], x.shape[0]) if lengths is None else lengths
+            x = jnp.take_along_axis(x, jnp.maximum(ends, 1)[None, :, None] - 1, axis=0)[0]
+        x = dropout(x, c.dropout, keys[-1])
+        output = x @ params["output_w"].T
+        output = output + jnp.expand_dims(params["output_b"], tuple(range(output.ndim - 1)))
+        return output, {f"state{k}": leaf[None] for k, leaf in enumerate(jax.tree.leaves(states)[: len(carry)])}
