@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax import lax
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_array, check_features, check_integer, check_lengths, check_resets
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
+from jrnn.nn.recurrent import RecurrentLayer
 from jrnn.nn.stack import compute_type, run_stack, stack_state, step_stack
 from jrnn.nn.units import State
 
@@ -59,6 +61,11 @@ def chunked(
     >>> [bool(step.any()) for step in grad]  # the last chunk has the steps 8 and 9
     [False, False, False, False, False, False, False, False, True, True]
     """
+    if isinstance(module, RecurrentLayer):
+        name = type(module).__name__
+        raise LayerError(
+            f"{name}: chunked is for RNN, LSTM and GRU; call the layer on each chunk with the state of the last"
+        )
     where = f"{module.layout.unit.name}: chunked"
     if module.layout.bidirectional:
         raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go chunk by chunk")
@@ -99,13 +106,13 @@ def chunked(
     return jnp.swapaxes(output, 0, 1) if batch_first else output, as_given(state)
 
 
-def compiled_step(module: RNN | LSTM | GRU) -> Callable[..., tuple[jax.Array, Any]]:
+def compiled_step(module: RNN | LSTM | GRU | RecurrentLayer) -> Callable[..., tuple[jax.Array, Any]]:
     """Compiles a module's `step` for serving, with the module's current parameters.
 
     A call only dispatches one program, while `nnx.jit` also flattens the module.
 
     Args:
-        module: a module without a reverse direction.
+        module: a module without a reverse direction; any layer of `jrnn.nn` has this interface.
 
     Returns:
         The function `(x, hx) -> (y, hx)`, [N, D] -> [N, P], or [D] -> [P] for one sequence. `module.initial_state` returns
@@ -120,6 +127,8 @@ def compiled_step(module: RNN | LSTM | GRU) -> Callable[..., tuple[jax.Array, An
     >>> bool(jnp.allclose(y, gru(x)[0][-1], atol=1e-6))
     True
     """
+    if isinstance(module, RecurrentLayer):
+        return jax.jit(partial(module.apply_step, module.params()))
     if module.layout.bidirectional:
         raise LayerError(f"{module.layout.unit.name}: a bidirectional stack needs the whole sequence; it has no step")
     unit, params, settings = module.layout.unit, module.params(), module.settings

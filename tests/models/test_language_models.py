@@ -130,6 +130,18 @@ def test_the_command_writes_tokens(tmp_path, capsys):
     assert "the folder has no tokenizer.json: give numbers of tokens" in capsys.readouterr().err
 
 
+def test_the_command_writes_text_with_a_tokenizer(tmp_path, capsys):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{k}": k for k in range(16)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model = made("mamba")
+    model.save(tmp_path)
+    words.save(str(tmp_path / "tokenizer.json"))
+    assert main(["sample", str(tmp_path), "--prompt", "w3 w1", "--length", "4", "--temperature", "0"]) == 0
+    new, _ = model.generate(jnp.array([[3, 1]]), 4, temperature=0)
+    assert capsys.readouterr().out.split() == ["w3", "w1", *(f"w{token}" for token in new[0].tolist())]
+
+
 def test_what_does_not_fit_is_named(tmp_path):
     model = made("mamba")
     with pytest.raises(LayerError, match=r"mamba: tokens are float32\[1, 2\]; they must be integers \[N, T\]"):

@@ -176,7 +176,9 @@ def test_sequences_without_a_batch_and_batches_first():
     for n in (0, 2):
         alone, state = call(x[:, n], lengths=lengths[n], resets=resets[:, n])
         close((alone, state), (y[n], at(end, n)))
-    close(jax.jit(layer.step)(x[0, 0]), at(jax.jit(layer.step)(x[0, :1]), 0))
+    close(nn.compiled_step(layer)(x[0, 0]), at(jax.jit(layer.step)(x[0, :1]), 0))
+    with pytest.raises(LayerError, match="GatedDeltaNet: chunked is for RNN, LSTM and GRU"):
+        nn.chunked(layer, x, size=2)
     assert jax.tree.map(jnp.shape, layer.initial_state(2)) == ((2, 3, 22), (2, 2, 4, 3))
 
 
