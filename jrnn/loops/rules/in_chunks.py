@@ -38,7 +38,11 @@ def jvp(rule: Callable, current_metadata: Callable) -> Callable:
         if run is None or not any(moves):
             return rule(primals, tangents, **params)
         of = _of_moving(run, primals, moves)
-        outs, moved = jax.jvp(of, *([v for v, m in zip(given, moves) if m] for given in (primals, tangents)))
+        try:
+            outs, moved = jax.jvp(of, *([v for v, m in zip(given, moves) if m] for given in (primals, tangents)))
+        except Exception as error:
+            _report(error)
+            return rule(primals, tangents, **params)
         return outs, [_tangent(o, t) for o, t in zip(outs, moved)]
 
     return differentiate
@@ -54,7 +58,11 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
         if run is None:
             return rule(is_vjp, nonzeros, *primals, **params)
         of = _of_moving(run, primals, moves)
-        outs, linear = jax.linearize(of, *(p for p, m in zip(primals, moves) if m))
+        try:
+            outs, linear = jax.linearize(of, *(p for p, m in zip(primals, moves) if m))
+        except Exception as error:
+            _report(error)
+            return rule(is_vjp, nonzeros, *primals, **params)
         smooth = [jnp.issubdtype(o.dtype, jnp.inexact) for o in outs]
 
         def linearized(*args: Any) -> list[Any]:
@@ -66,6 +74,13 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
         return outs, smooth, jax.tree.leaves(linear), *structured, linearized
 
     return differentiate
+
+
+def _report(error: Exception) -> None:
+    """Notes why a program could not be traced, such as for types of `jax.shard_map`. Raises the error in tests."""
+    if strict_passes.value:
+        raise error
+    lowering.record_note(f"not in chunks: {type(error).__name__} (please report it): {error}")
 
 
 def _of_moving(run: Callable, primals: Sequence[Any], moves: Sequence[bool]) -> Callable:
