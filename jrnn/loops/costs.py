@@ -19,7 +19,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Machine:
-    """The constants of the model, measured by `jrnn bench --calibrate`. Times are seconds of one core.
+    """The constants of the model. Times are seconds of one core; those of `CPU` were measured on an AMD EPYC.
 
     Attributes:
         products: floating-point operations of matrix products a second.

@@ -13,15 +13,15 @@ from jrnn.testing.asserts import (
     assert_padding_invariant,
 )
 from jrnn.testing.conformance import Finding, LayerReport, check_layer, layer_tests
-from jrnn.testing.recurrent_layers import RecurrentLayer, recurrent_layer
+from jrnn.testing.recurrent_layers import AdaptedLayer, recurrent_layer
 from jrnn.testing.strategies import lengths, nets
 from jrnn.testing.subjects import Layer
 
 __all__ = [
+    "AdaptedLayer",
     "Finding",
     "Layer",
     "LayerReport",
-    "RecurrentLayer",
     "assert_batch_invariant",
     "assert_executors_agree",
     "assert_gradients_agree",

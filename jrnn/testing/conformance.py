@@ -11,7 +11,7 @@ import jax
 from jrnn.errors import LayerError, near
 from jrnn.testing import properties
 from jrnn.testing.properties import PROPERTIES, NotApplicable, smaller
-from jrnn.testing.recurrent_layers import RecurrentLayer, recurrent_layer
+from jrnn.testing.recurrent_layers import AdaptedLayer, recurrent_layer
 
 TOLERANCE = 1e-5
 
@@ -71,13 +71,13 @@ def check_layer(
     Args:
         layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
             are optional and checked if it has them; a layer of flax.nnx, linen, Equinox, Haiku, Keras, torch or `jrnn.nn`;
-            or a `RecurrentLayer`. See `jrnn.testing.recurrent_layer`.
+            or a `AdaptedLayer`. See `jrnn.testing.recurrent_layer`.
         x: sequences in the layer's layout, float32 [T, N, ...] or [N, T, ...]; T = 4 and N = 3 are enough.
         state: a first state to check with; a random one is made for a library's layer.
         params: weights of a function, a linen module or a Haiku pair.
         only: names of properties to check, such as ["causality", "resets"]; by default all.
         tolerance: of float32 results, relative to the largest if that is above 1.
-        options: fields of `RecurrentLayer`, such as `time_axis` of a function, `reset_to`, `bidirectional`, `swap`.
+        options: fields of `AdaptedLayer`, such as `time_axis` of a function, `reset_to`, `bidirectional`, `swap`.
 
     Returns:
         A LayerReport.
@@ -119,7 +119,7 @@ def check_layer(
     return LayerReport(tuple(holds), tuple(findings), skipped)
 
 
-def _wrong(name: str, layer: RecurrentLayer, tolerance: float) -> str | None:
+def _wrong(name: str, layer: AdaptedLayer, tolerance: float) -> str | None:
     try:
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
             return PROPERTIES[name].check(layer, tolerance)
@@ -129,7 +129,7 @@ def _wrong(name: str, layer: RecurrentLayer, tolerance: float) -> str | None:
         return f"raises {type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
 
 
-def _smallest(name: str, layer: RecurrentLayer, tolerance: float, wrong: str) -> Finding:
+def _smallest(name: str, layer: AdaptedLayer, tolerance: float, wrong: str) -> Finding:
     """The finding of the fewest steps and sequences that shows the same kind of fault: a difference, or an error."""
     steps, batch = layer.size
     for t in [steps] if name == "long" else range(1, steps + 1):
@@ -144,7 +144,7 @@ def layer_tests(make: Callable[[], Any], *, skip: Collection[str] = (), toleranc
     """Returns a test function for pytest, with one test for each property of `check_layer`.
 
     Args:
-        make: a function that returns a `RecurrentLayer`, as `jrnn.testing.recurrent_layer` makes it; it is called once.
+        make: a function that returns a `AdaptedLayer`, as `jrnn.testing.recurrent_layer` makes it; it is called once.
         skip: names of properties that are not to be tested.
         tolerance: as of `check_layer`.
 
@@ -167,7 +167,7 @@ def layer_tests(make: Callable[[], Any], *, skip: Collection[str] = (), toleranc
             raise LayerError(
                 f"there is no property {name!r}{near(name, PROPERTIES)}; there are: {', '.join(PROPERTIES)}"
             )
-    made: list[RecurrentLayer] = []
+    made: list[AdaptedLayer] = []
 
     @pytest.mark.parametrize("property", [name for name in PROPERTIES if name not in skip])
     def test_layer(property: str) -> None:

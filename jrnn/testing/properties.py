@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jrnn.testing.recurrent_layers import RecurrentLayer
+from jrnn.testing.recurrent_layers import AdaptedLayer
 
 FILLS = (np.nan, np.inf, 1e30)
 LONG = 512  # steps
@@ -33,7 +33,7 @@ class Property:
 
     name: str
     rule: str
-    check: Callable[[RecurrentLayer, float], str | None]
+    check: Callable[[AdaptedLayer, float], str | None]
 
 
 PROPERTIES: dict[str, Property] = {}
@@ -47,16 +47,16 @@ def _property(name: str, rule: str) -> Callable:
     return register
 
 
-def smaller(layer: RecurrentLayer, steps: int, batch: int) -> RecurrentLayer:
+def smaller(layer: AdaptedLayer, steps: int, batch: int) -> AdaptedLayer:
     """The layer with the first steps and sequences alone."""
     return replace(layer, x=layer.x[:steps, :batch], state=_rows(layer, layer.state, slice(0, batch)))
 
 
-def _rows(layer: RecurrentLayer, state: Any, rows: Any) -> Any:
+def _rows(layer: AdaptedLayer, state: Any, rows: Any) -> Any:
     return jax.tree.map(lambda v: np.asarray(v)[(slice(None),) * layer.state_axis + (rows,)], state)
 
 
-def _run(layer: RecurrentLayer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+def _run(layer: AdaptedLayer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
     found = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
     return jax.tree.map(np.asarray, found)
 
@@ -66,7 +66,7 @@ def _need(has: bool, what: str) -> None:
         raise NotApplicable(what)
 
 
-def _need_state(layer: RecurrentLayer) -> None:
+def _need_state(layer: AdaptedLayer) -> None:
     _need(layer.state is not None, "no state was given")
     _need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
 
@@ -99,7 +99,7 @@ def _differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None
 
 
 @_property("causality", "an output does not depend on later inputs")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
     whole, _ = _run(layer, layer.x, layer.state)
     for t in range(1, len(layer.x)):
@@ -112,7 +112,7 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
 
 
 @_property("directions", "both directions are read, and time reversal exchanges them")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(layer.bidirectional, "the layer has one direction")
     whole, _ = _run(layer, layer.x, None)
     for changed, seen in ((0, len(layer.x) - 1), (len(layer.x) - 1, 0)):
@@ -131,7 +131,7 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
 
 
 @_property("chunks", "a sequence in two chunks, the state handed on, gives what it gives whole")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need_state(layer)
     whole = _run(layer, layer.x, layer.state)
     for cut in range(1, len(layer.x)):
@@ -143,7 +143,7 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
 
 
 @_property("steps", "one step at a time gives what the whole sequence gives")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need_state(layer)
     whole, state, ys = _run(layer, layer.x, layer.state), layer.state, []
     for t in range(len(layer.x)):
@@ -154,7 +154,7 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
 
 
 @_property("long", "outputs, states and gradients of 512 steps are finite")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     x = np.resize(layer.x, (LONG, *layer.x.shape[1:]))
     results = dict(zip(("y", "the last state"), _run(layer, x, layer.state)))
     if layer.in_jax:
@@ -182,7 +182,7 @@ def _wrong(found: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float) ->
 
 
 @_property("batch", "a sequence gives in a batch what it gives alone")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     y, last = _run(layer, layer.x, layer.state)
     for n in range(layer.size[1]):
         row = slice(n, n + 1)
@@ -192,13 +192,13 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
     return None
 
 
-def _some_lengths(layer: RecurrentLayer) -> Iterator[np.ndarray]:
+def _some_lengths(layer: AdaptedLayer) -> Iterator[np.ndarray]:
     steps, batch = layer.size
     yield np.resize([max(1, steps - 1), steps, 1], batch).astype(np.int32)
     yield np.resize([1, steps], batch).astype(np.int32)
 
 
-def _of_lengths(layer: RecurrentLayer, lengths: np.ndarray, tolerance: float) -> str | None:
+def _of_lengths(layer: AdaptedLayer, lengths: np.ndarray, tolerance: float) -> str | None:
     y, last = _run(layer, layer.x, layer.state, lengths=lengths)
     for n, length in enumerate(lengths.tolist()):
         row = slice(n, n + 1)
@@ -218,20 +218,20 @@ def _of_lengths(layer: RecurrentLayer, lengths: np.ndarray, tolerance: float) ->
 
 
 @_property("lengths", "with lengths, a padded sequence gives what it gives without padding")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(layer.lengths, "the layer takes no lengths")
     return next((w for n in _some_lengths(layer) if (w := _of_lengths(layer, n, tolerance))), None)
 
 
 @_property("zero length", "a sequence of length 0 leaves its state as it was")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(layer.lengths, "the layer takes no lengths")
     _need(layer.state is not None, "no state was given")
     return _of_lengths(layer, np.resize([0, layer.size[0]], layer.size[1]).astype(np.int32), tolerance)
 
 
 @_property("padding", "what padding holds, NaN too, changes no output, state or gradient")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(layer.lengths, "the layer takes no lengths")
     for lengths in _some_lengths(layer):
         behind = np.arange(layer.size[0])[:, None] >= lengths[None]
@@ -264,7 +264,7 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
 
 
 @_property("resets", "a reset before a step begins a new sequence there, at the first and last step too")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(layer.resets, "the layer takes no resets")
     steps, batch = layer.size
     first = layer.state
@@ -292,7 +292,7 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
 
 
 @_property("initial state", "the initial state changes the outputs, and gets a gradient")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(layer.state is not None, "no state was given")
     y, _ = _run(layer, layer.x, layer.state)
     other, _ = _run(layer, layer.x, jax.tree.map(lambda v: np.asarray(v) + np.asarray(0.5, v.dtype), layer.state))
@@ -305,7 +305,7 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
     return None
 
 
-def _gradients(layer: RecurrentLayer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
+def _gradients(layer: AdaptedLayer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
     """The gradients of sum(y * dy) with respect to x and the state."""
     if layer.in_jax:
         return jax.grad(lambda x, s: jnp.sum(layer.call(layer.params, x, s)[0] * dy), (0, 1))(jnp.asarray(x), state)
@@ -333,7 +333,7 @@ def _wide(tree: Any, dtype: Any = np.float64) -> Any:
 
 
 @_property("gradients", "gradients equal central differences, in float64")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         smooth, join = _smooth(layer.params)
@@ -373,7 +373,7 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
 
 
 @_property("dtype", "outputs and states have the type of the inputs, weights and states")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     for dtype in (jnp.float32, jnp.bfloat16) if layer.in_jax else (np.float32,):
         smooth, join = _smooth(layer.params)
         params = join([jnp.asarray(v, dtype) for v in smooth]) if layer.in_jax else layer.params
@@ -386,14 +386,14 @@ def _(layer: RecurrentLayer, tolerance: float) -> str | None:
 
 
 @_property("determinism", "two calls give the same bits")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     first = _run(layer, layer.x, layer.state)
     wrong = _wrong(_run(layer, layer.x, layer.state), first, 0.0)
     return wrong and f"in the second call, {wrong}"
 
 
 @_property("jit", "a compiled call gives what a call gives")
-def _(layer: RecurrentLayer, tolerance: float) -> str | None:
+def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(layer.in_jax, "the layer is not JAX's")
     eager = _run(layer, layer.x, layer.state)
     compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(jnp.asarray(layer.x), layer.state)

@@ -19,7 +19,7 @@ from jrnn.errors import LayerError
 
 
 @dataclass(frozen=True)
-class RecurrentLayer:
+class AdaptedLayer:
     """A recurrent layer as a function, with arguments to check it on.
 
     Attributes:
@@ -57,23 +57,23 @@ class RecurrentLayer:
 
 def recurrent_layer(
     layer: Any, x: Any, state: Any = None, *, params: Any = None, time_axis: int | None = None, **options: Any
-) -> RecurrentLayer:
-    """Returns a layer of any library as a `RecurrentLayer`.
+) -> AdaptedLayer:
+    """Returns a layer of any library as a `AdaptedLayer`.
 
     Args:
         layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
             are optional; a `flax.nnx.RNN` or a layer of `jrnn.nn`; a `flax.linen.RNN`; an Equinox cell; a Haiku core inside
-            `hk.transform`'s `(init, apply)`; a `keras.layers.RNN`; a `torch.nn.RNNBase`; or a `RecurrentLayer`.
+            `hk.transform`'s `(init, apply)`; a `keras.layers.RNN`; a `torch.nn.RNNBase`; or a `AdaptedLayer`.
         x: sequences in the layer's own layout, such as [N, T, D] of flax and Keras.
         state: a first state to check with; of most libraries' layers one is made.
         params: weights, for a function, a linen module and a Haiku pair.
         time_axis: 0 or 1, the axis of time in x and y; the library's own by default.
-        options: other fields of `RecurrentLayer`.
+        options: other fields of `AdaptedLayer`.
 
     Raises:
         LayerError: for a layer of an unknown kind, or sequences that are not floating-point [T, N, ...] or [N, T, ...].
     """
-    if isinstance(layer, RecurrentLayer):
+    if isinstance(layer, AdaptedLayer):
         return replace(layer, **options)
     x = np.asarray(x)
     if x.ndim < 2 or x.dtype.kind != "f":
@@ -108,7 +108,7 @@ def _turned(array: Any, time_axis: int) -> Any:
 # Functions -------------------------------------------------------------------------------------------------------------
 
 
-def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     takes = inspect.signature(fn).parameters
     has = {n: n in takes for n in ("lengths", "resets")}
 
@@ -117,13 +117,13 @@ def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> 
         y, last = fn(params, _turned(x, time_axis), state, **{n: v for n, v in given.items() if has[n]})
         return _turned(y, time_axis), last
 
-    return RecurrentLayer(call, params, x, state, **has)
+    return AdaptedLayer(call, params, x, state, **has)
 
 
 # flax ------------------------------------------------------------------------------------------------------------------
 
 
-def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
     cells = [layer.forward_rnn, layer.backward_rnn] if hasattr(layer, "forward_rnn") else [layer]
@@ -144,10 +144,10 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Recurre
     if state is None:
         state = _drawn(jax.eval_shape(lambda: first(shape)))
     both = len(cells) == 2
-    return RecurrentLayer(call, held, x, state, lengths=True, bidirectional=both)
+    return AdaptedLayer(call, held, x, state, lengths=True, bidirectional=both)
 
 
-def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     both = hasattr(layer, "forward_rnn")
     cells = [layer.forward_rnn.cell, layer.backward_rnn.cell] if both else [layer.cell]
 
@@ -162,7 +162,7 @@ def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Recur
         state = _drawn(tuple(made) if both else made[0])
     if params is None:
         params = layer.init(jax.random.key(0), _turned(x, time_axis), time_major=time_axis == 0)
-    return RecurrentLayer(call, params, x, state, lengths=True, bidirectional=both)
+    return AdaptedLayer(call, params, x, state, lengths=True, bidirectional=both)
 
 
 def _drawn(shapes: Any) -> Any:
@@ -174,7 +174,7 @@ def _drawn(shapes: Any) -> Any:
 # jrnn.nn, Equinox, Haiku -------------------------------------------------------------------------------------------------
 
 
-def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
 
@@ -187,10 +187,10 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Recurr
         _, last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None))
         state = _drawn(last)
     both = bool(layer.layout.bidirectional)
-    return RecurrentLayer(call, held, x, state, state_axis=1, lengths=True, resets=True, bidirectional=both)
+    return AdaptedLayer(call, held, x, state, state_axis=1, lengths=True, resets=True, bidirectional=both)
 
 
-def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     """A cell of one sequence, run over time as Equinox's documentation shows, and over the batch by `jax.vmap`."""
     equinox = sys.modules["equinox"]
     arrays, rest = equinox.partition(cell, equinox.is_array)
@@ -212,10 +212,10 @@ def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Recu
     if state is None:
         shape = jax.ShapeDtypeStruct((x.shape[1], cell.hidden_size), x.dtype)
         state = _drawn((shape, shape) if pair else shape)
-    return RecurrentLayer(call, arrays, x, state)
+    return AdaptedLayer(call, arrays, x, state)
 
 
-def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     """`hk.transform(lambda x, state: ...)` whose function returns (y, state), of time-major sequences."""
 
     def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
@@ -226,13 +226,13 @@ def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> Recurr
     if state is None:
         _, last = jax.eval_shape(lambda: call(params, jnp.asarray(x), None))
         state = _drawn(last)
-    return RecurrentLayer(call, params, x, state)
+    return AdaptedLayer(call, params, x, state)
 
 
 # Keras, torch ------------------------------------------------------------------------------------------------------------
 
 
-def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     """A layer with return_sequences and return_state, on Keras's JAX backend; lengths are given as a mask."""
     keras = sys.modules["keras"]
     if keras.backend.backend() != "jax":
@@ -257,10 +257,10 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Recur
     if state is None:
         _, last = jax.eval_shape(lambda: call(weights, jnp.asarray(x), None))
         state = _drawn(last)
-    return RecurrentLayer(call, weights, x, state, lengths=True, bidirectional=both)
+    return AdaptedLayer(call, weights, x, state, lengths=True, bidirectional=both)
 
 
-def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> RecurrentLayer:
+def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     """A `torch.nn.RNNBase`; lengths are given as a packed sequence, which torch sorts."""
     torch = sys.modules["torch"]
 
@@ -292,7 +292,7 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Recur
         _, last = call(None, x, None)
         state = _drawn(jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), last))
     fields = {"state_axis": 1, "lengths": True, "bidirectional": layer.bidirectional, "in_jax": False}
-    return RecurrentLayer(call, None, x, state, gradients=gradients, **fields)
+    return AdaptedLayer(call, None, x, state, gradients=gradients, **fields)
 
 
 _ADAPTERS: tuple[tuple[Callable, Callable, Callable], ...] = (
