@@ -20,7 +20,7 @@ def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> l
     """Describes the kinks nearest to a point, the nearest first, each with its line; only those within NEAR.
 
     >>> import jax.numpy as jnp
-    >>> near_kinks(lambda p: {"y": jnp.abs(p["x"])}, {"x": jnp.array([0.5, 1e-7])})[0][:31]
+    >>> near_kinks(lambda p: {"y": jnp.abs(p["x"])}, {"x": jnp.array([0.5, 1e-7])})[0][:32]
     'abs has an argument 1.0e-07 away'
     """
     names = list(point)

@@ -194,8 +194,8 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
         ConfigError: for a missing file, a key that does not exist (with the near name), or an impossible value.
     """
     path = find_config(path)
-    beside = [p.name for p in path.parent.glob("*.toml")] if path.parent.is_dir() else []
-    meant = near(path.name, beside) or near(path.stem, config_names())
+    there = path.parent.glob("*.toml") if path.parent.is_dir() else ()
+    meant = near(path.name, [p.name for p in there if near(path.stem, [p.stem])]) or near(path.stem, config_names())
     tables = read_toml(path, meant or "; `jrnn configs` lists the configs that ship")
     config = decode(Config, tables, str(path))  # first, so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)

@@ -14,7 +14,7 @@ from jrnn.cli import doctor, main
 
 def test_the_version_is_one():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    assert project["project"]["dynamic"] == ["version"]
+    assert project["project"]["dynamic"] == ["version", "readme"]
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jrnn.version.__version__"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", jrnn.__version__)
 

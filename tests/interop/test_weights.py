@@ -136,7 +136,7 @@ def test_a_file_of_torch_is_read_by_torch_without_its_code(tmp_path, monkeypatch
 
 def test_files_that_do_not_fit_are_named(tmp_path):
     path = tmp_path / "w.safetensors"
-    with pytest.raises(ConversionError, match="cannot be read as safetensors"):
+    with pytest.raises(ConversionError, match="no such file"):
         interop.load_state_dict(path)
     path.write_bytes(b"\x80\x04\x95 a pickle, which is never run")
     with pytest.raises(ConversionError, match="cannot be read as safetensors, and is no file of torch.save"):

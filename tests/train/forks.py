@@ -23,7 +23,7 @@ class Forks:
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def start(self, *words: str, kill_at: int | None = None, environment: dict[str, str] | None = None) -> Fork:
-        """Starts `jrnn` with these arguments. With `kill_at`, it kills itself at that operation on a file.
+        """Starts `jrnn` with these arguments. With `kill_at`, it kills itself at that operation on a file of the run.
 
         The process finds the number of a socket in the environment variable TALK; `Fork.talk` is the other end.
         """
@@ -56,7 +56,7 @@ class Forks:
 
 
 class Fork:
-    """A process that was started. `status`, `out`, `err` and `operations`, its operations on files, are known at its end.
+    """A process that was started. At its end `status`, `out`, `err` and `operations` (on files of the run) are known.
 
     `talk` is a socket, which reads as empty when the process has ended.
     """
@@ -88,11 +88,12 @@ def _become(asked) -> int:
     talk = socket.socket(socket.AF_UNIX)
     talk.connect(f"{asked['files']}.talk")
     os.environ.update({**asked["environment"], "TALK": str(talk.detach())})
-    seen = 0
+    words, seen = asked["words"], 0
+    run = words[words.index("--out") + 1] if "--out" in words else ""
 
     def count(event, args):
         nonlocal seen
-        if event in OPERATIONS:
+        if event in OPERATIONS and str(args[0]).startswith(run):  # imports open files, too
             seen += 1
             if seen == asked["kill_at"]:
                 os.kill(os.getpid(), signal.SIGKILL)

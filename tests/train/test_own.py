@@ -62,7 +62,7 @@ def test_a_module_that_can_be_imported(folder, monkeypatch):
             "No module named 'no_such_module'; give the path of a .py file",
         ),
         (('"nn"', '"bag.py:make"'), "model.kind: bag.py:make is a function; it must be a jrnn.train.ModelKind"),
-        (("hidden = 4", "heads = 4"), "unknown key 'model.heads'"),
+        (("hidden = 4", "hiden = 4"), "unknown key 'model.hiden'"),
         (
             ("[model]", 'metrics = ["measures.py:confidense"]\n[model]'),
             "has no function 'confidense'; did you mean 'confid",

@@ -91,7 +91,7 @@ def test_the_command_lists_what_differs(runs, capsys):
 def test_runs_of_one_kind_stand_together(runs, capsys):
     make_run(runs / "c", kind="nn", layers=2)
     tables = runs_tables([summarize(run) for run in find_runs(runs)])
-    assert [(t.title, t.row_count) for t in tables] == [("", 2), ("nn", 1)]
+    assert [(str(t.title), t.row_count) for t in tables] == [("", 2), ("nn", 1)]
     assert main(["runs", str(runs)]) == 0
     assert "layers" not in capsys.readouterr().out  # there is nothing else of its kind
 

@@ -54,7 +54,7 @@ NOT_RECORDED = {
     "While": "recorded in whole nets, replayed in tests/nets/ops/test_control.py",
 }
 
-# Operators whose gradient Caffe2 does not have, so that it is not recorded; it is proved in tests/gradcheck/test_cells.py.
+# Operators whose gradient Caffe2 does not have, so that none is recorded; tests/gradcheck/test_literature.py proves them.
 BEYOND_CAFFE2 = {"ScatterAssign", "Where"}
 
 # Operators whose gradient is not compared with the derivative in float64.

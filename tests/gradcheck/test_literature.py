@@ -118,9 +118,9 @@ def test_a_surrogate_is_taken_on_request_alone(rule):
 
     arguments = normal(2, 3), normal(2, 2, 3)
     assert_gradients_agree(fires, *arguments, surrogates=[rule.__name__], max_elements=4)
-    with pytest.raises(AssertionError, match=f"{rule.__name__} .*test_cells.py"):
+    with pytest.raises(AssertionError, match=f"{rule.__name__} .*test_literature.py"):
         assert_gradients_agree(fires, *arguments, max_elements=4)
-    with pytest.raises(AssertionError, match="twice .*test_cells.py"):  # the rest of the step is still proved
+    with pytest.raises(AssertionError, match="twice .*test_literature.py"):  # the rest of the step is still proved
         assert_gradients_agree(wrong, *arguments, surrogates=[rule.__name__], max_elements=4)
     with pytest.raises(jrnn.errors.GradientError, match="calls no function 'spyke' with a derivative rule"):
         assert_gradients_agree(fires, *arguments, surrogates=["spyke"])
@@ -139,14 +139,16 @@ def test_a_fault_next_to_a_stopped_gradient_is_found():
         h = jnp.tanh(h + x + jax.lax.stop_gradient(jnp.round(h) - h))
         return twice(h), h
 
-    with pytest.raises(AssertionError, match=r"(?s)hold the values that stop_gradient stops \(test_cells.py.*twice"):
+    with pytest.raises(
+        AssertionError, match=r"(?s)hold the values that stop_gradient stops \(test_literature.py.*twice"
+    ):
         assert_gradients_agree(step, normal(2, 3), normal(2, 2, 3), max_elements=4)
 
 
 def test_kinks_are_named():
     report = report_of(lambda h, x: (h + x, jnp.abs(h)), np.zeros((1, 2), np.float32), normal(2, 1, 2))
     assert not report.agrees
-    assert any("abs has an argument 0.0e+00 away from its kink (test_cells.py:" in note for note in report.notes)
+    assert any("abs has an argument 0.0e+00 away from its kink (test_literature.py:" in note for note in report.notes)
     assert "the net's gradient and central differences agree; JAX's does not" in str(report)
 
 
@@ -162,7 +164,7 @@ def test_why_there_is_no_net():
     assert report.agrees and report.blobs[0].values[1] is None
     (note,) = report.notes
     assert note.startswith("there is no net, so JAX's gradient and central differences were compared: ")
-    assert "(test_cells.py:" in note and "\n" not in note
+    assert "(test_literature.py:" in note and "\n" not in note
     assert report.verdict() == "JAX's gradient and central differences agree; there is no net"
 
 
@@ -170,7 +172,7 @@ def test_an_operator_without_gradient_is_named(monkeypatch):
     """A net that exists but has no backward pass is not silently forward only."""
     monkeypatch.delitem(jrnn.nets.registry._GRADIENTS, "Sin")
     report = report_of(lambda h, x: (jnp.sin(h + x), h), normal(1, 2), normal(2, 1, 2))
-    assert report.agrees and "sin (test_cells.py:" in report.notes[0] and "gradient of Sin" in report.notes[0]
+    assert report.agrees and "sin (test_literature.py:" in report.notes[0] and "gradient of Sin" in report.notes[0]
 
 
 def test_complex_carries_and_keys():
