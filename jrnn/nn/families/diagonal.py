@@ -55,7 +55,7 @@ class LRU(_ComplexState):
     Args:
         input_size: features of the input and output, D.
         hidden_size: complex units, H; None: D.
-        r_min, r_max: |lambda| lies in this ring at first.
+        r_min, r_max: the absolute value of lambda lies in this ring at first.
         max_phase: the phase of lambda lies in [0, max_phase] at first.
         options: those of `RecurrentLayer`.
 

@@ -90,7 +90,7 @@ class SLSTM(RecurrentLayer):
 
 
 class MLSTM(RecurrentLayer):
-    """S' = f S + i k v^T, n' = f n + i k, h = S'^T q / max(|n'^T q|, 1) with i = exp(..) and f = sigmoid(..).
+    """S' = f S + i k v^T, n' = f n + i k, h = S'^T q / max(abs(n'^T q), 1) with i = exp(..) and f = sigmoid(..).
 
     S and n are kept divided by exp(m), where m' = max(log f + m, log i). Each head of h is normalized, the output gate
     sigmoid(W_o x + b_o) scales it, and `weight_out` brings it back to D features.
