@@ -188,6 +188,6 @@ def test_which_loops_pay():
             init, {k: v[0] for k, v in xs.items()}
         ).jaxpr
 
-    assert runner.pays(step_of(32, 256), 0, 1, 256)
-    assert not runner.pays(step_of(32, 64), 0, 1, 64)
-    assert not runner.pays(step_of(4, 256), 0, 1, 256)
+    assert runner.pays(step_of(64, 256), 0, 1, 256)
+    assert not runner.pays(step_of(64, 64), 0, 1, 64)
+    assert not runner.pays(step_of(16, 256), 0, 1, 256)
