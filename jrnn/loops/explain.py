@@ -127,7 +127,7 @@ def explain(fn: Callable, *args: Any, **keywords: Any) -> ProgramExplanation:
     ...     return w - 0.1 * jax.grad(loss)(w)
     >>> found = explain(train_step, jnp.ones((3, 3)), jnp.ones((5, 2, 3)))
     >>> [("reverse" if plan.loop.reverse else "forward", plan.executor) for plan in found.loops]
-    [('forward', 'scan'), ('reverse', 'scan')]
+    [('forward', 'lax.scan'), ('reverse', 'scan')]
     """
     if not callable(fn):
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")

@@ -113,7 +113,9 @@ class LoopPlan:
 
     @property
     def stacked(self) -> tuple[Item, ...]:
-        """Values that the loop that stays writes at each step."""
+        """Values that the loop that stays writes at each step. A loop that is left to `jax.lax.scan` stays whole."""
+        if self.executor == "lax.scan" and self.loop is not None:
+            return self._items_of(self.loop.ys, self.loop)
         return self._items(lambda fission: fission.core.ys)
 
     @property
@@ -125,9 +127,13 @@ class LoopPlan:
     def _items(self, chosen: Callable[[Fission], Iterable[Any]], per_step: bool = True) -> tuple[Item, ...]:
         if self.fission is None:
             return ()
-        producers = jaxprs.producers(self.fission.loop.eqns)
-        count = jaxprs.extent(self.fission.loop.length) if per_step else 1
-        return tuple(Item.of(v, producers, count) for v in jaxprs.variables(chosen(self.fission)))
+        return self._items_of(chosen(self.fission), self.fission.loop, per_step)
+
+    @staticmethod
+    def _items_of(found: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Item, ...]:
+        producers = jaxprs.producers(loop.eqns)
+        count = jaxprs.extent(loop.length) if per_step else 1
+        return tuple(Item.of(v, producers, count) for v in jaxprs.variables(found))
 
     def __str__(self) -> str:
         direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"

@@ -141,6 +141,19 @@ def test_bfloat16_inputs_with_a_float32_state():
     np.testing.assert_allclose(made[0][1][0], expected[0][1][0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name, reads", [("q", True), ("v", False)])
+def test_a_gradient_that_reads_no_state_is_computed_step_by_step(name, reads):
+    init, xs = problem(layers.linear, 20, jnp.float32)
+
+    def of_one(v):
+        return loss(jrnn.scan, layers.linear, init, {**xs, name: v})[0]
+
+    with lowering.recorded() as plans:
+        jax.jit(jax.grad(of_one)).lower(xs[name])
+    assert (plans[0].executor == "chunks") == reads, plans[0]
+    assert plans.notes == ([] if reads else ["not in chunks: this gradient reads no state"])
+
+
 def test_the_reverse_pass_keeps_states_of_chunk_boundaries_only():
     init, xs = problem(layers.gla, 256, jnp.float32, K=32, V=32)
 

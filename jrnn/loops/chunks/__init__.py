@@ -7,6 +7,6 @@ a loop.
 
 from jrnn.loops.chunks.forms import NotAffine
 from jrnn.loops.chunks.recognize import why
-from jrnn.loops.chunks.runner import Chunked, chunked, pays
+from jrnn.loops.chunks.runner import Chunked, chunked, pays, stores_states
 
-__all__ = ["Chunked", "NotAffine", "chunked", "pays", "why"]
+__all__ = ["Chunked", "NotAffine", "chunked", "pays", "stores_states", "why"]

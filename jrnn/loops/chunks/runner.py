@@ -39,6 +39,44 @@ def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
     return length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
 
 
+def stores_states(step: jaxprs.Program, n_consts: int, n_carry: int, moves: Sequence[bool]) -> bool:
+    """Returns True if JAX's derivative of a loop would read its largest carries, or values as large that follow from them.
+
+    A state that only adds inputs, and is multiplied only with values that have no tangents, is not read.
+
+    Args:
+        step: from constants, carries and inputs to new carries and outputs.
+        n_consts, n_carry: the numbers of constants and carries.
+        moves: which arguments of the loop have tangents.
+    """
+    carry = step.invars[n_consts : n_consts + n_carry]
+    moving, before = {v for v, m in zip(step.invars, moves) if m}, -1
+    while len(moving) > before:  # a carry also moves if the new carry does
+        before, reached = len(moving), jaxprs.depends(step.eqns, moving)
+        moving.update(v for v, out in zip(carry, step.outvars) if jaxprs.is_in(out, reached))
+    places = [i for i, v in enumerate(step.invars) if v in moving and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+    n = len(step.invars)
+
+    def tangents(*args: Any) -> list[Any]:
+        def of_moving(*values: Any) -> list[Any]:
+            env = dict(zip(step.constvars, step.consts)) | dict(zip(step.invars, args[:n]))
+            env.update(zip([step.invars[i] for i in places], values))
+            jaxprs.evaluate(step.eqns, env)
+            return [v for a in step.outvars if jnp.issubdtype((v := jaxprs.value(env, a)).dtype, jnp.inexact)]
+
+        return jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))[1]
+
+    avals = [v.aval for v in step.invars]
+    program = jaxprs.trace(tangents, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+    eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars))
+    later = jaxprs.depends(eqns, program.invars[n:])
+    read = {v for e in eqns if any(v in later for v in e.outvars) for v in jaxprs.inputs(e)} - later
+    states = program.invars[n_consts : n_consts + n_carry]
+    most = max(map(jaxprs.nbytes, states), default=0)
+    follow = jaxprs.depends(eqns, [v for v in states if jaxprs.nbytes(v) == most])
+    return any(v in follow and jaxprs.nbytes(v) >= most for v in read)
+
+
 def chunk_length(stage: Stage, length: int) -> int:
     """Returns C: decays along K need a round for each doubling of C, and the rows to solve a matrix of C x C."""
     dear = any(form.solved or form.decays_along_k for form in stage.forms)

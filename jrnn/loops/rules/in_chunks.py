@@ -18,7 +18,7 @@ with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
 from jrnn.loops import jaxprs, mark
-from jrnn.loops.chunks import Chunked, NotAffine, chunked, pays, why
+from jrnn.loops.chunks import Chunked, NotAffine, chunked, pays, stores_states, why
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
@@ -33,9 +33,9 @@ def jvp(rule: Callable, current_metadata: Callable) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-        run = _program(current_metadata(), params)
         moves = [type(t) is not ad.Zero for t in tangents]
-        if run is None or not any(moves):
+        run = _program(current_metadata(), params, moves) if any(moves) else None
+        if run is None:
             return rule(primals, tangents, **params)
         of = _of_moving(run, primals, moves)
         try:
@@ -54,7 +54,7 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
     @functools.wraps(rule)
     def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
         moves = [nz and jnp.issubdtype(jax.typeof(p).dtype, jnp.inexact) for nz, p in zip(nonzeros, primals)]
-        run = _program(current_metadata(), params) if any(moves) else None
+        run = _program(current_metadata(), params, moves) if any(moves) else None
         if run is None:
             return rule(is_vjp, nonzeros, *primals, **params)
         of = _of_moving(run, primals, moves)
@@ -96,13 +96,22 @@ def _tangent(out: Any, tangent: Any) -> Any:
     return tangent if jnp.issubdtype(aval.dtype, jnp.inexact) else ad.Zero(aval.to_tangent_aval())
 
 
-def _program(metadata: Any, params: dict[str, Any]) -> Callable[[Sequence[Any]], list[Any]] | None:
-    """Returns a function of a scan's arguments that runs it in chunks, or None to leave it to other rules."""
+def _program(
+    metadata: Any, params: dict[str, Any], moves: Sequence[bool]
+) -> Callable[[Sequence[Any]], list[Any]] | None:
+    """Returns a function of a scan's arguments that runs it in chunks, or None to leave it to other rules.
+
+    Args:
+        metadata: the mark.
+        params: those of the equation.
+        moves: which arguments have tangents.
+    """
     options = mark.options_in(metadata)
     if options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
         return None
     n_consts, n_carry = jaxprs.scan_counts(params)
-    found = _chunked(params["jaxpr"], n_consts, n_carry, params["length"], params["reverse"], params["unroll"], options)
+    loop = params["jaxpr"], n_consts, n_carry, params["length"], params["reverse"], params["unroll"]
+    found = _chunked(*loop, options, tuple(moves))
     if found is None:
         return None
     if isinstance(found, str):
@@ -122,7 +131,14 @@ def _program(metadata: Any, params: dict[str, Any]) -> Callable[[Sequence[Any]],
 
 @functools.lru_cache(maxsize=256)
 def _chunked(
-    jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int, options: Options
+    jaxpr: Any,
+    n_consts: int,
+    n_carry: int,
+    length: Any,
+    reverse: bool,
+    unroll: int,
+    options: Options,
+    moves: tuple[bool, ...],
 ) -> tuple[Chunked, Sequence[Any]] | str | None:
     """Returns the loop in chunks and the values of its constants, the reason if it has none, or None if it is not tried."""
     body = jaxprs.jaxpr_of(jaxpr)
@@ -135,6 +151,8 @@ def _chunked(
     try:
         with mark.unmarked():
             program = jaxprs.opened(jaxpr, _CALLS)
+            if not stores_states(program, n_consts, n_carry, moves):
+                return "not in chunks: this gradient reads no state"
         inputs, end = program.invars, n_consts + n_carry
         outs = program.outvars[:n_carry], program.outvars[n_carry:]
         consts = (*program.constvars, *inputs[:n_consts])

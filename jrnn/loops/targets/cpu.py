@@ -45,6 +45,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     turned = columns(batch_first(loop))
     if eager_passes.value is not None or _turning_pays(loop, turned):
         loop = turned
+    notes: tuple[str, ...] = ()
     if options.executor == "associative":
         # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
         # multiplications and additions stay in the loop, in their order.
@@ -52,16 +53,17 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
         if why is None:
             fission = split(loop, computation, contract=smaller_first)
             return LoopPlan(target, original, fission, widen_sums(fission.core), "associative")
+        notes = (f"not associative: {why}",)
     found = _Search(original, loop, options).choice()
     if found.chosen.plan is None:
-        return LoopPlan(target, original, None, None, "lax.scan", notes=("nothing to gain",), choice=found)
+        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, "nothing to gain"), choice=found)
     way: _Way = found.chosen.plan
     core = way.fission.core
     if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), slices)
     else:
         inner = widen_sums(activate_together(core))
-    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, choice=found)
+    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, found)
 
 
 def _turning_pays(loop: Loop, turned: Loop) -> bool:

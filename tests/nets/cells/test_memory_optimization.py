@@ -49,9 +49,15 @@ def gradient(name, optimize):
 
 
 def stored(explanation):
-    """Bytes that the forward loop writes for the reverse loop, besides what it writes without a gradient."""
-    training, alone = explanation.training[0], explanation.forward[0]
-    return sum(item.bytes for item in training.stacked) - sum(item.bytes for item in alone.stacked)
+    """Bytes that the forward loop writes for the reverse loop, besides states and what it writes without a gradient.
+
+    Results of comparisons, a byte each, are always stored: computed again, they might differ.
+    """
+    written = [
+        sum(item.bytes for item in loops[0].stacked if item.what != "carry" and not item.type.startswith("bool"))
+        for loops in (explanation.training, explanation.forward)
+    ]
+    return written[0] - written[1]
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -60,7 +66,7 @@ def test_nothing_is_stored_but_the_states(name, told):
         jax.make_jaxpr(gradient(name, optimize)[0])(gradient(name, optimize)[1])
     plain, saving = map(stored, told)
     assert saving == 0
-    assert plain >= (0 if name == "min_lstm" else T * N * H * 4)  # gates that read the input alone are no cost
+    assert plain >= T * N * H * 4
 
 
 @pytest.mark.parametrize("name", ["layer_norm_lstm", "gru_linear_before_reset"])
