@@ -106,7 +106,8 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
     record(plan)
     if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
-    return default(ctx, *args, **params)
+    with mark.unmarked():
+        return default(ctx, *args, **params)
 
 
 @functools.lru_cache(maxsize=256)
