@@ -20,7 +20,9 @@ from jrnn.loops.jaxprs import Atom, Env, Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import shifted
 
-_LEAST = 2048  # elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96
+_LEAST = (
+    2048  # elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96
+)
 
 
 def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
