@@ -15,8 +15,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success; 1: a check failed; 2: a user's mistake; 70: an error that jrnn did not expect, to be reported; 130:
     interrupted; 141: the reader of its output is gone.
     """
-    if argv is None:  # the process is ours, and until the imports below end, it has begun nothing
-        signal.signal(signal.SIGINT, _end_at_once)
+    if argv is not None:
+        return _run(argv)
+    # The process is ours. Until the imports end, it has begun nothing; after the command, there is nothing left to stop.
+    signal.signal(signal.SIGINT, _end_at_once)
+    try:
+        return _run(argv)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     return int(importlib.import_module("jrnn.cli.commands").run(argv))
 
 

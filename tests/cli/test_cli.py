@@ -284,3 +284,12 @@ def test_train_writes_text_when_it_ends(files, capsys):
     assert main(["train", "runs/c", "--resume", "--no-sample", *longer]) == 0  # from the directory alone
     out = capsys.readouterr().out
     assert "resuming from step 3\n" in out and "4 steps" in out
+
+
+def test_ctrl_c_after_the_end_of_a_command_changes_nothing():
+    code = (
+        "import os, signal, sys; from jrnn.cli import main; sys.argv = ['jrnn', 'configs']; status = main()\n"
+        "os.kill(os.getpid(), signal.SIGINT); sys.exit(status)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "") and "char_lstm" in ran.stdout
