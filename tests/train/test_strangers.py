@@ -1,4 +1,4 @@
-"""Data, configurations and run directories that were changed, damaged or mistyped: nothing is lost in silence."""
+"""Data, configurations and run directories that were changed, damaged or mistyped: each raises an error."""
 
 import io
 import zipfile

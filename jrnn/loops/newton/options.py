@@ -27,7 +27,7 @@ class Newton:
             memory and more iterations. The solution and the derivatives are the same.
         damping: the part of the Jacobian that is left out of an update, from 0 to 1; None: none, and a half of what is left
             whenever the residual grew.
-        most_bytes: the most bytes of the Jacobians of all steps; a step that needs more is refused.
+        most_bytes: the most bytes of the Jacobians of all steps; a step that needs more raises a ScanError.
 
     >>> Newton(iterations=8).tolerance is None
     True
