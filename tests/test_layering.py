@@ -105,7 +105,7 @@ ROOMS = {
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(
-        150,
+        155,
         "the public names, which load lazily",
         "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
         "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans corpus models interop convert gradcheck "

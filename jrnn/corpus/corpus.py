@@ -51,18 +51,6 @@ class Corpus:
         end: the token that ends each document; None if there is none.
         shards: the parts, in their order.
         sha256: the checksum of corpus.json, which has those of all shards.
-
-    >>> import tempfile
-    >>> from jrnn.corpus import tokenize
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for name in ("a", "b"):
-    ...     _ = (folder / f"{name}.txt").write_text(f"the cat {name} sat on the mat")
-    >>> corpus = tokenize([folder / "a.txt", folder / "b.txt"], folder / "out", vocabulary=260)
-    >>> corpus = Corpus.open(folder / "out")
-    >>> len(corpus), corpus.documents, corpus.begins(0, len(corpus)).nonzero()[0].tolist()
-    (36, 2, [0, 18])
-    >>> corpus.tokenizer().decode(corpus.tokens(18, 35).tolist())
-    'the cat b sat on the mat'
     """
 
     folder: Path
