@@ -245,7 +245,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--suite",
         choices=SUITES,
         default="scan",
-        help="scan: cells (default); nn: layers; layers: layers of today, from minGRU to RWKV-7; convert: conversions to nets and back; graph: passes over nets; "
+        help="scan: cells (default); nn: layers; layers: layers of today, from minGRU to RWKV-7; "
+        "convert: conversions to nets and back; graph: passes over nets; "
         "growth: how the time for a net grows with its size; "
         "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame",
     )
