@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jrnn.version import __version__
 
 if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x` re-exports x
+    from jrnn import corpus as corpus
     from jrnn import errors as errors
     from jrnn import interop as interop
     from jrnn import loops as executor
@@ -104,7 +105,10 @@ _HOMES = {  # name -> module, for the names that load lazily
 _MODULES = {  # attribute -> module
     name: f"jrnn.{module}"
     for name, module in {
-        **{name: name for name in ("errors", "interop", "loops", "models", "nets", "nn", "onnx", "testing", "train")},
+        **{
+            name: name
+            for name in ("corpus", "errors", "interop", "loops", "models", "nets", "nn", "onnx", "testing", "train")
+        },
         **{name: f"nets.{name}" for name in ("cells", "graph", "ops", "plans")},
         "executor": "loops",  # its name before the packages were divided into loops and nets
     }.items()

@@ -53,6 +53,7 @@ def test_page(page, examples, tmp_path, monkeypatch):
         ("checking.md", {"check"}),
         ("own_tasks.md", {"train", "runs", "check"}),
         ("caffe2.md", {"show", "run", "convert", "check", "train"}),
+        ("corpora.md", {"tokens", "train", "sample"}),
         ("new_cell.md", set()),
     ],
 )

@@ -65,6 +65,7 @@ ROOMS = {
         "loops over nets, run by the host",
         "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering printable",
     ),
+    "corpus": Room(590, "texts as memory-mapped tokens", "errors files"),
     "models": Room(2_250, "pretrained recurrent language models", "errors nn"),
     "interop": Room(780, "weights of other systems", "errors nn memory nets/proto"),
     "convert": Room(
@@ -86,10 +87,10 @@ ROOMS = {
         1_450, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
-        5_700,
+        5_970,
         "training from a config",
         "errors files named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/lowering nets/autodiff "
-        "nets/ops nets/recurrent nets/cells convert gradcheck printable arrays",
+        "nets/ops nets/recurrent nets/cells convert gradcheck printable arrays corpus models",
     ),
     "bench": Room(
         3_200,
@@ -97,18 +98,18 @@ ROOMS = {
         "errors loops nn nets/ir nets/graph convert onnx train nets/autodiff nets/lowering nets/proto",
     ),
     "cli": Room(
-        1_120,
+        1_170,
         "the command `jrnn`: one sub-command calls one function",
         "errors version files loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
-        "models convert gradcheck train bench printable memory arrays",
+        "corpus models convert gradcheck train bench printable memory arrays",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(
-        150,
+        155,
         "the public names, which load lazily",
         "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
-        "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans models interop convert gradcheck onnx "
-        "testing train",
+        "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans corpus models interop convert gradcheck "
+        "onnx testing train",
     ),
 }
 ONLY_IN = {  # third-party package: the rooms that may know it

@@ -39,7 +39,7 @@ from jrnn.nets.ir import Net
 from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
-from jrnn.train import export_run, load_config
+from jrnn.train import export_run, load_config, save_run
 from jrnn.train.check import subject_of_config
 from jrnn.train.config import find_config
 
@@ -194,6 +194,8 @@ def convert_command(args: argparse.Namespace) -> int:
     if args.to == "py":
         if _is_run(source):
             package = export_run(source)
+            if not isinstance(package, Package):
+                raise UsageError(f"{source}: holds a pretrained model, which is no net; convert it without --to py")
         else:
             package = from_factory(args.source) if _is_factory(source) else _read_nets(source, args.init, args.network)
         examples = parse_feeds(args.feed, seed=0)
@@ -205,7 +207,7 @@ def convert_command(args: argparse.Namespace) -> int:
     elif _is_factory(source):
         from_factory(args.source).save(out)
     elif _is_run(source):
-        export_run(source).save(out)
+        save_run(source, out)
     else:
         model = read_net_or_plan(source)
         if isinstance(model, Plan) and args.network is None:

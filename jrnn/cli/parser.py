@@ -65,6 +65,44 @@ def make_parser() -> argparse.ArgumentParser:
         "--process", type=_count(0), metavar="K", help="the index of this process, from 0; only process 0 writes files"
     )
 
+    p = command(
+        training.tokens_command, "tokens", "write texts of any size as a corpus of tokens, for the task `tokens`"
+    )
+    p.add_argument("texts", nargs="+", type=_path, metavar="TEXT", help="a UTF-8 text, or a .jsonl file")
+    p.add_argument(
+        "--out",
+        required=True,
+        metavar="FOLDER",
+        type=_path,
+        help="the folder of the corpus; after a call that was stopped, the same call goes on where that one was",
+    )
+    p.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        type=_path,
+        help="a tokenizer.json, or the folder of a model that has one (default: a new one, trained on the texts)",
+    )
+    p.add_argument(
+        "--vocabulary",
+        type=_count(257, 2**31 - 1),
+        default=8_192,
+        metavar="N",
+        help="the number of tokens of a new tokenizer (default: %(default)s)",
+    )
+    p.add_argument(
+        "--separator",
+        metavar="TEXT",
+        help="what stands between the documents of a text (default: a file is one document)",
+    )
+    p.add_argument(
+        "--field", default="text", metavar="KEY", help="the key of the text in a .jsonl file (default: %(default)s)"
+    )
+    p.add_argument(
+        "--end",
+        metavar="TOKEN",
+        help="the token that ends a document (default: <|endoftext|> or the like, if it is known)",
+    )
+
     p = command(training.sample_command, "sample", "write text from a trained or a pretrained model")
     p.add_argument("run_dir", type=_path, help="a run directory, or a folder with config.json and safetensors")
     p.add_argument("--prompt", help="the beginning of the text; for task seq2seq, the sequence to answer")
@@ -207,7 +245,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--suite",
         choices=SUITES,
         default="scan",
-        help="scan: cells (default); nn: layers; convert: conversions to nets and back; graph: passes over nets; "
+        help="scan: cells (default); nn: layers; layers: layers of today, from minGRU to RWKV-7; "
+        "convert: conversions to nets and back; graph: passes over nets; "
         "growth: how the time for a net grows with its size; "
         "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame",
     )

@@ -12,6 +12,7 @@ import jax
 
 from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
+from jrnn.corpus import tokenize
 from jrnn.errors import UsageError
 from jrnn.loops import host_devices
 from jrnn.models.text import is_model, write_text
@@ -64,6 +65,18 @@ def train_command(args: argparse.Namespace) -> int:
             text = sample_run(out)
         print(f"--- what it writes:\n{text}\n---")
     print(f"{result}; more: jrnn sample {out}" if writes else result)
+    return 0
+
+
+def tokens_command(args: argparse.Namespace) -> int:
+    names = ("tokenizer", "vocabulary", "separator", "field", "end")
+    with Heartbeat(terminal(), "reading") as beat:
+        corpus = tokenize(args.texts, args.out, **{name: getattr(args, name) for name in names}, say=beat.say)
+    print(
+        printable(
+            f"wrote {args.out}: {len(corpus):,} tokens of {corpus.vocabulary:,} kinds in {corpus.documents:,} documents"
+        )
+    )
     return 0
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,18 @@ from jrnn.errors import ConfigError, FormatError, near
 from jrnn.models.family import Family, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ALIGNMENT = 64  # bytes, of XLA's buffers
+BLOCK = 1 << 24  # bytes of a tensor that are read at once
 _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
+
+
+class Place(NamedTuple):
+    """Where a tensor is: a file, the name in it, its shape, and safetensors' name of its type."""
+
+    file: Path
+    stored: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 class Tensors:
@@ -35,33 +47,33 @@ class Tensors:
             files = sorted(set(index.values()))
         else:
             files = [WEIGHTS]
-        self.places: dict[str, tuple[Any, str]] = {}  # the name now -> the open file and the name in it
+        self.places: dict[str, Place] = {}
         for file in files:
             try:
-                opened = safe_open(folder / file, framework="np")
+                with safe_open(folder / file, framework="np") as opened:
+                    for stored in opened.keys():  # noqa: SIM118 - no mapping
+                        if not stored.startswith(family.unused):
+                            view = opened.get_slice(stored)
+                            place = Place(folder / file, stored, tuple(view.get_shape()), view.get_dtype())
+                            self.places[_renamed(stored, family)] = place
             except (SafetensorError, OSError) as error:
                 raise FormatError(f"{folder / file} cannot be read as safetensors: {error}") from error
-            for stored in opened.keys():  # noqa: SIM118 - no mapping
-                if not stored.startswith(family.unused):
-                    self.places[_renamed(stored, family)] = (opened, stored)
 
     def check(self, shapes: Mapping[str, tuple[int, ...]], spare: str | None) -> None:
         """Raises unless the tensors are exactly these; `spare` may be there besides."""
         for name, shape in shapes.items():
             if name not in self.places:
                 raise FormatError(f"{self.folder}: lacks the tensor {name!r} {list(shape)}{near(name, self.places)}")
-            view = self.slice(name)
-            if tuple(view.get_shape()) != shape:
-                raise FormatError(f"{self.folder}: {name} is {view.get_shape()} but config.json makes it {list(shape)}")
-            if view.get_dtype() not in _TYPES:
-                raise FormatError(f"{self.folder}: {name} is {view.get_dtype()}; it must be one of {', '.join(_TYPES)}")
+            place = self.places[name]
+            if place.shape != shape:
+                raise FormatError(
+                    f"{self.folder}: {name} is {list(place.shape)} but config.json makes it {list(shape)}"
+                )
+            if place.dtype not in _TYPES:
+                raise FormatError(f"{self.folder}: {name} is {place.dtype}; it must be one of {', '.join(_TYPES)}")
         for name in self.places:
             if name not in shapes and name != spare:
                 raise FormatError(f"{self.folder}: the tensor {name!r} has no place in this model{near(name, shapes)}")
-
-    def slice(self, name: str) -> Any:
-        opened, stored = self.places[name]
-        return opened.get_slice(stored)
 
 
 def _renamed(name: str, family: Family) -> str:
@@ -72,18 +84,41 @@ def _renamed(name: str, family: Family) -> str:
 
 
 def parameter(tensors: Tensors, name: str, parts: list[str], mesh: jax.sharding.Mesh | None) -> jax.Array:
-    views = [tensors.slice(part) for part in parts]
+    """Reads a parameter, which stacks tensors if `parts` is not its own name alone.
+
+    Files are open, and mapped, no longer than this takes, and the value is complete when the next one is read: memory holds
+    one tensor besides the parameters.
+    """
+    places = [tensors.places[part] for part in parts]
     stacks = parts != [name]
-    shape = (len(parts), *views[0].get_shape()) if stacks else tuple(views[0].get_shape())
+    shape = (len(parts), *places[0].shape) if stacks else places[0].shape
+    with ExitStack() as files:
+        opened = {f: files.enter_context(safe_open(f, framework="np")) for f in {place.file for place in places}}
+        views = [opened[place.file].get_slice(place.stored) for place in places]
 
-    def read(index: tuple[slice, ...]) -> np.ndarray:
-        if not stacks:
-            return views[0][index] if shape else views[0][:]
-        return np.stack([view[index[1:]] for view in views[index[0]]])
+        def read(index: tuple[slice, ...]) -> np.ndarray:
+            if not stacks:
+                return views[0][index] if shape else views[0][:]
+            return np.stack([view[index[1:]] for view in views[index[0]]])
 
-    if mesh is None:
-        return jnp.asarray(read((slice(None),) * len(shape)))
-    return jax.make_array_from_callback(shape, _sharding(mesh, shape), read)
+        if mesh is None:
+            return jax.device_put(_whole(read, shape), may_alias=True).block_until_ready()
+        return jax.make_array_from_callback(shape, _sharding(mesh, shape), read).block_until_ready()
+
+
+def _whole(read: Callable[[tuple[slice, ...]], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """Reads a parameter block by block of its first axis, into memory that a CPU's devices take without a copy."""
+    if not shape:
+        return read(())
+    first = read((slice(0, 1),))
+    size = int(np.prod(shape)) * first.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    found = room[start : start + size].view(first.dtype).reshape(shape)
+    rows = max(BLOCK // max(first.nbytes, 1), 1)
+    for k in range(0, shape[0], rows):
+        found[k : k + rows] = read((slice(k, min(k + rows, shape[0])),))
+    return found
 
 
 def _sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> jax.sharding.NamedSharding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,38 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
     """
     folder = Path(folder)
     text = read_text(folder / "config.json")
-    given = read_json(folder / "config.json", text)
-    family = family_of(given.get("model_type"), str(folder / "config.json"))
-    config = family.read(given, str(folder / "config.json"))
+    model = configured(read_json(folder / "config.json", text), text, str(folder / "config.json"))
+    family, config = model.family, model.config
     tensors = Tensors(folder, family)
     shapes = family.shapes(config)
     tensors.check(shapes, family.head if config.tie_word_embeddings else None)
     params = {name: parameter(tensors, name, parts, mesh) for name, parts in family.parameters(config).items()}
-    return LanguageModel(params, family, config, text)
+    return replace(model, params=params)
+
+
+def configured(config: Mapping[str, Any], text: str, where: str) -> LanguageModel:
+    """The model that config.json describes, without parameters.
+
+    Args:
+        config: the keys.
+        text: config.json itself.
+        where: what messages begin with.
+
+    Raises:
+        ConfigError: for an unknown family, or an unknown or unsupported key.
+    """
+    family = family_of(config.get("model_type"), where)
+    return LanguageModel({}, family, family.read(config, where), text)
+
+
+def shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
+    """The shape of each parameter; those of experts are stacked."""
+    shapes = model.family.shapes(model.config)
+    parameters = model.family.parameters(model.config)
+    return {
+        name: shapes[parts[0]] if parts == [name] else (len(parts), *shapes[parts[0]])
+        for name, parts in parameters.items()
+    }
 
 
 def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) -> LanguageModel:
@@ -70,14 +95,12 @@ def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) 
     >>> model(jnp.zeros((2, 3), int))[0].shape
     (2, 3, 16)
     """
-    family = family_of(config.get("model_type"), "create")
-    known = family.read(config, "create")
-    shapes = family.shapes(known)
-    params = {}
-    for k, (name, parts) in enumerate(family.parameters(known).items()):
-        shape = shapes[parts[0]] if parts == [name] else (len(parts), *shapes[parts[0]])
-        params[name] = _initial(name, shape, jax.random.fold_in(key, k)).astype(dtype)
-    return LanguageModel(params, family, known, json.dumps(dict(config), indent=2, sort_keys=True))
+    model = configured(config, json.dumps(dict(config), indent=2, sort_keys=True), "create")
+    params = {
+        name: _initial(name, shape, jax.random.fold_in(key, k)).astype(dtype)
+        for k, (name, shape) in enumerate(shapes_of(model).items())
+    }
+    return replace(model, params=params)
 
 
 def _initial(name: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:

@@ -117,7 +117,7 @@ class RecurrentLayer(Parameters):
             x, resets = jnp.swapaxes(x, 0, 1), None if resets is None else resets.T
         if lengths is not None:
             lengths = check_lengths(name, lengths, *x.shape[:2])
-        span = Span(len(x), self._dtype(params, x), lengths, resets, self.recompute, self.executor)
+        span = Span(x.shape[0], self._dtype(params, x), lengths, resets, self.recompute, self.executor)
         y, state = self._called(params, x, state, span, single)
         y = jax.tree.map(
             lambda leaf: leaf[:, 0] if single else jnp.swapaxes(leaf, 0, 1) if self.batch_first else leaf, y

@@ -1,4 +1,4 @@
-"""Training from a configuration: `load_config`, `train`, `sample_run`, `export_run`; and the parts of users' own tasks."""
+"""Training from a configuration: `load_config`, `train`, and what is done with a run; and the parts of users' own tasks."""
 
 from jrnn.train.config import Config, load_config
 from jrnn.train.loop import Result, train
@@ -13,7 +13,7 @@ from jrnn.train.models import (
     Signature,
     build_model,
 )
-from jrnn.train.run_dir import export_run, sample_run
+from jrnn.train.run_dir import export_run, sample_run, save_run
 from jrnn.train.tasks import Task, TaskKind, Trained
 from jrnn.train.tasks.task import Examples, HeldOutTask, Shuffled, checksum, split
 
@@ -39,6 +39,7 @@ __all__ = [
     "export_run",
     "load_config",
     "sample_run",
+    "save_run",
     "split",
     "train",
 ]

@@ -44,6 +44,9 @@ class OptimizerConfig:
     options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
     decay: Literal["all", "matrices"] = "all"  # the parameters that weight decay acts on: all, or all but vectors
     accumulate: Positive = 1  # parts in which a step reads its batch, one after the other: less memory, the same result
+    only: list[str] = field(
+        default_factory=list
+    )  # patterns of names of the parameters to train, as "layers.1.*"; []: all
     ema: float = 0.0  # decay of a running mean of the parameters, which is validated, sampled and exported; 0: none
 
     def __post_init__(self):
@@ -146,7 +149,8 @@ def _task_kind(task: Any) -> TaskKind:
 def _model_table(kind: TaskKind, model: Any) -> type:
     """Returns the dataclass of the table [model], of which a file says `model`."""
     given = model if isinstance(model, Mapping) else {}
-    named = given.get("kind", "net" if given.get("net") is not None else None)
+    implied = next((kind for kind in ("net", "pretrained") if given.get(kind) is not None), None)
+    named = given.get("kind", implied)
     if named is None:
         return next(iter(kind.models.values()))
     if isinstance(named, str) and ":" in named and set(kind.models) & set(MAKERS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from fnmatch import fnmatchcase
 from inspect import signature
 from typing import Any
 
@@ -117,7 +118,25 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         extra["key"] = jax.random.key(0)  # of the noise that the optimizer adds
     optimizer = _made("optimizer.options", make, config.options, known, extra)
     clip = [optax.clip_by_global_norm(config.clip)] if config.clip else []
-    return optax.with_extra_args_support(optax.chain(*clip, optimizer))
+    whole = optax.chain(*clip, optimizer)
+    if config.only:  # the others have no moments, and do not decay
+        parts = {True: whole, False: optax.set_to_zero()}
+        whole = optax.partition(parts, lambda params: trained(config.only, params))
+    return optax.with_extra_args_support(whole)
+
+
+def trained(only: Iterable[str], params: Any) -> Any:
+    """Returns whether each parameter is trained: whether one of the patterns matches its name.
+
+    >>> trained(["layers.1.*"], {"layers.0.w": 0, "layers.1.w": 0})
+    {'layers.0.w': False, 'layers.1.w': True}
+    """
+    return jax.tree.map_with_path(lambda path, _: any(fnmatchcase(name_of(path), one) for one in only), params)
+
+
+def name_of(path: Any) -> str:
+    """Returns the name of a parameter: the keys that lead to it, joined by dots."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _mask_of_decay(options: Container[str]) -> str | None:

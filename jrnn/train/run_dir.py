@@ -23,7 +23,6 @@ import sys
 import tomllib
 import warnings
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +30,21 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from jrnn.convert import Package
+from jrnn.corpus.corpus import TOKENIZER
 from jrnn.errors import CheckpointError, ConfigError, DataError
 from jrnn.files import write_whole
+from jrnn.models import LanguageModel
 from jrnn.named import from_the_root
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config, load_config
-from jrnn.train.models import Model
 from jrnn.train.models.net import NetModel
+from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.optimizers import follows_the_run
-from jrnn.train.step import State, initial_state, make_steps
+from jrnn.train.step import abstract_state, make_steps
 from jrnn.train.tasks import Task, Trained
 from jrnn.train.toml_codec import encode, parse_json
 
-PATHS = {"data": ("path",), "model": ("net", "init_net")}  # the keys, by table, that name files
+PATHS = {"data": ("path",), "model": ("net", "init_net", "pretrained")}  # the keys, by table, that name files
 
 
 class RunDir:
@@ -247,7 +248,7 @@ def load_trained(run: RunDir) -> Trained:
         )
     kept = run.load_fingerprint()
     model = config.kind.model(config, kept)
-    state = abstract_state(model, config)
+    state = abstract_state(model, make_steps(config, {}))
     notes: list[str] = []
     params = None
     if config.train.patience and run.best.is_dir():
@@ -266,26 +267,42 @@ def load_trained(run: RunDir) -> Trained:
     return Trained(config, kept, model, params)
 
 
-def abstract_state(model: Model, config: Config) -> State:
-    """Returns the shapes and types of a run's state."""
-    return jax.eval_shape(partial(initial_state, model, make_steps(config, {})))
+def export_run(run_dir: str | Path) -> Package | LanguageModel:
+    """Returns the trained model of a run: as a package of its net and a net that makes its weights, or as a language model.
 
-
-def export_run(run_dir: str | Path) -> Package:
-    """Returns the trained model of a run as a package: its net, and a net that makes its weights.
-
-    Its inputs are the inputs of the model and, if the state is carried, the first states. Its outputs are the logits or
-    values of a model of cells, or the outputs of the net on disk that was trained further; and the last states.
+    The inputs of a package are the inputs of the model and, if the state is carried, the first states. Its outputs are the
+    logits or values of a model of cells, or the outputs of the net on disk that was trained further; and the last states.
+    A pretrained model is a `jrnn.models.LanguageModel`, in the types of its files.
 
     Raises:
         CheckpointError: if there is no run, no checkpoint, or none that loads.
-        ConfigError: for a model that is not a net.
+        ConfigError: for a model of another kind.
     """
-    trained = load_trained(RunDir(run_dir))
+    return _exported(run_dir, load_trained(RunDir(run_dir)))
+
+
+def _exported(run_dir: str | Path, trained: Trained) -> Package | LanguageModel:
+    params = jax.device_get(trained.params)
+    if isinstance(trained.model, PretrainedModel):
+        return trained.model.language_model(params)
     if not isinstance(trained.model, NetModel):
         kind = trained.config.model.kind
-        raise ConfigError(f'{run_dir}: a model of kind "{kind}" is not a net; train one of kind "cells" or "net"')
-    return trained.model.package(jax.device_get(trained.params))
+        raise ConfigError(
+            f'{run_dir}: a model of kind "{kind}" is not a net; train one of kind "cells", "net" or "pretrained"'
+        )
+    return trained.model.package(params)
+
+
+def save_run(run_dir: str | Path, out: str | Path) -> None:
+    """Writes what `export_run` returns to a folder; a language model has the tokenizer of its corpus there.
+
+    Raises:
+        CheckpointError, ConfigError: as `export_run`.
+    """
+    trained = load_trained(RunDir(run_dir))
+    _exported(run_dir, trained).save(out)
+    if isinstance(trained.model, PretrainedModel):
+        write_whole(Path(out) / TOKENIZER, trained.fingerprint["tokenizer"].encode(), ConfigError)
 
 
 def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:

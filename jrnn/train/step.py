@@ -6,6 +6,7 @@ Shapes: K steps in one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -14,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jrnn.errors import ConfigError
 from jrnn.train.config import Config
 from jrnn.train.models.model import CARRY_AXIS, Carry, Model, Outcome, Params
-from jrnn.train.optimizers import make_optimizer
+from jrnn.train.optimizers import make_optimizer, name_of, trained
 from jrnn.train.tasks import Batch, Task
+from jrnn.train.toml_codec import hint
 
 
 class State(NamedTuple):
@@ -51,6 +54,7 @@ class Steps(NamedTuple):
         seed: of the parameters and of dropout.
         accumulate: the number of parts in which a batch is read; it is cut along `axes`, see `Task`.
         ema: the decay of the running mean.
+        only: patterns of the names of the parameters that are trained; all if there is none.
     """
 
     optimizer: optax.GradientTransformationExtraArgs
@@ -61,6 +65,7 @@ class Steps(NamedTuple):
     ema: float = 0.0
     on_nan: str = "stop"
     loss_limit: float = 0.0
+    only: Sequence[str] = ()
 
 
 def make_steps(config: Config, axes: Any) -> Steps:
@@ -74,12 +79,30 @@ def make_steps(config: Config, axes: Any) -> Steps:
         config.optimizer.ema,
         config.train.on_nan,
         config.train.loss_limit,
+        config.optimizer.only,
     )
 
 
 def initial_state(model: Model, steps: Steps) -> State:
     """Returns the state before the first step; the parameters are a function of the seed."""
-    params = jax.jit(model.init)(jax.random.key(steps.seed))
+    key = jax.random.key(steps.seed)
+    # The parameters of a model that tells their shapes are read from files, and are no part of a compiled program.
+    return state_of(model, steps, model.init(key) if hasattr(model, "shapes") else jax.jit(model.init)(key))
+
+
+def abstract_state(model: Model, steps: Steps) -> State:
+    """Returns the shapes and types of a run's state."""
+    shapes = model.shapes() if hasattr(model, "shapes") else jax.eval_shape(model.init, jax.random.key(steps.seed))
+    return jax.eval_shape(partial(state_of, model, steps), shapes)
+
+
+def state_of(model: Model, steps: Steps, params: Params) -> State:
+    """Returns the state before the first step, of these parameters; raises ConfigError if none of them is trained."""
+    if steps.only and not any(jax.tree.leaves(trained(steps.only, params))):
+        names = jax.tree.leaves(jax.tree.map_with_path(lambda path, _: name_of(path), params))
+        raise ConfigError(
+            f"optimizer.only: no parameter has a name like {' or '.join(map(repr, steps.only))}{hint(steps.only[0], names)}"
+        )
     mean = jax.tree.map(jnp.copy, params) if steps.ema else {}
     carry = model.initial_carry(steps.examples)
     return State(params, steps.optimizer.init(params), carry, jnp.zeros((), jnp.int32), mean)
@@ -106,6 +129,9 @@ def make_train_call(
     def one_step(state: State, batch: Batch) -> tuple[State, Measured]:
         carry = restart(batch.fresh, model.initial_carry(steps.examples), state.carry)
         loss, carry, gradients = _gradients(model, steps, state.params, carry, batch, step_key(steps.seed, state.step))
+        if steps.only:
+            keep = trained(steps.only, gradients)
+            gradients = jax.tree.map(lambda g, is_trained: g if is_trained else jnp.zeros_like(g), gradients, keep)
         updates, opt_state = steps.optimizer.update(gradients, state.optimizer, state.params, value=loss)
         params = optax.apply_updates(state.params, updates)
         mean = state.mean

@@ -66,6 +66,8 @@ def test_other_suites(monkeypatch):
     stacks = {"gru, one layer": chosen["peers"], "gru, 2 bidirectional": ["nn", "nn.functional"]}
     assert [(r.cell, r.peer) for r in records] == [(stack, peer) for stack in stacks for peer in stacks[stack]]
     assert "time of nn over the peer's" in text
+    records, text = run_suite("layers", cells=["gla"], modes=["forward"], sizes=["3x2x16x16"])
+    assert {r.peer for r in records} == {"jrnn", "lax.scan"} and "temporary MB" in text
     records, text = run_suite("convert", cells=["mlp"])
     assert [r.peer for r in records] == ["round trip", "function"] and "512x256" in text
     records, text = run_suite("graph", cells=["get_ssa", "show"])

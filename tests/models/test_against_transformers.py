@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jrnn import models
+from jrnn.models import files
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 CASES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
@@ -76,7 +77,7 @@ def test_gradients_of_the_loss(case):
     assert set(expected) == set(gradient.params)
     for name, value in gradient.params.items():
         scale = abs(expected[name]).max()
-        np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-4 * scale, err_msg=name)
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-4 * scale + 1e-7, err_msg=name)
 
 
 def test_it_is_saved_as_transformers_reads_it(case, tmp_path, request):
@@ -95,3 +96,12 @@ def test_it_is_saved_as_transformers_reads_it(case, tmp_path, request):
     assert (tmp_path / "config.json").read_text() == (GOLDEN / name / "config.json").read_text()
     again = models.load(tmp_path)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), model.params, again.params))
+
+
+def test_a_parameter_is_read_block_by_block(monkeypatch):
+    folder = GOLDEN / "qwen3_next_1"  # with stacked experts
+    whole = models.load(folder).params
+    monkeypatch.setattr(files, "BLOCK", 100)
+    blocks = models.load(folder).params
+    for name, value in whole.items():
+        np.testing.assert_array_equal(blocks[name], value)

@@ -12,8 +12,16 @@ from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.models import FunctionModel, Signature
 from jrnn.train.models.nn import NnModel, TokenNnConfig
-from jrnn.train.run_dir import RunDir, abstract_state, load_trained
-from jrnn.train.step import Steps, initial_state, make_train_call, make_validation, stack_batches
+from jrnn.train.run_dir import RunDir, load_trained
+from jrnn.train.step import (
+    Steps,
+    abstract_state,
+    initial_state,
+    make_steps,
+    make_train_call,
+    make_validation,
+    stack_batches,
+)
 from jrnn.train.text import Chunk
 
 B, T, V = 4, 3, 5
@@ -83,7 +91,7 @@ def test_the_running_mean_is_what_is_validated_and_used_later(make_config, quiet
 
 def restored(config, task, run):
     with Checkpoints(run / "checkpoints") as checkpoints:
-        return checkpoints.restore(abstract_state(task.model, config))[0]
+        return checkpoints.restore(abstract_state(task.model, make_steps(config, {})))[0]
 
 
 def test_patience_counts_what_is_not_better():

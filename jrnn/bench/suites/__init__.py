@@ -22,6 +22,7 @@ from jrnn.errors import DataError, UsageError
 SUITES = {
     "scan": "cells",
     "nn": "nn_layers",
+    "layers": "recurrent_layers",
     "convert": "conversion",
     "graph": "graph_passes",
     "growth": "growth",

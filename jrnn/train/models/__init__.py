@@ -12,6 +12,7 @@ from jrnn.train.models.cells import CellsConfig, TokenCellsConfig, cells_model
 from jrnn.train.models.model import Carry, Compute, FunctionModel, Model, Outcome, Params, Signature
 from jrnn.train.models.netdef import NetDefConfig, netdef_model
 from jrnn.train.models.nn import NnConfig, TokenNnConfig, nn_model
+from jrnn.train.models.pretrained import PretrainedConfig
 
 __all__ = [
     "FEATURE_MODELS",
@@ -24,6 +25,7 @@ __all__ = [
     "ModelKind",
     "Outcome",
     "Params",
+    "PretrainedConfig",
     "Signature",
     "build_model",
     "load_kind",

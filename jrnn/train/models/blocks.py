@@ -123,6 +123,7 @@ class BlocksModel:
         else:
             x = jnp.asarray(batch.inputs)
         lengths = batch.lengths if signature.lengths else None
+        resets = batch.resets if signature.resets else None
         x = x @ params["input_w"].T
         start = self._start(x.shape[1])
         if carry:
@@ -132,7 +133,7 @@ class BlocksModel:
         for k, state in enumerate(start):
             prefix = f"layers.{k}."
             own = {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}
-            y, state = self._layer.apply(own, rms_norm(x, params[f"norms.{k}"]), state, lengths=lengths)
+            y, state = self._layer.apply(own, rms_norm(x, params[f"norms.{k}"]), state, lengths=lengths, resets=resets)
             x = x + dropout(y.astype(x.dtype), c.layer_dropout if k + 1 < c.layers else 0.0, keys[k + 1])
             states.append(state)
         x = rms_norm(x, params["norm"])

@@ -147,7 +147,9 @@ class NnModel:
         of_layers = {name: params[name] for name in self._layout.shapes()}
         _, run = UNITS[c.cell]
         lengths = batch.lengths if signature.lengths else None
-        y, states = run(of_layers, x, _state(carry), lengths=lengths, key=keys[1], dropout=c.layer_dropout, dtype=dtype)
+        resets = batch.resets if signature.resets else None
+        options = {"key": keys[1], "dropout": c.layer_dropout, "dtype": dtype}
+        y, states = run(of_layers, x, _state(carry), lengths=lengths, resets=resets, **options)
         states = states if isinstance(states, tuple) else (states,)
         read = y if signature.every_step else _last(states[0], self._layout.directions)
         read = dropout(read, c.dropout, keys[2])

@@ -6,9 +6,10 @@ from jrnn.train.tasks.classification import CLASSIFICATION
 from jrnn.train.tasks.forecast import FORECAST
 from jrnn.train.tasks.language import CHARACTERS, WORDS
 from jrnn.train.tasks.task import Batch, Batches, Task, TaskKind, Trained
+from jrnn.train.tasks.tokens import TOKENS
 
 KINDS: dict[str, TaskKind] = {
-    kind.name: kind for kind in (CHARACTERS, WORDS, CLASSIFICATION, ADDING, FORECAST, SEQ2SEQ)
+    kind.name: kind for kind in (CHARACTERS, WORDS, TOKENS, CLASSIFICATION, ADDING, FORECAST, SEQ2SEQ)
 }
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "FORECAST",
     "KINDS",
     "SEQ2SEQ",
+    "TOKENS",
     "WORDS",
     "Batch",
     "Batches",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,15 @@ class SampleConfig:
         require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
 
 
+class OneToken(NamedTuple):
+    """A batch of one token, int32 [1, 1], which goes on with the state."""
+
+    tokens: Any
+    targets: None = None
+    resets: None = None
+    fresh: bool = False
+
+
 def generate(model: Model, params: Params, prompt: np.ndarray, settings: SampleConfig, seed: int = 0) -> np.ndarray:
     """Returns `prompt` and `settings.length` more tokens, as numbers; raises DataError for an empty prompt."""
     if not len(prompt):
@@ -82,7 +91,7 @@ def generate(model: Model, params: Params, prompt: np.ndarray, settings: SampleC
             carry, drawn = loop
             given, key = at
             token = jnp.where(given >= 0, given, drawn)
-            logits, carry = model.predict(params, carry, Chunk(token[None, None], None, False))
+            logits, carry = model.predict(params, carry, OneToken(token[None, None]))
             logits = logits[0, 0]
             if settings.temperature == 0:
                 drawn = jnp.argmax(logits)
@@ -103,14 +112,15 @@ def _vocabulary(kept: Mapping[str, Any]) -> Vocabulary | WordVocabulary:
 
 def _load(config: Any) -> LanguageTask:
     text = TextData.load(config.data, config.seed)
-    return LanguageTask(text, _build(config, len(text.vocabulary)))
+    return LanguageTask(text, build_language_model(config, len(text.vocabulary)))
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
-    return _build(config, len(_vocabulary(kept)))
+    return build_language_model(config, len(_vocabulary(kept)))
 
 
-def _build(config: Any, known: int) -> Model:
+def build_language_model(config: Any, known: int, resets: bool = False) -> Model:
+    """Returns the model of a `Config` that reads and predicts `known` tokens; `resets`: see `Signature`."""
     tokens = config.data.batch * config.data.chunk
     signature = Signature(
         tokens=True,
@@ -119,6 +129,7 @@ def _build(config: Any, known: int) -> Model:
         every_step=True,
         loss="cross_entropy",
         carried=True,
+        resets=resets,
         tokens_of_a_batch=tokens,
     )
     return build_model(config, signature)

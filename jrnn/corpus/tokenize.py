@@ -1,0 +1,250 @@
+"""Text files to a corpus: `tokenize`, which `jrnn tokens` calls.
+
+A text is read in pieces of 32 MiB. A piece makes a shard, which is written whole, so that a call that was stopped goes on
+with the first piece that has no shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jrnn.corpus.corpus import (
+    BEGINS,
+    FORMAT,
+    INDEX,
+    TOKENIZER,
+    Corpus,
+    Shard,
+    dtype_of,
+    read_tokenizer,
+    tokenizers_package,
+)
+from jrnn.corpus.pieces import Documents, Piece, pieces_of
+from jrnn.errors import DataError
+from jrnn.files import write_whole
+
+ENDS = (
+    "<|endoftext|>",
+    "</s>",
+    "<eos>",
+    "[SEP]",
+)  # tokens that end a document, in the order in which they are looked for
+PART = 1 << 17  # characters that are encoded as one; a longer document is cut at ends of lines
+BATCH = 1 << 20  # characters that are encoded in one call, on all cores
+SAMPLE = 100_000_000  # bytes of text that a new tokenizer learns from
+
+
+def tokenize(
+    texts: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    *,
+    tokenizer: str | PathLike[str] | None = None,
+    vocabulary: int = 8_192,
+    separator: str | None = None,
+    field: str = "text",
+    end: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Corpus:
+    """Writes text files as a corpus of tokens, in memory that does not depend on their size, on all cores.
+
+    A file is one document; with a separator, it has several. A file whose name ends in .jsonl has one a line. A document of
+    more than 131,072 characters is encoded in parts, which end with a line. After a call that was stopped, the same call
+    goes on where that one was.
+
+    Args:
+        texts: UTF-8 files.
+        out: the folder of the corpus.
+        tokenizer: a tokenizer.json of the package tokenizers, or the folder of a model that has one. None: a byte-level
+            tokenizer of byte pairs is trained on the texts, on pieces of 100 MB in all.
+        vocabulary: the number of tokens of a new tokenizer, at least 257.
+        separator: what stands between the documents of a text, as "<|endoftext|>".
+        field: the key of the text in an object of a .jsonl file.
+        end: the token that ends each document. None: the first of <|endoftext|>, </s>, <eos> and [SEP] that the tokenizer
+            knows.
+        say: called with a line of progress after each piece.
+
+    Returns:
+        The corpus; see `Corpus` for an example.
+
+    Raises:
+        DataError: if a text cannot be read or is empty, the tokenizer cannot be used, or the folder holds another corpus.
+    """
+    documents, out = Documents(separator, field), Path(out)
+    if not texts or separator == "":
+        raise DataError(
+            "tokens need at least one text" if not texts else "the separator of documents must not be empty"
+        )
+    pieces = [piece for path in texts for piece in pieces_of(str(path), documents)]
+    total = sum(piece.stop - piece.start for piece in pieces)
+    if not total:
+        raise DataError(f"{', '.join(map(str, texts[:3]))}: there is no text")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise DataError(f"{out}: cannot hold a corpus: {e.strerror}") from None
+    known = _tokenizer(out, tokenizer, vocabulary, pieces, documents, say)
+    size, end_token = known.get_vocab_size(), _end_token(known, end)
+    rules = {"tokenizer": _sha256(known.to_str().encode()), "end": end_token, **asdict(documents)}
+    if tokenizer is None:
+        rules["vocabulary"] = vocabulary
+    shards, done = [], 0
+    for k, piece in enumerate(pieces):
+        name = f"{k:05}"
+        record = {**piece.record(), **rules}
+        made = _made(out, name, record, dtype_of(size))
+        if made is None:
+            made = _write_shard(out, name, record, piece, documents, known, dtype_of(size), end_token)
+        shards.append(made)
+        done += piece.stop - piece.start
+        say(
+            f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {sum(s['tokens'] for s in shards):,} tokens"
+        )
+    index = {"format": FORMAT, "vocabulary": size, "end": end_token, "shards": shards}
+    write_whole(out / INDEX, (json.dumps(index, indent=1) + "\n").encode(), DataError)
+    return Corpus.open(out)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _tokenizer(
+    out: Path, given: Any, vocabulary: int, pieces: list[Piece], documents: Documents, say: Callable[[str], None]
+) -> Any:
+    """Returns the tokenizer that the folder has or that is given, which is copied to the folder, or a new one."""
+    path = out / TOKENIZER
+    if given is not None:
+        source = Path(given) / TOKENIZER if Path(given).is_dir() else Path(given)
+        found = read_tokenizer(source)
+        if path.exists() and read_tokenizer(path).to_str() != found.to_str():
+            raise DataError(f"{out}: holds a corpus of another tokenizer; give another --out")
+    elif path.exists():
+        return read_tokenizer(path)
+    else:
+        say(f"training a tokenizer of {vocabulary:,} tokens")
+        found = train_tokenizer(_sample(pieces, documents), vocabulary)
+    write_whole(path, found.to_str().encode(), DataError)
+    return found
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """Returns a byte-level tokenizer of byte pairs, which can encode any text; <|endoftext|> is token 0.
+
+    Raises:
+        DataError: if the vocabulary is smaller than 257: all bytes, and the end of a text.
+    """
+    if vocabulary < 257:
+        raise DataError(f"a vocabulary of bytes has at least 257 tokens, is {vocabulary}")
+    package = tokenizers_package()
+    found = package.Tokenizer(package.models.BPE())
+    found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = package.decoders.ByteLevel()
+    alphabet = package.pre_tokenizers.ByteLevel.alphabet()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[ENDS[0]], initial_alphabet=alphabet, show_progress=False
+    )
+    found.train_from_iterator(texts, trainer)
+    return found
+
+
+def _sample(pieces: list[Piece], documents: Documents) -> Iterator[str]:
+    """Yields texts to learn from, of pieces that are spread evenly."""
+    count = max(round(SAMPLE / max(piece.stop - piece.start for piece in pieces)), 1)
+    for k in np.unique(np.linspace(0, len(pieces) - 1, count).round().astype(int)):
+        for text, _, _ in documents.of(pieces[k]):
+            yield from _parts(text)
+
+
+def _end_token(known: Any, end: str | None) -> int | None:
+    if end is not None:
+        if (found := known.token_to_id(end)) is None:
+            raise DataError(f"the tokenizer has no token {end!r}")
+        return int(found)
+    return next((int(t) for t in map(known.token_to_id, ENDS) if t is not None), None)
+
+
+def _made(out: Path, name: str, record: dict[str, Any], dtype: np.dtype) -> dict[str, Any] | None:
+    """Returns the entry of a shard that an earlier call has written from the same piece; None if there is none."""
+    try:
+        found = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+        before, shard = dict(found["record"]), dict(found["shard"])
+        sizes = [(out / f"{name}.{kind}").stat().st_size for kind in ("tokens", "begins")]
+        if sizes != [shard["tokens"] * dtype.itemsize, shard["documents"] * BEGINS.itemsize]:
+            return None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    for key, value in record.items():
+        if before.get(key) != value:
+            raise DataError(
+                f"{out}: holds another corpus: {key} of shard {name} was {before.get(key)!r:.100} and is {value!r:.100}; "
+                "give another --out"
+            )
+    return shard
+
+
+def _write_shard(
+    out: Path,
+    name: str,
+    record: dict[str, Any],
+    piece: Piece,
+    documents: Documents,
+    known: Any,
+    dtype: np.dtype,
+    end: int | None,
+) -> dict[str, Any]:
+    tokens, begins, count = [], [], 0
+    for numbers, opens, closes in _encoded(known, documents.of(piece)):
+        if opens:
+            begins.append(count)
+        if closes and end is not None:
+            numbers = [*numbers, end]
+        tokens.append(np.asarray(numbers, dtype))
+        count += len(numbers)
+    data, starts = np.concatenate([np.zeros(0, dtype), *tokens]).tobytes(), np.asarray(begins, BEGINS)
+    starts = starts[starts < count]  # an empty document at the end, where no token ends documents
+    write_whole(out / f"{name}.tokens", data, DataError)
+    write_whole(out / f"{name}.begins", starts.tobytes(), DataError)
+    entry = {**asdict(Shard(name, count, len(starts))), "sha256": _sha256(data + starts.tobytes())}
+    write_whole(out / f"{name}.json", json.dumps({"record": record, "shard": entry}).encode(), DataError)
+    return entry
+
+
+def _encoded(known: Any, texts: Iterable[tuple[str, bool, bool]]) -> Iterator[tuple[list[int], bool, bool]]:
+    """Yields the tokens of each part, with whether it begins a document and whether it ends one."""
+    batch: list[tuple[str, bool, bool]] = []
+
+    def encode() -> Iterator[tuple[list[int], bool, bool]]:
+        found = known.encode_batch_fast([text for text, _, _ in batch], add_special_tokens=False)
+        for encoding, (_, opens, closes) in zip(found, batch):
+            yield encoding.ids, opens, closes
+
+    room = BATCH
+    for text, opens, closes in texts:
+        if not text and opens and closes:
+            continue  # an empty document
+        parts = list(_parts(text))
+        for k, part in enumerate(parts):
+            batch.append((part, opens and k == 0, closes and k + 1 == len(parts)))
+            room -= len(part)
+            if room <= 0:
+                yield from encode()
+                batch, room = [], BATCH
+    yield from encode()
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Yields a text in parts of at most PART characters, cut after ends of lines where there are some; "" as it is."""
+    start = 0
+    while len(text) - start > PART:
+        stop = text.rfind("\n", start, start + PART) + 1 or start + PART
+        yield text[start:stop]
+        start = stop
+    yield text[start:]

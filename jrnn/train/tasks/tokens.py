@@ -1,0 +1,194 @@
+"""Language models of a corpus of tokens: rows in random order, with the state reset where a document begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+
+from jrnn.corpus import Corpus
+from jrnn.corpus.corpus import TOKENIZER, parse_tokenizer
+from jrnn.errors import ConfigError, DataError
+from jrnn.train.models import PretrainedConfig, TokenNnConfig
+from jrnn.train.models.model import Model, Params
+from jrnn.train.models.pretrained import PretrainedModel
+from jrnn.train.tasks.language import SampleConfig, build_language_model, generate
+from jrnn.train.tasks.task import TaskKind, Trained
+from jrnn.train.toml_codec import Positive, check_bounds, require
+
+
+@dataclass(frozen=True)
+class TokensConfig:
+    """A corpus that `jrnn tokens` wrote."""
+
+    path: str | None = None  # the folder of the corpus, relative to the working directory
+    validation: Positive = 16  # batches at the end of the corpus that are never trained on
+    batch: Positive = 32  # rows read side by side
+    chunk: Positive = 256  # tokens in a row
+
+    def __post_init__(self):
+        check_bounds("data", self)
+        require(
+            self.path is not None, "data.path must name the folder that `jrnn tokens TEXT... --out FOLDER` wrote", None
+        )
+
+
+class TokenRows(NamedTuple):
+    """Rows of a corpus: tokens and the next ones, int32 [T, B]; and where documents begin, bool [T, B]."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    resets: np.ndarray
+    fresh: np.ndarray  # True: every row starts with the initial state
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a part of a corpus, in another random order in each pass, cut at other places.
+
+    A batch is a function of the step's number: row k of a pass is found by a permutation that is computed and not stored,
+    so a run that is resumed needs no saved position, and memory does not grow with the corpus.
+    """
+
+    corpus: Corpus
+    start: int
+    stop: int
+    batch: int
+    chunk: int
+    seed: int
+
+    @property
+    def per_pass(self) -> int:
+        """Batches in one pass: as many as fit after any offset."""
+        return max((self.stop - self.start - self.chunk) // self.chunk // self.batch, 1)
+
+    def at(self, step: int) -> TokenRows:
+        number, index = divmod(step, self.per_pass)
+        rows = self.per_pass * self.batch
+        offset = int(np.random.default_rng((self.seed, number)).integers(self.chunk)) if number else 0
+        offset = min(offset, self.stop - self.start - rows * self.chunk - 1)
+        places = permuted(np.arange(index * self.batch, (index + 1) * self.batch), rows, (self.seed, number))
+        return self.cut(self.start + offset + places * self.chunk)
+
+    def in_order(self) -> list[TokenRows]:
+        """Returns all batches in the order of the corpus, for validation."""
+        rows = np.arange(self.per_pass * self.batch).reshape(self.per_pass, self.batch)
+        return [self.cut(self.start + places * self.chunk) for places in rows]
+
+    def cut(self, starts: np.ndarray) -> TokenRows:
+        """Returns the rows that begin at the tokens `starts`, [B]."""
+        found = np.stack([self.corpus.tokens(at, at + self.chunk + 1) for at in starts.tolist()], 1)  # [T + 1, B]
+        resets = np.stack([self.corpus.begins(at, at + self.chunk) for at in starts.tolist()], 1)
+        return TokenRows(found[:-1], found[1:], resets, np.asarray(True))
+
+
+def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
+    """Returns where a random permutation of 0 to size - 1 puts some of them, without computing the others.
+
+    Four rounds of a Feistel cipher permute the numbers of an even number of bits; a number that is not below `size` is
+    permuted again (Black and Rogaway, Ciphers with arbitrary finite domains, 2002).
+
+    >>> permuted(np.arange(10), 10, 0).tolist()
+    [8, 0, 3, 6, 1, 2, 9, 4, 7, 5]
+    """
+    half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = np.random.default_rng(seed).integers(2**63, size=4, dtype=np.uint64)
+
+    def rounds(numbers: np.ndarray) -> np.ndarray:
+        low, high = numbers & mask, numbers >> half
+        for key in keys:
+            mixed = (low ^ key) * np.uint64(0x9E3779B97F4A7C15)  # odd, so that all bits of the sum count
+            low, high = high ^ (mixed >> np.uint64(32)) & mask, low
+        return (high << half) | low
+
+    found = rounds(np.asarray(places, np.uint64))
+    while (outside := found >= size).any():
+        found[outside] = rounds(found[outside])
+    return found.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class TokensTask:
+    """Rows of a corpus; see `Task`."""
+
+    corpus: Corpus
+    train: Rows
+    held_out: Rows
+    model: Model
+
+    axes: ClassVar[Mapping[str, int]] = {"tokens": 1, "targets": 1, "resets": 1}
+    item: ClassVar[str] = "tokens"
+    unit: ClassVar[str] = "nats a token"
+
+    @property
+    def items(self) -> int:
+        return self.train.batch * self.train.chunk
+
+    def validation(self) -> Sequence[TokenRows]:
+        return self.held_out.in_order()
+
+    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
+        return {"perplexity": math.exp(min(loss, 700))}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Has the tokenizer and, of a pretrained model, its config: a run can be sampled without corpus and model."""
+        tokenizer = (self.corpus.folder / TOKENIZER).read_text(encoding="utf-8")
+        kept = {"sha256": self.corpus.sha256, "vocabulary": self.corpus.vocabulary, "tokenizer": tokenizer}
+        if isinstance(self.model, PretrainedModel):
+            kept["pretrained"] = self.model.kept()
+        return kept
+
+
+def _load(config: Any) -> TokensTask:
+    data = config.data
+    corpus = Corpus.open(data.path)
+    border = len(corpus) - data.validation * data.batch * data.chunk - 1
+    if border < data.batch * data.chunk + 1:
+        raise DataError(
+            f"{data.path}: has {len(corpus):,} tokens; data.validation = {data.validation} batches and one to train on, of "
+            f"data.batch = {data.batch} rows of data.chunk = {data.chunk} tokens, need "
+            f"{(data.validation + 1) * data.batch * data.chunk + 2:,}"
+        )
+    train = Rows(corpus, 0, border, data.batch, data.chunk, config.seed)
+    held_out = Rows(corpus, border, len(corpus), data.batch, data.chunk, config.seed)
+    return TokensTask(corpus, train, held_out, _build(config, corpus.vocabulary, None))
+
+
+def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Model:
+    if isinstance(config.model, PretrainedConfig):
+        model = PretrainedModel.of(config.model, config.train.precision, kept)
+        if vocabulary > model.vocabulary:
+            raise ConfigError(
+                f"{config.model.pretrained}: knows {model.vocabulary} tokens, and the corpus has a tokenizer of "
+                f"{vocabulary}; make the corpus with the model's: jrnn tokens ... --tokenizer {config.model.pretrained}"
+            )
+        return model
+    return build_language_model(config, vocabulary, resets=True)
+
+
+def _write(trained: Trained, seed: int) -> str:
+    settings = trained.config.sample
+    tokenizer = parse_tokenizer(trained.fingerprint["tokenizer"], "data.json of the run")
+    prompt = np.asarray(tokenizer.encode(settings.prompt).ids, np.int32)
+    if isinstance(trained.model, PretrainedModel):
+        if not len(prompt):
+            raise DataError("the prompt has no tokens; give one with at least one character")
+        model, key = trained.model.language_model(trained.params), jax.random.key(seed)
+        new, _ = model.generate(prompt[None], settings.length, temperature=settings.temperature, key=key)
+        tokens = [*prompt.tolist(), *np.asarray(new)[0].tolist()]
+    else:
+        tokens = generate(trained.model, trained.params, prompt, settings, seed).tolist()
+    return str(tokenizer.decode(tokens))
+
+
+def _model(config: Any, kept: Mapping[str, Any]) -> Model:
+    return _build(config, kept["vocabulary"], kept.get("pretrained"))
+
+
+MODELS = {"nn": TokenNnConfig, "pretrained": PretrainedConfig}
+TOKENS = TaskKind("tokens", TokensConfig, MODELS, _load, _model, SampleConfig, _write)

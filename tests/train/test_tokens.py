@@ -1,0 +1,190 @@
+"""The task `tokens`: rows of a corpus in random order, resets where documents begin, and pretrained models."""
+
+import itertools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jrnn import models
+from jrnn.cli import main
+from jrnn.corpus import Corpus, tokenize
+from jrnn.errors import ConfigError, DataError
+from jrnn.train import Config, export_run, sample_run, train
+from jrnn.train.models import Signature, TokenNnConfig, nn_model
+from jrnn.train.run_dir import RunDir, load_trained
+from jrnn.train.tasks.tokens import Rows, TokenRows, permuted
+from jrnn.train.toml_codec import decode
+
+V, T = 260, 8
+CONFIG = {"model_type": "rwkv", "vocab_size": 264, "hidden_size": 8, "num_hidden_layers": 2}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    lines = (f'{{"text": "{"the cat " * (k % 3 + 1)}{k}"}}\n' for k in range(60))
+    (folder / "text.jsonl").write_text("".join(lines), encoding="utf-8")
+    return tokenize([folder / "text.jsonl"], folder / "out", vocabulary=V)
+
+
+def tables(corpus, **changes):
+    found = {
+        "task": "tokens",
+        "data": {"path": str(corpus.folder), "batch": 2, "chunk": T, "validation": 2},
+        "model": {"cell": "gru", "embedding": 4, "hidden": 8},
+        "optimizer": {"learning_rate": 0.02, "schedule": "constant"},
+        "train": {"steps": 8, "steps_per_call": 4, "validate_every": 8, "checkpoint_every": 4},
+        "sample": {"length": 5, "prompt": "the"},
+    }
+    return decode(Config, found | changes, "tokens.toml")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 64, 1000])
+def test_a_permutation_is_computed_piece_by_piece(size):
+    found = permuted(np.arange(size), size, 5)
+    assert sorted(found.tolist()) == list(range(size))
+    np.testing.assert_array_equal(found[size // 2 :], permuted(np.arange(size // 2, size), size, 5))
+    assert size < 10 or ((found != np.arange(size)).any() and (found != permuted(np.arange(size), size, 6)).any())
+
+
+def test_a_pass_reads_every_row_once(corpus):
+    rows = Rows(corpus, 0, len(corpus), 2, T, seed=1)
+    everything, begins = corpus.tokens(0, len(corpus)), corpus.begins(0, len(corpus))
+    count = rows.per_pass * 2
+    passes = [[rows.at(number * rows.per_pass + k) for k in range(rows.per_pass)] for number in range(2)]
+    # The first pass starts with the first token; the next ones at other places.
+    wanted = sorted(everything[k * T : (k + 1) * T].tolist() for k in range(count))
+    assert sorted(column for batch in passes[0] for column in batch.tokens.T.tolist()) == wanted
+    assert sorted(column for batch in passes[1] for column in batch.tokens.T.tolist()) != wanted
+    for batch in passes[1]:
+        assert batch.tokens.shape == batch.targets.shape == batch.resets.shape == (T, 2)
+        np.testing.assert_array_equal(batch.tokens[1:], batch.targets[:-1])
+        # A document begins after each token that ends one.
+        np.testing.assert_array_equal(batch.resets[1:], batch.tokens[:-1] == corpus.end)
+    assert begins.sum() == 60
+
+
+def test_validation_rows_are_not_trained_on(corpus):
+    task = tables(corpus).kind.load(tables(corpus))
+    border = task.held_out.start
+    assert task.train.stop == border and len(corpus) - border == 2 * 2 * T + 1
+    held = np.concatenate([batch.tokens.T.reshape(-1) for batch in task.validation()])
+    np.testing.assert_array_equal(held, corpus.tokens(border, border + len(held)))
+
+
+@pytest.mark.parametrize("cell", ["gru", "min_gru"])
+def test_the_state_starts_anew_with_a_document(cell):
+    signature = Signature(True, 5, 5, every_step=True, loss="cross_entropy", carried=True, resets=True)
+    model = nn_model(TokenNnConfig(cell=cell, embedding=3, hidden=4), signature)
+    params, start = model.init(jax.random.key(0)), model.initial_carry(1)
+    tokens = np.array([[1], [2], [3], [4]], np.int32)
+    resets = np.array([[False], [False], [True], [False]])
+    whole, _ = model.predict(params, start, TokenRows(tokens, None, resets, True))
+    second, _ = model.predict(params, start, TokenRows(tokens[2:], None, resets[:2], True))
+    np.testing.assert_allclose(whole[2:], second, atol=1e-6)
+    assert (
+        abs(whole - model.predict(params, start, TokenRows(tokens, None, ~resets & resets, True))[0])[2:].max() > 1e-3
+    )
+
+
+def test_a_run_writes_without_its_corpus(corpus, tmp_path, quiet):
+    folder = shutil.copytree(corpus.folder, tmp_path / "corpus")
+    result = train(tables(Corpus.open(folder)), tmp_path / "run", console=quiet)
+    assert result.unit == "nats a token" and np.isfinite(result.validation_loss)
+    shutil.rmtree(folder)
+    assert sample_run(tmp_path / "run").startswith("the")
+
+
+def test_a_changed_corpus_is_not_trained_on(corpus, tmp_path, quiet):
+    train(tables(corpus), tmp_path / "run", console=quiet)
+    (tmp_path / "text.txt").write_text("the cat " * 300)
+    other = tokenize([tmp_path / "text.txt"], tmp_path / "out", tokenizer=corpus.folder)
+    with pytest.raises(DataError, match="the data have changed"):
+        train(tables(other), tmp_path / "run", resume=True, console=quiet)
+
+
+def test_a_corpus_that_is_too_small(corpus):
+    config = tables(corpus, data={"path": str(corpus.folder), "batch": 32, "chunk": 64})
+    with pytest.raises(DataError, match=r"need 34,818"):
+        config.kind.load(config)
+    with pytest.raises(ConfigError, match=r"data\.path must name the folder"):
+        decode(Config, {"task": "tokens"}, "tokens.toml")
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained") / "model"
+    models.create(CONFIG, jax.random.key(0), jnp.bfloat16).save(folder)
+    return folder
+
+
+def fine_tuning(corpus, folder, **optimizer):
+    return tables(corpus, model={"pretrained": str(folder)}, optimizer={"learning_rate": 0.02, **optimizer})
+
+
+def test_a_pretrained_model_is_trained_further_and_written_back(corpus, pretrained, tmp_path, quiet, capsys):
+    folder = shutil.copytree(pretrained, tmp_path / "model")
+    only = {"only": ["rwkv.blocks.1.*"], "schedule": "constant", "name": "adamw", "options": {"weight_decay": 0.1}}
+    config = fine_tuning(corpus, folder, **only)
+    train(config, tmp_path / "run", console=quiet)
+    # The same run, stopped in the middle and continued.
+    half = fine_tuning(corpus, folder, **only)
+    half = decode(Config, {**_tables_of(half), "train": {**vars(half.train), "steps": 4}}, "half.toml")
+    train(half, tmp_path / "again", console=quiet)
+    train(config, tmp_path / "again", resume=True, console=quiet)
+    one, two = (load_trained(RunDir(tmp_path / name)).params for name in ("run", "again"))
+    before = models.load(folder).params
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, two[name])
+        same = bool((value == before[name].astype(jnp.float32)).all())
+        assert same == (not name.startswith("rwkv.blocks.1.")), name
+    shutil.rmtree(folder)  # the run does without it
+    assert sample_run(tmp_path / "run").startswith("the")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    written, exported = models.load(tmp_path / "out"), export_run(tmp_path / "run")
+    assert written.params["rwkv.embeddings.weight"].dtype == jnp.bfloat16
+    tokens = jnp.array([[3, 1, 4]])
+    np.testing.assert_array_equal(written(tokens)[0], exported(tokens)[0])
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == corpus.tokenizer().to_str()
+    capsys.readouterr()
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.py"), "--to", "py"]) == 2
+    assert "is no net" in capsys.readouterr().err
+
+
+def _tables_of(config):
+    return {
+        "task": config.task,
+        **{name: vars(getattr(config, name)) for name in ("data", "model", "optimizer", "sample")},
+    }
+
+
+def test_the_loss_of_a_pretrained_model_is_that_of_its_documents(corpus, pretrained):
+    task = (config := fine_tuning(corpus, pretrained)).kind.load(config)
+    batch = task.train.at(0)
+    params = task.model.init(None)
+    loss, _ = task.model.loss(params, {}, batch, None)
+    model, total = models.load(pretrained), 0.0
+    model = jax.tree.map(lambda p: p.astype(jnp.float32), model)
+    for column in range(2):
+        starts = [0, *np.flatnonzero(batch.resets[1:, column]) + 1, T]
+        for first, last in itertools.pairwise(starts):
+            if first < last:
+                logits, _ = model(batch.tokens[first:last, column][None])
+                chances = jax.nn.log_softmax(logits[0])
+                total -= float(jnp.take_along_axis(chances, batch.targets[first:last, column][:, None], -1).sum())
+    np.testing.assert_allclose(loss, total / (2 * T), rtol=1e-5)
+
+
+def test_what_cannot_be_trained_further(corpus, pretrained, tmp_path):
+    with pytest.raises(ConfigError, match=r"no parameter has a name like 'rwkv\.block\.\*'"):
+        train(fine_tuning(corpus, pretrained, only=["rwkv.block.*"]), tmp_path / "run")
+    small = tmp_path / "small"
+    models.create(CONFIG | {"vocab_size": 16}, jax.random.key(0)).save(small)
+    config = fine_tuning(corpus, small)
+    with pytest.raises(ConfigError, match="knows 16 tokens, and the corpus has a tokenizer of 260"):
+        config.kind.load(config)
+    with pytest.raises(ConfigError, match=r"model\.pretrained must name the folder of a model"):
+        tables(corpus, model={"kind": "pretrained"})
