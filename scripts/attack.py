@@ -2,8 +2,8 @@
 
 python scripts/attack.py [--long] [--only NAME]
 
-calls: bad calls of the command line; each must end with one line and status 2. names: nets whose names are code, markup and
-escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by scripts/fuzz.py.
+calls: bad calls of the command line; each must end with one line and status 2. names: nets and ONNX models whose names are
+code, markup and escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by scripts/fuzz.py.
 interrupts: Ctrl-C at random moments. By default a few minutes; with --long, 20,000 mutated inputs of each reader and 50
 interrupts of each command. The exit status is 1 if something did not hold; the reasons are printed.
 """
@@ -232,10 +232,14 @@ def names() -> Iterator[tuple[str, Callable[[], str]]]:
     import test_names_run_no_code as names_tests
 
     for k, case in enumerate(names_tests.CASES):
-        found = names_tests.source(case)
-        wanted = names_tests.source({f: names_tests.harmless(n) for f, n in case.items()})
-        same = names_tests.structure(found) == names_tests.structure(wanted)
-        yield f"case {k}", lambda same=same: "" if same else "another program"
+        for kind, source in (("net", names_tests.source), ("ONNX model", names_tests.source_of_onnx)):
+
+            def compared(case=case, source=source) -> str:
+                wanted = source({f: names_tests.harmless(n) for f, n in case.items()})
+                same = names_tests.structure(source(case)) == names_tests.structure(wanted)
+                return "" if same else "another program"
+
+            yield f"{kind}, case {k}", compared
 
 
 def memory() -> Iterator[tuple[str, Callable[[], str]]]:
