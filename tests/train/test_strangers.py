@@ -123,6 +123,10 @@ def test_an_edited_config_does_not_continue(make_config, quiet, tmp_path):
         train(config, out, resume=True, console=quiet)
     file.write_text(text)
     assert train(config, out, resume=True, console=quiet).step == 2
+    file.write_text("")
+    with pytest.raises(CheckpointError, match="config.toml: is empty"):
+        sample_run(out)
+    file.write_text(text)
     (out / "data.json").unlink()
     (out / "data.json").mkdir()
     with pytest.raises(CheckpointError, match="data.json: cannot be read: Is a directory"):
