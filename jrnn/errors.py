@@ -26,14 +26,26 @@ __all__ = [
 ]
 
 
+LONGEST = 3000  # characters of an error's text; a name in a file can have millions
+
+
 class JrnnError(Exception):
     """Base of every error that jrnn raises for a user's mistake.
+
+    Its text has at most `LONGEST` characters: the middle of a longer one is left out.
 
     Attributes:
         outputs: the outputs of the operator that the error is about, if it is known.
     """
 
     outputs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) <= LONGEST:
+            return text
+        half = LONGEST // 2 - 30
+        return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
 
     def at(self, where: str, outputs: tuple[str, ...] = ()) -> JrnnError:
         """The same error with `where` before its text. Each enclosing net adds its place as the error leaves it."""

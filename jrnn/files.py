@@ -1,11 +1,20 @@
-"""Files that are written completely or not at all."""
+"""Files that are written completely or not at all, and what is no file to read."""
 
 import contextlib
 import os
+import stat
 import uuid
 from pathlib import Path
 
 from jrnn.errors import JrnnError
+
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+def no_file(path: Path) -> str:
+    """Says that what is there is no file, because reading it may never end; "" for a file. OSError as of `os.stat`."""
+    mode = path.stat().st_mode
+    return "" if stat.S_ISREG(mode) else f"is {_KINDS.get(stat.S_IFMT(mode), 'a device')}, not a file"
 
 
 def write_whole(target: Path, data: bytes, error: type[JrnnError]) -> None:

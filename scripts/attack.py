@@ -2,10 +2,12 @@
 
 python scripts/attack.py [--long] [--only NAME]
 
-calls: bad calls of the command line; each must end with one line and status 2. names: nets whose names are code, markup and
-escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by scripts/fuzz.py.
-interrupts: Ctrl-C at random moments. By default a few minutes; with --long, 20,000 mutated inputs of each reader and 50
-interrupts of each command. The exit status is 1 if something did not hold; the reasons are printed.
+calls: bad calls of the command line; each must end with one line and status 2. names: nets and ONNX models whose names are
+code, markup and escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by
+scripts/fuzz.py. interrupts: Ctrl-C at random moments after Python has begun to run jrnn.
+
+By default a few minutes; with --long, 20,000 mutated inputs of each reader and 50 interrupts of each command. The exit
+status is 1 if something did not hold; the reasons are printed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import itertools
 import json
 import os
 import random
@@ -232,10 +233,14 @@ def names() -> Iterator[tuple[str, Callable[[], str]]]:
     import test_names_run_no_code as names_tests
 
     for k, case in enumerate(names_tests.CASES):
-        found = names_tests.source(case)
-        wanted = names_tests.source({f: names_tests.harmless(n) for f, n in case.items()})
-        same = names_tests.structure(found) == names_tests.structure(wanted)
-        yield f"case {k}", lambda same=same: "" if same else "another program"
+        for kind, source in (("net", names_tests.source), ("ONNX model", names_tests.source_of_onnx)):
+
+            def compared(case=case, source=source) -> str:
+                wanted = source({f: names_tests.harmless(n) for f, n in case.items()})
+                same = names_tests.structure(source(case)) == names_tests.structure(wanted)
+                return "" if same else "another program"
+
+            yield f"{kind}, case {k}", compared
 
 
 def memory() -> Iterator[tuple[str, Callable[[], str]]]:
@@ -323,42 +328,59 @@ def readers(count: int, failures: list[str]) -> int:
 # ---- Ctrl-C ----
 
 INTERRUPTED = {
-    "train": ["train", "good.toml", "--set", "train.steps=100000", "--out", "runs/r"],
+    "train": ["train", "good.toml", "--set", "train.steps=40", "--out", "runs/r"],
     "convert": ["convert", "net.pbtxt", "out/o.py", "--to", "py", *FEEDS],
     "bench": ["bench", "--cells", "lstm", "--sizes", "8x2x4x4", "--turns", "1", "--json", "out/b.json"],
     "check": ["check", "net.pbtxt", *FEEDS, "--html", "out/c.html"],
 }
 
 
+def interrupted(name: str, after: float | None) -> tuple[float, str | None]:
+    """Runs a command, and interrupts it after so many seconds.
+
+    Returns:
+        How many seconds it ran, and what is wrong: "" if nothing is, None if Python had not yet begun to run jrnn.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files(Path(folder))
+        (Path(folder) / "out").mkdir()
+        begun = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jrnn", *INTERRUPTED[name]],
+            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        try:
+            process.wait(after)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+        try:
+            _, said = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return time.monotonic() - begun, "did not end"
+        seconds = time.monotonic() - begun
+        halves = [p.name for p in Path(folder).rglob("*") if p.suffix in (".part", ".tmp")]
+    lines = [line for line in said.splitlines() if not line.startswith("WARNING")]
+    if "Traceback" in said and str(ROOT / "jrnn") not in said:
+        return seconds, None
+    is_right = (process.returncode, len(lines)) in ((130, 1), (0, 0))
+    return seconds, "" if is_right and not halves else f"{process.returncode} {said[-400:]!r} {halves}"
+
+
 def interrupts(count: int, failures: list[str]) -> int:
     rng, tried = random.Random(0), 0
-    for name, _ in itertools.product(INTERRUPTED, range(count)):
-        with tempfile.TemporaryDirectory() as folder:
-            files(Path(folder))
-            (Path(folder) / "out").mkdir()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "jrnn", *INTERRUPTED[name]],
-                cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )  # fmt: skip
-            after = rng.uniform(0.3, 12.0)
-            time.sleep(after)
-            process.send_signal(signal.SIGINT)
-            try:
-                _, said = process.communicate(timeout=SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
-                failures.append(f"interrupts: {name} after {after:.1f} s: did not end")
-                continue
-            tried += 1
-            halves = [p.name for p in Path(folder).rglob("*.part")] + [p.name for p in Path(folder).rglob("*.tmp")]
-            lines = [line for line in said.splitlines() if not line.startswith("WARNING")]
-            ended_before = process.returncode == 0 and not lines
-            if (not ended_before and (process.returncode != 130 or len(lines) != 1)) or halves:
-                failures.append(
-                    f"interrupts: {name} after {after:.1f} s: {process.returncode} {said[-400:]!r} {halves}"
-                )
+    for name in INTERRUPTED:
+        whole, wrong = interrupted(name, None)
+        failures += [f"interrupts: {name}, not interrupted: {wrong}"] if wrong else []
+        left = count
+        while left:
+            after = rng.uniform(0.05, 1.0) * whole
+            _, wrong = interrupted(name, after)
+            left -= wrong is not None
+            failures += [f"interrupts: {name} after {after:.1f} s of {whole:.1f}: {wrong}"] if wrong else []
+        tried += count
     return tried
 
 

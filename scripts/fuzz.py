@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -56,7 +58,7 @@ from jrnn.train.tasks.forecast import read_columns
 from jrnn.train.toml_codec import encode
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fuzz_mutate import mutate_bytes, mutate_message, mutate_minidb, mutate_text
+from fuzz_mutate import mutate_bytes, mutate_message, mutate_minidb, mutate_safetensors, mutate_text, mutate_zip
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 CORPUS = TESTS / "nets" / "proto" / "corpus"
@@ -222,12 +224,29 @@ def _examples() -> list[bytes]:
     )
 
 
-def _onnx_model() -> bytes:
-    proto, *_ = (
-        parse_model(f'<ir_version: 8, opset_import: ["" : 17]> n (float[N] x) => (float[M] y) {{ {body} }}')
-        for body in ("c = Constant <value = int64[2] {2, 3}> () e = Expand(x, c) y = Tanh(e)",)
-    )
-    return proto.SerializeToString()
+ONNX = (
+    "n (float[N] x) => (float[M] y) { c = Constant <value = int64[2] {2, 3}> () e = Expand(x, c) y = Tanh(e) }",
+    "n (float[2,3] x) => (float[2,2] y) <float[3,2] w = {1,2,3,4,5,6}> { h = MatMul(x, w) y = Softmax <axis = -1> (h) }",
+    "n (float[5,1,2] x, float[1,8,2] w, float[1,8,2] r) => (float y, float h, float c) "
+    "{ y, h, c = LSTM <hidden_size = 2> (x, w, r) }",
+    "n (bool p, float[2] x) => (float[2] y) "
+    "{ y = If (p) <then_branch = t () => (float[2] a) { a = Neg(x) }, else_branch = e () => (float[2] b) { b = Exp(x) }> }",
+    "n (int64 m, bool p, float[2] x) => (float[2] y, float z) "
+    "{ y, z = Loop (m, p, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t, float[2] u) "
+    "{ d = Identity(c) t = Tanh(s) u = Neg(s) }> }",
+)
+
+
+def _onnx_models() -> list[bytes]:
+    return [parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}').SerializeToString() for graph in ONNX]
+
+
+def _piece(data: bytes, rng: random.Random, size: int = 3000) -> bytes:
+    """Some of the outermost blocks of a text, as many as fit."""
+    ends = [m.end() for m in re.finditer(rb"(?:^|\n)\}\n", data)] or [len(data)]
+    first = rng.randrange(len(ends))
+    begin = ends[first - 1] if first else 0
+    return data[begin : max([e for e in ends[first:] if e - begin <= size], default=ends[first])]
 
 
 class Cases:
@@ -262,10 +281,10 @@ class Cases:
             "record": (("TensorProtos", records),),
             "predictor_file": (("minidb", models),),
             "npy": (("bytes", _written(np.save, np.ones((2, 3)), np.arange(9), np.array([b"a", b"bc"]))),),
-            "npz": (("bytes", _examples()),),
+            "npz": (("zip", _examples()),),
             "csv": (("text", [b"hour,load\n" + b"".join(b"%d,%d.5\n" % (k, k) for k in range(40))]),),
-            "onnx": (("bytes", [p.read_bytes() for p in sorted((golden / "onnx").glob("*.onnx"))] or [_onnx_model()]),),
-            "weights": (("bytes", [safetensors_bytes({"w": np.ones((2, 3), np.float32), "b": np.ones(3)})]),),
+            "onnx": (("ModelProto", _onnx_models()),),
+            "weights": (("safetensors", [safetensors_bytes({"w": np.ones((2, 3), np.float32), "b": np.ones(3)})]),),
         }
 
     def __call__(self, number: int) -> tuple[str, bytes]:
@@ -275,13 +294,16 @@ class Cases:
         data = rng.choice(pool)
         if kind == "text":
             if len(data) > 3000 and rng.random() < 0.98:  # reading text is slow, and a piece is enough
-                at = rng.randrange(len(data) - 3000)
-                data = data[at : at + 3000]
+                data = _piece(data, rng)
             return reader, mutate_text(data, rng) if rng.random() < 0.7 else mutate_bytes(data, rng)
         if kind == "bytes" or rng.random() < 0.3:
             return reader, mutate_bytes(data, rng)
         if kind == "minidb":
             return reader, mutate_minidb(data, pool, rng)
+        if kind == "zip":
+            return reader, mutate_zip(data, rng)
+        if kind == "safetensors":
+            return reader, mutate_safetensors(data, rng)
         return reader, mutate_message(data, kind, pool, rng)
 
 
@@ -322,7 +344,8 @@ def watch(args: argparse.Namespace) -> int:
     while first < last and time.time() < until:
         command = [sys.executable, SCRIPT, "--worker", f"--seed={args.seed}", f"--first={first}", f"--until={until}"]
         command += [f"--cases={last - first}", *(f"--reader={name}" for name in args.reader)]
-        worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         number, ended = first, False
         assert worker.stdout is not None and worker.stderr is not None
         for line in worker.stdout:

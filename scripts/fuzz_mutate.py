@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import random
 import re
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
+import onnx
 from google.protobuf.descriptor import Descriptor
 
 from jrnn.errors import FormatError
@@ -68,7 +71,7 @@ def mutate_text(data: bytes, rng: random.Random) -> bytes:
 
 def mutate_message(data: bytes, name: str, pool: Sequence[bytes], rng: random.Random) -> bytes:
     """Changes, drops, repeats or swaps fields of a message, or takes them from another message of `pool`."""
-    descriptor = message_class(name).DESCRIPTOR
+    descriptor = onnx.ModelProto.DESCRIPTOR if name == "ModelProto" else message_class(name).DESCRIPTOR
     tree = parse(data, descriptor)
     for _ in range(rng.randint(1, 4)):
         places = _lists(tree, descriptor)
@@ -114,6 +117,36 @@ def mutate_minidb(data: bytes, pool: Sequence[bytes], rng: random.Random) -> byt
             holder.content = mutate_message(holder.content, "MetaNetDef", (), rng)
             records[0] = (key, holder.SerializePartialToString())
     return format_minidb(records)
+
+
+def mutate_zip(data: bytes, rng: random.Random) -> bytes:
+    """Changes, drops, repeats or renames members of a zip file, whose check sums then agree."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old:
+        members = [(name, old.read(name)) for name in old.namelist()]
+    at, change = rng.randrange(len(members)), rng.randrange(6)
+    name, content = members[at]
+    if change == 0:
+        del members[at]
+    elif change == 1:
+        members[at] = (members[at - 1][0], content)
+    elif change == 2:
+        members[at] = (rng.choice(("../x.npy", "x", "/x.npy", "lengths.npy", name * 20)), content)
+    else:
+        members[at] = (name, mutate_bytes(content, rng))
+    with zipfile.ZipFile(made, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as new:
+        for name in dict(members):
+            new.writestr(name, dict(members)[name])
+    return made.getvalue()
+
+
+def mutate_safetensors(data: bytes, rng: random.Random) -> bytes:
+    """Changes the header, whose size then agrees, or the numbers."""
+    size = int.from_bytes(data[:8], "little")
+    header, numbers = mutate_text(data[8 : 8 + size], rng), data[8 + size :]
+    if rng.random() < 0.2:
+        numbers = mutate_bytes(numbers, rng)
+    return len(header).to_bytes(8, "little") + header + numbers
 
 
 def parse(data: bytes, descriptor: Descriptor) -> list[Field]:

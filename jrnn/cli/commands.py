@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ def run(argv: Sequence[str] | None) -> int:
             raise KeyboardInterrupt
 
         signal.signal(signal.SIGINT, interrupt)
+        sys.unraisablehook = _repeat_interrupt
     with safe_output() as out, warnings.catch_warnings():
         warnings.showwarning = _warn
         status = _run(argv, interrupts)
@@ -38,9 +40,19 @@ def run(argv: Sequence[str] | None) -> int:
             out.flush()
         except (OutputError, BrokenPipeError):
             out.abandon()
-    if argv is None and status and jax.process_count() > 1:
-        os._exit(status)  # JAX would wait at its end for processes that are lost, and then abort
+    if argv is None and (status == INTERRUPTED or (status and jax.distributed.is_initialized())):
+        os._exit(status)  # JAX would wait for a thread or, until it aborts, for processes that are lost
     return status
+
+
+def _repeat_interrupt(ignored: Any) -> None:
+    """Interrupts again, a little later, if Ctrl-C came where Python ignores exceptions, as in JAX's garbage collection."""
+    if isinstance(ignored.exc_value, KeyboardInterrupt):
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(ignored)
 
 
 def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 
+from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
 from jrnn.corpus import tokenize
@@ -28,6 +29,8 @@ from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
 def train_command(args: argparse.Namespace) -> int:
     if args.distributed or args.coordinator is not None:
         join(args.coordinator, args.processes, args.process)
+        if jax.process_index() > 0:
+            end_in_one_line(args.command)
     elif args.processes is not None or args.process is not None:
         raise UsageError("--processes and --process need --coordinator HOST:PORT, where process 0 listens")
     given, changes = Path(args.config), list(args.set)

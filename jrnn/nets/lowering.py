@@ -306,6 +306,8 @@ def _as_static(x: Any) -> Any:
 
 def _as_blob(name: str, value: Any) -> Any:
     """A given value as a blob. Integers and strings are numpy arrays (static), floats are JAX arrays of the same width."""
+    if not isinstance(name, str):
+        raise NetError(f"a blob is named {name!r}, which is no str; give a dict of arrays by name")
     if value is None:
         raise NetError(f"blob {name!r} is None; give an array, or leave it out")
     if isinstance(value, jax.Array):
@@ -370,11 +372,11 @@ def run_net(
     """
     if not isinstance(blobs, Mapping):
         raise NetError(f"net {net.name!r}: the blobs are a {type(blobs).__name__}; give a dict of arrays by name")
-    net = without_sources(net, blobs if fed is None else fed)
     most = available() if max_bytes is None else max_bytes
     context = Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
     with jax.enable_x64(True):
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
+        net = without_sources(net, given if fed is None else fed)
         env = execute(schedule(net), given, context)
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
         return {name: jax.tree.map(_as_numpy, env[name]) for name in written}

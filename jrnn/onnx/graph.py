@@ -53,6 +53,8 @@ def spread(*values: Any) -> list[Any]:
     """Values of one rank, by leading axes of size 1: ONNX broadcasts as numpy does."""
     if not known(*values):
         values = tuple(as_jax(v, "an operand") if known(v) else v for v in values)
+    else:
+        check_size(np.broadcast_shapes(*map(np.shape, values)), np.int64)
     rank = max(np.ndim(v) for v in values)
     return [v if np.ndim(v) == rank else v.reshape((1,) * (rank - np.ndim(v)) + np.shape(v)) for v in values]
 
@@ -247,6 +249,8 @@ def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max
         scope = dict(env)
         node = replace(node, run=lambda graph, args: evaluate(graph, args, scope, params, max_bytes))
     try:
+        if known(*values):  # numpy computes these while they are traced, before anything can be bounded by their types
+            check_size([sum(v.size for v in values)], np.int64)
         if node.run is None and not any(map(is_traced, values)):
             check_call(
                 lambda: [v for v in _outputs(run(node, *values)) if hasattr(v, "dtype")], node.outputs, max_bytes

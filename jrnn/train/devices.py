@@ -7,7 +7,7 @@ JAX's runtime divides the work: the compiled step is written as for one device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -151,22 +151,24 @@ class Devices:
         return broadcast_one_to_all(tree) if jax.process_count() > 1 else tree
 
     def any(self, flag: bool) -> bool:
-        """Returns whether the flag is set in any process."""
+        """Returns whether the flag is set in any process; raises TrainError if one of them is lost."""
         if jax.process_count() == 1:
             return flag
-        return bool(np.any(process_allgather(np.asarray(flag))))
+        with self.in_touch():
+            return bool(np.any(process_allgather(np.asarray(flag))))
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Runs a `with` block that must succeed in all processes: if one of them fails, all do.
 
         Raises:
-            TrainError: if another process failed.
+            TrainError: if another process failed, or is lost.
         """
         try:
             yield
         except BaseException:
-            self.any(True)
+            with suppress(TrainError):
+                self.any(True)
             raise
         if self.any(False):
             raise TrainError("another process cannot begin; see its error message")

@@ -108,9 +108,9 @@ def train(
                     )
             loop = _Training(config, run, config.kind.load(config), devices, beat)
             writers = loop.open(resume, files) if devices.is_first else _Writers()
+        files.enter_context(devices.in_touch())
         loop.share()
         stop = files.enter_context(_stop_on_signal())
-        files.enter_context(devices.in_touch())
         with Trace(run.path / "profile" if profile and devices.is_first else None) as trace:
             result = loop.go(writers, stop, trace)
         if trace.folder is not None:
@@ -176,7 +176,8 @@ class _Training:
             self.beat.say(f"gradients: JAX's and those of the {self.check_gradients.other} agree on the first batch")
         done = int(self.state.step)
         before = read_metrics(run.metrics) if resume else []
-        losses = [m["validation_loss"] for m in before if "validation_loss" in m and m["step"] <= done]
+        found = [m.get("validation_loss") for m in before if m["step"] <= done]
+        losses = [loss for loss in found if isinstance(loss, (int, float))]
         self.patience = Patience.after(train.patience, losses)
         best = files.enter_context(Checkpoints(run.best, 1)) if train.patience else NOWHERE
         resume_at = done if resume else None

@@ -13,7 +13,9 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from jrnn.errors import ConfigError, TrainError
+from jrnn.errors import ConfigError, DataError, TrainError
+from jrnn.files import no_file
+from jrnn.printable import printable
 from jrnn.train.config import TrainConfig
 from jrnn.train.step import Measured
 from jrnn.train.tasks import Task
@@ -41,7 +43,7 @@ class MetricsFile:
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)):
-                    self._board.add_scalar(name, value, step)
+                    self._board.add_scalar(printable(name), value, step)
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -71,13 +73,20 @@ def open_board(folder: Path, resume_at: int | None = None) -> Any:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the complete lines of a metrics file; none if there is no file."""
+    """Returns the complete lines of a metrics file; none if there is no file. Raises DataError if it cannot be read."""
     return [record for _, record in _whole_lines(path)]
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields lines and their records, except for lines that were cut off when the process was killed."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    try:
+        if what := no_file(path):
+            raise DataError(f"{path}: {what}")
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
     for line in text.split("\n"):
         try:
             record = parse_json(line)

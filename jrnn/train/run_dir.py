@@ -94,6 +94,8 @@ class RunDir:
         if not self.is_begun():
             why = "it has no config.toml" if self.path.exists() else "there is no such folder"
             raise CheckpointError(f"{self.path}: is not a run directory: {why}")
+        if not (self.path / "config.toml").stat().st_size:
+            raise CheckpointError(f"{self.path / 'config.toml'}: is empty; the run's configuration is lost")
         return load_config(self.path / "config.toml")
 
     def check_continues(self, config: Config, task: Task) -> None:

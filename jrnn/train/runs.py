@@ -166,7 +166,7 @@ def curves(run: Path) -> tuple[Curve, Curve]:
     lines = read_metrics(run / "metrics.jsonl")
     found = []
     for name in ("loss", "validation_loss"):
-        points = np.array([(m["step"], m[name]) for m in lines if name in m], float).reshape(-1, 2)
+        points = np.array([(m["step"], m[name]) for m in lines if _is_number(m.get(name))], float).reshape(-1, 2)
         found.append((points[:, 0], points[:, 1]))
     if not any(len(steps) for steps, _ in found):
         raise DataError(f"{run}: has no losses in metrics.jsonl yet")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from jrnn.errors import ConfigError, JrnnError, near
+from jrnn.files import no_file
 
 T = TypeVar("T")
 
@@ -74,14 +75,19 @@ def read_utf8(path: str | Path, error: type[JrnnError], rule: str = "") -> str:
     """Returns the text of a file without a byte order mark, and with "\\n" at the ends of lines.
 
     Raises:
-        JrnnError: of type `error`, for a file that is missing (with the rule that it breaks), unreadable or not UTF-8.
+        JrnnError: of type `error`, for a file that is missing (with the rule that it breaks), unreadable or not UTF-8, and
+            for a folder, pipe or device.
     """
     try:
+        if what := no_file(Path(path)):
+            raise error(f"{path}: {what}")
         return Path(path).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         raise error(f"{path}: no such file{rule}") from None
     except OSError as e:
         raise error(f"{path}: cannot be read: {e.strerror}") from None
+    except JrnnError:
+        raise
     except ValueError as e:
         if not isinstance(e, UnicodeDecodeError):  # a zero byte in the path
             raise error(f"{path}: cannot be read: {e}") from None

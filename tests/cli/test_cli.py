@@ -293,3 +293,30 @@ def test_ctrl_c_after_the_end_of_a_command_changes_nothing():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "") and "char_lstm" in ran.stdout
+
+
+IGNORED = """
+import os, signal, sys, threading
+import jrnn.cli.training
+from jrnn.cli import main
+
+class Interrupts:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(100): pass
+
+def configs_command(args):
+    threading.Thread(target=signal.pause).start()  # as JAX has one that waits for its backend
+    Interrupts()
+    signal.pause()
+
+signal.alarm(120)  # ends the process if nothing else does
+jrnn.cli.training.configs_command = configs_command
+sys.argv = ["jrnn", "configs"]
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_where_python_ignores_exceptions():
+    ran = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (130, "jrnn configs: interrupted\n")

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import jrnn
 from jrnn import Net, Op
@@ -67,6 +68,25 @@ def source(names):
     return to_python(Package(init, net), {net.external_inputs[0]: np.ones(3, np.float32)})[0]
 
 
+def source_of_onnx(names):
+    """The Python of an ONNX model that has a name in every field for which `names` has one; an error's text if refused."""
+    n = {field: names.get(field, field) for field in FIELDS}
+    nodes = (
+        helper.make_node("MatMul", [n["x"], n["w"]], [n["h"]], name=n["op"], doc_string=n["text"]),
+        helper.make_node("Relu", [n["h"]], [n["y"]], name=n["node"]),
+    )
+    x, y = (helper.make_tensor_value_info(n[k], TensorProto.FLOAT, s) for k, s in (("x", [2, 3]), ("y", [2, 2])))
+    weight = numpy_helper.from_array(np.ones((3, 2), np.float32), n["w"])
+    graph = helper.make_graph(nodes, n["net"], [x], [y], [weight], doc_string=n["text"])
+    proto = helper.make_model(graph, producer_name=n["engine"], opset_imports=[helper.make_opsetid("", 17)])
+    proto.metadata_props.add(key=n["arg"], value=n["text"])
+    model = jrnn.from_onnx(proto.SerializeToString())
+    feeds = {model.inputs[0].name: np.ones((2, 3), np.float32)}
+    package = jrnn.from_jax(lambda params, inputs: model(inputs, params), feeds, params=model.params, name=n["net"])
+    [name] = (x for x in package.predict_net.external_inputs if x not in package.weight_names)
+    return to_python(package, {name: feeds[model.inputs[0].name]})[0]
+
+
 def structure(text):
     """The syntax of a program, without what is in its strings."""
     tree = ast.parse(text)
@@ -92,6 +112,14 @@ def test_no_name_becomes_python():
         assert structure(found) == structure(source({f: harmless(n) for f, n in names.items()})), names
         texts = {node.value for node in ast.walk(ast.parse(found)) if isinstance(node, ast.Constant)}
         assert {n for f, n in names.items() if f in ("x", "y")} <= texts
+
+
+def test_no_name_of_an_onnx_model_becomes_python():
+    for names in CASES:
+        found = source_of_onnx(names)
+        assert structure(found) == structure(source_of_onnx({f: harmless(n) for f, n in names.items()})), names
+        texts = {node.value for node in ast.walk(ast.parse(found)) if isinstance(node, ast.Constant)}
+        assert any(isinstance(t, str) and names.get("x", "x") in t for t in texts)
 
 
 def test_the_command_of_the_report_runs_nothing(tmp_path, monkeypatch, capsys):

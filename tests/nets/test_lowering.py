@@ -28,6 +28,16 @@ def test_undefined_blob_is_named_with_its_neighbors():
         _run(Op.of("Tanh", ["inptu"], ["y"]), input=X)
 
 
+@pytest.mark.parametrize(
+    "blobs, rule",
+    [([X], "the blobs are a list"), ({"x": None}, "blob 'x' is None"), ({"x": X, 1: X}, "a blob is named 1")],
+    ids=["list", "none", "number"],
+)
+def test_blobs_are_a_dict_of_arrays_by_name(blobs, rule):
+    with pytest.raises(NetError, match=rule):
+        jrnn.run_net(Net("n", (Op.of("Tanh", ["x"], ["y"]),)), blobs)
+
+
 def test_operators_out_of_order_are_told_apart_from_missing_blobs():
     ops = (Op.of("Tanh", ["b"], ["a"]), Op.of("Tanh", ["a"], ["b"]))
     with pytest.raises(NetError, match=r"op #0 Tanh.*reads blob 'b', which is first written by op #1 Tanh.*cycle"):

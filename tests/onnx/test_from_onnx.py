@@ -294,6 +294,11 @@ from_onnx(b"")
         "s = Constant <value = int64[2] {0, 4611686018427387904}> () y = ConstantOfShape(s)",
         "a = Constant <value = int64 {0}> () b = Constant <value = int64 {1099511627776}> () "
         "c = Constant <value = int64 {1}> () y = Range(a, b, c)",
+        "s = Constant <value = float[1] {3000000000.0}> () y = Resize(x, , s)",
+        "s = Constant <value = int64[3] {1, 1, 3}> () z = Reshape(x, s) "
+        "y = AveragePool <kernel_shape = [2], pads = [4000000000, 4000000000]> (z)",
+        "a = Constant <value = int64 {0}> () b = Constant <value = int64 {90000}> () c = Constant <value = int64 {1}> () "
+        "s = Constant <value = int64[1] {1}> () r = Range(a, b, c) q = Unsqueeze(r, s) y = Add(r, q)",
     ],
 )
 def test_no_node_begins_what_does_not_fit(body):

@@ -5,6 +5,7 @@ To import both takes seconds, and so does not count once a process. Run as a pro
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -22,8 +23,12 @@ class Forks:
         command = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", __file__]
         self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def start(self, *words: str, kill_at: int | None = None, environment: dict[str, str] | None = None) -> Fork:
+    def start(
+        self, *words: str, kill_at: int | None = None, environment: dict[str, str] | None = None, exits: bool = False
+    ) -> Fork:
         """Starts `jrnn` with these arguments. With `kill_at`, it kills itself at that operation on a file of the run.
+
+        With `exits`, it ends as the command does: what is registered to run at the end of Python runs.
 
         The process finds the number of a socket in the environment variable TALK; `Fork.talk` is the other end.
         """
@@ -32,6 +37,7 @@ class Forks:
             "words": words,
             "kill_at": kill_at,
             "environment": environment or {},
+            "exits": exits,
             "files": str(self._folder / str(self._count)),
         }
         with socket.socket(socket.AF_UNIX) as listener:
@@ -100,7 +106,12 @@ def _become(asked) -> int:
 
     sys.addaudithook(count)
     try:
-        status = main(asked["words"])
+        if asked["exits"]:
+            sys.argv = ["jrnn", *words]
+            status = main()
+            atexit._run_exitfuncs()
+        else:
+            status = main(words)
         Path(f"{asked['files']}.operations").write_text(str(seen))
         return status
     except SystemExit as end:

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -187,6 +189,40 @@ def test_two_processes_train_as_one_and_stop_together(eight, forks, folder):
     assert (folder / "process_0" / "checkpoints" / "4").is_dir()
     assert not (folder / "process_1").exists()
     assert_same_losses(folder / "process_0", folder / "one", 4)
+
+
+DIES = """
+import os, signal
+import jax
+
+def die(process):
+    if str(jax.process_index()) == process == os.environ["DIES"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def measure(task, params, loss):
+    "Called at the first validation."
+    die("1")
+    return 0.0
+
+die("0")  # before the first step
+"""
+
+
+@pytest.mark.parametrize("dies", ["0", "1"])
+def test_a_lost_process_ends_the_others_with_one_line(forks, folder, dies):
+    """JAX would wait for the lost one at the end and then abort, or, for the first process, abort at once."""
+    (folder / "dies.py").write_text(DIES)
+    address = f"localhost:{free_port_of_slurm()}"
+    words = ["train", str(folder / "shared.toml"), f'--set=train.metrics=["{folder / "dies.py"}:measure"]']
+    words += ["--coordinator", address, "--processes", "2", "--out", str(folder / f"without_{dies}")]
+    processes = [forks.start(*words, "--process", str(k), environment={"DIES": dies}, exits=True) for k in range(2)]
+    lost, other = (processes[k].wait() for k in (int(dies), 1 - int(dies)))
+    assert lost.status == -signal.SIGKILL
+    lines = [line for line in other.err.splitlines() if not line.startswith("[Gloo]")]
+    assert (other.status, len(lines)) == (2, 1), other.err
+    assert re.fullmatch(
+        r"jrnn train: error: (another|the first) process is lost.*; start all again with --resume", lines[0]
+    )
 
 
 def test_processes_that_do_not_find_each_other(capsys):

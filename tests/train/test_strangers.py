@@ -1,6 +1,7 @@
 """Data, configurations and run directories that were changed, damaged or mistyped: each raises an error."""
 
 import io
+import os
 import zipfile
 
 import numpy as np
@@ -9,8 +10,11 @@ import pytest
 from jrnn.arrays import load_npy, load_npz
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
 from jrnn.train import load_config, sample_run, train
+from jrnn.train.metrics import MetricsFile
+from jrnn.train.runs import curves, summarize
 from jrnn.train.tasks.classification import ClassificationData, read_examples
 from jrnn.train.tasks.forecast import read_columns
+from jrnn.train.text import TextConfig, read_text
 from jrnn.train.toml_codec import read_utf8
 
 X, Y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
@@ -119,10 +123,62 @@ def test_an_edited_config_does_not_continue(make_config, quiet, tmp_path):
         train(config, out, resume=True, console=quiet)
     file.write_text(text)
     assert train(config, out, resume=True, console=quiet).step == 2
+    file.write_text("")
+    with pytest.raises(CheckpointError, match="config.toml: is empty"):
+        sample_run(out)
+    file.write_text(text)
     (out / "data.json").unlink()
     (out / "data.json").mkdir()
     with pytest.raises(CheckpointError, match="data.json: cannot be read: Is a directory"):
         sample_run(out)
+
+
+def test_pipes_devices_and_folders_are_no_files(make_config, quiet, tmp_path):
+    """Reading them may never end."""
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path / "pipe", "a pipe"), ("/dev/zero", "a device"), (tmp_path, "a folder")):
+        with pytest.raises(DataError, match=f"is {what}, not a file"):
+            read_text(TextConfig(path=str(path)))
+        with pytest.raises(DataError, match=f"is {what}, not a file"):
+            read_columns(path, ["a"])
+        with pytest.raises(ConfigError, match=f"is {what}, not a file"):
+            load_config(path)
+    (tmp_path / "config.toml").write_text("")
+    for make, what in ((os.mkdir, "a folder"), (os.mkfifo, "a pipe")):
+        make(tmp_path / "metrics.jsonl")
+        with pytest.raises(DataError, match=f"metrics.jsonl: is {what}, not a file"):
+            summarize(tmp_path)
+        (tmp_path / "metrics.jsonl").rename(tmp_path / what)
+
+
+def test_metrics_that_are_no_numbers_are_not_drawn(tmp_path):
+    lines = [
+        '{"step": 1, "loss": "x"}',
+        '{"step": 2, "loss": [1]}',
+        '{"step": 3, "loss": 2.5}',
+        '{"step": 4, "loss": 1e999}',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    (steps, losses), _ = curves(tmp_path)
+    assert (steps.tolist(), losses.tolist()) == ([3], [2.5])
+
+
+def test_names_of_metrics_on_a_board(tmp_path):
+    board = Board()
+    with MetricsFile(tmp_path / "metrics.jsonl", board=board) as metrics:
+        metrics.write(1, **{"a\x1b[2J\nb": 0.5})
+    assert board.tags == ["a\\x1b[2J\\nb"]
+
+
+class Board:
+    def __init__(self):
+        self.tags = []
+
+    def add_scalar(self, tag, value, step):
+        self.tags.append(tag)
+
+    def close(self):
+        pass
 
 
 def test_a_run_that_skips_every_step_fails(make_config, quiet, tmp_path):

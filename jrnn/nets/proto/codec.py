@@ -6,7 +6,6 @@ Nothing of a net is lost: `read_net(serialize_net(net)) == net`. Of a plan, only
 import dataclasses
 import os
 import re
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from google.protobuf.message import EncodeError
 from google.protobuf.message import Message as ProtoMessage
 
 from jrnn.errors import FormatError
-from jrnn.files import write_whole
+from jrnn.files import no_file, write_whole
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.ir import Net
 from jrnn.nets.proto.messages import (
@@ -31,7 +30,6 @@ from jrnn.nets.proto.netdef import Reader, to_message
 
 T = TypeVar("T")
 _STEP_FIELDS = [f.name for f in dataclasses.fields(ExecutionStep) if f.name not in ("name", "substeps", "networks")]
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 _HEAD = 1 << 16  # bytes
 _LOOKS_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
@@ -106,17 +104,17 @@ def file_bytes(path: Path, limits: Limits) -> bytes:
 def check_file(path: Path, limits: Limits) -> None:
     """Raises FormatError if a file is missing or too large, or if its first bytes show that it is too large for text."""
     try:
-        kind, size = path.stat().st_mode, path.stat().st_size
+        what, size = no_file(path), path.stat().st_size
         head = b""
-        if stat.S_ISREG(kind) and size <= limits.bytes:
+        if not what and size <= limits.bytes:
             with open(path, "rb") as f:
                 head = f.read(_HEAD)
     except FileNotFoundError:
         raise FormatError("no such file") from None
     except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
         raise FormatError(f"cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    if not stat.S_ISREG(kind):
-        raise FormatError(f"is {_KINDS.get(stat.S_IFMT(kind), 'a device')}, not a file")
+    if what:
+        raise FormatError(what)
     if size == 0:
         raise FormatError("is empty")
     check_size(size, limits.bytes, "file")

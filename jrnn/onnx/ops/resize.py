@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError, near
+from jrnn.memory import check_size
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.contract import precision
 
@@ -60,6 +61,7 @@ def _weights(node, mode: str, places: np.ndarray, size: int, scale: float) -> np
     else:
         narrow = min(scale, 1.0) if node.get("antialias", 0) else 1.0
         radius = math.ceil((1 if mode == "linear" else 2) / narrow)
+        check_size((len(places), 2 * radius), np.float64)
         taps = np.floor(places)[:, None] + np.arange(1 - radius, radius + 1)[None]
         distance = (taps - places[:, None]) * narrow
         if mode == "linear":
@@ -109,6 +111,7 @@ def _(node, x, *given):
         size, part = x.shape[axis], (region[k], region[len(axes) + k])
         if count == size and factor == 1 and part == (0, 1):
             continue
+        check_size((count, size), np.float64)  # of the weights
         places = _places(where, size, count, factor, part)
         weights = _weights(node, mode, places, size, factor)
         if mode == "nearest":

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jrnn.memory import check_size
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.contract import precision
 
@@ -30,6 +31,7 @@ class Window:
     def positions(self) -> np.ndarray:
         """The elements that each window covers, [windows, kernel]; those of the padding are out of range."""
         last = self.size + self.high + self.outside - ((self.kernel - 1) * self.dilation + 1)
+        check_size((max(0, (last + self.low) // self.stride + 1), self.kernel), np.int64)
         first = np.arange(-self.low, last + 1, self.stride)
         return first[:, None] + np.arange(self.kernel)[None] * self.dilation
 
