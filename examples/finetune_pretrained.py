@@ -2,9 +2,10 @@
 
     python examples/finetune_pretrained.py [FOLDER]
 
-FOLDER has config.json and safetensors, as `save_pretrained` of transformers writes them, and its tokens are bytes. Without it a
-small mamba2 is made and trained on sums in words first, so that the program needs no download. Then the model learns the
-same sums in digits, first with the last layer alone and then with all parameters, and is saved for transformers.
+FOLDER has config.json and safetensors, as `save_pretrained` of transformers writes them, and its tokens are bytes.
+Without it a small mamba2 is made and trained on sums in words first, so that the program needs no download. Then the
+model learns the same sums in digits, first with the last layer alone and then with all parameters, and is saved for
+transformers.
 
 Shapes: N texts, T tokens, V vocabulary.
 """
@@ -20,7 +21,7 @@ import optax
 import jrnn
 
 LENGTH = 32  # T
-WORDS = "zero one two three four five six seven eight nine ten".split()
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 CONFIG = {
     "model_type": "mamba2", "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 16,
     "num_heads": 4, "head_dim": 16, "n_groups": 1,
