@@ -103,3 +103,10 @@ def test_series_of_different_lengths_are_forecast():
 def test_a_policy_without_velocities_learns_to_balance():
     _, lengths = load("recurrent_ppo").train(jax.random.key(0), 30)
     assert lengths[-5:].mean() > 1.25 * lengths[:5].mean()
+
+
+def test_a_pretrained_model_is_tuned_layer_by_layer(monkeypatch):
+    example = load("finetune_pretrained")
+    monkeypatch.setitem(example.CONFIG, "num_hidden_layers", 1)
+    (before, last_layer, every), written = example.main(steps=40)
+    assert every < last_layer < 0.5 * before and written.startswith("2+3=")

@@ -87,7 +87,7 @@ ROOMS = {
         1_450, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
-        6_050,
+        6_150,
         "training from a config",
         "errors files named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/lowering nets/autodiff "
         "nets/ops nets/recurrent nets/cells convert gradcheck printable arrays corpus models",

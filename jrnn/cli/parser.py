@@ -54,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="devices that share each batch, 0 for all; a CPU is divided into N devices (sets train.devices)",
     )
     p.add_argument(
-        "--tensorboard", action="store_true", help="also write events for TensorBoard (sets train.tensorboard)"
+        "--tensorboard", action="store_true", help="also write events for TensorBoard (adds to train.loggers)"
     )
     p.add_argument("--profile", action="store_true", help="trace a few steps, and print where the time went")
     p = p.add_argument_group("several processes that train together, each started with this command (docs/scaling.md)")

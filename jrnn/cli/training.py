@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -36,14 +36,15 @@ def train_command(args: argparse.Namespace) -> int:
     given, changes = Path(args.config), list(args.set)
     if args.devices is not None:
         changes.append(f"train.devices={args.devices}")
-    if args.tensorboard:
-        changes.append("train.tensorboard=true")
     if given.is_dir() and not RunDir(given).is_begun():
         raise UsageError(
             f"{given}: is not a run directory: it has no config.toml; a run that was stopped before it wrote one is started "
             f"again with its config: jrnn train CONFIG --out {given}"
         )
     config = load_config(given / "config.toml" if given.is_dir() else given, changes)
+    if args.tensorboard and "tensorboard" not in config.train.loggers:
+        loggers = [*config.train.loggers, "tensorboard"]
+        config = replace(config, train=replace(config.train, loggers=loggers))
     if config.train.devices > 1 and not args.distributed and args.coordinator is None:
         host_devices.divide(config.train.devices)
     if args.out is not None:

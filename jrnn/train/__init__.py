@@ -1,6 +1,7 @@
 """Training from a configuration: `load_config`, `train`, and what is done with a run; and the parts of users' own tasks."""
 
 from jrnn.train.config import Config, load_config
+from jrnn.train.loggers import Logger
 from jrnn.train.loop import Result, train
 from jrnn.train.models import (
     FEATURE_MODELS,
@@ -25,6 +26,7 @@ __all__ = [
     "Examples",
     "FunctionModel",
     "HeldOutTask",
+    "Logger",
     "Model",
     "ModelKind",
     "Outcome",

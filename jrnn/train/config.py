@@ -80,7 +80,9 @@ class TrainConfig:
     checkpoint_every: Positive = 250
     keep: Positive = 2  # checkpoints kept
     devices: Natural = 1  # devices that share each batch; 0: all that there are
-    tensorboard: bool = False  # also write the metrics as TensorBoard's events, into the run directory
+    loggers: list[str] = field(
+        default_factory=list
+    )  # of the metrics besides metrics.jsonl: tensorboard, csv, MODULE:NAME
     precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
     on_nan: Literal["stop", "skip"] = "stop"  # what to do if a step's loss, gradient or update is not finite
     loss_limit: NonNegative = 0.0  # a greater loss counts as not finite; 0: no limit

@@ -24,7 +24,8 @@ from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
-from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, open_board, read_metrics
+from jrnn.train.loggers import open_loggers
+from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, read_metrics
 from jrnn.train.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train.run_dir import RunDir
 from jrnn.train.step import (
@@ -181,8 +182,8 @@ class _Training:
         self.patience = Patience.after(train.patience, losses)
         best = files.enter_context(Checkpoints(run.best, 1)) if train.patience else NOWHERE
         resume_at = done if resume else None
-        board = open_board(run.path / "tensorboard", resume_at) if train.tensorboard else None
-        metrics = files.enter_context(MetricsFile(run.metrics, resume_at, board))
+        loggers = open_loggers(run.path, self.config, resume_at)
+        metrics = files.enter_context(MetricsFile(run.metrics, resume_at, loggers))
         return _Writers(checkpoints, best, metrics, files.enter_context(Report(self.beat, train.steps, done)))
 
     def share(self) -> None:

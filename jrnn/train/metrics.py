@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from jrnn.errors import ConfigError, DataError, TrainError
+from jrnn.errors import DataError, TrainError
 from jrnn.files import no_file
-from jrnn.printable import printable
 from jrnn.train.config import TrainConfig
+from jrnn.train.loggers import Logger
 from jrnn.train.step import Measured
 from jrnn.train.tasks import Task
 from jrnn.train.toml_codec import parse_json
@@ -25,11 +25,11 @@ MOST_SKIPS = 100  # steps skipped in a row, after which a run ends
 
 
 class MetricsFile:
-    """Appends one JSON object a line; each has its step. `board` (see `open_board`) gets the same numbers."""
+    """Appends one JSON object a line; each has its step. `loggers` get the same numbers."""
 
-    def __init__(self, path: Path, resume_at: int | None = None, board: Any = None):
+    def __init__(self, path: Path, resume_at: int | None = None, loggers: Sequence[Logger] = ()):
         """Starts anew, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
-        self._board = board
+        self._loggers = loggers
         kept = [] if resume_at is None else [line for line, m in _whole_lines(path) if m["step"] <= resume_at]
         with _reporting(path):
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
@@ -40,10 +40,9 @@ class MetricsFile:
         with _reporting(Path(self._file.name)):
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)):
-                    self._board.add_scalar(printable(name), value, step)
+        numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+        for logger in self._loggers if numbers else ():
+            logger.write(step, numbers)
 
     def __enter__(self) -> MetricsFile:
         return self
@@ -51,8 +50,8 @@ class MetricsFile:
     def __exit__(self, *exc: object) -> None:
         with suppress(OSError):  # `write` has raised it already
             self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for logger in self._loggers:
+            logger.close()
 
 
 @contextmanager
@@ -61,15 +60,6 @@ def _reporting(path: Path) -> Iterator[None]:
         yield
     except OSError as e:
         raise TrainError(f"{path}: cannot be written: {e.strerror}; what the last checkpoint holds is safe") from None
-
-
-def open_board(folder: Path, resume_at: int | None = None) -> Any:
-    """Returns a writer of TensorBoard's events, which hides events after step `resume_at`."""
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise ConfigError("train.tensorboard needs tensorboardX: pip install 'jrnn[tensorboard]'") from None
-    return SummaryWriter(str(folder), purge_step=None if resume_at is None else resume_at + 1)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

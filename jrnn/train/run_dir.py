@@ -182,7 +182,8 @@ def _resolved(config: Config) -> Config:
         tables[table] = replace(found, **{key: str(Path(value).absolute()) for key, value in named.items()})
     if isinstance(kind := getattr(tables["model"], "kind", None), str) and ":" in kind:
         tables["model"] = replace(tables["model"], kind=from_the_root(kind))
-    named = replace(config.train, metrics=[from_the_root(name) for name in config.train.metrics])
+    functions = {key: [from_the_root(name) for name in getattr(config.train, key)] for key in ("metrics", "loggers")}
+    named = replace(config.train, **functions)
     return replace(config, task=from_the_root(config.task), train=named, **tables)
 
 

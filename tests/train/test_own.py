@@ -92,3 +92,31 @@ def test_a_task_without_models_of_features_takes_none_of_ones_own(folder):
     Path("c.toml").write_text('task = "seq2seq"\n[model]\nkind = "bag.py:BAG"\n')
     with pytest.raises(ConfigError, match="task 'seq2seq' has no models of kind 'bag.py:BAG'"):
         load_config("c.toml")
+
+
+def test_a_logger_gets_what_metrics_jsonl_gets(folder, capsys):
+    """Also after a resume, where what is measured again is not there twice in metrics.csv."""
+    chosen = ["--set", 'train.loggers=["lines.py:Lines", "csv"]', "--out", "run"]
+    assert main(["train", "c.toml", *chosen]) == 0
+    more = ["--set", "train.steps=3", "--set", "optimizer.schedule_steps=3"]
+    assert main(["train", "run", "--resume", *more]) == 0
+    measured = [m for m in read_metrics(folder / "run" / "metrics.jsonl") if "loss" in m]
+    lines = (folder / "run" / "lines.txt").read_text().splitlines()
+    assert [line.split()[0] for line in lines if "'loss'" in line] == ["1", "2", "3"]
+    rows = [row.split(",") for row in (folder / "run" / "metrics.csv").read_text().splitlines()]
+    assert [(int(step), float(value)) for step, name, value in rows[1:] if name == "loss"] == [
+        (m["step"], m["loss"]) for m in measured
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tensorbord", "there is no logger 'tensorbord'; known are tensorboard, csv, and MODULE:NAME"),
+        ("measures.py:no_logger", "returned a int without write and close"),
+    ],
+)
+def test_what_is_no_logger(folder, capsys, name, message):
+    (folder / "measures.py").write_text("def no_logger(run, config, resume_at):\n    return 3\n")
+    assert main(["train", "c.toml", "--set", f'train.loggers=["{name}"]']) == 2
+    assert message in capsys.readouterr().err

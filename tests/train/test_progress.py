@@ -1,6 +1,7 @@
 """What a run tells people: signs of life, how long it takes, and where its time went; traces and TensorBoard's events."""
 
 import builtins
+import csv
 import io
 import os
 import subprocess
@@ -12,7 +13,8 @@ from tensorboardX.proto.event_pb2 import Event
 
 from jrnn.errors import ConfigError
 from jrnn.train import progress, train
-from jrnn.train.metrics import open_board, read_metrics
+from jrnn.train.loggers import TensorBoard
+from jrnn.train.metrics import read_metrics
 from jrnn.train.progress import Clock, Heartbeat, Report
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +182,7 @@ def test_all_time_is_accounted_for(clock):
 
 def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path):
     console = Console(record=True, width=200)
-    config = make_config(train={"tensorboard": True, "steps": 16})
+    config = make_config(train={"loggers": ["tensorboard", "csv"], "steps": 16})
     train(config, tmp_path / "run", profile=True, console=console)
     said = console.export_text()
     assert f"trace: {tmp_path / 'run' / 'profile'}" in said
@@ -198,7 +200,16 @@ def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path)
     scalars = _scalars(tmp_path / "run" / "tensorboard")
     measured = read_metrics(tmp_path / "run" / "metrics.jsonl")
     for name in ("loss", "gradient_norm", "validation_loss", "items_per_second"):
+        assert _columns(tmp_path / "run" / "metrics.csv")[name] == {m["step"]: m[name] for m in measured if name in m}
         assert scalars[name] == pytest.approx({m["step"]: m[name] for m in measured if name in m}, rel=1e-6)
+
+
+def _columns(path):
+    """{name: {step: value}} of metrics.csv."""
+    found = {}
+    for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+        found.setdefault(row["name"], {})[int(row["step"])] = float(row["value"])
+    return found
 
 
 def _scalars(folder):
@@ -222,4 +233,4 @@ def test_without_tensorboardx_it_is_said(monkeypatch, tmp_path):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"needs tensorboardX: pip install 'jrnn\[tensorboard\]'"):
-        open_board(tmp_path)
+        TensorBoard(tmp_path, None, None)

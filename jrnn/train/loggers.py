@@ -1,0 +1,117 @@
+"""Where the numbers of a run go besides metrics.jsonl: TensorBoard, a CSV file, or a service of the user's choice."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from jrnn.errors import ConfigError, TrainError
+from jrnn.named import load_named
+from jrnn.printable import printable
+
+
+class Logger(Protocol):
+    """Gets the numbers of each step and each validation, in their order.
+
+    A key `train.loggers` of a config names functions `(run, config, resume_at) -> Logger`, `"MODULE:NAME"`: of the run
+    directory, the whole `Config`, and the step that a run is continued from, or None. Steps after it are measured again.
+
+    >>> class Printed:
+    ...     def write(self, step, values):
+    ...         print(step, values)
+    ...
+    ...     def close(self):
+    ...         pass
+    >>> Printed().write(10, {"loss": 2.5})
+    10 {'loss': 2.5}
+    """
+
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None:
+        """Called when the run ends, in whatever way."""
+        ...
+
+
+class TensorBoard:
+    """Events for TensorBoard, in the folder `tensorboard` of the run; those after the step to continue from are hidden."""
+
+    def __init__(self, run: Path, config: Any, resume_at: int | None):
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "train.loggers: tensorboard needs tensorboardX: pip install 'jrnn[tensorboard]'"
+            ) from None
+        purge = None if resume_at is None else resume_at + 1
+        self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(printable(name), value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Csv:
+    """The file metrics.csv of the run: step, name, value; rows after the step to continue from are dropped."""
+
+    def __init__(self, run: Path, config: Any, resume_at: int | None):
+        self._path = run / "metrics.csv"
+        kept = [] if resume_at is None else [row for row in _rows(self._path) if int(row[0]) <= resume_at]
+        try:
+            self._file = open(self._path, "w", encoding="utf-8", newline="")  # noqa: SIM115 - closed by `close`
+            self._rows = csv.writer(self._file)
+            self._rows.writerows([("step", "name", "value"), *kept])
+        except OSError as e:
+            raise TrainError(f"{self._path}: cannot be written: {e.strerror}") from None
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        try:
+            self._rows.writerows((step, name, value) for name, value in values.items())
+            self._file.flush()
+        except OSError as e:
+            raise TrainError(f"{self._path}: cannot be written: {e.strerror}; the last checkpoint is safe") from None
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+
+def _rows(path: Path) -> list[list[str]]:
+    """Returns the whole rows of a file; none if there is no file."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return [row for row in csv.reader(file) if len(row) == 3 and row[0].isdecimal()]
+    except (OSError, ValueError, csv.Error):
+        return []
+
+
+LOGGERS: dict[str, Callable[[Path, Any, int | None], Logger]] = {"tensorboard": TensorBoard, "csv": Csv}
+
+
+def open_loggers(run: Path, config: Any, resume_at: int | None) -> list[Logger]:
+    """Returns the loggers of `train.loggers`.
+
+    Raises:
+        ConfigError: if there is no such logger, or it lacks `write` or `close`.
+    """
+    found: list[Logger] = []
+    for name in config.train.loggers:
+        if ":" not in name and name not in LOGGERS:
+            raise ConfigError(
+                f"train.loggers: there is no logger {name!r}; known are {', '.join(LOGGERS)}, and MODULE:NAME"
+            )
+        make = LOGGERS.get(name) or load_named(name, ConfigError)
+        logger = make(run, config, resume_at)
+        missing = [part for part in ("write", "close") if not callable(getattr(logger, part, None))]
+        if missing:
+            raise ConfigError(
+                f"train.loggers: {name} returned a {type(logger).__name__} without {' and '.join(missing)}"
+            )
+        found.append(logger)
+    return found
