@@ -97,7 +97,7 @@ ROOMS = {
         "errors loops nn nets/ir nets/graph convert onnx train nets/autodiff nets/lowering nets/proto",
     ),
     "cli": Room(
-        1_200,
+        1_220,
         "the command `jrnn`: one sub-command calls one function",
         "errors version files loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
         "models convert gradcheck train bench printable memory arrays",
