@@ -18,7 +18,7 @@ def load_named(target: str, error: type[JrnnError], what: str = "NAME") -> Any:
 
     Args:
         target: as the user wrote it.
-        error: the type of error to raise if the module does not exist or lacks the name.
+        error: the type of error to raise if the module does not exist, is no Python, ends the process, or lacks the name.
         what: the word for NAME in messages.
 
     >>> load_named("math:floor", JrnnError)(2.5)
@@ -43,7 +43,11 @@ def _of_file(path: Path, error: type[JrnnError]) -> ModuleType:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)  # dataclasses and flax look their module up
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except (SyntaxError, SystemExit) as e:
+            del sys.modules[path.stem]
+            raise error(f"{path}: cannot be loaded: {type(e).__name__}: {e}") from e
         _FILES[key] = module
     return _FILES[key]
 
@@ -55,6 +59,8 @@ def _imported(name: str, target: str, error: type[JrnnError]) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
         raise error(f"{target}: {e}; give the path of a .py file, or install the module") from None
+    except (SyntaxError, SystemExit) as e:
+        raise error(f"{target}: cannot be loaded: {type(e).__name__}: {e}") from e
 
 
 def from_the_root(target: str) -> str:

@@ -184,7 +184,7 @@ def write_python(
     source, arrays = to_python(package, examples, seed=seed)
     weights = package.filled(key=jax.random.key(seed))
     module: dict[str, Any] = {"__file__": str(path), "__name__": path.stem}
-    exec(compile(source, str(path), "exec"), module)
+    exec(compile(source, ascii(str(path)), "exec"), module)  # JAX passes the name to C++, which takes UTF-8 only
     examples, rng, key = examples or {}, np.random.default_rng(0), jax.random.key(0)
     specs = _specs(package, examples, weights)
     given = {n: np.asarray(drawn(rng, examples.get(n, s)), s.dtype) for n, s in specs.items()}

@@ -25,7 +25,7 @@ from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
 from jrnn.train.loggers import open_loggers
-from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, read_metrics
+from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, own, read_metrics
 from jrnn.train.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train.run_dir import RunDir
 from jrnn.train.step import (
@@ -284,9 +284,9 @@ class _Training:
         with self.beat.during("validating"):
             self.validation_loss = self.validate(self.state.evaluation_params)
             params = self.devices.local(self.state.evaluation_params)
-            self.metrics = self.task.evaluate(params, self.validation_loss)
+            self.metrics = own(self.task.evaluate(params, self.validation_loss), f"task {self.config.task!r}: evaluate")
             for name, measure in self.own_metrics.items():
-                self.metrics[name] = float(measure(self.task, params, self.validation_loss))
+                self.metrics |= own({name: measure(self.task, params, self.validation_loss)}, "train.metrics")
 
     def _validate(self, writers: _Writers, step: int) -> None:
         with self.clock(FIRST_VALIDATION if math.isnan(self.validation_loss) else "validation"):

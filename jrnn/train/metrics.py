@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from jrnn.errors import DataError, TrainError
+from jrnn.errors import DataError, TrainError, describe_value
 from jrnn.files import no_file
 from jrnn.train.config import TrainConfig
 from jrnn.train.loggers import Logger
@@ -21,6 +21,7 @@ from jrnn.train.step import Measured
 from jrnn.train.tasks import Task
 from jrnn.train.toml_codec import parse_json
 
+_OF_TRAINING = ("step", "loss", "gradient_norm", "items_per_second", "refused", "validation_loss")
 MOST_SKIPS = 100  # steps skipped in a row, after which a run ends
 
 
@@ -85,6 +86,25 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         if is_whole:
             yield line, record
+
+
+def own(found: Any, where: str) -> dict[str, float]:
+    """Returns the metrics that a function of a user returned, as Python numbers.
+
+    Raises:
+        DataError: if they are no dict of numbers by name, or a name is one that training itself measures.
+
+    >>> own({"accuracy": np.float32(0.5)}, "mine")
+    {'accuracy': 0.5}
+    """
+    if not isinstance(found, Mapping):
+        raise DataError(f"{where}: returned a {type(found).__name__}; it must return a dict of numbers by name")
+    for name, value in found.items():
+        if not isinstance(name, str) or name in _OF_TRAINING:
+            raise DataError(f"{where}: a metric cannot be named {name!r}; give it a str that is not in {_OF_TRAINING}")
+        if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf":
+            raise DataError(f"{where}: the metric {name!r} is {describe_value(value)}; it must be one number")
+    return {name: float(value) for name, value in found.items()}
 
 
 def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:

@@ -59,8 +59,15 @@ class RunDir:
 
     def __enter__(self) -> RunDir:
         try:
+            str(
+                self.path.resolve()
+            ).encode()  # surrogates stand for bytes that are not UTF-8; orbax cannot write such paths
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"{self.path}: cannot hold a run: its path is not UTF-8; give another one with --out"
+            ) from None
         except OSError as e:
             raise ConfigError(f"{self.path}: cannot hold a run: {e.strerror}") from None
         try:

@@ -129,7 +129,8 @@ def test_the_command_of_the_report_runs_nothing(tmp_path, monkeypatch, capsys):
         net = model(names)
         jrnn.write_net(net, tmp_path / "evil.pbtxt")
         feeds = [f"--feed={n}=normal[2]" for n in net.external_inputs if "=" not in n]
-        assert main(["convert", "evil.pbtxt", f"e{k}.py", "--to", "py", *feeds]) == 0, capsys.readouterr().err
+        out = f"e{k}\udcff.py"  # a name of a file need not be UTF-8
+        assert main(["convert", "evil.pbtxt", out, "--to", "py", *feeds]) == 0, capsys.readouterr().err
     assert not (tmp_path / "pwned").exists()
 
 

@@ -45,6 +45,11 @@ def test_no_operator_begins_what_does_not_fit(type):
         jrnn.run_net(net, dict(zip(names, inputs)), key=jax.random.key(0))
 
 
+def test_a_window_longer_than_its_axis_takes_no_longer():
+    net = Net("n", (Op.of("LRN", ["x"], ["y"], size=2**40, alpha=2.0**40, beta=1.0),))
+    np.testing.assert_array_equal(jrnn.run_net(net, {"x": ROW[..., None]})["y"][:, :, 0], ROW / 5)
+
+
 def sums(*shapes):
     ops = [Op.of("ConstantFill", [], [f"x{k}"], shape=shape) for k, shape in enumerate(shapes)]
     return Net("n", tuple(ops))

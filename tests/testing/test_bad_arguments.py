@@ -11,7 +11,9 @@ from flax import nnx
 import jrnn
 from jrnn.errors import ConfigError, ConversionError, DataError, LayerError, NetError
 from jrnn.interop import load_state_dict
+from jrnn.named import load_named
 from jrnn.train import Examples, load_config
+from jrnn.train.metrics import own
 from jrnn.train.tasks.task import check_task
 
 NET = jrnn.Net("n", (jrnn.Op.of("Relu", ["w"], ["y"]),), ("w",))
@@ -91,6 +93,12 @@ def task(**changes):
             {"batch": lambda b: replace_targets(b, np.array([0, 2]))},
             "targets hold 0 to 2; .* below signature.outputs = 2",
         ),
+        ({"validation": lambda: [Examples(np.zeros((3, 1, 1)), np.array([-1]))]}, "targets hold -1 to -1"),
+        ({"batch": lambda b: b._replace(inputs=b.inputs.astype(object))}, "inputs are object; they must be numbers"),
+        (
+            {"model": SimpleNamespace(signature=SimpleNamespace(loss="mse"))},
+            "signature.loss is 'mse'; .* squared_error",
+        ),
     ],
 )
 def test_an_own_task_is_checked_before_the_first_step(changes, rule):
@@ -98,6 +106,20 @@ def test_an_own_task_is_checked_before_the_first_step(changes, rule):
     check_task(config, task())
     with pytest.raises(DataError, match=rule):
         check_task(config, task(**changes))
+
+
+@pytest.mark.parametrize("found", [None, {1: 2.0}, {"a": "high"}, {"a": [1, 2]}, {"validation_loss": 1.0}, {"step": 1}])
+def test_own_metrics_are_numbers_by_name(found):
+    assert own({"a": np.ones(()), "b": 2}, "f") == {"a": 1.0, "b": 2.0}
+    with pytest.raises(DataError, match="^f: .*(must|cannot)"):
+        own(found, "f")
+
+
+@pytest.mark.parametrize("code", ["def (", "raise SystemExit(0)"])
+def test_a_module_that_is_no_python_or_ends_the_process(code, tmp_path):
+    (tmp_path / "no_python.py").write_text(code)
+    with pytest.raises(ConfigError, match=r"no_python\.py: cannot be loaded: Sy"):
+        load_named(f"{tmp_path / 'no_python.py'}:x", ConfigError)
 
 
 def replace_targets(batch, targets):

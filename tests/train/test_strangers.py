@@ -151,6 +151,11 @@ def test_pipes_devices_and_folders_are_no_files(make_config, quiet, tmp_path):
         (tmp_path / "metrics.jsonl").rename(tmp_path / what)
 
 
+def test_a_run_directory_has_a_name_of_text(make_config, quiet, tmp_path):
+    with pytest.raises(ConfigError, match="its path is not UTF-8"):
+        train(make_config(), tmp_path / "r\udcff", console=quiet)
+
+
 def test_metrics_that_are_no_numbers_are_not_drawn(tmp_path):
     lines = [
         '{"step": 1, "loss": "x"}',

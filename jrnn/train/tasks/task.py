@@ -60,7 +60,7 @@ class Task(Protocol):
 
 
 def check_task(config: Any, task: Any) -> None:
-    """Raises DataError if a task lacks a part of `Task`, or its first batch does not fit it; for tasks of users."""
+    """Raises DataError if a task lacks a part of `Task`, or its examples do not fit it; for tasks of users."""
     known = ("model", "train", "axes", "items", "item", "unit", "validation", "evaluate", "fingerprint")
     missing = [name for name in known if not hasattr(task, name)]
     if missing:
@@ -73,17 +73,32 @@ def check_task(config: Any, task: Any) -> None:
                 f"task {config.task!r}: {name} of the first batch is {list(np.shape(value))}; axis {axis}, which task.axes "
                 f"names, must have data.batch = {config.data.batch} examples"
             )
+    for name, value in members.items():
+        if value is not None and np.asarray(value).dtype.kind in "OSU":
+            raise DataError(f"task {config.task!r}: {name} are {np.asarray(value).dtype}; they must be numbers")
     signature = getattr(task.model, "signature", None)
-    targets = members.get("targets")
-    if signature is None or signature.loss != "cross_entropy" or targets is None:
+    if signature is None:
         return
-    targets = np.asarray(targets)
-    if targets.dtype.kind not in "iu":
-        raise DataError(f"task {config.task!r}: targets are {targets.dtype}; cross_entropy needs integers, the classes")
-    if targets.size and not 0 <= targets.min() <= targets.max() < signature.outputs:
+    losses = ("cross_entropy", "squared_error")
+    if signature.loss not in losses:
         raise DataError(
-            f"task {config.task!r}: targets hold {targets.min()} to {targets.max()}; they must be classes below "
-            f"signature.outputs = {signature.outputs}"
+            f"task {config.task!r}: signature.loss is {signature.loss!r}; it must be one of {', '.join(losses)}"
+        )
+    if signature.loss == "cross_entropy":
+        everything = getattr(task.train, "all", None)
+        found = [members.get("targets"), *(getattr(b, "targets", None) for b in (everything, *task.validation()))]
+        for targets in found:
+            if targets is not None:
+                _check_classes(f"task {config.task!r}", np.asarray(targets), signature.outputs)
+
+
+def _check_classes(where: str, targets: np.ndarray, count: int) -> None:
+    if targets.dtype.kind not in "iu":
+        raise DataError(f"{where}: targets are {targets.dtype}; cross_entropy needs integers, the classes")
+    if targets.size and not 0 <= targets.min() <= targets.max() < count:
+        raise DataError(
+            f"{where}: targets hold {targets.min()} to {targets.max()}; they must be classes below "
+            f"signature.outputs = {count}"
         )
 
 

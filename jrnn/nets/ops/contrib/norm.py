@@ -142,6 +142,7 @@ def _(g):
 def _neighbors(x: Any, axis: int, before: int, after: int) -> Any:
     """Sums over windows along an axis that reach `before` elements back and `after` ahead."""
     size, padding = [1] * x.ndim, [(0, 0)] * x.ndim
+    before, after = (min(n, x.shape[axis]) for n in (before, after))  # XLA's time is that of the whole window
     size[axis], padding[axis] = before + 1 + after, (before, after)
     return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, tuple(size), (1,) * x.ndim, padding)
 
