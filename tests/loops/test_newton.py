@@ -6,6 +6,7 @@ Shapes: T time, N batch, H hidden.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +99,70 @@ def test_derivatives_of_higher_order_and_transformations(x64):
     mapped = jax.jit(jax.vmap(jax.grad(functools.partial(loss, newton, make), argnums=1), (None, 0, None)))(p, many, xs)
     close(mapped[1], jax.grad(functools.partial(loss, jax.lax.scan, make), argnums=1)(p, many[1], xs))
     close(scan(make(p), carry, xs, reverse=True, executor="newton"), jax.lax.scan(make(p), carry, xs, reverse=True))
+
+
+# Another implementation -----------------------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "pararnn.npz"
+
+
+def pararnn_gru(p):
+    def step(h, x):
+        z, r, n = jnp.split(x @ p["W_x.weight"].T + p["W_x.bias"], 3, axis=-1)
+        z, r = jax.nn.sigmoid(z + p["a_z"] * h), jax.nn.sigmoid(r + p["a_r"] * h)
+        h = (1 - z) * h + z * jnp.tanh(n + p["a_n"] * (h * r))
+        return h, h
+
+    return step
+
+
+def pararnn_lstm(p):
+    def step(carry, x):
+        c, h = carry[:, 0], carry[:, 1]
+        f, z, o = jnp.split(x @ p["W_x.weight"].T + p["W_x.bias"], 3, axis=-1)
+        f = jax.nn.sigmoid(f + p["a_f"] * h + p["c_f"] * c)
+        c = f * c + (1 - f) * jnp.tanh(z + p["a_z"] * h)
+        h = jax.nn.sigmoid(o + p["a_o"] * h + p["c_o"] * c) * jnp.tanh(c)
+        carry = jnp.stack([c, h], axis=1)
+        return carry, carry
+
+    return step
+
+
+def pararnn_cfc(p):
+    def step(h, x):
+        f, n = jnp.split(x[:, :-1] @ p["W_x.weight"].T + p["W_x.bias"], 2, axis=-1)
+        kept = jax.nn.sigmoid(-jax.nn.softplus(f) * x[:, -1:])
+        h = kept * h + (1 - kept) * jnp.tanh(n + p["u"] * h)
+        return h, h
+
+    return step
+
+
+@pytest.mark.parametrize("make", [pararnn_gru, pararnn_lstm, pararnn_cfc], ids=lambda make: make.__name__)
+def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
+    """Recorded by scripts/record/pararnn_cells.py: the same method in another framework, with Jacobians by hand."""
+    with np.load(GOLDEN) as file:
+        name = make.__name__.removeprefix("pararnn_")
+        golden = {key.split("|")[1]: file[key] for key in file.files if key.startswith(f"{name}|")}
+    arguments = "x", "first", "w", "states", "iterations"
+    names = [key for key in golden if key not in arguments and not key.startswith("grad_")]
+    p = {key: jnp.atleast_2d(golden[key]) for key in names}
+
+    def value(p, x, first):
+        (_, ys), found = scan_statistics(make(p), first, x.swapaxes(0, 1))
+        return jnp.sum(ys.swapaxes(0, 1) * golden["w"]), (ys, found)
+
+    run = jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))
+    (_, (ys, found)), gradients = run(p, jnp.asarray(golden["x"]), jnp.asarray(golden["first"]))
+    close(ys.swapaxes(0, 1), golden["states"])
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)  # the package sums gradients in float32
+    jax.tree.map(
+        near,
+        gradients,
+        ({key: np.atleast_2d(golden[f"grad_{key}"]) for key in p}, golden["grad_x"], golden["grad_first"]),
+    )
+    assert found.sequential_steps == 0 and found.iterations <= golden["iterations"] + 1
 
 
 # The certificate ------------------------------------------------------------------------------------------------------
