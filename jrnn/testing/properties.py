@@ -123,7 +123,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
             return f"the output of step {seen} does not depend on the input of step {changed}"
     if layer.swap is None:
         return None
-    found, _ = _run(replace(layer, params=layer.swap(layer.params)), layer.x[::-1], None)
+    found, _ = _run(replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None)
     half = whole.shape[-1] // 2
     wanted = np.concatenate([whole[..., half:], whole[..., :half]], -1)[::-1]
     wrong = _differs("y", found, wanted, tolerance)
