@@ -213,6 +213,21 @@ def test_overflow_in_an_iteration_does_not_reach_the_caller(x64):
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)  # infinite, as in the loop
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_huge_state_is_not_taken_for_the_scale(dtype, x64):
+    """The reciprocal of the largest numbers is rounded to 0, and so would be all residuals relative to them."""
+    xs, h = jnp.asarray(np.random.RandomState(0).randn(9, 2), dtype), jnp.full(2, 0.3, dtype)
+
+    def step(h, x):
+        h = jnp.tanh(1.5 * h + x)
+        return h, h
+
+    huge = jnp.zeros((9, 2), dtype).at[4, 0].set(0.98 * np.finfo(dtype).max)
+    (_, ys), found = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(guess=huge)))(h)
+    np.testing.assert_allclose(ys, jax.lax.scan(step, h, xs)[1], rtol=1e-5)
+    assert found.iterations > 1 and found.residual < 1e-4
+
+
 def test_guesses_quasi_newton_and_damping(x64):
     make, p, carry, xs = example("elman_dense", T)
     expected = jax.lax.scan(make(p), carry, xs)
