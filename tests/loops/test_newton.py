@@ -16,6 +16,7 @@ from newton_cells import CELLS, H, N, example
 
 import jrnn
 from jrnn import Newton
+from jrnn.bench.hlo import Module
 from jrnn.errors import ScanError
 from jrnn.loops import jaxprs, scan, scan_statistics
 from jrnn.loops.newton import recurrence
@@ -250,24 +251,16 @@ def test_guesses_quasi_newton_and_damping(x64):
 # Rounds ---------------------------------------------------------------------------------------------------------------
 
 
-def depth(jaxpr):
-    """The most equations on a path from an input to an output."""
-    deep = {}
-    for eqn in jaxpr.eqns:
-        inner = max([depth(j) for j in jaxprs.sub_jaxprs(eqn)], default=1)
-        level = inner + max([deep.get(v, 0) for v in jaxprs.inputs(eqn)], default=0)
-        deep.update(dict.fromkeys(eqn.outvars, level))
-    return max([deep.get(v, 0) for v in jaxprs.variables(jaxpr.outvars)], default=0)
-
-
 def test_the_depth_of_an_iteration_grows_with_the_logarithm():
-    def of(steps):
-        make, p, carry, xs = example("gru", steps)
-        closed = jax.make_jaxpr(lambda c, xs: scan(make(p), c, xs, executor="newton"))(carry, xs)
-        return depth(closed.jaxpr)
+    """Launches on the longest path of the compiled program: two a round, where the loop has some for every step."""
 
-    depths = [of(steps) for steps in (16, 128, 1024)]
-    assert depths[2] - depths[1] == depths[1] - depths[0] < 150
+    def compiled(run, steps):
+        make, p, carry, xs = example("gru", steps)
+        return Module(jax.jit(lambda c, xs: run(make(p), c, xs)).lower(carry, xs).compile().as_text())
+
+    one, two = (compiled(functools.partial(scan, executor="newton"), steps).loop_depths()[0] for steps in (512, 4096))
+    assert 0 < two - one <= 2 * 3 and two < 50
+    assert compiled(jax.lax.scan, 512).depth() > 512
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
