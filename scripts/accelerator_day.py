@@ -43,6 +43,39 @@ with jax.profiler.trace(sys.argv[1]):
     for _ in range(3):
         jax.block_until_ready(step(found.weights, found.x))
 """
+# A GRU with diagonal recurrent weights, all steps at once and as a loop. Sizes are T x N x D x H.
+NEWTON = """
+import json, sys, jax, jax.numpy as jnp, jrnn
+from functools import partial
+from jrnn.bench.measure import in_turns
+from jrnn.bench.peers import Program, clocked
+
+def step(w, h, x):
+    z, r, n = jnp.split(x, 3, -1)
+    z, r = jax.nn.sigmoid(z + w["z"] * h), jax.nn.sigmoid(r + w["r"] * h)
+    h = (1 - z) * h + z * jnp.tanh(n + r * (w["n"] * h))
+    return h, h
+
+def loss(scan, w, h, x):
+    return jnp.sum(scan(partial(step, w), h, x @ w["w"])[1] ** 2)
+
+records = []
+for size in sys.argv[2:]:
+    steps, batch, inputs, units = map(int, size.split("x"))
+    keys = jax.random.split(jax.random.key(0), 5)
+    w = {name: 0.5 * jax.random.normal(key, (1, units)) for name, key in zip("zrn", keys)}
+    w["w"] = jax.random.normal(keys[3], (inputs, 3 * units)) / inputs**0.5
+    h, x = jnp.zeros((batch, units)), jax.random.normal(keys[4], (steps, batch, inputs))
+    for mode, change in {"forward": lambda f: f, "train": lambda f: jax.value_and_grad(f)}.items():
+        runs = {"jrnn": partial(jrnn.scan, executor="newton"), "lax.scan": jax.lax.scan}
+        runs = {name: jax.jit(change(partial(loss, scan))) for name, scan in runs.items()}
+        programs = {n: Program(clocked(lambda r=r: jax.block_until_ready(r(w, h, x)))) for n, r in runs.items()}
+        for peer, timing in in_turns(programs, 7, 5.0).items():
+            records.append({"cell": "gru", "mode": mode, "size": size, "peer": peer, "median": timing.median})
+    found = jax.jit(lambda: jrnn.scan_statistics(partial(step, w), h, x @ w["w"])[1])()
+    print(size, "iterations", found.iterations, "steps one by one", found.sequential_steps, flush=True)
+json.dump({"conditions": {"device": jax.devices()[0].device_kind}, "records": records}, open(sys.argv[1], "w"))
+"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +94,7 @@ def steps(out: Path, on_gpu: bool) -> list[Step]:
     tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     executor, conformance = (EXECUTOR_TESTS, CONFORMANCE_TESTS) if on_gpu else (SMOKE_TESTS, SMOKE_TESTS)
     sizes, latency = ("six", "1024x16x768x768") if on_gpu else ("5x2x3x4", "5x2x3x4")
+    newton = ["512x8x64x256", "4096x8x64x256", "32768x8x64x256"] if on_gpu else ["5x2x3x4"]
     turns = ["--turns", "7" if on_gpu else "1", "--seconds", "1", "--devices", "1"]
     turns += [] if on_gpu else ["--peers", "jrnn,jrnn.nn,lax.scan,flax"]
 
@@ -81,6 +115,7 @@ def steps(out: Path, on_gpu: bool) -> list[Step]:
         Step("executor", [*tests, *executor], 90, exact),
         Step("conformance", [*tests, *conformance], 60, exact),
         Step("profile", [python, "-c", PROFILE, str(out / "profile"), latency], 40),
+        Step("newton", [python, "-c", NEWTON, str(out / "newton.json"), *newton], 60),
         measured("command-buffers-on", "lstm", latency, 30),
         measured("command-buffers-off", "lstm", latency, 30, XLA_FLAGS=NO_COMMAND_BUFFERS if on_gpu else ""),
         *(benchmarks(cell, name, 40) for name in PRECISIONS for cell in CELLS if (cell, name) not in first),

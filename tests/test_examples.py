@@ -76,6 +76,14 @@ def test_a_hidden_markov_model_is_learned_and_its_gradient_is_the_posterior():
     assert chances.min() >= -1e-6
 
 
+def test_a_stream_is_learned_as_it_comes_and_again_after_it_changed():
+    example = load("online_learning")
+    stream = example.signal(4000)
+    exact, short = (example.windows(example.learn(step, stream)[1]) for step in (example.step, example.truncated))
+    assert exact[4] < 0.5 * exact[0] and exact[9] < 0.6 * exact[5] and exact[5] > 2 * exact[4]
+    assert exact[4] < 0.7 * short[4] and exact[9] < 0.9 * short[9]
+
+
 def test_a_kalman_filter_finds_the_noises():
     example = load("kalman")
     std, losses, (filtered, raw) = example.train(150)

@@ -75,7 +75,7 @@ ROOMS = {
         "printable",
     ),
     "gradcheck": Room(
-        1_650,
+        1_800,
         "proofs of gradients",
         "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff "
         "nets/ops convert printable",
@@ -84,7 +84,7 @@ ROOMS = {
         3_040, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert memory nets/proto"
     ),
     "testing": Room(
-        1_450, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
+        1_500, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
         6_150,

@@ -90,8 +90,8 @@ class Module:
     ...   %b = f32[3,4]{1,0} parameter(1)
     ...   ROOT %dot.1 = f32[2,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
     ... }'''
-    >>> Module(text).costs()
-    [Cost(kernels=1, bytes=104, flops=48)]
+    >>> Module(text).costs(), Module(text).depth()
+    ([Cost(kernels=1, bytes=104, flops=48)], 1)
     """
 
     def __init__(self, text: str):
@@ -105,6 +105,33 @@ class Module:
     def loops(self) -> list[LoopCost]:
         """Returns the outermost loops of the program, in order."""
         return list(self._loops(self._entry))
+
+    def depth(self) -> int:
+        """Returns the launches on the longest path: what runs one after the other even on an endless number of processors.
+
+        A loop counts its body as often as the compiler knows that it runs, or once.
+        """
+        return self._depth(self._entry)
+
+    def loop_depths(self) -> list[int]:
+        """Returns the same of one trip of each outermost loop of the entry computation."""
+        loops = (i for i in self._computations[self._entry].values() if i.opcode == "while")
+        return [self._depth(i.called("body")) for i in loops]
+
+    def _depth(self, computation: str) -> int:
+        ends: dict[str, int] = {}
+        for i in self._computations[computation].values():  # operands stand before their users
+            own = int(i.launches)
+            if i.opcode == "while":
+                known = re.search(r'known_trip_count":\{"n":"(\d+)"', i.attributes)
+                own = self._depth(i.called("body")) * (int(known.group(1)) if known else 1)
+            elif i.opcode == "call":
+                own = self._depth(i.called("to_apply"))
+            elif i.opcode == "conditional":
+                names = re.findall(r"%?([\w.\-]+)", re.search(r"branch_computations=\{([^}]*)\}", i.attributes)[1])
+                own = max(map(self._depth, names))
+            ends[i.name] = own + max((ends[name] for name in i.operands if name in ends), default=0)
+        return max(ends.values(), default=0)
 
     def has_opaque_calls(self) -> bool:
         """Returns whether there are kernels whose operations are not counted."""

@@ -272,7 +272,7 @@ class Emitter:
                 return [np.asarray(v) for v in node.run(*values)]
         placeholders = [Blob.of(UNKNOWN, v.shape, v.dtype or FLOAT) for v in node.outputs]
         if node.name not in RULES:
-            self.problems.append(f"{node.name} has no rule ({node.source})")
+            self.problems.append(f"{node.name} has no rule ({node.source or 'in a library'})")
             return placeholders
         if not all(self._note_type(v, f"{node.name} ({node.source})") for v in node.outputs) or any(
             isinstance(v, Blob) and v.name == UNKNOWN for v in values

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jrnn.errors import GradientError
+from jrnn.errors import GradientError, OpError
 from jrnn.gradcheck.report import BlobAgreement
 from jrnn.gradcheck.subject import Subject
 from jrnn.nets.autodiff import add_gradients
 from jrnn.nets.gradient_maker import GradientSlice
-from jrnn.nets.graph.scope import all_names
+from jrnn.nets.graph.scope import Workspace, all_names, has_sub_nets, workspace_of
 from jrnn.nets.ir import Net, Op
-from jrnn.nets.lowering import infer_shapes, to_jax
+from jrnn.nets.lowering import infer_shapes, run_net, to_jax
 from jrnn.nets.registry import ACCUMULATE
 
 STEP = 6e-6  # about the cube root of float64's epsilon, which balances rounding and truncation of central differences
@@ -139,7 +140,23 @@ def by_jax(s: Subject) -> Gradients:
         _, pull = jax.vjp(lambda p: {y: s.function(p)[y] for y in s.seeds}, point)
         return _each(lambda arriving: pull(arriving)[0], s.seeds)
 
-    return jax.jit(run)(s.point)
+    try:
+        return jax.jit(run)(s.point)
+    except ValueError as e:
+        if "lax.while_loop" not in str(e):
+            raise
+        return jax.jit(lambda point: _pushed(s, point))(s.point)
+
+
+def _pushed(s: Subject, point: Mapping[str, Any]) -> Gradients:
+    """The gradients in forward mode, one element after the other: that of `jax.lax.while_loop` has no other mode."""
+    flat, unflatten = ravel_pytree(dict(point))
+    value = weighted(replace(s, held=None))
+
+    def along(k: Any) -> Any:
+        return jax.jvp(lambda v: value(unflatten(v)), (flat,), (jax.nn.one_hot(k, flat.size, dtype=flat.dtype),))[1]
+
+    return jax.vmap(unflatten, in_axes=1)(jax.lax.map(along, jnp.arange(flat.size)))
 
 
 def by_net(s: Subject) -> Gradients:
@@ -151,15 +168,25 @@ def by_net(s: Subject) -> Gradients:
     wanted = dict.fromkeys(b for b in blobs if b not in arriving.values())  # one may be passed through
     fn = to_jax(full, wanted, wide=True)
 
-    def run(point: Mapping[str, Any]) -> Gradients:
-        def one(seeds: Mapping[str, Any]) -> Gradients:
-            given = {arriving[y]: seed for y, seed in seeds.items()}
-            got = given | fn({**s.blobs, **point, **given}, key=s.key)
-            return {n: _dense(n, reached.get(n), got, point[n]) for n in s.wrt}
+    def one(fn: Callable, point: Mapping[str, Any], seeds: Mapping[str, Any]) -> Gradients:
+        given = {arriving[y]: seed for y, seed in seeds.items()}
+        got = given | fn({**s.blobs, **point, **given}, key=s.key)
+        return {n: _dense(n, reached.get(n), got, point[n]) for n in s.wrt}
 
-        return _each(one, s.seeds)
+    try:
+        return jax.jit(lambda point: _each(partial(one, fn, point), s.seeds))(s.point)
+    except OpError:
+        if not _may_loop(s):
+            raise
+    # The number of a loop's trips depends on values: operators run one by one.
+    eagerly = partial(run_net, replace(full, external_outputs=tuple(wanted)), wide=True)
+    rows = [one(eagerly, s.point, {y: v[row] for y, v in s.seeds.items()}) for row in range(s.rows)]
+    return jax.tree.map(lambda *parts: np.stack(parts), *rows)
 
-    return jax.jit(run)(s.point)
+
+def _may_loop(s: Subject) -> bool:
+    """Whether there are loops, or branches, whose trips a gradient takes back."""
+    return any(has_sub_nets(op) and workspace_of(op) is Workspace.SHARED for op in s.net.ops)
 
 
 def without_gradient(s: Subject) -> list[str]:
@@ -285,6 +312,7 @@ def inner_errors(s: Subject) -> dict[str, float]:
     """The net error of every blob that an operator of the net writes and a gradient reaches, for the first seeds.
 
     JAX's gradient of a blob is that of a zero that is added to it. For a blob that is overwritten, the first value counts.
+    There are none for a net with a loop whose number of trips is a value: its gradient runs operator by operator.
     """
     taken = set(all_names(s.net))
     known = infer_shapes(s.net, s.blobs, key=s.key, wide=True)
@@ -308,9 +336,13 @@ def inner_errors(s: Subject) -> dict[str, float]:
     dense = {n: found[n] for n in first if n in found and not isinstance(found[n], GradientSlice)}
     fn = to_jax(full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()), wide=True)
     given = {**s.blobs, **{arriving[y]: seeds[0] for y, seeds in s.seeds.items()}}
-    by_net = given | jax.jit(lambda floats: fn({**given, **floats}, key=s.key))(
-        {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}
-    )
+    floats = {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}
+    try:
+        by_net = given | jax.jit(lambda floats: fn({**given, **floats}, key=s.key))(floats)
+    except OpError:
+        if _may_loop(s):
+            return {}
+        raise
     return {n: net_error(by_jax[shifts[n]], by_net[g]) for n, g in dense.items()}
 
 

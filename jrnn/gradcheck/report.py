@@ -159,7 +159,8 @@ class GradientReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values of JSON; numbers that are not finite become text."""
-        return {name: _plain(value) for name, value in {**asdict(self), "agrees": self.agrees}.items()}
+        fields = {**asdict(self), "agrees": self.agrees, "verdict": self.verdict()}
+        return {name: _plain(value) for name, value in fields.items()}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns, and a row of cells for each blob, the worst first; see `docs/checking.md`."""
@@ -248,6 +249,7 @@ def page(report: GradientReport, net: Net) -> str:
         f"<h1>Gradients of {name}</h1>",
         f'<p class="verdict {"agrees" if report.agrees else "disagrees"}" id="verdict">{verdict}</p>',
         *fault,
+        f"<p>{escape(report.verdict())}</p>",
         *(f"<p>{escape(note)}</p>" for note in report.notes),
         f"<p>{_how(report)}</p>",
         "<h2>The net</h2>",

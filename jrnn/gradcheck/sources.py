@@ -20,6 +20,7 @@ from jrnn.convert.from_jax import Converted, convert
 from jrnn.errors import ConversionError, FormatError, GradientError, near
 from jrnn.gradcheck.held import holding
 from jrnn.gradcheck.subject import Subject, as_float64, seeds_of, subject_of_net
+from jrnn.gradcheck.unrolled import unrolled
 from jrnn.nets.autodiff import add_gradients
 from jrnn.nets.ir import Net
 from jrnn.nets.lowering import run_net
@@ -51,7 +52,7 @@ def subject_of_function(
         if surrogates:
             converted = f"a net has the derivative of {', '.join(surrogates)}, not the surrogate gradient"
         else:
-            converted = _converted(call)
+            converted = _converted(replace(call, run=unrolled(call.run)))
     if isinstance(converted, str):
         names, results = _distinct([leaf.name for leaf in call.leaves]), None
     else:

@@ -123,7 +123,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
             return f"the output of step {seen} does not depend on the input of step {changed}"
     if layer.swap is None:
         return None
-    found, _ = _run(replace(layer, params=layer.swap(layer.params)), layer.x[::-1], None)
+    found, _ = _run(replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None)
     half = whole.shape[-1] // 2
     wanted = np.concatenate([whole[..., half:], whole[..., :half]], -1)[::-1]
     wrong = _differs("y", found, wanted, tolerance)
@@ -267,7 +267,8 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     _need(layer.resets, "the layer takes no resets")
     steps, batch = layer.size
-    first = layer.state
+    both = layer.bidirectional  # then each direction begins at another end: states are not handed on, nor compared
+    first = None if both else layer.state
     anew = first if layer.reset_to == "initial" or first is None else jax.tree.map(np.zeros_like, first)
     for where in ([0], [steps - 1], *([t] for t in range(1, steps - 1)), range(steps)):
         flags = np.zeros((steps, batch), bool)
@@ -280,9 +281,10 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
             for start, end in itertools.pairwise(ends):
                 if start < end:
                     state = _rows(layer, anew, row) if flags[start, n] else state
-                    part, state = _run(layer, layer.x[start:end, row], state)
+                    part, state = _run(layer, layer.x[start:end, row], None if both else state)
                     parts.append(part)
-            if wrong := _wrong((y[:, row], _rows(layer, last, row)), (np.concatenate(parts), state), tolerance):
+            found = y[:, row], None if both else _rows(layer, last, row)
+            if wrong := _wrong(found, (np.concatenate(parts), None if both else state), tolerance):
                 when = f"with resets of sequence 0 before steps {list(where)}"
                 return f"{when}, for sequence {n}, {wrong} as of separate sequences"
     return None

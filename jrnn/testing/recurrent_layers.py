@@ -5,7 +5,9 @@ Shapes: T time, N batch, D input. Inside, every sequence is [T, N, ...].
 
 from __future__ import annotations
 
+import copy
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -144,7 +146,7 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapted
     if state is None:
         state = _drawn(jax.eval_shape(lambda: first(shape)))
     both = len(cells) == 2
-    return AdaptedLayer(call, held, x, state, lengths=True, bidirectional=both)
+    return AdaptedLayer(call, held, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, held))
 
 
 def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
@@ -162,7 +164,60 @@ def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapt
         state = _drawn(tuple(made) if both else made[0])
     if params is None:
         params = layer.init(jax.random.key(0), _turned(x, time_axis), time_major=time_axis == 0)
-    return AdaptedLayer(call, params, x, state, lengths=True, bidirectional=both)
+    return AdaptedLayer(call, params, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, params))
+
+
+def _swap_of_flax(layer: Any, params: Any) -> Callable[[Any], Any] | None:
+    """Exchanges the weights of a Bidirectional of nnx or linen whose outputs are concatenated."""
+    names = {"forward_rnn": "backward_rnn", "backward_rnn": "forward_rnn"}
+    if not hasattr(layer, "merge_fn") or np.shape(layer.merge_fn(np.zeros((1, 1, 1)), np.ones((1, 1, 1)))) != (1, 1, 2):
+        return None
+    swap = _swap(lambda path: re.sub("forward_rnn|backward_rnn", lambda found: names[found[0]], path))
+    return swap if _fits(swap, params) else None
+
+
+# The exchange of both directions' weights ------------------------------------------------------------------------------
+
+
+def _swap(partner: Callable[[str], str], of_inputs: str = "") -> Callable[[Any], Any]:
+    """Returns a function of the weights that puts in the place of each one its `partner`, by the paths of the leaves.
+
+    Args:
+        partner: the path of a leaf -> that of the other direction's.
+        of_inputs: a regular expression of the paths of matrices [rows, 2 P] that read both directions' outputs of the layer
+            below, whose halves are exchanged too.
+    """
+
+    def swapped(params: Any) -> Any:
+        leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+        named = {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+        def other(path: str) -> Any:
+            leaf = named[partner(path)]
+            if of_inputs and re.search(of_inputs, path):
+                half = leaf.shape[1] // 2
+                return jnp.concatenate([leaf[:, half:], leaf[:, :half]], 1)
+            return leaf
+
+        return jax.tree.unflatten(structure, [other(path) for path in named])
+
+    return swapped
+
+
+def _fits(swap: Callable[[Any], Any], params: Any) -> bool:
+    """Whether both directions have weights of the same names and shapes."""
+    try:
+        return jax.tree.map(jnp.shape, swap(params)) == jax.tree.map(jnp.shape, params)
+    except KeyError:
+        return False
+
+
+def _of_other_direction(path: str) -> str:
+    """`weight_ih_l0` -> `weight_ih_l0_reverse`, and back: the names of torch and of `jrnn.nn`."""
+    return re.sub(r"(_l\d+)(_reverse)?", lambda found: found[1] + ("" if found[2] else "_reverse"), path)
+
+
+_swap_of_torch = _swap(_of_other_direction, r"weight_ih_l[1-9]")
 
 
 def _drawn(shapes: Any) -> Any:
@@ -187,7 +242,8 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapte
         _, last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None))
         state = _drawn(last)
     both = bool(layer.layout.bidirectional)
-    return AdaptedLayer(call, held, x, state, state_axis=1, lengths=True, resets=True, bidirectional=both)
+    fields = {"state_axis": 1, "lengths": True, "resets": True, "swap": _swap_of_torch if both else None}
+    return AdaptedLayer(call, held, x, state, bidirectional=both, **fields)
 
 
 def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
@@ -247,28 +303,49 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapt
         layer.build((x.shape[1], x.shape[0], *x.shape[2:]))
     weights = [v.value for v in layer.trainable_variables]
     fixed = [v.value for v in layer.non_trainable_variables]
+    of_dtype = {layer.compute_dtype: layer}
+
+    def casting_to(dtype: str) -> Any:
+        """Returns the layer with this dtype. A Keras layer casts inputs and weights to its own dtype."""
+        if dtype not in of_dtype:
+            made = type(layer).from_config(_with_dtype(layer.get_config(), dtype))
+            made.build((x.shape[1], x.shape[0], *x.shape[2:]))
+            of_dtype[dtype] = made
+        return of_dtype[dtype]
 
     def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
         mask = None if lengths is None else jnp.arange(x.shape[0])[None] < jnp.asarray(lengths)[:, None]
-        found, _ = layer.stateless_call(params, fixed, jnp.swapaxes(x, 0, 1), initial_state=state, mask=mask)
+        run = casting_to(jnp.result_type(x).name).stateless_call
+        found, _ = run(params, fixed, jnp.swapaxes(x, 0, 1), initial_state=state, mask=mask)
         y, *last = found
         return jnp.swapaxes(y, 0, 1), last
 
     if state is None:
         _, last = jax.eval_shape(lambda: call(weights, jnp.asarray(x), None))
         state = _drawn(last)
-    return AdaptedLayer(call, weights, x, state, lengths=True, bidirectional=both)
+    swap = (lambda w: [*w[len(w) // 2 :], *w[: len(w) // 2]]) if both and layer.merge_mode == "concat" else None
+    return AdaptedLayer(call, weights, x, state, lengths=True, bidirectional=both, swap=swap)
+
+
+def _with_dtype(config: Any, dtype: str) -> Any:
+    """A configuration of Keras with another dtype for the layer and all within it, whose weights will be given."""
+    if isinstance(config, dict):
+        fixed = {"dtype": dtype, "recurrent_initializer": "zeros"}  # the default one has no bfloat16 on CPUs
+        return {name: fixed.get(name) or _with_dtype(value, dtype) for name, value in config.items()}
+    return [_with_dtype(value, dtype) for value in config] if isinstance(config, (list, tuple)) else config
 
 
 def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
     """A `torch.nn.RNNBase`; lengths are given as a packed sequence, which torch sorts."""
     torch = sys.modules["torch"]
+    layer = copy.deepcopy(layer)  # the one that was given keeps its weights and dtype
+    weights = {name: value.numpy().copy() for name, value in layer.state_dict().items()}
 
     def tensors(tree: Any) -> Any:
         return jax.tree.map(lambda v: torch.tensor(np.asarray(v)), tree)
 
-    def run(x: Any, state: Any, lengths: Any = None) -> tuple[Any, Any]:
-        layer.to(x.dtype)
+    def run(params: Any, x: Any, state: Any, lengths: Any = None) -> tuple[Any, Any]:
+        layer.to(x.dtype).load_state_dict(tensors(params))
         if lengths is None:
             y, last = layer(_turned(x, time_axis), state)
             return _turned(y, time_axis), last
@@ -279,20 +356,21 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapt
 
     def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
         with torch.no_grad():
-            found = run(tensors(x), tensors(state), lengths)
+            found = run(params, tensors(x), tensors(state), lengths)
         return jax.tree.map(lambda v: v.numpy(), found)
 
     def gradients(params: Any, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
         x, state = tensors(x).requires_grad_(), jax.tree.map(lambda v: v.requires_grad_(), tensors(state))
-        y, _ = run(x, state)
+        y, _ = run(params, x, state)
         y.backward(torch.tensor(np.asarray(dy)))
         return x.grad.numpy(), jax.tree.map(lambda v: v.grad.numpy(), state)
 
     if state is None:
-        _, last = call(None, x, None)
+        _, last = call(weights, x, None)
         state = _drawn(jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), last))
     fields = {"state_axis": 1, "lengths": True, "bidirectional": layer.bidirectional, "in_jax": False}
-    return AdaptedLayer(call, None, x, state, gradients=gradients, **fields)
+    swap = _swap_of_torch if layer.bidirectional else None
+    return AdaptedLayer(call, weights, x, state, gradients=gradients, swap=swap, **fields)
 
 
 _ADAPTERS: tuple[tuple[Callable, Callable, Callable], ...] = (

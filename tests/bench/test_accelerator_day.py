@@ -25,7 +25,7 @@ def day():
 
 
 def test_steps_on_a_cpu_leave_their_files_and_a_summary(tmp_path):
-    command = [SCRIPT, str(tmp_path / "out"), "command-buffers-off", "profile"]
+    command = [SCRIPT, str(tmp_path / "out"), "command-buffers-off", "profile", "newton"]
     environment = {**os.environ, "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -33,6 +33,7 @@ def test_steps_on_a_cpu_leave_their_files_and_a_summary(tmp_path):
     assert "| platform | cpu |" in page and "| profile | ok, " in page
     assert "## command-buffers-off, on cpu" in page and "| lstm train 5x2x3x4 | " in page
     assert list((tmp_path / "out" / "profile").rglob("*.xplane.pb")), "a profile of a train step"
+    assert "## newton, on cpu" in page and "| gru train 5x2x3x4 | " in page
     records = json.loads((tmp_path / "out" / "command-buffers-off.json").read_text())["records"]
     assert {"jrnn", "jrnn.nn", "lax.scan", "flax"} <= {record["peer"] for record in records}
 

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import jrnn
+
 N, D, H = 2, 2, 3
 CELLS: dict[str, Case] = {}
 
@@ -278,6 +280,53 @@ def dopri(w, carry, x):
     error = jnp.sqrt(jnp.mean(jnp.square(new - low), -1, keepdims=True) + 1e-12)
     factor = jnp.clip(0.9 * (1e-3 / error) ** 0.2, 0.2, 10.0)
     return (jnp.where(error < 1.0, new, h), size * factor), new
+
+
+# Loops whose number of trips depends on values --------------------------------------------------------------------------
+
+
+@cell({**gates(1), "p": (H, 1)}, HIDDEN)
+def adaptive_computation_time(w, h, x):
+    """Graves 2016, with one number of trips for the batch."""
+
+    def ponder(carry):
+        h, mean, halted = carry
+        h = jnp.tanh(both(w, x, h))
+        p = jnp.minimum(sigmoid(h @ w["p"]), 1.0 - halted)
+        return h, mean + p * h, halted + p
+
+    start = h, jnp.zeros_like(h), jnp.zeros_like(h[:, :1])
+    _, h, _ = jrnn.while_loop(lambda carry: jnp.min(carry[2]) < 0.9, ponder, start, max_steps=4)
+    return h, h
+
+
+@cell(gates(1), HIDDEN)
+def equilibrium(w, h, x):
+    """A fixed point of a contraction, by a loop of which JAX has the gradient in forward mode alone."""
+
+    def closer(carry):
+        _, new = carry
+        return new, jnp.tanh(x @ w["w"] + h + 0.2 * new @ w["u"])
+
+    _, h = lax.while_loop(lambda carry: jnp.max(jnp.abs(carry[1] - carry[0])) > 0.01, closer, (h, 0.0 * h))
+    return h, h
+
+
+@cell(gates(1), HIDDEN)
+def euler_with_a_counted_loop(w, h, x):
+    """The number of trips is a value."""
+    trips = 1 + jnp.argmax(x[0])
+    h = lax.fori_loop(0, trips, lambda _, h: h + 0.1 * velocity(w, h, x), h)
+    return h, h
+
+
+@cell(gates(1), HIDDEN)
+def scan_that_stops(w, h, x):
+    def closer(h, _):
+        return jnp.tanh(both(w, x, h)), None
+
+    h, _ = jrnn.scan(closer, h, None, length=3, until=lambda h: jnp.sum(h * h) > 1.5)
+    return h, h
 
 
 # Linear attention and fast weights --------------------------------------------------------------------------------------

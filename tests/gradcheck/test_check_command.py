@@ -85,6 +85,7 @@ def report_of(capsys, *argv, status=0):
 def test_a_net_with_its_init_net(files, capsys):
     assert main(["check", "net.pbtxt", *FEEDS]) == 0
     out = capsys.readouterr().out
+    assert "\nJAX's gradient, the net's and central differences agree\nthe gradients agree\n" in out
     assert out.endswith("the gradients agree\n") and "jax - diff" in out and "verdict" not in out
     assert all(head.strip() for head in next(line for line in out.splitlines() if "blob" in line).split("┃")[1:-1])
     assert {line.split()[1] for line in out.splitlines() if line.startswith("│")} == {"w", "b", "x"}
@@ -94,6 +95,7 @@ def test_a_wrong_gradient_is_named_and_has_status_1(files, capsys, wrong_tanh):
     assert main(["check", "net.pbtxt", *FEEDS]) == 1
     out = capsys.readouterr().out
     assert "DISAGREES" in out and "verdict" in out and out.endswith("the gradients DISAGREE\n")
+    assert "\nJAX's gradient and central differences agree; the net's does not\n" in out
     fault = report_of(capsys, "net.pbtxt", *FEEDS, status=1)["fault"]
     assert (fault["operator"], fault["blob"]) == ("op #1 Tanh -> 'h' in net 'tiny'", "y")
     by_jax, by_net, difference = fault["values"]

@@ -19,7 +19,17 @@ pytestmark = pytest.mark.usefixtures("little_optimization")
 
 RNG = np.random.default_rng(0)
 # one of each kind, for runs that are not exhaustive
-SAMPLE = {"s_lstm", "ntm_head", "fast_weights", "dopri", "branches", "spiking", "lru", "phase_of_an_oscillator"}
+SAMPLE = {
+    "s_lstm",
+    "ntm_head",
+    "fast_weights",
+    "dopri",
+    "branches",
+    "spiking",
+    "lru",
+    "phase_of_an_oscillator",
+    "equilibrium",
+}
 
 
 def normal(*shape):

@@ -18,8 +18,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import ScanError
 from jrnn.loops import EXECUTORS, scan
+from jrnn.loops.rules import in_chunks, lowering
+from jrnn.loops.targets import tpu
 
-T, N, H = 6, 3, 2
+T, N, H = 6, 3, 4
 LENGTHS = np.array([4, 6, 0])
 SKIP = np.zeros((T, N), bool)
 SKIP[[0, 1, 5], 1] = SKIP[2, 0] = SKIP[:, 2] = True
@@ -31,7 +33,7 @@ MASKS = {
     "skip": dict(skip=SKIP),
     "all": dict(lengths=LENGTHS, resets=RESETS, skip=SKIP),
 }
-SHAPES = dict(w=(H, H), u=(H, H), h0=(N, H), x=(T, N, H))
+SHAPES = dict(w=(H, H), u=(H, H), h0=(N, H), s0=(N, H, H), x=(T, N, H))
 
 
 def affine(p):
@@ -51,15 +53,32 @@ def bent(p):
     return step
 
 
-def by_hand(step, p, reverse=False, lengths=(T,) * N, resets=None, skip=None):
+def matrix(p):
+    """A matrix state, whose loop runs in chunks."""
+
+    def step(s, x):
+        s = (
+            jax.nn.sigmoid(x @ p["w"][:, :1])[:, :, None] * s
+            + checkpoint_name(x @ p["u"], "input")[:, :, None] * x[:, None]
+        )
+        return s, jnp.einsum("nk,nkv->nv", x, s) / x
+
+    return step
+
+
+def first(make, p):
+    return p["s0" if make is matrix else "h0"]
+
+
+def by_hand(make, p, reverse=False, lengths=(T,) * N, resets=None, skip=None):
     """Each sequence by itself, step by step: what is masked is never read."""
-    carries, outs = [], []
+    step, start, carries, outs = make(p), first(make, p), [], []
     for n in range(N):
-        h, ys = p["h0"][n : n + 1], [jnp.zeros((1, H))] * T
+        h, ys = start[n : n + 1], [jnp.zeros((1, H))] * T
         for t in range(T)[::-1] if reverse else range(T):
             if t >= lengths[n]:
                 continue
-            h = p["h0"][n : n + 1] if resets is not None and resets[t, n] else h
+            h = start[n : n + 1] if resets is not None and resets[t, n] else h
             if skip is None or not skip[t, n]:
                 h, ys[t] = step(h, p["x"][t, n : n + 1])
         carries.append(h)
@@ -76,7 +95,7 @@ def loss(run, p):
 def expected(make, names, reverse):
     with jax.enable_x64(True):
         p = jax.tree.map(jnp.asarray, draw(3, **SHAPES))
-        run = jax.jit(lambda p: by_hand(make(p), p, reverse, **MASKS[names]))
+        run = jax.jit(lambda p: by_hand(make, p, reverse, **MASKS[names]))
         return p, run(p), jax.jit(jax.grad(functools.partial(loss, run)))(p)
 
 
@@ -90,7 +109,7 @@ def agrees(make, names, reverse, **options):
     p = {**p, "x": spoiled(p["x"], MASKS[names])}
 
     def ours(p):
-        return scan(make(p), p["h0"], p["x"], reverse=reverse, **MASKS[names], **options)
+        return scan(make(p), first(make, p), p["x"], reverse=reverse, **MASKS[names], **options)
 
     close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-10)
     jax.tree.map(close, jax.jit(ours)(p), values)
@@ -110,6 +129,29 @@ def test_every_executor(executor, make, names, x64):
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
 def test_every_form_of_recompute(recompute, names, x64):
     agrees(bent, names, names == "skip", recompute=recompute)
+
+
+@pytest.fixture
+def in_chunks_too(monkeypatch):
+    """Small states and short loops run in chunks too."""
+    monkeypatch.setattr(in_chunks, "pays", lambda *args: True)
+    in_chunks._chunked.cache_clear()
+    yield
+    in_chunks._chunked.cache_clear()
+
+
+@pytest.mark.parametrize("names", MASKS)
+def test_chunks(names, x64, in_chunks_too):
+    with lowering.recorded() as plans:
+        agrees(matrix, names, names == "all")
+    assert "chunks" in [plan.executor for plan in plans], plans.notes
+
+
+@pytest.mark.grid(every=6)
+@pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
+@pytest.mark.parametrize("executor, make", [("auto", matrix), ("scan", bent), (tpu.KERNEL, bent)])
+def test_every_form_of_recompute_with_every_executor(executor, make, recompute, x64, in_chunks_too):
+    agrees(make, "all", executor == "scan", executor=executor, recompute=recompute)
 
 
 def test_a_mask_for_a_carry_without_a_batch():

@@ -6,6 +6,7 @@ Shapes: T time, N batch, H hidden.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from newton_cells import CELLS, H, N, example
 
 import jrnn
 from jrnn import Newton
+from jrnn.bench.hlo import Module
 from jrnn.errors import ScanError
 from jrnn.loops import jaxprs, scan, scan_statistics
 from jrnn.loops.newton import recurrence
@@ -100,6 +102,70 @@ def test_derivatives_of_higher_order_and_transformations(x64):
     close(scan(make(p), carry, xs, reverse=True, executor="newton"), jax.lax.scan(make(p), carry, xs, reverse=True))
 
 
+# Another implementation -----------------------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "pararnn.npz"
+
+
+def pararnn_gru(p):
+    def step(h, x):
+        z, r, n = jnp.split(x @ p["W_x.weight"].T + p["W_x.bias"], 3, axis=-1)
+        z, r = jax.nn.sigmoid(z + p["a_z"] * h), jax.nn.sigmoid(r + p["a_r"] * h)
+        h = (1 - z) * h + z * jnp.tanh(n + p["a_n"] * (h * r))
+        return h, h
+
+    return step
+
+
+def pararnn_lstm(p):
+    def step(carry, x):
+        c, h = carry[:, 0], carry[:, 1]
+        f, z, o = jnp.split(x @ p["W_x.weight"].T + p["W_x.bias"], 3, axis=-1)
+        f = jax.nn.sigmoid(f + p["a_f"] * h + p["c_f"] * c)
+        c = f * c + (1 - f) * jnp.tanh(z + p["a_z"] * h)
+        h = jax.nn.sigmoid(o + p["a_o"] * h + p["c_o"] * c) * jnp.tanh(c)
+        carry = jnp.stack([c, h], axis=1)
+        return carry, carry
+
+    return step
+
+
+def pararnn_cfc(p):
+    def step(h, x):
+        f, n = jnp.split(x[:, :-1] @ p["W_x.weight"].T + p["W_x.bias"], 2, axis=-1)
+        kept = jax.nn.sigmoid(-jax.nn.softplus(f) * x[:, -1:])
+        h = kept * h + (1 - kept) * jnp.tanh(n + p["u"] * h)
+        return h, h
+
+    return step
+
+
+@pytest.mark.parametrize("make", [pararnn_gru, pararnn_lstm, pararnn_cfc], ids=lambda make: make.__name__)
+def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
+    """Recorded by scripts/record/pararnn_cells.py: the same method in another framework, with Jacobians by hand."""
+    with np.load(GOLDEN) as file:
+        name = make.__name__.removeprefix("pararnn_")
+        golden = {key.split("|")[1]: file[key] for key in file.files if key.startswith(f"{name}|")}
+    arguments = "x", "first", "w", "states", "iterations"
+    names = [key for key in golden if key not in arguments and not key.startswith("grad_")]
+    p = {key: jnp.atleast_2d(golden[key]) for key in names}
+
+    def value(p, x, first):
+        (_, ys), found = scan_statistics(make(p), first, x.swapaxes(0, 1))
+        return jnp.sum(ys.swapaxes(0, 1) * golden["w"]), (ys, found)
+
+    run = jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))
+    (_, (ys, found)), gradients = run(p, jnp.asarray(golden["x"]), jnp.asarray(golden["first"]))
+    close(ys.swapaxes(0, 1), golden["states"])
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)  # the package sums gradients in float32
+    jax.tree.map(
+        near,
+        gradients,
+        ({key: np.atleast_2d(golden[f"grad_{key}"]) for key in p}, golden["grad_x"], golden["grad_first"]),
+    )
+    assert found.sequential_steps == 0 and found.iterations <= golden["iterations"] + 1
+
+
 # The certificate ------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +214,21 @@ def test_overflow_in_an_iteration_does_not_reach_the_caller(x64):
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)  # infinite, as in the loop
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_huge_state_is_not_taken_for_the_scale(dtype, x64):
+    """The reciprocal of the largest numbers is rounded to 0, and so would be all residuals relative to them."""
+    xs, h = jnp.asarray(np.random.RandomState(0).randn(9, 2), dtype), jnp.full(2, 0.3, dtype)
+
+    def step(h, x):
+        h = jnp.tanh(1.5 * h + x)
+        return h, h
+
+    huge = jnp.zeros((9, 2), dtype).at[4, 0].set(0.98 * np.finfo(dtype).max)
+    (_, ys), found = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(guess=huge)))(h)
+    np.testing.assert_allclose(ys, jax.lax.scan(step, h, xs)[1], rtol=1e-5)
+    assert found.iterations > 1 and found.residual < 1e-4
+
+
 def test_guesses_quasi_newton_and_damping(x64):
     make, p, carry, xs = example("elman_dense", T)
     expected = jax.lax.scan(make(p), carry, xs)
@@ -170,24 +251,16 @@ def test_guesses_quasi_newton_and_damping(x64):
 # Rounds ---------------------------------------------------------------------------------------------------------------
 
 
-def depth(jaxpr):
-    """The most equations on a path from an input to an output."""
-    deep = {}
-    for eqn in jaxpr.eqns:
-        inner = max([depth(j) for j in jaxprs.sub_jaxprs(eqn)], default=1)
-        level = inner + max([deep.get(v, 0) for v in jaxprs.inputs(eqn)], default=0)
-        deep.update(dict.fromkeys(eqn.outvars, level))
-    return max([deep.get(v, 0) for v in jaxprs.variables(jaxpr.outvars)], default=0)
-
-
 def test_the_depth_of_an_iteration_grows_with_the_logarithm():
-    def of(steps):
-        make, p, carry, xs = example("gru", steps)
-        closed = jax.make_jaxpr(lambda c, xs: scan(make(p), c, xs, executor="newton"))(carry, xs)
-        return depth(closed.jaxpr)
+    """Launches on the longest path of the compiled program: two a round, where the loop has some for every step."""
 
-    depths = [of(steps) for steps in (16, 128, 1024)]
-    assert depths[2] - depths[1] == depths[1] - depths[0] < 150
+    def compiled(run, steps):
+        make, p, carry, xs = example("gru", steps)
+        return Module(jax.jit(lambda c, xs: run(make(p), c, xs)).lower(carry, xs).compile().as_text())
+
+    one, two = (compiled(functools.partial(scan, executor="newton"), steps).loop_depths()[0] for steps in (512, 4096))
+    assert 0 < two - one <= 2 * 3 and two < 50
+    assert compiled(jax.lax.scan, 512).depth() > 512
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])

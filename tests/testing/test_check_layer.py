@@ -238,6 +238,29 @@ def test_layers_of_libraries():
         assert recurrent_layer(layer, x).size == (T, N)
 
 
+def test_directions_of_libraries_are_exchanged():
+    """Of the weights of both directions; of a second layer also the halves that read the outputs of the first."""
+    turned = X.swapaxes(0, 1)
+
+    def rnn(seed):
+        return nnx.RNN(nnx.SimpleCell(D, H, rngs=nnx.Rngs(seed)))
+
+    for layer, x in (
+        (nnx.Bidirectional(rnn(0), rnn(1)), turned),
+        (nn.Bidirectional(nn.RNN(nn.SimpleCell(H)), nn.RNN(nn.SimpleCell(H))), turned),
+        (jrnn.nn.RNN(D, H, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0)), X),
+    ):
+        made = recurrent_layer(layer, x)
+        assert made.swap is not None
+        assert check_layer(made, only=["directions"]).holds == ("directions",)
+        (finding,) = check_layer(made, only=["directions"], swap=lambda params: params).findings
+        assert "with the directions' weights exchanged" in finding.counterexample
+    both = nn.Bidirectional(nn.RNN(nn.SimpleCell(H)), nn.RNN(nn.GRUCell(H)))
+    assert recurrent_layer(both, turned).swap is None
+    summed = nnx.Bidirectional(rnn(0), rnn(1), merge_fn=jnp.add)
+    assert recurrent_layer(summed, turned).swap is None
+
+
 def test_time_may_be_the_second_axis():
     def layer(params, x, state):
         y, last = one_direction()(params, jnp.swapaxes(x, 0, 1), state)

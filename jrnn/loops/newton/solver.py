@@ -33,6 +33,7 @@ from jrnn.loops.newton.structure import Group, groups
 from jrnn.loops.passes.fission import shifted
 
 _ULPS = 32  # the default tolerance, in units of the last place
+_PART = 1024.0
 _REFUSED = "scan: executor 'newton' cannot run this step ({}); use 'auto' or 'scan'"
 
 
@@ -290,12 +291,13 @@ def _iterate(
         for s, h, n in zip(states, init, group.sizes):
             both = jnp.concatenate([s, h[None]]).astype(jnp.result_type(jnp.float32, s))
             largest = jnp.max(jnp.where(jnp.isfinite(both), jnp.abs(both), 0))
-            sizes.append(jnp.broadcast_to(jnp.maximum(largest, jnp.finfo(both.dtype).tiny), (n,)))
+            sizes.append(jnp.broadcast_to(jnp.maximum(largest, _PART * jnp.finfo(both.dtype).tiny), (n,)))
         return jnp.concatenate(sizes)[(None,) * (1 + len(group.batch))]
 
     def largest(v: jax.Array, states: Sequence[Any]) -> jax.Array:
         """The size at each step, [T], in units of the carries; infinite where it is not a number."""
-        sizes = jnp.abs(v) / scale(states)
+        # Of both a part: the reciprocal of the largest numbers is not a normal number, and is rounded to 0.
+        sizes = (jnp.abs(v) / _PART) / (scale(states) / _PART)
         sizes = jnp.where(jnp.isnan(sizes), jnp.inf, sizes)
         return jnp.max(sizes.reshape(length, -1), axis=1)
 
