@@ -38,7 +38,7 @@ ROOMS = {
     "nets/ir": Room(260, "nets as frozen records", "errors scalars"),
     "nets/execution_step": Room(70, "plans as frozen records", "nets/ir"),
     "nets/registry": Room(310, "the table of operators", "errors nets/ir"),
-    "nets/gradient_maker": Room(150, "operators to gradient operators", "errors nets/ir nets/registry"),
+    "nets/gradient_maker": Room(165, "operators to gradient operators", "errors nets/ir nets/registry"),
     "nets/proto": Room(1_370, "the wire format", "errors files nets/ir nets/execution_step"),
     "nets/graph": Room(2_030, "nets to nets, and nets to facts", "errors nets/ir printable"),
     "nets/builder": Room(330, "building a net call by call", "errors nets/ir nets/registry nets/graph"),
@@ -49,7 +49,7 @@ ROOMS = {
         420, "a net as a JAX function", "errors loops nets/ir nets/registry nets/graph nets/schedule memory"
     ),
     "nets/autodiff": Room(
-        420, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
+        430, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
     ),
     "nets/ops": Room(
         9_420,
