@@ -38,19 +38,24 @@ ROOMS = {
     "nets/ir": Room(260, "nets as frozen records", "errors scalars"),
     "nets/execution_step": Room(70, "plans as frozen records", "nets/ir"),
     "nets/registry": Room(310, "the table of operators", "errors nets/ir"),
-    "nets/gradient_maker": Room(150, "operators to gradient operators", "errors nets/ir nets/registry"),
+    "nets/gradient_maker": Room(165, "operators to gradient operators", "errors nets/ir nets/registry"),
     "nets/proto": Room(1_370, "the wire format", "errors files nets/ir nets/execution_step"),
     "nets/graph": Room(2_030, "nets to nets, and nets to facts", "errors nets/ir printable"),
     "nets/builder": Room(330, "building a net call by call", "errors nets/ir nets/registry nets/graph"),
-    "nets/lowering": Room(480, "a net as a JAX function", "errors loops nets/ir nets/registry nets/graph memory"),
+    "nets/schedule": Room(
+        100, "the operators of a net, checked and in order", "errors nets/ir nets/registry nets/graph"
+    ),
+    "nets/lowering": Room(
+        420, "a net as a JAX function", "errors loops nets/ir nets/registry nets/graph nets/schedule memory"
+    ),
     "nets/autodiff": Room(
-        420, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
+        430, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
     ),
     "nets/ops": Room(
         9_420,
         "the operators; in contrib those that recurrent networks do not need",
-        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff "
-        "memory printable",
+        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/schedule nets/lowering "
+        "nets/autodiff memory printable",
     ),
     "nets/recurrent": Room(
         360,
@@ -89,8 +94,8 @@ ROOMS = {
     "train": Room(
         6_150,
         "training from a config",
-        "errors files named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/lowering nets/autodiff "
-        "nets/ops nets/recurrent nets/cells convert gradcheck printable arrays corpus models",
+        "errors files named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/schedule nets/lowering "
+        "nets/autodiff nets/ops nets/recurrent nets/cells convert gradcheck printable arrays corpus models",
     ),
     "bench": Room(
         3_200,
@@ -285,7 +290,7 @@ def test_mechanisms_name_no_operator():
     # fmt: off
     mechanisms = {
         "errors", "gradcheck", "loops", "nets/autodiff", "nets/builder", "nets/gradient_maker", "nets/ir",
-        "nets/lowering", "nets/proto", "nn",
+        "nets/lowering", "nets/proto", "nets/schedule", "nn",
     }
     # fmt: on
     words = {"XavierFill"}  # what NetBuilder.param fills parameters with where nothing else is said

@@ -65,10 +65,10 @@ def tokenize(
         tokenizer: a tokenizer.json of the package tokenizers, or the folder of a model that has one. None: a byte-level
             tokenizer of byte pairs is trained on the texts, on pieces of 100 MB in all.
         vocabulary: the number of tokens of a new tokenizer, at least 257.
-        separator: what stands between the documents of a text, as "<|endoftext|>".
+        separator: what stands between the documents of a text, as `"<|endoftext|>"`.
         field: the key of the text in an object of a .jsonl file.
-        end: the token that ends each document. None: the first of <|endoftext|>, </s>, <eos> and [SEP] that the tokenizer
-            knows.
+        end: the token that ends each document. None: the first of `<|endoftext|>`, `</s>`, `<eos>` and `[SEP]` that the
+            tokenizer knows.
         say: called with a line of progress after each piece.
 
     Returns:

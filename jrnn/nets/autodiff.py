@@ -12,7 +12,7 @@ gradient gets a fresh name. In these cases Caffe2 raises or computes wrong gradi
 From `gradient_maker.py`: a `Gradient` is a blob's name, or a sparse `GradientSlice` of two names (indices, values);
 `names_of` lists the names. A gradient maker fills `emitted` (gradient operators) and `answers` (position of an input ->
 gradient) of its `GradientMaker`, and may replace `op`. An answer is a gradient that arrived and is passed through, or it is
-made of `Token`s: placeholders for names. The text of a token is the usual name, a zero byte and the position of the input.
+made of `Token`s: placeholders for names, which know the usual name.
 
 From `graph/scope.py`: `workspace_of` says whether an operator's sub-nets run on the blobs of the net around it (SHARED), or
 on their own, of which a Do binds some to outer blobs (CLOSED). `keeps_outputs` says whether an operator may leave an output
@@ -22,7 +22,7 @@ unchanged, like a branch that is not taken.
 from bisect import bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from jrnn.errors import GradientError, JrnnError, describe_op, near
@@ -63,6 +63,25 @@ class _Term:
     places: tuple[Place | None, ...]
 
 
+@dataclass
+class _Value:
+    """What the pass knows of one version of a blob.
+
+    Attributes:
+        readers: positions of the forward operators that read it; the caller reads it after the last one.
+        writer: the position of the forward operator that writes it, or None.
+        terms: the terms of its gradient.
+        given: its gradient, if the caller gave it.
+        passed: blobs in `terms` that no gradient operator wrote.
+    """
+
+    readers: list[int] = field(default_factory=list)
+    writer: int | None = None
+    terms: list[_Term] = field(default_factory=list)
+    given: Gradient | None = None
+    passed: set[str] = field(default_factory=set)
+
+
 class _Pass:
     """The state of a backward pass. `backward_pass` calls `seed`, and then `differentiate` and `accumulate` backward."""
 
@@ -77,15 +96,11 @@ class _Pass:
         self.inputs: list[list[Version]] = []  # of each operator
         self.outputs: list[list[Version]] = []
         self.last: dict[str, int] = dict.fromkeys(external, 0)  # blob -> number of its last version
-        self.readers: dict[Version, list[int]] = defaultdict(list)  # positions of forward operators
-        self.writer: dict[Version, int] = {}
-        self.saved: dict[Version, str] = {}  # overwritten versions -> their copies
+        self.values: dict[Version, _Value] = defaultdict(_Value)
+        self.saved: dict[Version, str] = {}  # overwritten versions -> their copies, in the order of the first use
 
-        # Their gradients, and the blobs that hold these.
-        self.terms: dict[Version, list[_Term]] = defaultdict(list)
+        # Their gradients, in the order in which they arrive, and the blobs that hold these.
         self.gradients: dict[Version, Gradient] = {}
-        self.given: dict[Version, Gradient] = {}  # by the caller
-        self.passed: dict[Version, set[str]] = defaultdict(set)  # blobs in terms that no gradient operator wrote
         self.holders: dict[str, set[Version]] = defaultdict(set)  # blob -> the versions whose gradients it holds
 
         for k, op in enumerate(self.forward):
@@ -93,12 +108,12 @@ class _Pass:
             kept = [n for n in op.outputs if n in self.last and n not in op.inputs] if keeps_outputs(op) else []
             self.inputs.append([Version(n, self.last.setdefault(n, 0)) for n in (*op.inputs, *kept)])
             for v in self.inputs[-1]:
-                self.readers[v].append(k)
+                self.values[v].readers.append(k)
             versions = []
             for n in op.outputs:
                 self.last[n] = self.last[n] + 1 if n in self.last else 0
                 versions.append(Version(n, self.last[n]))
-                self.writer[versions[-1]] = k
+                self.values[versions[-1]].writer = k
             self.outputs.append(versions)
         self.taken = set(self.last)  # names that no gradient may have
         self.numbers: dict[str, int] = {}  # name -> a number such that `fresh` need not try smaller ones
@@ -132,7 +147,7 @@ class _Pass:
 
     def release(self, v: Version) -> None:
         """Frees the names of version `v`'s gradient, which nothing reads any more."""
-        for g in (self.gradients.get(v), *(term.gradient for term in self.terms.get(v, ()))):
+        for g in (self.gradients.get(v), *(term.gradient for term in self.values[v].terms)):
             for name in names_of(g):
                 self.holders[name].discard(v)
 
@@ -141,13 +156,13 @@ class _Pass:
             if y not in self.last:
                 raise GradientError(f"net {self.net_name!r} has no blob {y!r} to differentiate{near(y, self.last)}")
             v = Version(y, self.last[y])
-            self.readers[v].append(len(self.forward))  # the caller reads y after the last operator
+            self.values[v].readers.append(len(self.forward))  # the caller reads y after the last operator
             if g is None:
                 name = self.fresh(y + "_autogen_grad")
                 self.emit(Op.of(registry.SEED, [y], [name], value=1.0))
                 term = _Term(name, ((len(self.ops) - 1, 0),))
             else:
-                self.given[v] = g
+                self.values[v].given = g
                 term = _Term(g, (None,) * len(names_of(g)))
             self._add(v, term)
 
@@ -190,7 +205,7 @@ class _Pass:
             v = self.inputs[index][k]
             for token in names_of(answer):
                 if isinstance(token, Token):
-                    usual = token.split("\0")[0]
+                    usual = token.usual
                     # It is the gradient of another input, because a maker passed it through, or an operator of this maker
                     # still reads it.
                     in_use = usual in answered or reader.get(usual, -1) > writer[token]
@@ -201,10 +216,10 @@ class _Pass:
 
     def _free_name(self, usual: str, v: Version, in_use: bool) -> str:
         """The name of a gradient of `v`; `in_use` says whether the operators of its maker exclude the usual name."""
-        if self.given.get(v) == usual:
+        if self.values[v].given == usual:
             return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
         in_use |= usual in self.taken or not self.holders[usual] <= {v}
-        in_use |= usual in self.passed[v]  # a term of the same sum that a maker passed through
+        in_use |= usual in self.values[v].passed  # a term of the same sum that a maker passed through
         return self.fresh(usual + "_auto") if in_use else usual
 
     def _register(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> None:
@@ -220,18 +235,19 @@ class _Pass:
             self._add(self.inputs[index][k], _Term(answers[k], places))
 
     def _add(self, v: Version, term: _Term) -> None:
-        self.terms[v].append(term)
+        value = self.values[v]
+        value.terms.append(term)
         self.gradients[v] = term.gradient
         for name in names_of(term.gradient):
             self.holders[name].add(v)
         if None in term.places:
-            self.passed[v].update(names_of(term.gradient))
+            value.passed.update(names_of(term.gradient))
 
     def accumulate(self, index: int) -> None:
         """Sums the gradients of each blob that operator `index` is the first to read. No more gradients of it can arrive."""
         for v in dict.fromkeys(self.inputs[index]):
-            terms = self.terms.get(v, [])
-            if self.readers[v][0] != index or len(terms) < 2:
+            value, terms = self.values[v], self.values[v].terms
+            if value.readers[0] != index or len(terms) < 2:
                 continue
             sparse = [isinstance(t.gradient, GradientSlice) for t in terms]
             if any(sparse) and not all(sparse):
@@ -241,13 +257,12 @@ class _Pass:
                 )
             self.release(v)
             g = self._concatenate(v, terms) if all(sparse) else self._sum(v, terms)
-            self.terms[v] = []
-            self.passed[v] = set()
+            value.terms, value.passed = [], set()
             self._add(v, _Term(g, (None,) * len(names_of(g))))
 
     def _base_name(self, v: Version, terms: list[_Term]) -> str:
         """The name of a total, as Caffe2 chooses it: that of the first term that a gradient operator writes."""
-        given = self.given.get(v)
+        given = self.values[v].given
         if given == v.name + "_grad":
             return given
         for t in terms:
@@ -292,7 +307,7 @@ class _Pass:
             k = names.index(base)
             names[0], names[k] = names[k], names[0]
         total = Op.of(registry.ACCUMULATE, names, [base])
-        self.emit(total if self.given.get(v) == base else self._tagged(total, terms))
+        self.emit(total if self.values[v].given == base else self._tagged(total, terms))
         return base
 
     def _concatenate(self, v: Version, terms: list[_Term]) -> GradientSlice:
@@ -316,7 +331,8 @@ class _Pass:
         """The forward operators, with a copy of each overwritten value that the backward pass reads."""
         before: dict[int, list[Op]] = defaultdict(list)
         for v, name in self.saved.items():
-            overwriter = self.writer[Version(v.name, v.number + 1)]
+            overwriter = self.values[Version(v.name, v.number + 1)].writer
+            assert overwriter is not None
             before[overwriter].append(Op.of(registry.SAVE, [v.name], [name]))
         return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
 
@@ -380,7 +396,7 @@ def backward_pass(
             raise e.at(describe_op(index, op.type, op.outputs, net_name), op.outputs) from e.__cause__
     found: dict[str, Gradient] = {}
     for v in sorted(state.gradients, key=lambda v: -v.number):  # the first version of a blob comes last and stays
-        overwrites_external = v.number > 0 and Version(v.name, 0) not in state.writer
+        overwrites_external = v.number > 0 and state.values[Version(v.name, 0)].writer is None
         if not overwrites_external:
             found[v.name] = state.gradients[v]
     return BackwardPass(state.forward_with_saves(), tuple(state.ops), found)

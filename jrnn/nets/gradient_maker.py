@@ -27,7 +27,20 @@ class Version(NamedTuple):
 
 
 class Token(str):
-    """A placeholder for a gradient's name until the maker has returned: the usual name, a zero byte, the input's index."""
+    """A placeholder for the name of an input's gradient until the maker has returned.
+
+    It is a text that no blob has as its name, so that it can stand in an operator.
+
+    Attributes:
+        usual: the name that the gradient gets if no other blob has it.
+    """
+
+    usual: str
+
+    def __new__(cls, usual: str, position: int) -> "Token":
+        token = super().__new__(cls, f"{usual}\0{position}")
+        token.usual = usual
+        return token
 
 
 def names_of(g: Gradient | None) -> tuple[str, ...]:
@@ -114,14 +127,14 @@ class GradientMaker:
 
     def grad_input(self, k: int) -> str:
         """Declares that input `k` has a dense gradient. Returns the blob to write it to."""
-        token = Token(f"{self._inputs[k].name}_grad\0{k}")
+        token = Token(f"{self._inputs[k].name}_grad", k)
         self.answers[k] = token
         return token
 
     def grad_input_slice(self, k: int) -> GradientSlice:
         """Declares that input `k` has a sparse gradient. Returns the blobs to write its indices and values to."""
         name = self.op.inputs[k]
-        found = GradientSlice(Token(f"{name}_grad_indices\0{k}"), Token(f"{name}_grad_values\0{k}"))
+        found = GradientSlice(Token(f"{name}_grad_indices", k), Token(f"{name}_grad_values", k))
         self.answers[k] = found
         return found
 

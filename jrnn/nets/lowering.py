@@ -1,13 +1,11 @@
 """Nets as functions: `run_net` runs a net operator by operator, `to_jax` makes it a pure function of its blobs.
 
-Both call `schedule`, which looks up the operators in the registry and checks them, and `execute`, which calls them in order
-on a dict of blobs. Operators that run nets themselves (RecurrentNetwork, If, While) get the `Context` and do the same.
+Both call `schedule` (`schedule.py`), which looks up the operators in the registry and checks them, and `execute`, which
+calls them in order on a dict of blobs. Operators that run nets themselves (RecurrentNetwork, If, While) get the `Context`
+and do the same.
 
 Blobs of integers, booleans or strings that are numpy arrays are static: an operator that reads only static blobs is
 evaluated immediately, and its result is static too. So `Shape -> Slice -> Concat -> Reshape` works inside jit.
-
-From `graph/`: `live_ops` returns the positions of the operators that outputs depend on, and `free_names` the outer blobs
-that an operator's sub-nets read. `error.at(where)` puts a place before an error's text, `near` suggests names (`errors.py`).
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jrnn.errors import JrnnError, NetError, OpError, describe_op, describe_value, near
+from jrnn.errors import JrnnError, NetError, OpError, describe_value, near
 from jrnn.loops.trips import CHECKPOINTED, Trips
 from jrnn.memory import LARGEST_FILL, available, check_call, check_results, size_of
 from jrnn.nets import registry
-from jrnn.nets.graph.scope import Workspace, free_names, workspace_of
-from jrnn.nets.graph.ssa import live_ops
+from jrnn.nets.graph.scope import Workspace, workspace_of
 from jrnn.nets.ir import Net, Op
+from jrnn.nets.schedule import Schedule, Step, schedule
 
 Blobs = dict[str, Any]
 _FEW = 64  # elements; values of so many integers are compared
@@ -38,39 +36,51 @@ RECOMPUTED = "computed again"  # the name that `checkpoint_name` gives to the bl
 
 
 @dataclass(frozen=True)
-class Context:
-    """How a net runs: what its operators may need beyond their inputs.
+class RunOptions:
+    """The options of a run, which are the same for all its nets.
 
     Attributes:
-        key: the PRNG key of the run, or None.
+        trips: how to differentiate While loops whose number of trips depends on the data.
+        max_iterations: a loop that runs eagerly is an error after this many trips.
+        wide: every floating-point result becomes float64, even if the operator names a narrower type.
+        files: the folder in which operators may read and write files, or None.
+        max_bytes: the memory for blobs; an operator that needs more is an error, before it runs. None: no bound.
+        fitting: the calls that are known to fit into it; see `_check_memory`.
+    """
+
+    trips: Trips = CHECKPOINTED
+    max_iterations: int | None = None
+    wide: bool = False
+    files: str | Path | None = None
+    max_bytes: int | None = None
+    fitting: set[Any] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The position in a run: what an operator may need beyond its inputs.
+
+    Attributes:
+        options: the options of the run.
+        key: the PRNG key of the net that is running, or None.
         eager: values are concrete, so Python may read them.
         outer: blobs of the enclosing nets, which a step net may read without declaring them.
         timestep: the current step of the recurrent network that is running; random operators fold it into their keys.
         unread: the outputs of the current operator that nothing reads.
-        trips: how to differentiate While loops whose number of trips depends on the data.
-        max_iterations: a loop that runs eagerly is an error after this many trips.
         in_branch: whether a branch or a loop is being traced, in which operators may not print, count or use files.
         recompute: blobs that the gradient recomputes instead of storing them.
-        wide: every floating-point result becomes float64, even if the operator names a narrower type.
-        files: the folder in which operators may read and write files, or None.
-        max_bytes: the memory for blobs; an operator that needs more is an error, before it runs. None: no bound.
-        held: how many of these bytes the blobs of the enclosing nets use.
+        held: how many bytes the blobs of the enclosing nets use.
     """
 
+    options: RunOptions = field(default_factory=RunOptions)
     key: Any = None
     eager: bool = False
     outer: Mapping[str, Any] = field(default_factory=dict)
     timestep: Any = None
     unread: frozenset[str] = frozenset()
-    trips: Trips = CHECKPOINTED
-    max_iterations: int | None = None
     in_branch: bool = False
     recompute: frozenset[str] = frozenset()
-    wide: bool = False
-    files: str | Path | None = None
-    max_bytes: int | None = None
     held: int = 0
-    _fitting: set[Any] = field(default_factory=set)  # calls whose results fit; see `_check_memory`
 
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network in this run. `salt` gives each network its own random numbers."""
@@ -94,83 +104,6 @@ class Context:
         """Folds `salt` into a key, and the timestep if there is one."""
         key = jax.random.fold_in(key, zlib.crc32(salt.encode()))
         return key if self.timestep is None else jax.random.fold_in(key, self.timestep)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One operator of a schedule: its position in the net, its definition, its decoded arguments, and unread outputs."""
-
-    index: int
-    op: Op
-    definition: registry.OpDef
-    kwargs: Mapping[str, Any]
-    where: str
-    unread: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """A checked net: the operators to run, in order, and the inputs that none of them writes before they are read."""
-
-    steps: tuple[Step, ...]
-    required: tuple[str, ...]
-
-
-def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Schedule:
-    """Checks a net and selects the operators that `outputs` depend on; None selects all.
-
-    `read_outside` lists other blobs that are read after the net has run, so that they do not count as unread.
-
-    Raises:
-        NetError: for an unknown operator, an output that is written twice, or an unknown blob in `outputs`.
-        OpError: for a wrong number of inputs or outputs, or a wrong argument.
-    """
-    keep: Iterable[int] = range(len(net.ops))
-    if outputs is not None:
-        known = {*net.external_inputs, *(name for op in net.ops for name in (*op.inputs, *op.outputs))}
-        for name in outputs:
-            if name not in known:
-                raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
-        keep = live_ops(_with_updates(net), outputs)
-    steps: list[Step] = []
-    written: set[str] = set()
-    required: dict[str, None] = {}
-    for index in keep:
-        op = net.ops[index]
-        where = describe_op(index, op.type, op.outputs, net.name)
-        try:
-            definition = registry.lookup(op.type)
-            definition.check_arity(op)
-            for k, name in enumerate(op.outputs):
-                if name in op.outputs[:k]:
-                    raise NetError(f"writes blob {name!r} twice; give each output its own name")
-            steps.append(Step(index, op, definition, definition.decode(op), where))
-        except JrnnError as e:
-            raise e.at(where) from None
-        required.update((name, None) for name in op.inputs if name not in written)
-        written.update(op.outputs)
-    return Schedule(_with_unread(steps, (*(outputs or ()), *read_outside)), tuple(required))
-
-
-def _with_updates(net: Net) -> Net:
-    """The net in which operators that change an input in place list it as an output, for `live_ops`."""
-
-    def updated(op: Op) -> tuple[str, ...]:
-        definition = registry.names().get(op.type)
-        return () if definition is None else tuple(op.inputs[k] for k in definition.updates)
-
-    return replace(net, ops=tuple(replace(op, outputs=op.outputs + updated(op)) for op in net.ops))
-
-
-def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, ...]:
-    """The steps, each with the outputs that neither a later step nor `read_outside` reads."""
-    needed = set(read_outside)
-    found = []
-    for step in reversed(steps):
-        found.append(replace(step, unread=frozenset(step.op.outputs) - needed))
-        needed -= set(step.op.outputs)
-        needed.update(step.op.inputs, free_names(step.op))
-    return tuple(reversed(found))
 
 
 def _check_given(scheduled: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
@@ -222,7 +155,7 @@ def _call(step: Step, inputs: list[Any], env: Blobs, context: Context, held: int
         "key": lambda: context.op_key(step.op),
         "op": lambda: step.op,
         "context": lambda: replace(context, outer={**context.outer, **env}, unread=step.unread),
-        "wide": lambda: context.wide,
+        "wide": lambda: context.options.wide,
     }
     definition = step.definition
     kwargs = {**step.kwargs, **{name: offered[name]() for name in definition.reserved}}
@@ -242,11 +175,11 @@ def _call(step: Step, inputs: list[Any], env: Blobs, context: Context, held: int
         results = forward()
     if context.eager:
         jax.block_until_ready([r for r in results if isinstance(r, jax.Array)])  # raises here, and not where it is read
-    elif context.max_bytes is not None:
-        check_results(results, step.op.outputs, context.max_bytes)
+    elif context.options.max_bytes is not None:
+        check_results(results, step.op.outputs, context.options.max_bytes)
     if definition.gradient == "stops":  # as in the backward net that autodiff generates
         results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
-    return tuple(map(_widened, results)) if context.wide else results
+    return tuple(map(_widened, results)) if context.options.wide else results
 
 
 def _check_memory(
@@ -263,17 +196,17 @@ def _check_memory(
     run; the nets' operators are checked one by one.
     """
     definition = step.definition
-    limit = LARGEST_FILL if context.max_bytes is None else context.max_bytes
+    limit = LARGEST_FILL if context.options.max_bytes is None else context.options.max_bytes
     if definition.updates or definition.source:
         return
     if "context" in definition.reserved and workspace_of(step.op) is not Workspace.STEP:
         return
     key = _call_key(definition.type, inputs, step.kwargs)
-    if key is not None and key in context._fitting:
+    if key is not None and key in context.options.fitting:
         return
     largest = check_call(forward, step.op.outputs, limit, held)
     if key is not None and largest < limit // 1024:  # after which many more calls fit
-        context._fitting.add(key)
+        context.options.fitting.add(key)
 
 
 def _call_key(type: str, inputs: list[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -373,11 +306,11 @@ def run_net(
     if not isinstance(blobs, Mapping):
         raise NetError(f"net {net.name!r}: the blobs are a {type(blobs).__name__}; give a dict of arrays by name")
     most = available() if max_bytes is None else max_bytes
-    context = Context(key=key, eager=True, max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
+    options = RunOptions(max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
     with jax.enable_x64(True):
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
         net = without_sources(net, given if fed is None else fed)
-        env = execute(schedule(net), given, context)
+        env = execute(schedule(net), given, Context(options, key, eager=True))
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
         return {name: jax.tree.map(_as_numpy, env[name]) for name in written}
 
@@ -421,7 +354,7 @@ def to_jax(
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         given = {name: _as_blob(name, value) for name, value in blobs.items()}
         most = available() if max_bytes is None else max_bytes
-        env = execute(scheduled, given, Context(key=key, trips=trips, wide=wide, max_bytes=most))
+        env = execute(scheduled, given, Context(RunOptions(trips, wide=wide, max_bytes=most), key))
         for name in wanted:
             if name not in env:
                 raise NetError(unwritten_output(net, name))
@@ -472,7 +405,7 @@ def infer_shapes(
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
 
     def run(given: Blobs) -> Blobs:
-        env = execute(scheduled, {**concrete, **given}, Context(key=key, wide=wide))
+        env = execute(scheduled, {**concrete, **given}, Context(RunOptions(wide=wide), key))
         return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
 
     with jax.enable_x64(True):

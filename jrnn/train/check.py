@@ -18,8 +18,9 @@ import numpy as np
 from jrnn.errors import GradientError, describe_op
 from jrnn.gradcheck import Subject, subject_of_function, subject_of_net
 from jrnn.nets.ir import Op
-from jrnn.nets.lowering import Context, execute, schedule
+from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
+from jrnn.nets.schedule import schedule
 from jrnn.train.config import Config
 from jrnn.train.models.model import Compute, Model, Params
 from jrnn.train.models.net import NetModel

@@ -8,14 +8,20 @@ ein = jnp.einsum
 
 
 def data(T, B, H=2, K=4, V=4, seed=0, strong=False):
-    """Inputs [T, B, H, ...]; with `strong`, decays reach e^-20 and keys are not normalized."""
+    """Inputs [T, B, H, ...], numpy arrays; with `strong`, decays reach e^-20 and keys are not normalized."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape):
-        return jnp.asarray(rng.normal(size=(T, B, H, *shape)))
+        return rng.normal(size=(T, B, H, *shape))
+
+    def softplus(x):
+        return np.logaddexp(0, x)
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
 
     k, k2, a = normal(K), normal(K), normal(K)
-    unit = [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (k, k2, a)]
+    unit = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (k, k2, a)]
     off = 6.0 if strong else -2.0
     return {
         "q": normal(K) * 0.3,
@@ -24,13 +30,13 @@ def data(T, B, H=2, K=4, V=4, seed=0, strong=False):
         "a": unit[2],
         "v": normal(V),
         "v2": normal(V),
-        "g": -jax.nn.softplus(3 * normal() + off),
-        "gk": -jax.nn.softplus(3 * normal(K) + off),
-        "gv": -jax.nn.softplus(3 * normal(V) + off),
-        "b": 2 * jax.nn.sigmoid(normal()),
-        "b2": jax.nn.sigmoid(normal()),
+        "g": -softplus(3 * normal() + off),
+        "gk": -softplus(3 * normal(K) + off),
+        "gv": -softplus(3 * normal(V) + off),
+        "b": 2 * sigmoid(normal()),
+        "b2": sigmoid(normal()),
         "i": normal(),
-        "r": jnp.asarray(rng.random((T, B, H)) < 0.1),
+        "r": rng.random((T, B, H)) < 0.1,
     }
 
 
@@ -189,8 +195,8 @@ STEPS = [
 
 
 def first_carry(step, B, H, K, V, dtype):
-    S = jnp.linspace(-0.1, 0.1, B * H * K * V).reshape(B, H, K, V)
+    S = np.linspace(-0.1, 0.1, B * H * K * V).reshape(B, H, K, V)
     carry = {mlstm: (S, 0.1 + S[..., 0] * 0, S[..., 0, 0] * 0), shifted: (S, S[..., 0]), two_layers: (S, S * 2)}.get(
         step, S
     )
-    return jax.tree.map(lambda a: a.astype(dtype), carry)
+    return jax.tree.map(lambda a: a.astype(np.dtype(dtype)), carry)

@@ -119,12 +119,14 @@ def agrees(make, names, reverse, **options):
 BY_LOOP = [(name, bent) for name in EXECUTORS if name not in ("associative", "cudnn")] + [("associative", affine)]
 
 
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("names", MASKS)
 @pytest.mark.parametrize("executor, make", BY_LOOP, ids=[name for name, _ in BY_LOOP])
 def test_every_executor(executor, make, names, x64):
     agrees(make, names, names == "all", executor=executor)
 
 
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("names", MASKS)
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
 def test_every_form_of_recompute(recompute, names, x64):

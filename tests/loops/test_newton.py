@@ -40,6 +40,7 @@ def everything(run, make):
     )
 
 
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("name", CELLS)
 def test_values_and_gradients_are_those_of_the_loop(name, x64):
     make, *args = example(name, T)
@@ -98,8 +99,9 @@ def test_derivatives_of_higher_order_and_transformations(x64):
     close(jax.jit(lambda: second(newton))(), jax.jit(lambda: second(jax.lax.scan))())
     many = jnp.stack([carry, carry * 2])
     mapped = jax.jit(jax.vmap(jax.grad(functools.partial(loss, newton, make), argnums=1), (None, 0, None)))(p, many, xs)
-    close(mapped[1], jax.grad(functools.partial(loss, jax.lax.scan, make), argnums=1)(p, many[1], xs))
-    close(scan(make(p), carry, xs, reverse=True, executor="newton"), jax.lax.scan(make(p), carry, xs, reverse=True))
+    close(mapped[1], jax.jit(jax.grad(functools.partial(loss, jax.lax.scan, make), argnums=1))(p, many[1], xs))
+    reverse = [jax.jit(functools.partial(run, make(p), reverse=True))(carry, xs) for run in (newton, jax.lax.scan)]
+    close(*reverse)
 
 
 # Another implementation -----------------------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ def test_guesses_quasi_newton_and_damping(x64):
         if not isinstance(options.guess, str):
             assert found.iterations == 0 and plain.iterations > 2
     quasi = functools.partial(scan, executor=Newton(jacobian="diagonal", iterations=100))
-    close(everything(quasi, make)(p, carry, xs), everything(jax.lax.scan, make)(p, carry, xs))
+    close(*(jax.jit(everything(run, make))(p, carry, xs) for run in (quasi, jax.lax.scan)))
 
 
 # Rounds ---------------------------------------------------------------------------------------------------------------
@@ -279,7 +281,7 @@ def test_linear_recurrences_and_their_adjoints(size, x64):
 
     close(jax.jit(lambda: derivatives(recurrence.solved))(), jax.jit(lambda: derivatives(by_loop))())
     huge = jnp.full((9, 1, 1, 1), 1e200)  # products overflow, the solution is 0
-    assert np.isfinite(recurrence.solved(huge, jnp.zeros((9, 1, 1)))).all()
+    assert np.isfinite(jax.jit(recurrence.solved)(huge, jnp.zeros((9, 1, 1)))).all()
 
 
 # What it refuses ------------------------------------------------------------------------------------------------------

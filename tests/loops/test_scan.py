@@ -43,7 +43,7 @@ def loss(which, fn, p):
     return total
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients_are_those_of_lax_scan(name, x64):
     fn, params = runs(name)

@@ -204,6 +204,7 @@ def by_hand(step, stops, h, xs, reverse=False):
     return h, jax.tree.map(lambda *leaves: jnp.stack(leaves), *[empty if y is None else y for y in outs])
 
 
+@pytest.mark.grid(every=3)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_until_is_a_loop_that_breaks(reverse, mapped, x64):

@@ -56,7 +56,7 @@ def compare(found, recorded, tolerance):
         np.testing.assert_allclose(np.asarray(found[name]), expected, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
-@pytest.mark.grid(every=7)
+@pytest.mark.grid(every=9)
 @pytest.mark.parametrize("case", GRID)
 def test_float64_full_and_packed(case, recording, x64):
     file, params, x, states, seeds = case_inputs(recording, case)

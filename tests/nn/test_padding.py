@@ -16,16 +16,20 @@ EXTRAS = {
 }
 
 
+def normal(seed, *shape):
+    return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
+
+
 def make(kind, num_layers=2, bidirectional=True, **settings):
     layout = nn.Layout(UNITS[kind], D, H, num_layers=num_layers, bidirectional=bidirectional, **settings)
     params = layout.init(jax.random.key(0))
     rows = num_layers * (2 if bidirectional else 1)
-    states = tuple(jax.random.normal(jax.random.key(k), (rows, N, H)) for k in range(UNITS[kind].states))
+    states = tuple(normal(k, rows, N, H) for k in range(UNITS[kind].states))
     return getattr(nn.functional, kind), params, states if len(states) == 2 else states[0]
 
 
 def padded(value, lengths=LENGTHS):
-    x = np.array(jax.random.normal(jax.random.key(9), (T, N, D)))
+    x = normal(9, T, N, D)
     x[np.arange(T)[:, None] >= lengths[None, :]] = value
     return x
 

@@ -22,8 +22,9 @@ from jrnn.loops.trips import run_trips
 from jrnn.memory import size_of
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net, Op
-from jrnn.nets.lowering import Context, execute, schedule
+from jrnn.nets.lowering import Context, execute
 from jrnn.nets.registry import op
+from jrnn.nets.schedule import schedule
 
 
 @jax.tree_util.register_dataclass
@@ -250,7 +251,7 @@ def while_(condition, *blobs, loop_net: Net, cond_net: Net | None = None, op, co
 def _loop_in_python(condition: str, cond_net: Net, loop_net: Net, carried, context: Context) -> dict[str, Any]:
     """Runs the trips one by one. While tracing, this unrolls the loop for a gradient net that needs the workspaces."""
     carried = dict.fromkeys([condition, *carried])
-    most = context.max_iterations if context.eager else MOST_COUNTED_TRIPS
+    most = context.options.max_iterations if context.eager else MOST_COUNTED_TRIPS
     env: dict[str, Any] = dict(context.outer)
     trip = 0
     while True:
@@ -285,7 +286,7 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
 
     state = {n: outer[n] for n in carried if n in outer}
     trips = _count_trips(condition, cond_net, loop_net, outer, context)
-    if trips is None and context.trips.policy == "host":
+    if trips is None and context.options.trips.policy == "host":
         trips = _count_on_host(condition, (cond_net, loop_net), outer, context)
     state = run(cond_net, constants, state)  # the condition runs once more than the body
     missing = [n for n in carried if n not in state]
@@ -306,7 +307,7 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
 
     if trips is not None:
         return scan(lambda s, _: (body(constants, s), None), state, None, length=trips)[0]
-    return run_trips(lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.trips)
+    return run_trips(lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.options.trips)
 
 
 def _count_trips(
@@ -330,7 +331,7 @@ def _count_trips(
 def _count_on_host(condition: str, nets: tuple[Net, Net], outer: Mapping[str, Any], context: Context) -> int:
     """The number of trips, counted by a run of the loop with concrete values."""
     concrete = {n: lax.stop_gradient(v) if isinstance(v, jax.Array) else v for n, v in outer.items()}
-    most = 2**63 if context.max_iterations is None else context.max_iterations
+    most = 2**63 if context.options.max_iterations is None else context.options.max_iterations
     trips = _trips_of(condition, nets, concrete, context, most)
     if trips is None:
         raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is intended")

@@ -45,12 +45,12 @@ def _within(context: Context, path: str) -> Path:
     _check_eager(context)
     if not path:
         raise OpError("argument 'db' is empty; it must name a file")
-    if context.files is None:
+    if context.options.files is None:
         raise OpError(
             f"names the file {path!r}, and nets reach no files by themselves: give the folder that it is in (`files`, or on "
             "the command line --files DIR), or feed its outputs"
         )
-    root = Path(context.files).resolve()
+    root = Path(context.options.files).resolve()
     found = (root / path).resolve()
     if not found.is_relative_to(root):
         raise OpError(f"names the file {path!r}, which is not within the folder {root} that the net may reach")

@@ -32,10 +32,11 @@ from jrnn.errors import OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.ssa import undeclared_reads
 from jrnn.nets.ir import Op
-from jrnn.nets.lowering import RECOMPUTED, Context, Schedule, execute, schedule
+from jrnn.nets.lowering import RECOMPUTED, Context, execute
 from jrnn.nets.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.nets.ops.stopped_outputs import stop_outputs
 from jrnn.nets.registry import op
+from jrnn.nets.schedule import Schedule, schedule
 
 
 class _Constant:

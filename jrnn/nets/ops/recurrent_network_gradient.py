@@ -18,11 +18,12 @@ from jax import lax
 from jrnn.errors import GradientError, NetError, OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.history import check_gradient_version
-from jrnn.nets.lowering import Context, Schedule, execute, schedule
+from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots
 from jrnn.nets.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.nets.ops.stopped_outputs import warn_of_stopped
 from jrnn.nets.registry import ACCUMULATE, gradient, op
+from jrnn.nets.schedule import Schedule, schedule
 
 
 @op("RecurrentNetworkGradient", outputs=(1, None))

@@ -1,0 +1,94 @@
+"""Schedules of nets: the operators to run, looked up in the registry and checked, in order.
+
+From `graph/`: `live_ops` returns the positions of the operators that outputs depend on, and `free_names` the outer blobs
+that an operator's sub-nets read. `error.at(where)` puts a place before an error's text, `near` suggests names (`errors.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jrnn.errors import JrnnError, NetError, describe_op, near
+from jrnn.nets import registry
+from jrnn.nets.graph.scope import free_names
+from jrnn.nets.graph.ssa import live_ops
+from jrnn.nets.ir import Net, Op
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a schedule: its position in the net, its definition, its decoded arguments, and unread outputs."""
+
+    index: int
+    op: Op
+    definition: registry.OpDef
+    kwargs: Mapping[str, Any]
+    where: str
+    unread: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A checked net: the operators to run, in order, and the inputs that none of them writes before they are read."""
+
+    steps: tuple[Step, ...]
+    required: tuple[str, ...]
+
+
+def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Schedule:
+    """Checks a net and selects the operators that `outputs` depend on; None selects all.
+
+    `read_outside` lists other blobs that are read after the net has run, so that they do not count as unread.
+
+    Raises:
+        NetError: for an unknown operator, an output that is written twice, or an unknown blob in `outputs`.
+        OpError: for a wrong number of inputs or outputs, or a wrong argument.
+    """
+    keep: Iterable[int] = range(len(net.ops))
+    if outputs is not None:
+        known = {*net.external_inputs, *(name for op in net.ops for name in (*op.inputs, *op.outputs))}
+        for name in outputs:
+            if name not in known:
+                raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
+        keep = live_ops(_with_updates(net), outputs)
+    steps: list[Step] = []
+    written: set[str] = set()
+    required: dict[str, None] = {}
+    for index in keep:
+        op = net.ops[index]
+        where = describe_op(index, op.type, op.outputs, net.name)
+        try:
+            definition = registry.lookup(op.type)
+            definition.check_arity(op)
+            for k, name in enumerate(op.outputs):
+                if name in op.outputs[:k]:
+                    raise NetError(f"writes blob {name!r} twice; give each output its own name")
+            steps.append(Step(index, op, definition, definition.decode(op), where))
+        except JrnnError as e:
+            raise e.at(where) from None
+        required.update((name, None) for name in op.inputs if name not in written)
+        written.update(op.outputs)
+    return Schedule(_with_unread(steps, (*(outputs or ()), *read_outside)), tuple(required))
+
+
+def _with_updates(net: Net) -> Net:
+    """The net in which operators that change an input in place list it as an output, for `live_ops`."""
+
+    def updated(op: Op) -> tuple[str, ...]:
+        definition = registry.names().get(op.type)
+        return () if definition is None else tuple(op.inputs[k] for k in definition.updates)
+
+    return replace(net, ops=tuple(replace(op, outputs=op.outputs + updated(op)) for op in net.ops))
+
+
+def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, ...]:
+    """The steps, each with the outputs that neither a later step nor `read_outside` reads."""
+    needed = set(read_outside)
+    found = []
+    for step in reversed(steps):
+        found.append(replace(step, unread=frozenset(step.op.outputs) - needed))
+        needed -= set(step.op.outputs)
+        needed.update(step.op.inputs, free_names(step.op))
+    return tuple(reversed(found))
