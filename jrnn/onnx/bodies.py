@@ -73,7 +73,7 @@ def _(e: Emitter, node, index, *values):
 
 
 @rule("recurrent_layer")
-def _(e: Emitter, node, x, *rest):
+def recurrent_layer_rule(e: Emitter, node, x, *rest):
     """y [T, N, K H] and the last states, by one node for all directions."""
     unit, directions = node.params["unit"], node.params["directions"]
     steps, batch, _ = x.shape

@@ -100,7 +100,7 @@ _SCATTERS = {"scatter": "none", "scatter-add": "add", "scatter-mul": "mul", "sca
 
 
 @rule(*_SCATTERS, "scatter-sub")
-def _(e: Emitter, node: Node, x, indices, updates):
+def scatter_rule(e: Emitter, node: Node, x, indices, updates):
     d, mode = node.params["dimension_numbers"], node.params["mode"]
     way = "add" if node.name == "scatter-sub" else _SCATTERS[node.name]
     if way in ("min", "max") and e.root.opset < 18:

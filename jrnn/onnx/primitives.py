@@ -76,7 +76,7 @@ def _(e, node, *values):
 
 
 @rule("shift_left", "shift_right_arithmetic", "shift_right_logical")
-def _(e, node, x, by):
+def shift_rule(e, node, x, by):
     """By a power of two in 64 bits: ONNX shifts unsigned integers only."""
     if x.dtype.itemsize > 4:
         raise ConversionError("shifts of 64-bit integers are not supported")

@@ -36,7 +36,7 @@ def _(e: Emitter, node: Node, x, value):
 
 
 @rule("conv_general_dilated")
-def _(e: Emitter, node: Node, x, kernel):
+def convolution_rule(e: Emitter, node: Node, x, kernel):
     p, d = node.params, node.params["dimension_numbers"]
     if p["batch_group_count"] != 1:
         raise ConversionError(
@@ -88,7 +88,7 @@ def _reversed(e: Emitter, kernel: Value) -> Value:
 
 
 @rule("reduce_window_max", "reduce_window_sum", "reduce_window_min")
-def _(e: Emitter, node: Node, x):
+def pooling_rule(e: Emitter, node: Node, x):
     """Pooling: the axes with windows come last, the others are one channel each."""
     p, out = node.params, node.outputs[0].shape
     sizes, strides, pads = (p[k] for k in ("window_dimensions", "window_strides", "padding"))

@@ -247,7 +247,7 @@ def test_bench_measures_and_writes(files, capsys):
 
 
 def test_a_reader_that_goes_away_is_no_mistake():
-    """As with `jrnn ops | head -1`, here for a pipe that nobody reads from the start."""
+    """As with `jrnn ops | head -1`, here for a pipe whose reader is closed from the start."""
     reads, writes = os.pipe()
     os.close(reads)
     ran = subprocess.run([sys.executable, "-m", "jrnn", "ops", "lstm"], stdout=writes, stderr=subprocess.PIPE)

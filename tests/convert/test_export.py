@@ -39,7 +39,7 @@ OUTPUTS = ["y", *(n + "_copy" for n in COPIES)]
 
 
 def bare(net):
-    """A net without what serialized operators carry beside their meaning, such as names that are set and empty."""
+    """A net without what does not change its meaning in serialized operators, such as names that are set and empty."""
     return replace(net, ops=tuple(replace(op, extra=b"") for op in net.ops), extra=b"")
 
 

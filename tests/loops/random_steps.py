@@ -341,7 +341,7 @@ _OUTSIDE = ("eager", "eager_grad", "exported")
 
 
 def result(program: Program, run: Run, seed: int) -> Any:
-    """What the program gives, what its callbacks were told, and how often it printed; or the exception that it raises."""
+    """What the program returns, what its callbacks received, and how often it printed; or the exception that it raises."""
     told: list[float] = []
     with jax.enable_x64(program.dtype == "float64"), contextlib.redirect_stdout(io.StringIO()) as printed:
         p = params(np.random.RandomState(seed), program.steps, program.dtype, program.extreme)

@@ -1,4 +1,4 @@
-"""Where a drop-in for `jax.lax.scan` is easily told from it: types, random numbers, infinities, side effects, mistakes."""
+"""Where a replacement of `jax.lax.scan` may differ from it: types, random numbers, infinities, side effects, mistakes."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_traced_options_are_refused_as_lax_scan_refuses_them(name):
 
 
 def test_gradients_inside_shard_map_vary_as_their_values_do(x64):
-    """The sums of the reverse loop are told apart over the mesh like the constants whose gradients they are."""
+    """The sums of the reverse loop vary over the same axes of the mesh as the constants whose gradients they are."""
     mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
     large = jnp.linspace(-1, 1, 130 * 140).reshape(130, 140)  # too large to be summed after the loop

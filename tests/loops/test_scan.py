@@ -259,7 +259,7 @@ def test_sharded_over_the_batch():
 
 
 def test_sharded_by_type():
-    """With explicit axes a contraction over the sharded batch needs to be told where it ends up; `lax.scan` knows."""
+    """With explicit axes, a contraction over the sharded batch needs the sharding of its result, as in `lax.scan`."""
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(3, **{**GRU, "x": (T, len(jax.devices()) * N, D)}))
 
     def run(which, p):

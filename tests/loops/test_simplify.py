@@ -1,4 +1,4 @@
-"""Views of views in a step are seen through, and what they show stays what it was."""
+"""Views of views in a step are simplified, and their values do not change."""
 
 from __future__ import annotations
 

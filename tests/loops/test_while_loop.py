@@ -31,13 +31,14 @@ def unrolled(w, h, n):
     return h
 
 
+@pytest.mark.grid(every=2)
 @pytest.mark.parametrize(
     "n, options",
     [
         (0, dict(max_steps=9)),
         (1, dict(max_steps=1)),
-        (5, dict(max_steps=20)),
         (20, dict(max_steps=300)),  # three levels of 16
+        (5, dict(max_steps=20)),
         (7, dict(max_steps=20, checkpoints=4)),
         (7, dict(max_steps=8, checkpoints=100)),
     ],

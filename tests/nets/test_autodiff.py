@@ -113,6 +113,17 @@ def test_given_gradient_under_the_usual_name_is_added():
         np.testing.assert_allclose(got, jax.grad(total)(jnp.asarray(blobs["x"])), rtol=1e-10)
 
 
+def test_a_gradient_that_was_passed_through_is_not_overwritten():
+    # the in-place sum passes x_grad on as a term of the gradient of the first x, of which Tanh writes the other term
+    ops = (
+        Op.of("Tanh", ["x"], ["v"]),
+        Op.of("Sum", ["x"], ["x"]),
+        Op.of("Sigmoid", ["x"], ["y"]),
+        Op.of("Mul", ["y", "v"], ["z"]),
+    )
+    _check(Net("n", ops), {"x": _blob(3)}, ["z"])
+
+
 def test_shared_gradient_blob_is_not_overwritten():
     # both terms of the in-place sum take over the blob x_grad, and the gradient of the first x must not overwrite it
     ops = (

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("little_optimization")
 
 
 def made(name, **options):
-    """A layer whose parameters are all random, so that none of them hides behind a 0 or a 1."""
+    """A layer whose parameters are all random, so that each of them changes the output."""
     layer = LAYERS[name](rngs=nnx.Rngs(0), **options)
     random = np.random.RandomState(5)
     layer.load(

@@ -1,4 +1,4 @@
-"""`jrnn.testing`: what is right passes, and each kind of mistake is found and told."""
+"""`jrnn.testing`: what is right passes, and each kind of mistake is found and reported."""
 
 import sys
 

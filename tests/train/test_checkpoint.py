@@ -130,7 +130,7 @@ def test_when_all_are_damaged(folder):
 
 
 def test_damage_without_a_seal_is_an_error(folder, monkeypatch):
-    """What orbax or tensorstore raise while they read is told as damage."""
+    """An error of orbax or tensorstore while they read is reported as damage."""
     for number in "12":
         (folder / number / SEAL).unlink()
 

@@ -1,4 +1,4 @@
-"""Devices and processes that share the work: the losses are those of one, and a run goes on on other devices."""
+"""Devices and processes that share the work: the losses are those of one, and a run resumes on other devices."""
 
 import json
 import os

@@ -182,7 +182,7 @@ def test_other_steps_need_a_word_on_the_schedule(make_config, quiet, tmp_path):
 
 
 def test_a_step_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):
-    """What was before it is kept, and the run goes on from there."""
+    """The state before it is kept, and the run resumes from there."""
     wild = make_config(optimizer={"name": "sgd", "learning_rate": 1e38, "clip": 0.0, "schedule": "constant"})
     named = r"(blob '\w+', which op #\d+ \w+ -> .* writes, holds|all numbers of the model are finite; the greatest)"
     with pytest.raises(

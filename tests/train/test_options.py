@@ -1,4 +1,4 @@
-"""What a run may be asked for beside the optimizer: each option, against what it must amount to."""
+"""The options of a run other than the optimizer: each is compared with what it is defined to do."""
 
 import jax
 import numpy as np

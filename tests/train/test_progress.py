@@ -1,4 +1,4 @@
-"""What a run tells people: signs of life, how long it takes, and where its time went; traces and TensorBoard's events."""
+"""What a run prints: progress, how long it takes, and where its time went; traces and TensorBoard's events."""
 
 import builtins
 import csv
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Hands:
-    """A clock that goes on by what a test says, in seconds."""
+    """A clock that a test sets forward, in seconds."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""A run's directory: written whole or told why not, and enough to do the run again."""
+"""A run's directory: it is written completely or an error says why not, and it is enough to repeat the run."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path
 
 
 def test_a_full_disk_ends_the_run_with_what_was_saved(make_config, tmp_path, quiet, monkeypatch, a_full_disk):
-    """The disk fills up at the 17th step: the checkpoint of the 16th is whole, and the run goes on from it."""
+    """The disk fills up at the 17th step: the checkpoint of the 16th is complete, and the run resumes from it."""
     write, full = MetricsFile.write, a_full_disk()
 
     def write_until_full(self, step, **values):

@@ -1,4 +1,4 @@
-"""Runs side by side: what is told of finished, running, stopped and failed ones, and their losses drawn."""
+"""Several runs: the table of finished, running, stopped and failed ones, and the drawing of their losses."""
 
 import json
 import subprocess

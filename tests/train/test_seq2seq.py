@@ -83,7 +83,7 @@ def test_decoding_step_by_step_is_what_the_whole_net_says(attention):
 
 
 class Guess:
-    """Stands in for a model: it knows how frequent each character is, and gives every answer that it is told to."""
+    """A stand-in for a model: it knows how frequent each character is, and gives the answers that the test sets."""
 
     def __init__(self, answers=()):
         self.answers = answers

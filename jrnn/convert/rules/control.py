@@ -25,7 +25,7 @@ from jrnn.nets.recurrent import RecurrentState, recurrent_net
 
 
 @rule("cond")
-def _(e: Emitter, node: Node, index, *values):
+def cond_rule(e: Emitter, node: Node, index, *values):
     branches = [flatten(b) for b in node.params["branches"]]
     if is_static(index):
         return tuple(e.graph(branches[min(max(int(index), 0), len(branches) - 1)], values))
@@ -108,7 +108,7 @@ def _unfold(e: Emitter, name: str, state: _State, batch: int, lead: tuple[int, .
 
 
 @rule("scan")
-def _(e: Emitter, node: Node, *values):
+def scan_rule(e: Emitter, node: Node, *values):
     p = node.params
     steps, read = p["length"], list(e.read)
     if steps == 0:

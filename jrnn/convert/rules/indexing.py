@@ -119,7 +119,7 @@ def _reordered(e: Emitter, x: Value, have: Sequence[Any], wanted: Sequence[Any])
 
 
 @rule("gather")
-def _(e: Emitter, node: Node, x, indices):
+def gather_rule(e: Emitter, node: Node, x, indices):
     """One Gather along the indexed axes, which are merged into one if there are several."""
     d, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
     batch = dict(zip(d.operand_batching_dims, d.start_indices_batching_dims))
@@ -148,7 +148,7 @@ def _(e: Emitter, node: Node, x, indices):
 
 
 @rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
-def _(e: Emitter, node: Node, x, indices, updates):
+def scatter_rule(e: Emitter, node: Node, x, indices, updates):
     d = node.params["dimension_numbers"]
     if not x.shape:
         raise ConversionError("a write at indices of a scalar; compute the new value instead")

@@ -61,7 +61,7 @@ def fully_connected(e: Emitter, x: Value, w: Value, bias: Value, *, out_first: b
 
 
 @rule("conv_general_dilated")
-def _(e: Emitter, node: Node, x, w):
+def convolution_rule(e: Emitter, node: Node, x, w):
     p = node.params
     spatial = len(x.shape) - 2
     if not 1 <= spatial <= 3 or x.dtype != FLOAT:
@@ -142,7 +142,7 @@ _LEAST = {"reduce_window_max": -np.inf, "reduce_window_min": np.inf, "reduce_win
 
 
 @rule(*_LEAST)
-def _(e: Emitter, node: Node, x):
+def window_rule(e: Emitter, node: Node, x):
     p = node.params
     window = p["window_dimensions"]
     if any(n != 1 for n in p["window_dilation"]) or x.dtype != FLOAT:

@@ -192,7 +192,7 @@ def pow_(
 
 
 @gradient("Pow")
-def _(g):
+def pow_gradient_maker(g):
     x, dz = g.input(0), g.grad_output(0)
     z, power = g.temporary(dz + "_times_power"), g.temporary(x + "_power")
     if len(g.op.inputs) == 1:

@@ -34,7 +34,7 @@ def _dense(found, name: str) -> str | None:
 
 
 @gradient("Do")
-def _(g):
+def do_gradient_maker(g):
     arriving = _gradient_outputs(g)
     net = g.arg("net")
     bound = bindings(g.op)
@@ -126,7 +126,7 @@ def _apart(g: GradientMaker, ops: Iterable[Op], keep: set[str]) -> list[Op]:
 
 
 @gradient("If")
-def _(g):
+def if_gradient_maker(g):
     arriving = _gradient_outputs(g)
     branches = [g.arg("then_net"), g.arg("else_net") or Net(g.arg("then_net").name + "_auto_else")]
     names = g.input_names
@@ -181,7 +181,7 @@ def _(g):
 
 
 @gradient("While")
-def _(g):
+def while_gradient_maker(g):
     arriving = _gradient_outputs(g)
     net, cond_net = g.arg("loop_net"), g.arg("cond_net") or Net()
     if any(op.type != "Do" or not op.arg("copy_external_blobs") for op in net.ops) or not net.ops:

@@ -43,7 +43,7 @@ def recurrent_network_gradient(*blobs, op, context):
 
 
 @gradient("RecurrentNetwork")
-def _(g):
+def recurrent_network_gradient_maker(g):
     w = parse(g.op, g.op.inputs, g.op.outputs)
     if w.backward_step_net is None and not w.backward_links:
         raise GradientError("was built forward_only, without a backward step net; build it with forward_only=False")

@@ -128,7 +128,7 @@ def _none(node, body, state) -> list[jax.Array]:
 
 
 @op("Scan")
-def _(node, *values):
+def scan_node(node, *values):
     lengths, batched = None, node.opset < 9  # then states and sequences have a batch in front, and may have lengths
     if batched:
         lengths, *values = values

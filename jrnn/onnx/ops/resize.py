@@ -79,7 +79,7 @@ def _weights(node, mode: str, places: np.ndarray, size: int, scale: float) -> np
 
 
 @op("Resize", "Upsample")
-def _(node, x, *given):
+def resize_node(node, x, *given):
     roi, scales, sizes = (*given, None, None, None)[:3] if len(given) > 1 else (None, *given, None)[:3]
     if node.opset <= 10:  # and Upsample, which operator set 10 removed
         roi, scales, sizes = None, given[0] if given else np.asarray(node.get("scales")), None

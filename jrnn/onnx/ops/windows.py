@@ -81,7 +81,7 @@ def _(node, x, weight, bias=None):
 
 
 @op("ConvTranspose")
-def _(node, x, weight, bias=None):
+def conv_transpose_node(node, x, weight, bias=None):
     """The transpose of a convolution is one of x with its elements apart by the stride and the kernel reversed."""
     x, weight = jnp.asarray(x), jnp.asarray(weight)
     kernel, groups, rank = weight.shape[2:], node.get("group", 1), x.ndim - 2
@@ -118,7 +118,7 @@ def _reduced(x, windows: Sequence[Window], initial, function):
 
 
 @op("MaxPool")
-def _(node, x):
+def max_pool_node(node, x):
     x = jnp.asarray(x)
     windows = _windows(node, x.shape[2:], node.get("kernel_shape"))
     lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min

@@ -1,4 +1,4 @@
-"""What cells promise beside their operators: padding, lengths, noise, memory, named outputs, errors."""
+"""What cells promise besides their operators: padding, lengths, noise, memory, named outputs, errors."""
 
 import jax
 import numpy as np

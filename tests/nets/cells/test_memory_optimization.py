@@ -1,4 +1,4 @@
-"""memory_optimization has its effect on JAX's own gradient too: nothing is stored beside the states, the numbers stay."""
+"""memory_optimization acts on JAX's own gradient too: only the states are stored, and the numbers do not change."""
 
 import jax
 import numpy as np

@@ -180,6 +180,18 @@ def test_gradient_passes_a_branch_that_leaves_the_blob_alone():
         np.testing.assert_allclose(got[gradients["x"]], want, rtol=1e-6)
 
 
+def test_what_only_a_later_branch_reads_is_kept():
+    """The condition is traced, so an If leaves out what nothing reads; the second If reads h inside its branch alone."""
+    double, square = (
+        Net("branch", (Op.of(*words),)) for words in (("Sum", ["x", "x"], ["h"]), ("Mul", ["h", "h"], ["y"]))
+    )
+    ops = (Op.of("If", ["c", "x"], ["h"], then_net=double), Op.of("If", ["c"], ["y"], then_net=square))
+    found = jax.jit(jrnn.to_jax(Net("n", ops), ["y"]))(
+        {"c": np.array([True]), "x": np.ones(2), "h": np.ones(2), "y": np.ones(2)}
+    )
+    np.testing.assert_array_equal(found["y"], [4, 4])
+
+
 def test_if_inside_a_step_net():
     b = jrnn.NetBuilder("outer")
     step = jrnn.NetBuilder("step", parent=b)

@@ -1,4 +1,4 @@
-"""The proof of gradients is proved itself: a mistake planted into any gradient operator is told.
+"""Tests of the proof of gradients: a mistake that is planted into any gradient operator is reported.
 
 Each gradient operator of the registry is perturbed in turn: its outputs with the wrong sign, with a factor of 2, and each
 two outputs of one shape swapped. The nets are those of recorded cases. The mistakes are multiplications by a matrix that is
@@ -170,7 +170,7 @@ def agreements(type, known, monkeypatch):
 
 
 def tried(type, monkeypatch):
-    """The mistakes that are told, and those that change no number in any of the nets that are tried."""
+    """The mistakes that are reported, and those that change no number in any of the nets that are tried."""
     told, seen = set(), set()
     for known in KNOWN[type]:
         for name, agrees, changes in agreements(type, known, monkeypatch):
