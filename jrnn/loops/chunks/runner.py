@@ -250,8 +250,8 @@ def _in_chunks(
     _, read = jaxprs.needed(loop.eqns, [*outs, *new], {*env, *steps, *carry})
     consts, xs = tuple(v for v in read if v in env), tuple(v for v in read if v in steps)
     eqns, _ = jaxprs.needed(loop.eqns, [*outs, *new], {*consts, *xs, *carry})
-    body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs))
     size = chunk_length(stage, length)
+    body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs), size)
     count = -(-length // size)
     extra = count * size - length
 
@@ -262,14 +262,14 @@ def _in_chunks(
         return x.reshape(count, size, *x.shape[1:])
 
     valid = jnp.arange(count * size) < length
-    valid = (valid[::-1] if loop.reverse else valid).reshape(count, size)
+    valid = (valid[::-1] if loop.reverse else valid).reshape(count, size) if extra else None
     given = [cut(steps[v]) for v in xs]
     fixed = [env[v] for v in consts]
     turn = (lambda x: x[::-1]) if loop.reverse else (lambda x: x)
 
     def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         here, values = args
-        made = body.run(states, fixed, [turn(v) for v in values], turn(here))
+        made = body.run(states, fixed, [turn(v) for v in values], None if here is None else turn(here))
         return made[: len(states)], [turn(v) for v in made[len(states) :]]
 
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
