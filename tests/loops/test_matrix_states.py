@@ -212,7 +212,8 @@ def test_which_loops_pay():
 def chosen(T, K, **options):
     """Returns the plan of the forward loop of a train step of a delta rule, or None if it is differentiated by steps."""
     xs = {
-        n: jax.ShapeDtypeStruct((T, 1, 8, *shape), jnp.float32) for n, shape in dict(q=(K,), k=(K,), v=(K,), b=()).items()
+        n: jax.ShapeDtypeStruct((T, 1, 8, *shape), jnp.float32)
+        for n, shape in dict(q=(K,), k=(K,), v=(K,), b=()).items()
     }
 
     def train(xs):
