@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn.loops.chunks import runner
+from jrnn.loops.chunks import compared, runner
+from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.rules import in_chunks, lowering
 
 
@@ -15,6 +16,8 @@ from jrnn.loops.rules import in_chunks, lowering
 def small_states_too(monkeypatch):
     """Small states and short loops run in chunks too, so that the tests are quick."""
     monkeypatch.setattr(in_chunks, "pays", lambda *args: True)
+    chosen = Choice(Candidate("in chunks", Estimate(0.0, 0), True))
+    monkeypatch.setattr(in_chunks, "compared", lambda *args: chosen)
     in_chunks._chunked.cache_clear()
     yield
     in_chunks._chunked.cache_clear()
@@ -214,3 +217,32 @@ def test_which_loops_pay():
     assert runner.pays(step_of(64, 256), 0, 1, 256)
     assert not runner.pays(step_of(64, 64), 0, 1, 64)
     assert not runner.pays(step_of(16, 256), 0, 1, 256)
+
+
+def chosen(T, K, **options):
+    """Returns the plan of the forward loop of a train step of a delta rule, or None if it is differentiated by steps."""
+    xs = {
+        n: jax.ShapeDtypeStruct((T, 1, 8, *shape), jnp.float32)
+        for n, shape in dict(q=(K,), k=(K,), v=(K,), b=()).items()
+    }
+
+    def train(xs):
+        return jnp.sum(jrnn.scan(layers.delta, jnp.zeros((1, 8, K, K)), xs, **options)[1] ** 2)
+
+    with lowering.recorded() as plans:
+        jax.make_jaxpr(jax.grad(train))(xs)
+    return next((p for p in plans if p.executor == "chunks"), None), plans.notes
+
+
+def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):
+    monkeypatch.setattr(in_chunks, "compared", compared)
+    plan, _ = chosen(1024, 64)
+    (other, reason), mine = plan.choice.others[0], plan.choice.chosen.estimate
+    assert (plan.choice.chosen.name, other.name, reason) == ("in chunks", "lax.scan", "slower")
+    assert mine.memory < 0.06 * other.estimate.memory
+    assert mine.seconds < 0.5 * other.estimate.seconds
+    plan, notes = chosen(256, 16)
+    assert plan is None
+    assert notes[0].startswith("not in chunks: "), notes
+    assert notes[0].endswith("step by step"), notes
+    assert chosen(256, 16, memory=1_000_000)[0] is not None  # step by step, the states of all steps take 4 MB

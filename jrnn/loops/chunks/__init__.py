@@ -2,11 +2,12 @@
 
 `forms.py` reads the affine form of a step off its equations. `recognize.py` decides which carries have one, and in which
 order they are computed. `labeled.py`, `decay.py`, `solve.py` and `program.py` are the program of one chunk. `runner.py` runs
-a loop.
+a loop, and `estimate.py` estimates what it costs.
 """
 
+from jrnn.loops.chunks.estimate import compared
 from jrnn.loops.chunks.forms import NotAffine
 from jrnn.loops.chunks.recognize import why
-from jrnn.loops.chunks.runner import Chunked, chunked, pays, stores_states
+from jrnn.loops.chunks.runner import Chunked, chunk_length, chunked, pays, stored_states
 
-__all__ = ["Chunked", "NotAffine", "chunked", "pays", "stores_states", "why"]
+__all__ = ["Chunked", "NotAffine", "chunk_length", "chunked", "compared", "pays", "stored_states", "why"]

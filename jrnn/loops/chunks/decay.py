@@ -17,8 +17,6 @@ import numpy as np
 
 from jrnn.loops.chunks.labeled import Label, Labeled, dot, times, union
 
-_AS_SUMS = 2  # blocks up to this length are multiplied and summed: as products of matrices they are too small
-
 
 @dataclass(frozen=True)
 class Level:
@@ -56,54 +54,45 @@ class Decay:
     between: Labeled | None = None
     levels: tuple[Level, ...] = ()
 
-    def scores(self, readers: Labeled, writers: Labeled) -> Labeled:
-        """Returns `sum_k a_t W(t, s) p_s` for s < t.
+    def reader(self, a: Labeled) -> tuple[Labeled, ...]:
+        """Prepares a vector a_t, with the labels T and K, for `scores`."""
+        if not self.levels:
+            return (a,)
+        return tuple(self._half(a, l, 1) for l in self.levels)
 
-        Args:
-            readers: a, with the labels I, T and K among others.
-            writers: p, with J, S and K.
+    def writer(self, p: Labeled) -> tuple[Labeled, ...]:
+        """Prepares a vector p_s, with the labels T and K, for `scores`."""
+        if not self.levels:
+            return (p.renamed("T", "S"),)
+        return tuple(self._half(p, l, 0).renamed("T", "S") for l in self.levels)
 
-        Returns:
-            An array with the labels T, I, S, J at the end, which is zero for s >= t.
-        """
-        if self.levels:
-            return self._by_levels(readers, writers)
-        out = union([readers, writers], ("T", "I", "S", "J", self.k))[:-1]
-        made = dot(readers, writers, out, self.precision)
-        below = np.tril(np.ones((self.steps, self.steps), bool), -1)
-        made = made.map(lambda m: jnp.where(below[:, None, :, None], m, 0))
-        return times([made, self.between]) if self.between is not None else made
+    def _half(self, a: Labeled, level: Level, which: int) -> Labeled:
+        """The first or second halves of the blocks of a level, times the decay to or from their middle."""
+        rest = tuple(l for l in a.labels if l not in ("T", self.k))
+        array, h = a.along((*rest, "T", self.k)), level.pre.shape[-2]
+        array = array.reshape(*array.shape[: len(rest)], -1, 2, h, array.shape[-1])[..., which, :, :]
+        half, decay = Labeled(array, (*rest, "N", "T", self.k)), (level.suf, level.pre)[which]
+        return half if h == 1 else times([half, Labeled(decay, (*level.labels, "N", "T", self.k))])
 
-    def _by_levels(self, readers: Labeled, writers: Labeled) -> Labeled:
-        """Joins blocks: the scores of a block are those between its halves, with those inside its halves on the diagonal."""
-        diagonal, corner = np.eye(2, dtype=bool), np.array([[False, False], [True, False]])
-        made: Any = jnp.zeros((), readers.array.dtype)
-        for level in self.levels:
-            h = level.pre.shape[-2]
-            pre, suf = (Labeled(x, (*level.labels, "N", t, self.k)) for x, t in ((level.pre, "T"), (level.suf, "S")))
-            a = times([_halves(readers, "T", h, 1, self.k), pre])
-            p = times([_halves(writers, "S", h, 0, self.k), suf])
-            labels = union([a, p], ("N", "T", "I", "S", "J", self.k))[:-1]
-            if h <= _AS_SUMS:
-                block = jnp.sum(a.along((*labels, self.k)) * p.along((*labels, self.k)), -1)
-            else:
-                block = dot(a, p, labels, self.precision).array
-            *lead, n, _, i, _, j = block.shape
-            inside = made.reshape(*lead, n, 2, h, i, 1, h, j) if h > 1 else made
-            block = block.reshape(*lead, n, 1, h, i, 1, h, j)
-            at = (slice(None), None, None, slice(None), None, None)
-            made = jnp.where(diagonal[at], inside, jnp.where(corner[at], block, 0))
-            made = jax.lax.optimization_barrier(made.reshape(*lead, n, 2 * h, i, 2 * h, j))
-        out = tuple(l for l in labels if l != "N")
-        return Labeled(jax.lax.squeeze(made, [labels.index("N")]), out)
-
-
-def _halves(a: Labeled, label: str, h: int, which: int, k: int) -> Labeled:
-    """Returns the first or second halves of the blocks of 2h steps."""
-    rest = tuple(l for l in a.labels if l not in (label, k))
-    array = a.along((*rest, label, k))
-    array = array.reshape(*array.shape[: len(rest)], -1, 2, h, array.shape[-1])[..., which, :, :]
-    return Labeled(array, (*rest, "N", label, k))
+    def scores(self, reader: tuple[Labeled, ...], writer: tuple[Labeled, ...]) -> Labeled:
+        """Returns `sum_k a_t W(t, s) p_s` for s < t, and zero for s >= t, with the labels T and S at the end."""
+        if not self.levels:
+            (a,), (p,) = reader, writer
+            made = dot(a, p, union([a, p], ("T", "S", self.k))[:-1], self.precision)
+            if self.between is not None:
+                return times([made, self.between])
+            below = np.tril(np.ones((self.steps, self.steps), bool), -1)
+            return made.map(lambda m: jnp.where(below, m, 0))
+        c, steps = self.steps, np.arange(self.steps)
+        total: Any = 0
+        for a, p in zip(reader, writer):
+            labels = union([a, p], ("N", "T", "S", self.k))[:-1]
+            block = dot(a, p, labels, self.precision).array
+            *lead, n, h, _ = block.shape
+            wide = jnp.broadcast_to(block[..., :, None, :, None, None, :], (*lead, n, 2, h, n, 2, h))
+            here = (steps[:, None] // h == steps // h + 1) & (steps[:, None] // (2 * h) == steps // (2 * h))
+            total = jnp.where(here, wide.reshape(*lead, c, c), total)
+        return Labeled(total, tuple(l for l in labels if l != "N"))
 
 
 def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any) -> Decay:

@@ -53,7 +53,7 @@ class Factor:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A sum of terms contracted over K: S times factors, of which some have K, is summed over K; the others have no K."""
+    """A sum of terms: S times factors is summed over K; the other terms have no K."""
 
     terms: tuple[Term, ...]
 
@@ -112,6 +112,7 @@ class Forms:
         self.size.update((l, shape[l]) for l in self.axes if l is not None)
         self._numbers = itertools.count(len(shape))
         self._same: dict[int, int] = {}
+        self._rows: dict[tuple[Term, ...], Row] = {}
         self._made = jaxprs.producers(self.eqns)
         self._varying = varying_axes(self.eqns)
         self.values[self.state] = Value(self.axes, (Term(self.state),))
@@ -217,11 +218,19 @@ class Forms:
     def _scaled(self, value: Value, atom: Atom, how: str = "") -> Value:
         """Multiplies with a known operand, along whose axes the value may have been constant."""
         given = self._labels_beside(value, atom)
+        value = self._named(value, given)
         terms = [] if how else self._terms(atom, given)
         one = len(terms) == 1 and terms[0].sign == 1
         scaled = value.scaled(terms[0].factors if one else [Factor(atom, given, how or "value")])
         labels = given or (None,) * len(value.labels)
         return replace(scaled, labels=tuple(self.find(b) if a is None else a for a, b in zip(value.labels, labels)))
+
+    def _named(self, value: Value, beside: Iterable[int | None]) -> Value:
+        """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
+        new = {*self.found(beside)} - {None, *self.found(value.labels)}
+        if not new or self.is_matrix(value) or (len(value.terms) == 1 and not value.terms[0].factors):
+            return value
+        return replace(value, terms=(Term(self._rows.setdefault(value.terms, Row(value.terms))),))
 
     # Values that do not depend on S
 
@@ -380,7 +389,8 @@ class Forms:
                 row = self._contracted(value.scaled(inside), over[0])
                 made += row.scaled(outside, part.sign).terms
             else:
-                made += value.scaled(part.factors, part.sign).terms
+                named = self._named(value, (l for f in part.factors for l in f.labels))
+                made += named.scaled(part.factors, part.sign).terms
         sides = (mine, contract[side], batch[side]), (labels, contract[1 - side], batch[1 - side])
         free = [[l for axis, l in enumerate(given) if axis not in c and axis not in b] for given, c, b in sides]
         free = free if side == 0 else free[::-1]

@@ -1,7 +1,6 @@
 """Arrays whose axes have labels, and the factors of a form as such arrays.
 
-A label is a number (`forms.py`), "T" (the step that reads), "S" (the step that wrote), "I" (which of several readers) or "J"
-(which of several writers).
+A label is a number (`forms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (which block of steps).
 """
 
 from __future__ import annotations
@@ -60,14 +59,6 @@ def elementwise(fn: Callable[[Any, Any], Any], arrays: Sequence[Labeled]) -> Lab
 
 times = functools.partial(elementwise, operator.mul)
 plus = functools.partial(elementwise, operator.add)
-
-
-def stacked(arrays: Sequence[Labeled], label: Label, size: dict[Label, int]) -> Labeled:
-    """Stacks arrays along a new axis, which comes first."""
-    labels = union(arrays)
-    if len(arrays) == 1:
-        return Labeled(arrays[0].along(labels)[None], (label, *labels))
-    return Labeled(jnp.stack([a.full(labels, size) for a in arrays]), (label, *labels))
 
 
 def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled:

@@ -13,8 +13,7 @@ Shapes: T time, C steps of a chunk.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +24,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from jrnn.loops import jaxprs
 from jrnn.loops.chunks.decay import decay_of, sums
-from jrnn.loops.chunks.forms import Row, Term
-from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, stacked, times, union, variables
+from jrnn.loops.chunks.forms import Factor, Row, Term
+from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union, variables
 from jrnn.loops.chunks.recognize import Affine, rows_of
-from jrnn.loops.chunks.solve import unit_lower_solve
+from jrnn.loops.chunks.solve import Kept, unit_lower_solve
 from jrnn.loops.jaxprs import Atom, Env, Var
-from jrnn.loops.recompute import in_chunks
 
 
 def over_time(eqns: Sequence[Any], outs: Sequence[Atom], env: Env, steps: Env) -> None:
@@ -51,81 +49,104 @@ def over_time(eqns: Sequence[Any], outs: Sequence[Atom], env: Env, steps: Env) -
 
 
 @dataclass(frozen=True)
+class Read:
+    """What a row of each step is: `known + sum over u of scores[u] . u`, where u are the rows to solve for, [T, S]."""
+
+    known: Labeled | None
+    scores: dict[Row, Labeled]
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Computes the reads of one carry S in a chunk, and S after it.
 
     Attributes:
         form: the affine form of the step.
         factors: evaluates its factors at the C steps.
-        valid: [C] booleans: False for steps after the end, which change nothing.
+        steps: C.
+        valid: [C] booleans, False for steps after the end, which change nothing; None if there are no such steps.
+        keep: keeps values for the reverse pass.
     """
 
     form: Affine
     factors: Factors
+    steps: int
     valid: Any
+    keep: Kept
 
     def run(self, state: Any) -> tuple[dict[Var, Any], Any]:
         """Returns the values of the cuts, [C, ...], and the new state."""
-        form, precision, k = self.form, self.factors.precision, self.k
+        form, precision, state_var = self.form, self.factors.precision, self.form.forms.state
         axes = tuple(l for l in form.forms.axes if l is not None)
         start = Labeled(state.reshape([form.forms.size[l] for l in axes]), axes)
         factor = self._decay()
-        decay = decay_of(factor, len(self.valid), k, precision)
-        valid = Labeled(self.valid.astype(self.factors.dtype), ("T",))
-
-        # Writers: the known terms, then the rows to solve.
-        solved, n = form.solved, len(form.solved)
-        pairs = [self._split([t]) for t in form.known]
-        rests = [self._timed(rest or self._one()) for _, rest in pairs]
-        pairs = [(vector, None) for vector, _ in pairs]
-        pairs += [self._split([t for t in form.updates if t.of is row]) for row in solved]
-        writers = self._stack([times([v, valid]) for v, _ in pairs], "J")
-        scales = self._scales(pairs, "J")
-        writers, scales = writers.renamed("T", "S"), scales and scales.renamed("T", "S")
-        known = len(rests)
-        values = self._stack(rests, "J").renamed("T", "S") if rests else None
+        decay = decay_of(factor, self.steps, self.k, precision)
+        known = [
+            (self._writer(inside), self._product(t, outside)) for t, inside, outside in map(self._apart, form.known)
+        ]
+        vectors: dict[Row, Labeled] = {}  # of the rows that are written to S
+        for term in form.updates:
+            vector = self._writer(term.factors, term.sign)
+            vectors[term.of] = plus([vectors[term.of], vector]) if term.of in vectors else vector
         added = []  # matrices, with what is left of them before each step and after the chunk
         for matrix, scale in form.matrices:
-            often = times([self.factors.sum([scale]) or self._one(), valid])
+            often = self._masked(self._timed(self.factors.sum([scale]) or self._one()))
             added.append((self.factors.sum([matrix]), *sums(factor, often)))
+        wrote = [(decay.writer(v), value.renamed("T", "S")) for v, value in known]
+        writes = {row: decay.writer(v) for row, v in vectors.items()}
 
-        rows: dict[Row, Labeled] = {}
-        for group in self._classes():
-            pairs = [self._split([t for t in row.terms if t.of is form.forms.state]) for row in group]
-            readers = self._stack([self._timed(v) for v, _ in pairs], "I")
-            mine = self._scales(pairs, "I")
-            scores = times([x for x in (decay.scores(readers, writers), mine, scales) if x is not None])
-            parts = [self._read(readers, start, decay.pre)] + [self._read(readers, m, left) for m, left, _ in added]
-            first = times([plus(parts), mine]) if mine is not None else plus(parts)
-            if n and group[:n] == list(solved):
-                values = self._solved(_at(first, "I", 0, n), _at(scores, "I", 0, n), values, known)
-                rows.update((row, _one_of(values, "J", known + i).renamed("S", "T")) for i, row in enumerate(solved))
-            assert values is not None
-            read = union([scores, values], ("T", "I", *form.free))
-            made = dot(scores, values, [l for l in read if l not in ("S", "J")], precision)
-            for i, row in enumerate(group):
-                if row not in rows:
-                    rows[row] = plus([_one_of(first, "I", i), _one_of(made, "I", i), *self._beside(row, rows)])
-        assert values is not None
-        end = [x for x in (decay.suf and decay.suf.renamed("T", "S"), scales) if x is not None]
-        if end and any(k in x.labels for x in end):
-            writers = times([writers, *end])
-        elif end:
-            values = times([values, *end])
-        new = [dot(writers, values, [l for l in axes if l in writers.labels + values.labels], precision)]
+        reads: dict[Row, Read] = {}
+        for row in rows_of([*form.updates, *(t for v in form.cuts.values() for t in v.terms)]):
+            parts, scores = [], {}
+            whole = [t for t in row.terms if t.of is state_var]
+            if whole:
+                vector = self._timed(self._with_k(self.factors.sum(whole) or self._one()))
+                parts.append(self._read(vector, start, decay.pre))
+                parts += [self._read(vector, matrix, left) for matrix, left, _ in added]
+                reader = decay.reader(vector)
+                parts += [self._times(decay.scores(reader, w), value) for w, value in wrote]
+                scores = {row: decay.scores(reader, w) for row, w in writes.items()}
+            for term in row.terms:
+                if term.of is None:
+                    parts.append(self.factors.product(term.factors, term.sign) or self._one())
+                elif isinstance(term.of, Row):
+                    scale = self.factors.product(term.factors, term.sign)
+                    here = Read(None, {term.of: self._eye}) if term.of in vectors else reads[term.of]
+                    times_scale = (lambda x, scale=scale: x) if scale is None else (lambda x, s=scale: times([x, s]))
+                    parts += [times_scale(here.known)] if here.known is not None else []
+                    for u, m in here.scores.items():
+                        scores[u] = plus([scores[u], times_scale(m)]) if u in scores else times_scale(m)
+            reads[row] = Read(plus(parts) if parts else None, scores)
+
+        solved = self._solved({row: reads[row] for row in vectors})
+        rows = dict(solved)
+        for row in rows_of([t for v in form.cuts.values() for t in v.terms]):
+            if row not in rows:
+                read = reads[row]
+                parts = [] if read.known is None else [read.known]
+                rows[row] = plus([*parts, *(self._times(m, rows[u].renamed("T", "S")) for u, m in read.scores.items())])
+        new = []
+        for vector, value in [*known, *((v, solved[row]) for row, v in vectors.items())]:
+            vector = times([vector, decay.suf]) if decay.suf is not None else vector
+            new.append(dot(vector, value, [l for l in axes if l in vector.labels + value.labels], precision))
         if form.decay:
             new.append(times([start, decay.total]) if decay.total is not None else start)
         new += [times([m, left]) for m, _, left in added]
         after = plus(new).full(axes, self._size).reshape(state.shape)
         return {v: self._cut(v, value.labels, value.terms, rows) for v, value in form.cuts.items()}, after
 
-    def _read(self, readers: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
+    def _read(self, reader: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
         """Reads a matrix at each step, times a decay, which may have K."""
         inside = decay is not None and self.k in decay.labels
-        readers = times([readers, decay]) if inside else readers
-        out = [l for l in union([readers, matrix], ("T", "I", *self.form.free)) if l != self.k]
-        made = dot(readers, matrix, out, self.factors.precision)
+        reader = times([reader, decay]) if inside else reader
+        out = [l for l in union([reader, matrix], ("T", *self.form.free)) if l != self.k]
+        made = dot(reader, matrix, out, self.factors.precision)
         return made if inside or decay is None else times([made, decay])
+
+    def _times(self, scores: Labeled, values: Labeled) -> Labeled:
+        """Returns what the values written at steps S are to a reader at steps T."""
+        out = [l for l in union([scores, values], ("T", *self.form.free)) if l != "S"]
+        return dot(scores, values, out, self.factors.precision)
 
     @property
     def k(self) -> int:
@@ -135,8 +156,11 @@ class Chunk:
 
     @property
     def _size(self) -> dict[Label, int]:
-        steps = len(self.valid)
-        return {**self.form.forms.size, "T": steps, "S": steps}
+        return {**self.form.forms.size, "T": self.steps, "S": self.steps}
+
+    @property
+    def _eye(self) -> Labeled:
+        return Labeled(jnp.eye(self.steps, dtype=self.factors.dtype), ("T", "S"))
 
     def _one(self) -> Labeled:
         return Labeled(jnp.ones((), self.factors.dtype), ())
@@ -145,7 +169,21 @@ class Chunk:
         """The array with the label T."""
         if "T" in a.labels:
             return a
-        return Labeled(jnp.broadcast_to(a.array, (len(self.valid), *a.array.shape)), ("T", *a.labels))
+        return Labeled(jnp.broadcast_to(a.array, (self.steps, *a.array.shape)), ("T", *a.labels))
+
+    def _with_k(self, a: Labeled) -> Labeled:
+        return (
+            a
+            if self.k in a.labels
+            else times([a, Labeled(jnp.ones(self._size[self.k], self.factors.dtype), (self.k,))])
+        )
+
+    def _masked(self, a: Labeled, where: Any = 0) -> Labeled:
+        """The array with a value that changes nothing at steps after the end."""
+        if self.valid is None:
+            return a
+        valid = self.valid.reshape([-1 if l == "T" else 1 for l in a.labels])
+        return a.map(lambda x: jnp.where(valid, x, where))
 
     def _decay(self) -> Labeled | None:
         """The decay of each step, or None if it is 1."""
@@ -153,39 +191,18 @@ class Chunk:
         if len(terms) == 1 and not terms[0].factors and terms[0].sign == 1:
             return None
         factor = self.factors.sum(terms) or Labeled(jnp.zeros((), self.factors.dtype), ())
-        factor = self._timed(factor)
-        valid = self.valid.reshape([-1 if l == "T" else 1 for l in factor.labels])
-        return factor.map(lambda d: jnp.where(valid, d, 1))
+        return self._masked(self._timed(factor), 1)
 
-    def _split(self, terms: Sequence[Term]) -> tuple[Labeled, Labeled | None]:
-        """Returns the factors of a sum of terms as a vector with K, and a scale without K, or None for 1."""
-        make, ones = self.factors, Labeled(jnp.ones(self._size[self.k], self.factors.dtype), (self.k,))
-        if not terms:
-            return ones.map(jnp.zeros_like), None
-        if len(terms) > 1:
-            return times([make.sum(terms) or self._one(), ones]), None
-        inside = [f for f in terms[0].factors if self.k in self.form.forms.labels_of(f)]
-        outside = [f for f in terms[0].factors if f not in inside]
-        return make.product(inside) or ones, make.product(outside, terms[0].sign)
+    def _apart(self, term: Term) -> tuple[Term, list[Factor], list[Factor]]:
+        """Returns a term, and its factors with K and without."""
+        inside = [f for f in term.factors if self.k in self.form.forms.labels_of(f)]
+        return term, inside, [f for f in term.factors if f not in inside]
 
-    def _stack(self, arrays: Sequence[Labeled], label: Label) -> Labeled:
-        return stacked(arrays, label, self._size)
+    def _product(self, term: Term, factors: Sequence[Factor]) -> Labeled:
+        return self._timed(self.factors.product(factors, term.sign) or self._one())
 
-    def _scales(self, pairs: Sequence[tuple[Labeled, Labeled | None]], label: Label) -> Labeled | None:
-        if all(scale is None for _, scale in pairs):
-            return None
-        return self._stack([self._timed(scale or self._one()) for _, scale in pairs], label)
-
-    def _classes(self) -> list[list[Row]]:
-        """Groups rows whose readers have the same axes besides those of S; the rows to solve come first."""
-        form, every = self.form, dict.fromkeys(self.form.solved)
-        every.update(dict.fromkeys(rows_of([t for v in form.cuts.values() for t in v.terms])))
-        found: dict[frozenset[int], list[Row]] = {}
-        for row in every:
-            read = [t for t in row.terms if t.of is form.forms.state]
-            labels = {l for t in read for f in t.factors for l in form.forms.labels_of(f)}
-            found.setdefault(frozenset(labels.difference(form.forms.axes)), []).append(row)
-        return sorted(found.values(), key=lambda rows: not any(r in form.solved for r in rows))
+    def _writer(self, factors: Sequence[Factor], sign: int = 1) -> Labeled:
+        return self._masked(self._timed(self._with_k(self.factors.product(factors, sign) or self._one())))
 
     def _beside(self, row: Row, rows: dict[Row, Labeled]) -> list[Labeled]:
         """Returns the terms of a row without S."""
@@ -196,67 +213,38 @@ class Chunk:
                 found.append(times([p for p in parts if p is not None] or [self._one()]))
         return found
 
-    def _solved(self, first: Labeled, scores: Labeled, values: Labeled | None, known: int) -> Labeled:
-        """Solves for the rows, and returns the values of all writers, with the labels S and J.
-
-        Args:
-            first: what the rows read from S before the chunk.
-            scores: what they read of each writer's value.
-            values: the values of the known writers.
-            known: their number.
-        """
-        solved, free, size = self.form.solved, self.form.free, self._size
-        n, steps = len(solved), len(self.valid)
-        index = {row: i for i, row in enumerate(solved)}
-        parts = [first]
-        if values is not None:
-            out = union([scores, values], ("T", "I", *free))
-            parts.append(
-                dot(_at(scores, "J", 0, known), values, [l for l in out if l not in ("S", "J")], self.factors.precision)
-            )
-        alone = [[t for t in row.terms if t.of is None] for row in solved]
-        if any(alone):
-            zero = Labeled(jnp.zeros((), self.factors.dtype), ())
-            parts.append(self._stack([self._timed(self.factors.sum(ts) or zero) for ts in alone], "I"))
-        right = plus(parts)
-        matrix = _at(scores, "J", known, known + n)
-        eye = np.eye(steps, dtype=self.factors.dtype)
-        for row in solved:
-            for other in {t.of: None for t in row.terms if isinstance(t.of, Row)}:
-                m = self.factors.sum([t for t in row.terms if t.of is other])
-                place = np.zeros((n, n), self.factors.dtype)
-                place[index[row], index[other]] = 1
-                matrix = plus([matrix, times([m, Labeled(eye, ("T", "S")), Labeled(place, ("I", "J"))])])
-        lead = [l for l in union([matrix, right]) if l not in ("T", "I", "S", "J", *free)]
-        shape = [size[l] for l in lead]
-        size = {**size, "I": n, "J": n}
-        a = matrix.full((*lead, "T", "I", "S", "J"), size).reshape(*shape, steps * n, steps * n)
-        b = right.full((*lead, "T", "I", *free), size).reshape(*shape, steps * n, -1)
-        x = unit_lower_solve(-a, b, self.factors.precision)
-        rows = Labeled(x.reshape(*shape, steps, n, *(size[l] for l in free)), (*lead, "S", "J", *free))
-        if values is None:
-            return rows
-        labels = union([values, rows], ("S", "J", *free))
-        both = [x.full(labels, {**size, "J": m}) for x, m in ((values, known), (rows, n))]
-        return Labeled(jnp.concatenate(both, labels.index("J")), labels)
+    def _solved(self, reads: dict[Row, Read]) -> dict[Row, Labeled]:
+        """Solves `u = known_u + sum over w of scores[w] . w` for all rows u, [T, ...]."""
+        free, n, steps = self.form.free, len(reads), self.steps
+        zero = Labeled(jnp.zeros((), self.factors.dtype), ())
+        right = {row: read.known or zero for row, read in reads.items()}
+        if not any(read.scores for read in reads.values()):
+            return {row: self._timed(r) for row, r in right.items()}
+        every = [*right.values(), *(m for read in reads.values() for m in read.scores.values())]
+        lead = [l for l in union(every) if l not in ("T", "S", *free)]
+        shape, size = [self._size[l] for l in lead], self._size
+        b = [r.full((*lead, "T", *free), size).reshape(*shape, steps, -1) for r in right.values()]
+        a = [[read.scores.get(u, zero).full((*lead, "T", "S"), size) for u in reads] for read in reads.values()]
+        if n == 1:
+            x = unit_lower_solve(-a[0][0], b[0], self.factors.precision, self.keep)[..., None, :]
+        else:
+            matrix = jnp.stack([jnp.stack(of, -1) for of in a], -3).reshape(*shape, steps * n, steps * n)
+            x = unit_lower_solve(
+                -matrix, jnp.stack(b, -2).reshape(*shape, steps * n, -1), self.factors.precision, self.keep
+            ).reshape(*shape, steps, n, -1)
+        sizes = [size[l] for l in free]
+        return {
+            row: Labeled(x[..., i, :].reshape(*shape, steps, *sizes), (*lead, "T", *free))
+            for i, row in enumerate(reads)
+        }
 
     def _cut(self, v: Var, labels: Sequence[int | None], terms: Sequence[Term], rows: dict[Row, Labeled]) -> Any:
         """Returns the values of a variable where S was read."""
         value = plus(self._beside(Row(tuple(terms)), rows))
         kept = ("T", *(l for l in self.form.forms.found(labels) if l is not None))
-        shape = (len(self.valid), *(1 if l is None else n for l, n in zip(labels, v.aval.shape)))
+        shape = (self.steps, *(1 if l is None else n for l, n in zip(labels, v.aval.shape)))
         array = value.full(kept, self._size).reshape(shape)
-        return jnp.broadcast_to(array, (len(self.valid), *v.aval.shape)).astype(v.aval.dtype)
-
-
-def _at(a: Labeled, label: Label, start: int, end: int) -> Labeled:
-    return a.map(lambda x: jax.lax.slice_in_dim(x, start, end, axis=a.labels.index(label)))
-
-
-def _one_of(a: Labeled, label: Label, i: int) -> Labeled:
-    axis = a.labels.index(label)
-    kept = tuple(l for l in a.labels if l != label)
-    return Labeled(jax.lax.index_in_dim(a.array, i, axis, keepdims=False), kept)
+        return jnp.broadcast_to(array, (self.steps, *v.aval.shape)).astype(v.aval.dtype)
 
 
 # A chunk of all carries -----------------------------------------------------------------------------------------------
@@ -272,6 +260,7 @@ class Body:
         consts, xs: the variables that are the same at every step, and those that differ.
         carry, carry_out: the carries, and their new values.
         outs: what is wanted at each step.
+        steps: C.
     """
 
     forms: tuple[Affine, ...]
@@ -281,66 +270,76 @@ class Body:
     carry: tuple[Var, ...]
     carry_out: tuple[Atom, ...]
     outs: tuple[Atom, ...]
+    steps: int
 
     def run(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
-        """Returns the new states and the outputs [C, ...]. If they are not all finite, they are those of `by_steps`."""
-        n, sizes = len(states), (len(states), len(consts), len(xs))
+        """Returns the new states and the outputs [C, ...]. If they are not all finite, they are those of `by_steps`.
 
-        def apart(args: Sequence[Any]) -> tuple[Any, ...]:
-            return args[:n], args[n : n + sizes[1]], args[n + sizes[1] : -1], args[-1]
+        Args:
+            states, consts, xs: values of the variables.
+            valid: [C] booleans, or None if all steps are valid.
+        """
 
-        def together(*args: Any) -> list[Any]:
-            return self.in_products(*apart(args))
+        def together(args: Any, kept: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
+            keep = Kept(kept)
+            return self.in_products(*args, keep), keep.values
 
-        def one_by_one(*args: Any) -> list[Any]:
-            return self.by_steps(*apart(args))
+        def one_by_one(args: Any, kept: Sequence[Any] | None = None) -> tuple[list[Any], None]:
+            return self.by_steps(*args), None
 
-        def checked(args: Sequence[Any]) -> tuple[list[Any], Any]:
-            made = together(*args)
+        def checked(args: Any) -> tuple[list[Any], list[Any], Any]:
+            made, kept = together(args)
             good = _all_finite([jax.lax.stop_gradient(x) for x in made if jnp.issubdtype(x.dtype, jnp.inexact)])
-            return jax.lax.cond(good, lambda made, *_: made, lambda _, *args: one_by_one(*args), made, *args), good
+            return jax.lax.cond(good, lambda made, _: made, lambda _, args: one_by_one(args)[0], made, args), kept, good
 
         @jax.custom_jvp
         def run(*args: Any) -> list[Any]:
-            return checked(args)[0]
+            return checked(tree.unflatten(args))[0]
 
         def rule(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            made, good = checked(args)
+            made, kept, good = checked(tree.unflatten(args))
             moves = [
                 not isinstance(t, SymbolicZero) and jnp.issubdtype(a.dtype, jnp.inexact) for a, t in zip(args, tangents)
             ]
             smooth = [jnp.issubdtype(m.dtype, jnp.inexact) for m in made]
 
-            def tangent(fn: Callable[..., Any]) -> Callable[..., Any]:
-                def of(args: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
-                    def some(*moving: Any) -> list[Any]:
-                        left = iter(moving)
-                        found = fn(*(next(left) if m else a for a, m in zip(args, moves)))
-                        return [f for f, s in zip(found, smooth) if s]
+            def unpacked(args: Sequence[Any], moving: Sequence[Any]) -> tuple[Any, Any]:
+                left = iter(moving)
+                found = [next(left) if m else _no_tangent(a) for a, m in zip(args, moves)]
+                return tree.unflatten(args), tree.unflatten(found)
 
-                    return jax.jvp(some, [a for a, m in zip(args, moves) if m], list(moving))[1]
+            def of_products(args: Sequence[Any], kept: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
+                made = jax.jvp(
+                    lambda args: together(args, kept)[0], [tree.unflatten(args)], [unpacked(args, moving)[1]]
+                )[1]
+                return [t for t, s in zip(made, smooth) if s]
 
-                return jax.checkpoint(of, prevent_cse=False)
+            def of_steps(args: Sequence[Any], _: Any, moving: Sequence[Any]) -> list[Any]:
+                return [t for t, s in zip(self.tangents_by_steps(*unpacked(args, moving)), smooth) if s]
 
             given = [t for t, m in zip(tangents, moves) if m]
-            found = iter(jax.lax.cond(good, tangent(together), tangent(one_by_one), list(args), given))
+            branches = (jax.checkpoint(of, prevent_cse=False) for of in (of_products, of_steps))
+            found = iter(jax.lax.cond(good, *branches, list(args), kept, given))
             zeros = (SymbolicZero(jax.typeof(m).to_tangent_aval()) for m in made)
             return made, [next(found) if s else zero for s, zero in zip(smooth, zeros)]
 
         run.defjvp(rule, symbolic_zeros=True)
-        return run(*states, *consts, *xs, valid)
+        flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
+        return run(*flat)
 
-    def in_products(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
+    def in_products(
+        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, keep: Kept
+    ) -> list[Any]:
         env, steps = dict(zip(self.consts, consts)), dict(zip(self.xs, xs))
         over_time(self.eqns, [v for form in self.forms for v in variables(form.terms)], env, steps)
         new, cuts = [], {}
         for form, state in zip(self.forms, states):
             forms = form.forms
             factors = Factors(env, steps, forms.find, state.dtype, forms.size[forms.contracted], form.precision)
-            found, after = Chunk(form, factors, valid).run(state)
+            found, after = Chunk(form, factors, self.steps, valid, keep).run(state)
             cuts.update(found)
             new.append(after)
-        return [*new, *self._outs(env, {**steps, **cuts}, len(valid))]
+        return [*new, *self._outs(env, {**steps, **cuts}, self.steps)]
 
     def _outs(self, env: Env, steps: Env, count: int) -> list[Any]:
         over_time(self.eqns, self.outs, env, steps)
@@ -354,22 +353,46 @@ class Body:
         return list(map(out, self.outs))
 
     def by_steps(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
-        env = dict(zip(self.consts, consts))
-
-        def step(states: Sequence[Any], given: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
-            here, x = given
-            old = [s.astype(v.aval.dtype) for s, v in zip(states, self.carry)]
-            found = jaxprs.evaluate(self.eqns, {**env, **dict(zip(self.carry, old)), **dict(zip(self.xs, x))})
-            new = [jaxprs.value(found, a).astype(s.dtype) for a, s in zip(self.carry_out, states)]
-            return [jnp.where(here, a, s) for a, s in zip(new, states)], [jaxprs.value(found, a) for a in self.outs]
-
-        def some(states: Any, given: Any, length: Any) -> Any:
-            return jax.lax.scan(step, states, given, length)
-
-        count = len(valid)
-        wrap = functools.partial(jax.checkpoint, prevent_cse=False)
-        states, outs = in_chunks(some, list(states), (valid, list(xs)), count, math.isqrt(count), False, wrap)
+        states, outs = jax.lax.scan(lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps)
         return [*states, *outs]
+
+    def _step(
+        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], here: Any
+    ) -> tuple[Any, list[Any]]:
+        old = [s.astype(v.aval.dtype) for s, v in zip(states, self.carry)]
+        env = dict(zip((*self.consts, *self.carry, *self.xs), (*consts, *old, *xs)))
+        found = jaxprs.evaluate(self.eqns, env)
+        new = [jaxprs.value(found, a).astype(s.dtype) for a, s in zip(self.carry_out, states)]
+        new = new if here is None else [jnp.where(here, a, s) for a, s in zip(new, states)]
+        return new, [jaxprs.value(found, a) for a in self.outs]
+
+    def tangents_by_steps(self, args: Any, tangents: Any) -> list[Any]:
+        """Returns the tangents of `by_steps`. No state is stored: each step computes those before it again."""
+        first, consts, xs, valid = args
+        moved, moved_consts, moved_xs, _ = tangents
+        number = jnp.arange(self.steps)
+
+        def state_before(t: Any) -> Any:
+            def step(states: Any, given: Any) -> Any:
+                u, x, here = given
+                return self._step(states, consts, x, u < t if here is None else here & (u < t))[0], None
+
+            return jax.lax.scan(step, first, (number, xs, valid))[0]
+
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def step(moved: Any, given: Any) -> Any:
+            t, x, here, moved_x = given
+            at = (state_before(t), consts, x)
+            return jax.jvp(lambda *at: self._step(*at, here), at, (moved, moved_consts, moved_x))[1]
+
+        moved, outs = jax.lax.scan(step, moved, (number, xs, valid, moved_xs))
+        return [*moved, *outs]
+
+
+def _no_tangent(x: Any) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)
 
 
 @jax.custom_batching.custom_vmap

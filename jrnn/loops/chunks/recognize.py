@@ -33,7 +33,7 @@ class Affine:
         known: terms without the carry, p times r.
         matrices: terms without the carry, a matrix that is the same at every step times a factor without K; an initial state
             to which `resets` go back is one.
-        solved: the rows that updates read, each after those that it reads.
+        solved: the rows that updates read.
         cuts: the variables where S is read, and their forms.
         free: the labels of V.
     """
@@ -129,7 +129,7 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
     if any(k in forms.labels_of(f) for _, scale in matrices for f in scale.factors):
         raise NotAffine("a matrix that is added to S is scaled along K")
     free_terms = tuple(t for t in alone if len(axes) == 1 or matrix_in(t) is None)
-    solved = tuple(rows_of(updates))
+    solved = tuple(dict.fromkeys(t.of for t in updates))
 
     late, used = jaxprs.needed(loop.eqns, outs, {*known, *forms.cuts})
     whole = [e for e in late if any(v in forms.values and forms.is_matrix(forms.values[v]) for v in jaxprs.inputs(e))]
@@ -138,6 +138,7 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
     cuts = {v: forms.values[v] for v in used if v in forms.cuts}
     rows = rows_of([*updates, *(t for v in cuts.values() for t in v.terms)])
 
+    below = rows_of(updates)
     fixed: set[int] = set()
     for term in [*decay, *updates, *(t for row in rows for t in row.terms if t.of is not None)]:
         for factor in term.factors:
@@ -148,7 +149,7 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
         fixed |= forms.labels_of(factor)
     for row in rows:
         own = {l for t in row.terms for f in t.factors for l in forms.labels_of(f)}
-        if row in solved and own - axes:
+        if row in below and own - axes:
             raise NotAffine("a dense matrix times S, or several rows at once")
     if any(l not in axes for t in updates for f in t.factors for l in forms.labels_of(f)):
         raise NotAffine("a dense matrix times S, or several rows at once")

@@ -41,8 +41,9 @@ def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
     return length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
 
 
-def stores_states(step: jaxprs.Program, n_consts: int, n_carry: int, moves: Sequence[bool]) -> bool:
-    """Returns True if JAX's derivative of a loop would read its largest carries, or values as large that follow from them.
+def stored_states(step: jaxprs.Program, n_consts: int, n_carry: int, moves: Sequence[bool]) -> int:
+    """Returns the bytes a step of the largest carries, and of values as large that follow from them, that JAX's derivative
+    of a loop would read.
 
     A state that only adds inputs, and is multiplied only with values that have no tangents, is not read.
 
@@ -76,13 +77,12 @@ def stores_states(step: jaxprs.Program, n_consts: int, n_carry: int, moves: Sequ
     states = program.invars[n_consts : n_consts + n_carry]
     most = max(map(jaxprs.nbytes, states), default=0)
     follow = jaxprs.depends(eqns, [v for v in states if jaxprs.nbytes(v) == most])
-    return any(v in follow and jaxprs.nbytes(v) >= most for v in read)
+    return sum(jaxprs.nbytes(v) for v in read if v in follow and jaxprs.nbytes(v) >= most)
 
 
-def chunk_length(stage: Stage, length: int) -> int:
-    """Returns C: decays along K need a round for each doubling of C, and the rows to solve a matrix of C x C."""
-    dear = any(form.solved or form.decays_along_k for form in stage.forms)
-    return min(32 if dear else 64, 1 << (length - 1).bit_length())
+def chunk_length(length: int) -> int:
+    """Returns C. With 64 steps, layers of every kind took 1.1 to 1.4 times the time that they take with 32."""
+    return min(32, 1 << (length - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
                 stages.append(Stage(g, is_shift=shift))
         else:
             stages.append(Stage(tuple(g[0] for g in found), tuple(found.values())))
-            size = chunk_length(stages[-1], loop.length)
+            size = chunk_length(loop.length)
             count = -(-loop.length // size)
             notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in found.values()]
         ready = others or list(found)
@@ -250,8 +250,8 @@ def _in_chunks(
     _, read = jaxprs.needed(loop.eqns, [*outs, *new], {*env, *steps, *carry})
     consts, xs = tuple(v for v in read if v in env), tuple(v for v in read if v in steps)
     eqns, _ = jaxprs.needed(loop.eqns, [*outs, *new], {*consts, *xs, *carry})
-    body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs))
-    size = chunk_length(stage, length)
+    size = chunk_length(length)
+    body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs), size)
     count = -(-length // size)
     extra = count * size - length
 
@@ -262,14 +262,14 @@ def _in_chunks(
         return x.reshape(count, size, *x.shape[1:])
 
     valid = jnp.arange(count * size) < length
-    valid = (valid[::-1] if loop.reverse else valid).reshape(count, size)
+    valid = (valid[::-1] if loop.reverse else valid).reshape(count, size) if extra else None
     given = [cut(steps[v]) for v in xs]
     fixed = [env[v] for v in consts]
     turn = (lambda x: x[::-1]) if loop.reverse else (lambda x: x)
 
     def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         here, values = args
-        made = body.run(states, fixed, [turn(v) for v in values], turn(here))
+        made = body.run(states, fixed, [turn(v) for v in values], None if here is None else turn(here))
         return made[: len(states)], [turn(v) for v in made[len(states) :]]
 
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]

@@ -5,6 +5,8 @@ XLA:CPU's `triangular_solve` is many times slower for matrices of this size.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,34 +14,55 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def unit_lower_solve(a: Any, b: Any, precision: Any) -> Any:
+class Kept:
+    """Values that the reverse pass takes from the forward pass, while it computes all others again."""
+
+    def __init__(self, values: Sequence[Any] | None = None):
+        self.values = list(values or [])
+        self._left = None if values is None else iter(values)
+
+    def __call__(self, make: Callable[[], Any]) -> Any:
+        if self._left is not None:
+            return next(self._left)
+        self.values.append(make())
+        return self.values[-1]
+
+
+def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
     """Solves `(I + a) x = b`.
 
     Args:
         a: [..., n, n], zero on and above the diagonal.
         b: [..., n, m].
         precision: of the products.
+        keep: keeps the inverse.
 
     >>> import jax.numpy as jnp
-    >>> print(unit_lower_solve(jnp.array([[0.0, 0.0], [2.0, 0.0]]), jnp.array([[1.0], [5.0]]), None).T)
+    >>> print(unit_lower_solve(jnp.array([[0.0, 0.0], [2.0, 0.0]]), jnp.array([[1.0], [5.0]]), None, Kept()).T)
     [[1. 3.]]
     """
-
-    def times(x: Any, y: Any) -> Any:
-        return jnp.matmul(x, y, precision=precision)
+    times = functools.partial(jnp.matmul, precision=precision)
 
     @jax.custom_jvp
-    def solve(a: Any, b: Any) -> Any:
-        return times(_inverse(a, times), b)
+    def invert(a: Any) -> Any:
+        return _inverse(a, times)
+
+    @invert.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        made = invert(*primals)
+        return made, -times(times(made, *tangents), made)
+
+    @jax.custom_jvp
+    def solve(inverse: Any, a: Any, b: Any) -> Any:
+        return times(inverse, b)
 
     @solve.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        (a, b), (da, db) = primals, tangents
-        inverse = _inverse(a, times)
-        x = times(inverse, b)
+        inverse, (_, da, db) = primals[0], tangents
+        x = solve(*primals)
         return x, times(inverse, db - times(da, x))
 
-    return solve(a, b)
+    return solve(keep(lambda: invert(a)), a, b)
 
 
 def _inverse(a: Any, times: Any) -> Any:

@@ -18,7 +18,8 @@ with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
 from jrnn.loops import jaxprs, mark
-from jrnn.loops.chunks import Chunked, NotAffine, chunked, pays, stores_states, why
+from jrnn.loops.chunks import Chunked, NotAffine, chunk_length, chunked, compared, pays, stored_states, why
+from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
@@ -117,8 +118,9 @@ def _program(
     if isinstance(found, str):
         lowering.record_note(found)
         return None
-    program, values = found
-    lowering.record(LoopPlan(Target(jax.default_backend()), program.loop, None, None, "chunks", notes=program.notes))
+    program, values, choice = found
+    target = Target(jax.default_backend())
+    lowering.record(LoopPlan(target, program.loop, None, None, "chunks", notes=program.notes, choice=choice))
 
     def run(args: Sequence[Any]) -> list[Any]:
         with mark.unmarked():
@@ -139,8 +141,11 @@ def _chunked(
     unroll: int,
     options: Options,
     moves: tuple[bool, ...],
-) -> tuple[Chunked, Sequence[Any]] | str | None:
-    """Returns the loop in chunks and the values of its constants, the reason if it has none, or None if it is not tried."""
+) -> tuple[Chunked, Sequence[Any], Choice] | str | None:
+    """Returns a loop in chunks, the values of its constants, and the candidates; or the reason if it stays as it is.
+
+    Returns None for loops that need not be tried.
+    """
     body = jaxprs.jaxpr_of(jaxpr)
     if not jaxprs.is_known(length) or body.effects:
         return None
@@ -151,13 +156,20 @@ def _chunked(
     try:
         with mark.unmarked():
             program = jaxprs.opened(jaxpr, _CALLS)
-            if not stores_states(program, n_consts, n_carry, moves):
+            stored = stored_states(program, n_consts, n_carry, moves)
+            if not stored:
                 return "not in chunks: this gradient reads no state"
         inputs, end = program.invars, n_consts + n_carry
         outs = program.outvars[:n_carry], program.outvars[n_carry:]
         consts = (*program.constvars, *inputs[:n_consts])
         loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
-        return chunked(loop, dict(zip(program.constvars, program.consts))), program.consts
+        found = chunked(loop, dict(zip(program.constvars, program.consts)))
+        forms = tuple(form for stage in found.stages for form in stage.forms)
+        choice = compared(found.loop, forms, stored, chunk_length(length), options.memory)
+        if not choice.chosen.plan:
+            (other, reason), at = choice.others[0], choice.chosen.estimate
+            return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
+        return found, program.consts, choice
     except NotAffine as reason:
         return f"not in chunks: {why(reason)}"
     except Exception as error:

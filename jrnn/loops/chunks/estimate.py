@@ -1,0 +1,73 @@
+"""What a train step of a loop costs step by step and in chunks, for the cost model (`loops/costs.py`).
+
+Shapes: T time, C steps of a chunk.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jrnn.loops import jaxprs
+from jrnn.loops.chunks.recognize import Affine, rows_of
+from jrnn.loops.costs import CPU, Candidate, Choice, Estimate, Machine, bound, choose
+from jrnn.loops.estimates import Estimator
+from jrnn.loops.loop import Loop
+
+_SMALL = 0.45  # products of a chunk run at this part of the rate of large ones
+_PASSES = 32  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
+_TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice as much for its derivative
+_BY_STEPS = 3  # a step, and its derivative
+_KERNELS = 60  # of the forward and the reverse pass of a chunk
+
+
+def compared(
+    loop: Loop, forms: tuple[Affine, ...], stored: int, steps: int, memory: int | float | None, machine: Machine = CPU
+) -> Choice:
+    """Compares a train step that stores states at every step with one in chunks. The plan of the second is True.
+
+    Args:
+        loop: the loop.
+        forms: of its carries that may run in chunks.
+        stored: bytes a step of states that JAX's derivative would store.
+        steps: C.
+        memory: the option `memory`.
+        machine: the constants.
+    """
+    length = jaxprs.extent(loop.length)
+    forward = Estimator(loop, machine).whole()
+    stack = length * stored
+    moved = machine.writing(stack, stack) + machine.reading(stack, stack)
+    by_steps = _BY_STEPS * forward.seconds
+    terms = (("steps", by_steps), ("stacks of states", moved))
+    reference = Candidate("lax.scan", Estimate(by_steps + moved, stack + forward.memory, terms), None)
+    chunks = Candidate("in chunks", _in_chunks(loop, forms, steps, machine), True)
+    theirs, ours = reference.estimate.memory, chunks.estimate.memory
+    if memory is not None and ours < theirs and bound(memory, theirs) < theirs:
+        return Choice(chunks, ((reference, "more memory than allowed"),))
+    return choose([reference, chunks], memory)
+
+
+def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machine) -> Estimate:
+    count = math.ceil(jaxprs.extent(loop.length) / steps)
+    products = blocks = 0.0
+    boundaries = inside = 0
+    for form in forms:
+        state, size = form.forms.state, form.forms.size
+        elements = jaxprs.elements(state.aval.shape)
+        k, v = size[form.forms.contracted or 0], form.width
+        batch = elements // (k * v)
+        rows = rows_of([*form.updates, *(t for value in form.cuts.values() for t in value.terms)])
+        readers = sum(any(t.of is state for t in row.terms) for row in rows)
+        writers, solved = len(form.known) + len(form.solved), len(form.solved)
+        operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (k + v)
+        operations += 2 * (solved * steps) ** 2 * v
+        products += _TRAIN * count * batch * operations / (_SMALL * machine.products)
+        if form.decays_along_k:
+            vectors = (readers + writers) * math.log2(steps) * batch * steps * k * state.aval.dtype.itemsize
+            blocks += _PASSES * count * vectors / machine.cached
+        boundaries += count * max(jaxprs.nbytes(state), 4 * elements)
+        inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
+    calls = count * (_KERNELS * machine.call + machine.trip)
+    moved = machine.writing(boundaries, boundaries) + machine.reading(boundaries, boundaries)
+    terms = (("products", products), ("decays", blocks), ("calls", calls), ("stacks of states", moved))
+    return Estimate(sum(seconds for _, seconds in terms), boundaries + inside, terms)
