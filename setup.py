@@ -4,9 +4,11 @@ An index has no files of the repository. Links to them become absolute where pyp
 (`project.urls.Repository`); else they become plain text, and pictures are left out.
 
 The kernel for CPUs (`jrnn/loops/native/src`) is a plain shared object. It is compiled once for each set of instructions. If
-there is no compiler that can build it, jrnn is installed without it.
+there is no compiler that can build it, or JRNN_BUILD_KERNEL=0 is set, jrnn is installed without it.
 """
 
+import importlib.util
+import os
 import platform
 import re
 import sys
@@ -19,6 +21,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 ROOT = Path(__file__).parent
+IS_BUILT = os.environ.get("JRNN_BUILD_KERNEL") != "0" and importlib.util.find_spec("jaxlib") is not None
 SOURCE = "jrnn/loops/native/src"
 FLAGS = [
     "-std=c++17",
@@ -59,11 +62,8 @@ class BuildKernel(build_ext):
     def build_extension(self, ext: Extension) -> None:
         if self.compiler.compiler_type == "msvc":
             raise CompileError("the kernel needs GCC's vector extensions, which GCC and clang have")
-        try:
-            import jaxlib
-        except ImportError as error:
-            raise CompileError(f"the kernel needs jaxlib's headers: {error}") from error
-        headers = ["-isystem", str(Path(jaxlib.__file__).parent / "include")]
+        (jaxlib,) = importlib.util.find_spec("jaxlib").submodule_search_locations
+        headers = ["-isystem", str(Path(jaxlib) / "include")]
         x86 = platform.machine().lower() in ("x86_64", "amd64") and "arm64" not in self.plat_name
         sets = {**(SETS if x86 else {}), "base": ([], 16)}
         objects = []
@@ -103,8 +103,8 @@ KERNEL = Extension(
 setup(
     packages=[*find_packages(include=["jrnn*"]), "jrnn.configs"],
     package_dir={"jrnn.configs": "configs"},
-    ext_modules=[KERNEL],
-    cmdclass={"build_ext": BuildKernel, "bdist_wheel": PlatformWheel},
+    ext_modules=[KERNEL] if IS_BUILT else [],
+    cmdclass={"build_ext": BuildKernel, **({"bdist_wheel": PlatformWheel} if IS_BUILT else {})},
     long_description=readme(),
     long_description_content_type="text/markdown",
 )

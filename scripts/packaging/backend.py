@@ -6,12 +6,15 @@ import shutil
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403
 
-HEADERS = ["jaxlib>=0.10,<0.11"]  # of the oldest version that jrnn supports: newer ones run what was built with them
+# Of the oldest version that jrnn supports: newer ones run what was built with them.
+HEADERS = ["jaxlib>=0.10,<0.11"]
 
 
 def _headers() -> list[str]:
-    compilers = (os.environ.get("CXX", "").split()[:1] or [""])[0], "c++", "g++", "clang++"
-    return HEADERS if any(name and shutil.which(name) for name in compilers) else []
+    """Returns what building the kernel needs; nothing if there is no compiler, or JRNN_BUILD_KERNEL=0 is set."""
+    compilers = *os.environ.get("CXX", "").split()[:1], "c++", "g++", "clang++"
+    wanted = os.environ.get("JRNN_BUILD_KERNEL") != "0" and any(map(shutil.which, compilers))
+    return HEADERS if wanted else []
 
 
 def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:

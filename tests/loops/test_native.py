@@ -272,14 +272,19 @@ def test_it_says_why_it_cannot_run_a_step():
 
 
 @built
-def test_it_is_chosen_where_it_pays(judged):
-    p = weights(wx=(128, 512), wh=(128, 512), b=(1, 512), x=(50, 32, 128), h0=(32, 128), c0=(32, 128))
-    args = lstm_step(p), (p["h0"], p["c0"]), p["x"]
-    plans = explain_scan(*args)
-    assert plans.executor == "native" and {plan.executor for plan in plans.training} == {"native"}
-    assert explain_scan(*args, executor="scan").executor != "native"
-    few = weights()
-    assert explain_scan(lstm_step(few), (few["h0"], few["c0"]), few["x"]).executor != "native"
+def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faster():
+    few = weights(wx=(128, 512), wh=(128, 512), b=(1, 512), x=(50, 32, 128), h0=(32, 128), c0=(32, 128))
+    one = {**few, "x": few["x"][:, :1], "h0": few["h0"][:1], "c0": few["c0"][:1]}
+    for p, count in ((few, 2), (one, 1)):
+        (plan,) = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], executor="native").forward
+        assert plan.executor == "native" and plan.contractions == count, str(plan)
+
+
+@built
+def test_it_is_used_only_where_it_is_asked_for(judged):
+    p = weights()
+    plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"])
+    assert "native" not in {plan.executor for plan in (*plans.forward, *plans.training)}
 
 
 def test_without_the_object_the_reason_is_given(monkeypatch):

@@ -18,8 +18,8 @@ _INSTRUCTION = 15e-9
 _ELEMENT = 0.06e-9  # of one instruction; or of one that computes a function
 _FUNCTION = 0.35e-9
 _SCALAR = 15e-9  # of a function without vectors
-_FUNCTIONS = frozenset(("Exp", "Expm1", "Log", "Log1p", "Logistic", "Tanh"))
-_SCALARS = frozenset(("Cos", "Erf", "Sin"))
+_FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
+_SCALARS = frozenset(("cos", "erf", "sin"))
 
 
 def packed_bytes(program: Program) -> int:

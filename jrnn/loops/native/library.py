@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import jax
 from jrnn.loops.native.writer import FORMAT
 
 TARGET = "jrnn_loop"
-PATH = Path(__file__).parent / ("libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so"))
+_BUILT = Path(__file__).parent / ("libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so"))
+PATH = Path(os.environ.get("JRNN_KERNEL", _BUILT))  # scripts/sanitize.sh gives another one
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,9 @@ class Found:
 
     instruction_sets: tuple[str, ...] = ()
     reason: str = ""
+
+    def __str__(self) -> str:
+        return self.reason or f"it uses {', '.join(self.instruction_sets)}, the first one by default"
 
 
 @functools.cache

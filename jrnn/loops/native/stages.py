@@ -38,7 +38,7 @@ def add_in_products(operations: Sequence[Operation]) -> list[Operation]:
         return before is not None and start_from(before, value, axis, rows)
 
     for operation in operations:
-        if operation.kind != "Add" or len(operation.views) != 2:
+        if operation.kind != "add" or len(operation.views) != 2:
             continue
         for value, other in (operation.views[::-1], operation.views):
             product = product_of(value)

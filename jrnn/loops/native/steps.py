@@ -68,18 +68,18 @@ class Operation:
 
 
 _SAME = {
-    **{"add_any": "Add", "eq": "Equal", "ne": "NotEqual", "lt": "Less", "le": "LessEqual", "select_n": "Select"},
-    **{"one_minus_square": "OneMinusSquare", "is_finite": "IsFinite"},
+    **{"add_any": "add", "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "select_n": "select"},
+    **{"one_minus_square": "one_minus_square", "is_finite": "is_finite"},
 }
 _SAME |= {
-    name: name.capitalize()
+    name: name
     for name in (
         *("abs", "add", "ceil", "cos", "div", "erf", "exp", "expm1", "floor", "log", "log1p", "logistic", "max", "min"),
         *("mul", "neg", "rsqrt", "sign", "sin", "sqrt", "square", "sub", "tanh"),
     )
 }
-_OF_BOOLEANS = {"and": "Min", "or": "Max", "xor": "NotEqual", "not": "Not"}
-_SWAPPED = {"gt": "Less", "ge": "LessEqual"}
+_OF_BOOLEANS = {"and": "min", "or": "max", "xor": "not_equal", "not": "not"}
+_SWAPPED = {"gt": "less", "ge": "less_equal"}
 _NOTHING = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
 _REDUCTIONS = {
     "reduce_sum": "sum",
@@ -118,7 +118,7 @@ class Step:
             made = [self._elementwise(eqn, name, read, out[0])]
         for v, value in zip(eqn.outvars, made):
             if v.aval.dtype == jnp.bfloat16 and name in _ROUNDS:
-                value = self.apply("ToBfloat16", [value], v.aval.shape)
+                value = self.apply("to_bfloat16", [value], v.aval.shape)
             self.values[v] = value
 
     # Elementwise ------------------------------------------------------------------------------------------------------
@@ -134,14 +134,14 @@ class Step:
         if name in _OF_BOOLEANS and types == {jnp.dtype(jnp.bool_)}:
             return self.apply(_OF_BOOLEANS[name], read, out.shape)
         if name == "clamp":
-            return self.apply("Min", [self.apply("Max", read[1::-1], out.shape), read[2]], out.shape)
+            return self.apply("min", [self.apply("max", read[1::-1], out.shape), read[2]], out.shape)
         if name == "round" and eqn.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN:
-            return self.apply("Round", read, out.shape)
+            return self.apply("round", read, out.shape)
         if name == "convert_element_type":
             if out.dtype == jnp.bool_ and eqn.invars[0].aval.dtype != jnp.bool_:
-                return self.apply("NotEqual", [read[0], Constant(0.0)], out.shape)
+                return self.apply("not_equal", [read[0], Constant(0.0)], out.shape)
             narrows = out.dtype == jnp.bfloat16 and eqn.invars[0].aval.dtype != jnp.bool_
-            return self.apply("ToBfloat16", read, out.shape) if narrows else read[0]
+            return self.apply("to_bfloat16", read, out.shape) if narrows else read[0]
         if name == "integer_pow" and 0 < abs(eqn.params["y"]) <= _LARGEST_POWER:
             return self._power(read[0], eqn.params["y"], out.shape)
         if name in _NOTHING:
@@ -150,12 +150,12 @@ class Step:
 
     def _power(self, x: Value, y: int, shape: Sequence[int]) -> Value:
         if y < 0:
-            return self.apply("Div", [Constant(1.0), self._power(x, -y, shape)], shape)
+            return self.apply("div", [Constant(1.0), self._power(x, -y, shape)], shape)
         if y == 1:
             return x
         half = self._power(x, y // 2, shape)
-        even = self.apply("Square", [half], shape)
-        return self.apply("Mul", [even, x], shape) if y % 2 else even
+        even = self.apply("square", [half], shape)
+        return self.apply("mul", [even, x], shape) if y % 2 else even
 
     def apply(self, kind: str, read: Sequence[Value], shape: Sequence[int]) -> View:
         """Adds an elementwise operation, and returns its result."""
@@ -211,7 +211,7 @@ class Step:
 
     def floats(self, view: View) -> View:
         """Returns the view in the type that the kernel computes with."""
-        return view if view.array.dtype == "float" else self.apply("Copy", [view], view.shape)
+        return view if view.array.dtype == "float" else self.apply("copy", [view], view.shape)
 
     def assign(self, to: View, value: Value, axis: int | None) -> None:
         """Writes a value to a view, by an operation or by computing it there."""
@@ -233,7 +233,7 @@ class Step:
             value = self.simple(value, axis)
         elif not contiguous:
             raise Refused("the step writes a constant between other values")
-        self.operations.append(Operation("Copy", to, [value], axis))
+        self.operations.append(Operation("copy", to, [value], axis))
 
     # Products and reductions ------------------------------------------------------------------------------------------
 

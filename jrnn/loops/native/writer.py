@@ -27,24 +27,36 @@ _LONGEST = 2000  # equations of a step
 # The order of the instructions in elements.h.
 _INSTRUCTIONS = (
     *(
-        "Copy",
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Max",
-        "Min",
-        "Neg",
-        "Abs",
-        "Exp",
-        "Tanh",
-        "Logistic",
-        "Log",
-        "Log1p",
-        "Expm1",
+        "copy",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "max",
+        "min",
+        "neg",
+        "abs",
+        "exp",
+        "tanh",
+        "logistic",
+        "log",
+        "log1p",
+        "expm1",
     ),
-    *("Sqrt", "Rsqrt", "Square", "OneMinusSquare", "Select", "Equal", "NotEqual", "Less", "LessEqual", "Not", "Sign"),
-    *("Floor", "Ceil", "Round", "IsFinite", "ToBfloat16", "Sin", "Cos", "Erf", "Spread"),
+    *(
+        "sqrt",
+        "rsqrt",
+        "square",
+        "one_minus_square",
+        "select",
+        "equal",
+        "not_equal",
+        "less",
+        "less_equal",
+        "not",
+        "sign",
+    ),
+    *("floor", "ceil", "round", "is_finite", "to_bfloat16", "sin", "cos", "erf", "spread"),
 )
 _OPCODES = {name: i for i, name in enumerate(_INSTRUCTIONS)}
 _KINDS = {"product": 1, "sum": 2, "most": 2, "least": 2, "move": 3}
@@ -214,7 +226,7 @@ class _Encoder:
         for i, v in enumerate(loop.carry):
             state = step.new(v.aval.shape, 0 if rows > 1 else None)
             state.array.given = first_carry + i
-            starts.append(Operation("Copy", state, [values[v]], state.row))
+            starts.append(Operation("copy", state, [values[v]], state.row))
             values[v] = state
             self.sizes.append(jaxprs.elements(v.aval.shape))
             dtypes.append("float")
@@ -280,7 +292,7 @@ class _Encoder:
         values = [step.value(a) for a in loop.carry_out]
         kept = {s.array for s in states}
         values = [
-            step.apply("Copy", [v], v.shape)
+            step.apply("copy", [v], v.shape)
             if isinstance(v, View) and v.array in kept and v.array is not s.array
             else v
             for v, s in zip(values, states)
@@ -290,7 +302,7 @@ class _Encoder:
                 if value.array is state.array and value.is_whole:
                     continue
                 value = step.simple(value, state.row)
-            step.operations.append(Operation("Copy", state, [value], state.row))
+            step.operations.append(Operation("copy", state, [value], state.row))
 
     # Encoding ---------------------------------------------------------------------------------------------------------
 
@@ -339,7 +351,7 @@ class _Encoder:
                 if spread or value.array.root[0].dtype != "float":
                     if (ref, spread) not in loaded:
                         loaded[ref, spread] = virtual
-                        made.append(("Spread" if spread else "Copy", virtual, [("ref", ref)]))
+                        made.append(("spread" if spread else "copy", virtual, [("ref", ref)]))
                         virtual += 1
                     operands.append(loaded[ref, spread])
                 else:

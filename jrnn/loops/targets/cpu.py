@@ -133,9 +133,7 @@ class _Search:
             tried[most] = self._candidate("all of these", most)
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
-        called = self._called(most) if self.options.executor == "auto" else []
-        every = [self.reference, *tried.values(), *chosen, *called]
-        return costs.choose(every, self.options.memory, self.held, self.saved)
+        return costs.choose([self.reference, *tried.values(), *chosen], self.options.memory, self.held, self.saved)
 
     def _called(self, most: Moves) -> list[Candidate]:
         """Returns the candidates whose loop is one call of the native kernel, with products of inputs in it or before it."""
