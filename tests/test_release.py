@@ -33,8 +33,18 @@ def test_the_sdist_holds_all_that_its_tests_need():
 def test_the_readme_of_an_index_has_no_link_that_leads_nowhere(repository, monkeypatch, tmp_path):
     """It is what setup.py gives to setuptools."""
     given = {}
-    fake = types.SimpleNamespace(setup=lambda **options: given.update(options), find_packages=lambda **_: ["jrnn"])
-    monkeypatch.setitem(sys.modules, "setuptools", fake)
+    fake = {
+        "setuptools": dict(
+            setup=lambda **options: given.update(options),
+            find_packages=lambda **_: ["jrnn"],
+            Extension=lambda *_, **__: None,
+        ),
+        "setuptools.command.bdist_wheel": dict(bdist_wheel=object),
+        "setuptools.command.build_ext": dict(build_ext=object),
+        "setuptools.errors": dict(CompileError=Exception),
+    }
+    for name, members in fake.items():
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**members))
     for name in ("setup.py", "README.md", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     if repository:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from jrnn.loops.native import library
 from jrnn.version import __version__
 
 HERE = Path(__file__).parents[1]
@@ -115,6 +116,7 @@ def examine(out: Any = None) -> bool:
     section("packages of extras", _rows(optional))
     section("optional packages", (f"{n}  {_installed(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
     section("devices", _devices())
+    section("kernel for CPUs (executor 'native')", [str(library.found())])
     missing = [p for p in found if p.remedy]
     section("missing" if missing else "nothing is missing", (f"{p.name}: {p.remedy}" for p in missing))
     return all(p.is_satisfied for p in needed)

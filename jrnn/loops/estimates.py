@@ -84,7 +84,7 @@ class Estimator:
     def whole(self) -> Estimate:
         """Returns the estimate of the loop as it is."""
         inside = self.part(self.loop.eqns, self.loop.outputs)
-        seconds, terms = self._trips(self.loop, inside)
+        seconds, terms = self.trips(self.loop, inside)
         return Estimate(seconds, inside.peak, terms)
 
     def split(self, fission: Fission) -> Split:
@@ -186,7 +186,7 @@ class Estimator:
             )
         return found
 
-    def _trips(self, loop: Loop, inside: Part) -> tuple[float, Terms]:
+    def trips(self, loop: Loop, inside: Part) -> tuple[float, Terms]:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
@@ -261,7 +261,7 @@ class Split:
         times = math.ceil(steps / n)
         again = times > 1
         size = n * max(self.per_step(again), 1)
-        seconds, terms = self.estimator._trips(core, self.inside)
+        seconds, terms = self.estimator.trips(core, self.inside)
         bulk = sum(p.seconds(machine, steps, size) for p in (self.before, self.after))
         adding = steps * (self.sums.products + max(self.sums.elements, machine.reading(self.operands, size)))
         adding += times * (machine.writing(self.results, self.results) * (1 + 2 * again))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jrnn.errors import ScanError, near
+from jrnn.loops import native
 from jrnn.loops.loop import Loop
 from jrnn.loops.newton import Newton
 from jrnn.loops.passes import associative, split
@@ -52,6 +53,7 @@ _ROWS = (
     Executor("scan", is_loop=True),
     Executor("associative", associative.refusal, keeps_states=True),
     Executor(tpu.KERNEL, tpu.refusal),
+    Executor(native.NAME, native.refusal),
     Executor("cudnn", on_marked_loops=False),
     Executor("newton", keeps_states=True, on_marked_loops=False),
 )

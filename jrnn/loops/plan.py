@@ -45,11 +45,13 @@ class Target:
         platform: "cpu", "cuda", "rocm" or "tpu".
         devices: the number of devices that the program is divided among.
         kind: the kind of the devices, such as "TPU v5 lite", or "" if unknown.
+        exported: it will run elsewhere, where custom calls of this process are unknown.
     """
 
     platform: str
     devices: int = 1
     kind: str = ""
+    exported: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class LoopPlan:
         loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
         fission: the loop split into parts, or None if `jax.lax.scan` lowers it.
         core: runs `fission.core`, the loop that stays.
-        executor: the name of that runner: "lax.scan", "scan", "associative" or "persistent"; or "chunks", for a loop and its
-            gradient that run as `loops/chunks` in place of a loop over steps.
+        executor: the name of that runner: "lax.scan", "scan", "associative", "persistent" or "native"; or "chunks", for a
+            loop and its gradient that run as `loops/chunks` in place of a loop over steps.
         chunk: the number of steps to run at a time to bound memory, or None for all.
         notes: reasons for what was not done.
         choice: the candidates that were compared, or None if the loop could not be planned.

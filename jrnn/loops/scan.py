@@ -5,8 +5,8 @@ for checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA meta
 `Options` (`mark.py`). The rewriting happens when JAX differentiates or lowers the marked equation (`rules/`).
 
 The executor "associative" solves affine steps in parallel over time (`passes/associative.py`). "persistent" is one kernel
-for the whole loop (`kernels/`). "cudnn" is NVIDIA's kernel for LSTM layers (`cudnn.py`). "newton" solves all steps of a
-nonlinear loop at once (`newton/`).
+for the whole loop (`kernels/`). "native" is one call of a compiled kernel for CPUs (`native/`). "cudnn" is NVIDIA's kernel
+for LSTM layers (`cudnn.py`). "newton" solves all steps of a nonlinear loop at once (`newton/`).
 
 Shapes: T time, N batch.
 """
@@ -85,10 +85,12 @@ def scan(
             everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
         executor: "scan"; "associative" (for steps that are affine in the carry with a diagonal Jacobian, and whose
             carries stay finite); "persistent" (one kernel for TPUs, which keeps constants and state on the chip; it is
-            interpreted on other platforms, which is slow); "cudnn" (for an `LstmStep` in float32 on CUDA); "newton", or
-            an object of `Newton` with its options (all steps at once by Newton's method, for steps with floating-point
-            carries; it falls back to the loop where it does not converge, and ignores `unroll`); or "auto", which takes
-            neither of the last two, and never reassociates products that could overflow.
+            interpreted on other platforms, which is slow); "native" (one call of a compiled kernel on a CPU, if it was
+            built, for steps of products with constants, elementwise operations and reductions); "cudnn" (for an `LstmStep`
+            in float32 on CUDA); "newton", or an object of `Newton` with its options (all steps at once by Newton's method,
+            for steps with floating-point carries; it falls back to the loop where it does not converge, and ignores
+            `unroll`); or "auto", which takes
+            none of the last three, and never reassociates products that could overflow.
         strict: raise if the loop cannot be planned and would fall back to `jax.lax.scan`, for tests of speed.
         memory: on a CPU, the most bytes of temporary arrays that a faster loop may use, or, as a float, the most times the
             memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much

@@ -31,6 +31,7 @@ def test_what_is_there(capsys):
     assert out.startswith(f"jrnn {jrnn.__version__}\n")
     for line in ("cpu:0", "a loop compiles and runs in", f"  jax               {importlib.metadata.version('jax')}"):
         assert line in out
+    assert re.search(r"kernel for CPUs \(executor 'native'\)\n  (it uses .*base, the first|it was not built)", out)
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     named = {p.name for p in doctor.packages() if not p.extra}
     assert named == {line.partition(">=")[0] for line in project["dependencies"]}

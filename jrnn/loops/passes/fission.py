@@ -59,7 +59,7 @@ class Fission:
         loop = self.loop
         env = jaxprs.evaluate(self.once, dict(zip(loop.consts, consts)))
         stacked = dict(zip(loop.xs, xs))
-        _over_time(self.hoisted, self.early, env, stacked)
+        over_time(self.hoisted, self.early, env, stacked)
 
         kept = [i for i in range(len(loop.carry)) if i not in self.summed]
         core_init = [init[i] for i in kept]
@@ -70,7 +70,7 @@ class Fission:
         for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
             if v not in stacked and jaxprs.is_in(out, stacked):
                 stacked[v] = shifted(stacked[out], first, loop.reverse)
-        _over_time(self.sunk, self.late, env, stacked)
+        over_time(self.sunk, self.late, env, stacked)
 
         carry = dict(zip(kept, last))
         made = jaxprs.producers(loop.eqns) if self.summed else {}
@@ -97,7 +97,7 @@ def shifted(stack: Any, first: Any, reverse: bool) -> Any:
     return jnp.concatenate([first[None], stack[:-1]])
 
 
-def _over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env) -> None:
+def over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env) -> None:
     """Evaluates equations for all steps and adds `outs` to `stacked`, which holds [T, ...]; `env` holds constants."""
     env = dict(env)
     stacked_here = dict(stacked)

@@ -149,7 +149,7 @@ def _target(platform: str, ctx: Any) -> Target:
     backend = ctx.module_context.backend  # in `jax.export` another platform's, or None
     known = backend is not None and backend.platform == platform
     kind = backend.devices()[0].device_kind if known else ""
-    return Target(platform, devices, kind)
+    return Target(platform, devices, kind, ctx.module_context.lowering_parameters.for_export)
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
-from jrnn.loops import costs, jaxprs, primitives
+from jrnn.loops import costs, jaxprs, native, primitives
 from jrnn.loops.costs import Candidate, Choice
 from jrnn.loops.estimates import Estimator, Split
+from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, eager_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import (
@@ -54,10 +55,16 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
             fission = split(loop, computation, contract=smaller_first)
             return LoopPlan(target, original, fission, widen_sums(fission.core), "associative")
         notes = (f"not associative: {why}",)
-    found = _Search(original, loop, options).choice()
+    search = _Search(original, loop, options, target)
+    found = search.choice()
+    if options.executor == native.NAME and search.refusal:
+        notes = (f"not native: {search.refusal}",)
     if found.chosen.plan is None:
         return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, "nothing to gain"), choice=found)
     way: _Way = found.chosen.plan
+    if way.native is not None:
+        notes = (*notes, str(way.native))
+        return LoopPlan(target, original, way.fission, way.native, native.NAME, way.chunk, notes, found)
     core = way.fission.core
     if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), slices)
@@ -78,10 +85,11 @@ def _turning_pays(loop: Loop, turned: Loop) -> bool:
 
 @dataclass(frozen=True)
 class _Way:
-    """A loop in parts, run `chunk` steps at a time, or all at once if None."""
+    """A loop in parts, run `chunk` steps at a time, or all at once if None. `native` runs the loop that stays, if given."""
 
     fission: Fission
     chunk: int | None
+    native: native.Native | None = None
 
 
 class _Search:
@@ -91,10 +99,15 @@ class _Search:
         original: the loop as JAX made it.
         loop: the loop after the passes.
         options: the caller's.
+        target: what it is lowered for.
+
+    Attributes:
+        refusal: the reason why no candidate is a call of the native kernel, or "".
     """
 
-    def __init__(self, original: Loop, loop: Loop, options: Options):
-        self.loop, self.options = loop, options
+    def __init__(self, original: Loop, loop: Loop, options: Options, target: Target):
+        self.loop, self.options, self.target = loop, options, target
+        self.refusal = ""
         self.reference = Candidate("lax.scan", Estimator(original).whole(), None)
         self.estimator = Estimator(loop)
         self.held, self.saved = _residuals(original, options)
@@ -102,6 +115,11 @@ class _Search:
 
     def choice(self) -> Choice:
         everything = self._split(None)
+        if self.options.executor == native.NAME:
+            called = self._called(_movable(everything, _sums_may_leave(self.loop, self.options)))
+            if called:
+                chosen = min(called, key=lambda way: way.estimate.seconds)
+                return Choice(chosen, tuple((way, "slower") for way in called if way is not chosen))
         if eager_passes.value is not None:
             way = _Way(everything, eager_passes.value or None)
             return Choice(Candidate("everything", self.estimator.split(everything).at_once(), way))
@@ -116,6 +134,25 @@ class _Search:
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
         return costs.choose([self.reference, *tried.values(), *chosen], self.options.memory, self.held, self.saved)
+
+    def _called(self, most: Moves) -> list[Candidate]:
+        """Returns the candidates whose loop is one call of the native kernel, with products of inputs in it or before it."""
+        if self.target.exported or self.target.devices > 1:
+            where = (
+                "exported" if self.target.exported else "divided among devices; put the scan inside of jax.shard_map"
+            )
+            self.refusal = f"the program is {where}"
+            return []
+        found = {}
+        for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
+            fission = self._split(moves)
+            try:
+                runner = native.native_of(fission.core)
+            except Refused as why:
+                self.refusal = str(why)
+                continue
+            found[moves] = Candidate(name, runner.estimate(self.estimator.split(fission)), _Way(fission, None, runner))
+        return [*found.values()]
 
     def _split(self, moves: Moves | None) -> Fission:
         self.left -= len(self.loop.eqns)

@@ -1,0 +1,107 @@
+"""A loop as one call of the kernel for CPUs.
+
+Shapes: N rows, T time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.loops import jaxprs
+from jrnn.loops.costs import Estimate
+from jrnn.loops.estimates import Split
+from jrnn.loops.kernels import Refused
+from jrnn.loops.loop import Loop, Results
+from jrnn.loops.native import costs, library
+from jrnn.loops.native.writer import Program, program_of
+from jrnn.loops.passes.fission import over_time
+
+_ROWS = 2  # the fewest rows of a thread
+_WORK = 3e6  # the fewest floating-point operations of a thread, about 50 microseconds
+
+
+@dataclass(frozen=True)
+class Native:
+    """Runs a loop by the kernel. `level` is the place of the instruction set in `library.found()`; `threads` bounds them."""
+
+    program: Program
+    level: int = 0
+    threads: int | None = None
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        program, loop, core = self.program, self.program.loop, self.program.core
+        assert length == loop.length
+        env = jaxprs.evaluate(program.before, dict(zip(loop.consts, consts)))
+        stacked = dict(zip(loop.xs, xs))
+        made = {v for e in program.early for v in e.outvars}
+        over_time(program.early, [*made], env, stacked)
+        operands = [
+            *(env[v] for v in program.given),
+            *(jnp.asarray(v).astype(program.dtype) for v in init),
+            *(stacked[v] for v in core.xs),
+        ]
+        # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
+        axes = max((jax.typeof(v).manual_axis_type for v in operands), key=lambda found: len(found.varying))
+        typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
+        types = [typed(v.aval.shape, program.dtype) for v in core.carry]
+        types += [typed((length, *y.aval.shape), y.aval.dtype) for y in core.ys]
+        out = jax.ffi.ffi_call(library.TARGET, types)(
+            *operands,
+            program=program.encoded,
+            literals=program.literals,
+            level=np.int64(self.level),
+            threads=np.int64(self.threads or self.useful_threads()),
+        )
+        last = [value.astype(v.aval.dtype) for value, v in zip(out, core.carry)]
+        stacked.update((y, value) for y, value in zip(core.ys, out[len(last) :]) if not jaxprs.is_literal(y))
+        over_time(program.late, [v for e in program.late for v in e.outvars], env, stacked)
+
+        def stack(atom: Any) -> Any:
+            if jaxprs.is_in(atom, stacked):
+                return stacked[atom]
+            value = jaxprs.value(env, atom)
+            return jnp.broadcast_to(value, (length, *value.shape))
+
+        return last, [stack(y) for y in loop.ys]
+
+    def useful_threads(self) -> int:
+        return max(1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK)))
+
+    def estimate(self, parts: Split) -> Estimate:
+        """Returns the estimate of a loop in parts, whose loop that stays is this call.
+
+        The memory is that of arrays of all steps. Packed matrices and the values of one step are not counted.
+        """
+        whole = parts.at_once()
+        inside, terms = parts.estimator.trips(parts.fission.core, parts.inside)
+        own = costs.seconds(self.program) + dict(terms)["stacks"]
+        return Estimate(whole.seconds - inside + own, whole.memory, (("kernel", own), *whole.terms[len(terms) :]))
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the products of a step."""
+        products = (o for stage in self.program.stages for o in stage if o.matrix is not None)
+        return sum(2 * self.program.rows * o.width * o.matrix.dims[0][0] for o in products)
+
+    def __str__(self) -> str:
+        products = sum(o.kind == "product" for stage in self.program.stages for o in stage)
+        sets = library.found().instruction_sets[self.level]
+        return (
+            f"one call of the kernel for CPUs ({sets}): {len(self.program.stages)} stages a step, {products} products, "
+            f"{self.program.rows} rows on at most {self.useful_threads()} threads"
+        )
+
+
+def native_of(loop: Loop) -> Native:
+    """Returns the runner of a loop. Raises `Refused` with the reason if there is none."""
+    found = library.found()
+    if found.reason:
+        raise Refused(f"the kernel for CPUs is not there: {found.reason}")
+    return Native(program_of(loop))

@@ -1,0 +1,89 @@
+// The custom call, and what Python asks of the object.
+#include <new>
+#include <string>
+
+#include "call.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace jrnn {
+
+namespace {
+
+ffi::Error invalid(const std::string& what) {
+  return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jrnn's kernel of a loop: " + what);
+}
+
+ffi::Error run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<const int64_t> program,
+               ffi::Span<const double> literals, int64_t level, int64_t threads) try {
+  auto call = std::make_shared<Call>();
+  call->literals.assign(literals.begin(), literals.end());
+  Decoded& decoded = call->decoded;
+  if (!decode(program.begin(), program.size(), call->literals.data(), call->literals.size(), decoded))
+    return invalid("the program is not of this version");
+  if (decoded.sizes.size() != args.size() + rets.size() || static_cast<size_t>(decoded.n_args) != args.size())
+    return invalid("the number of arrays is wrong");
+  for (size_t i = 0; i < decoded.sizes.size(); i++) {
+    const bool is_arg = i < args.size();
+    void* data = nullptr;
+    size_t bytes = 0;
+    if (is_arg) {
+      auto buffer = args.get<ffi::AnyBuffer>(i);
+      if (buffer.has_error()) return buffer.error();
+      data = buffer->untyped_data(), bytes = buffer->size_bytes();
+    } else {
+      auto buffer = rets.get<ffi::AnyBuffer>(i - args.size());
+      if (buffer.has_error()) return buffer.error();
+      data = (*buffer)->untyped_data(), bytes = (*buffer)->size_bytes();
+    }
+    if (bytes != static_cast<size_t>(decoded.sizes[i])) return invalid("an array has the wrong size");
+    call->bases.push_back(data);
+  }
+  const int64_t most = std::min<int64_t>(pool.num_threads(), std::max<unsigned>(1, std::thread::hardware_concurrency()));
+  if (!call->prepare(level, std::min(threads, most)))
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
+  try {
+    for (int64_t i = 1; i < call->blocks; i++) pool.Schedule([call] { call->work(); });
+  } catch (const std::bad_alloc&) {  // this thread does what no other one does
+  }
+  call->work();
+  call->running->wait();
+  return ffi::Error::Success();
+} catch (const std::bad_alloc&) {
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
+}
+
+}  // namespace
+}  // namespace jrnn
+
+#define JRNN_EXPORT extern "C" __attribute__((visibility("default")))
+
+JRNN_EXPORT XLA_FFI_Error* jrnn_loop(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind()
+                             .Ctx<ffi::ThreadPool>()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .Attr<ffi::Span<const int64_t>>("program")
+                             .Attr<ffi::Span<const double>>("literals")
+                             .Attr<int64_t>("level")
+                             .Attr<int64_t>("threads")
+                             .To(jrnn::run)
+                             .release();
+  return handler->Call(frame);
+}
+
+JRNN_EXPORT int64_t jrnn_format() { return jrnn::kFormat; }
+
+// The version of XLA's interface of custom calls, 1000 * major + minor.
+JRNN_EXPORT int64_t jrnn_api() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI_API_MINOR; }
+
+// The names of the instruction sets that this machine can use, with commas, the best one first.
+JRNN_EXPORT const char* jrnn_instruction_sets() {
+  static const std::string names = [] {
+    std::string joined;
+    for (const auto& pair : jrnn::kernels()) joined += (joined.empty() ? "" : ",") + std::string(pair.narrow->name);
+    return joined;
+  }();
+  return names.c_str();
+}

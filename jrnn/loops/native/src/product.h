@@ -1,0 +1,111 @@
+// Products of rows with constant matrices, which are packed into panels of columns.
+#pragma once
+#include "elements.h"
+
+namespace {
+
+#if JRNN_VECTOR_BYTES == 32
+constexpr int kVectors = 2, kRows = 6;  // 16 registers
+#elif JRNN_VECTOR_BYTES == 16 && !defined(__aarch64__)
+constexpr int kVectors = 2, kRows = 5;
+#else
+constexpr int kVectors = 4, kRows = 6;  // 32 registers
+#endif
+template <class F>
+constexpr int64_t kPanel = kVectors * kLanes<F>;
+
+template <class F>
+void pack_panels(const Pack& pack, const void* matrix, void* packed, int64_t first, int64_t last) {
+  const int64_t size = bytes_of(pack.dtype, sizeof(F));
+  const char* from = static_cast<const char*>(matrix) + pack.offset * size;
+  for (int64_t panel = first; panel < last; panel++) {
+    F* out = static_cast<F*>(packed) + panel * kPanel<F> * pack.depth;
+    const int64_t start = panel * kPanel<F>;
+    const int64_t columns = pack.width - start < kPanel<F> ? pack.width - start : kPanel<F>;
+    constexpr int64_t block = 16;  // rows that are copied together, so that transposing reads whole lines
+    for (int64_t k0 = 0; k0 < pack.depth; k0 += block) {
+      const int64_t end = k0 + block < pack.depth ? k0 + block : pack.depth;
+      if (pack.width_stride == 1) {
+        for (int64_t k = k0; k < end; k++) read_row<F>(out + k * kPanel<F>, from + (k * pack.depth_stride + start) * size, pack.dtype, columns);
+      } else {
+        for (int64_t j = 0; j < columns; j++)
+          for (int64_t k = k0; k < end; k++)
+            read_row<F>(out + k * kPanel<F> + j, from + (k * pack.depth_stride + (start + j) * pack.width_stride) * size, pack.dtype, 1);
+      }
+      for (int64_t k = k0; k < end; k++)
+        for (int64_t j = columns; j < kPanel<F>; j++) out[k * kPanel<F> + j] = F(0);
+    }
+  }
+}
+
+// Sums of R rows and one panel stay in registers. The order of additions does not depend on R.
+template <class F, int R>
+void rows_by_panel(const F* a, int64_t a_stride, const F* panel, int64_t depth, const F* init, int64_t init_stride, F* out,
+                   int64_t out_stride, int64_t columns) {
+  Vec<F> sums[R][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) {
+      const int64_t rest = columns - v * kLanes<F>;
+      const F* from = init + r * init_stride + v * kLanes<F>;
+      if (init == nullptr || rest <= 0)
+        sums[r][v] = Vec<F>{};
+      else
+        sums[r][v] = rest >= kLanes<F> ? load<F>(from) : load_some<F>(from, rest);
+    }
+  }
+  for (int64_t k = 0; k < depth; k++) {
+    Vec<F> b[kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) b[v] = load<F>(panel + k * kPanel<F> + v * kLanes<F>);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const F value = a[r * a_stride + k];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; v++) sums[r][v] += value * b[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; v++) {
+      const int64_t rest = columns - v * kLanes<F>;
+      F* to = out + r * out_stride + v * kLanes<F>;
+      if (rest >= kLanes<F>)
+        store<F>(to, sums[r][v]);
+      else if (rest > 0)
+        store_some<F>(to, sums[r][v], rest);
+    }
+  }
+}
+
+// out[r] = init[r] + a[r] @ matrix, for some rows.
+template <class F>
+void product(const F* a, int64_t a_stride, const F* packed, int64_t depth, int64_t width, const F* init, int64_t init_stride,
+             F* out, int64_t out_stride, int64_t rows) {
+  const int64_t groups = (rows + kRows - 1) / kRows;
+  for (int64_t start = 0; start < width; start += kPanel<F>) {
+    const F* panel = packed + start * depth;
+    const int64_t columns = width - start < kPanel<F> ? width - start : kPanel<F>;
+    for (int64_t g = 0, r = 0; g < groups; g++) {
+      const int64_t some = (rows - r + groups - g - 1) / (groups - g);
+      const F* from = a + r * a_stride;
+      const F* first = init == nullptr ? nullptr : init + r * init_stride + start;
+      F* to = out + r * out_stride + start;
+      switch (some) {
+#define JRNN_CASE(R)                                                                                              \
+  case R:                                                                                                         \
+    rows_by_panel<F, R>(from, a_stride, panel, depth, first, init_stride, to, out_stride, columns);               \
+    break;
+        JRNN_CASE(1) JRNN_CASE(2) JRNN_CASE(3) JRNN_CASE(4) JRNN_CASE(5)
+        default:
+          rows_by_panel<F, kRows>(from, a_stride, panel, depth, first, init_stride, to, out_stride, columns);
+#undef JRNN_CASE
+      }
+      r += some;
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,322 @@
+"""The compiled kernel for CPUs agrees with `jax.lax.scan`. Where it was not built, what needs it is skipped.
+
+Sizes are odd on purpose, so that no row of a value ends with a whole vector.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import draw, lstm_step
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jrnn.errors import ScanError
+from jrnn.loops import explain_scan, native, scan
+from jrnn.loops.kernels import Refused
+from jrnn.loops.native import library, writer
+from jrnn.loops.native.views import Array, View, collapsed, dense
+from jrnn.loops.rules import lowering
+
+built = pytest.mark.skipif(bool(library.found().reason), reason=f"no kernel: {library.found().reason}")
+T, N, D, H = 7, 5, 3, 19
+WEIGHTS = dict(wx=(D, 4 * H), wh=(H, 4 * H), b=(1, 4 * H), x=(T, N, D), h0=(N, H), c0=(N, H))
+SETS = range(len(library.found().instruction_sets))
+
+
+def weights(dtype=jnp.float32, **shapes):
+    return {name: jnp.asarray(v * 0.4, dtype) for name, v in draw(0, **{**WEIGHTS, **shapes}).items()}
+
+
+def layer_norm_step(p):
+    def normed(z):
+        centered = z - z.mean(-1, keepdims=True)
+        return centered * jax.lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-2)
+
+    def step(state, x):
+        h, c = state
+        i, f, g, o = jnp.split(normed(x @ p["wx"] + h @ p["wh"]) + p["b"], 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return (jax.nn.sigmoid(o) * jnp.tanh(normed(c)), c), (c, (f > 0).any(-1))
+
+    return step
+
+
+def heads_step(p):
+    """Products with a matrix for each head, a maximum over heads, and parts that are reversed in order."""
+    w = p["wh"][:16].reshape(16, 4, 19)[:, :, :8].transpose(1, 0, 2).reshape(4, 16, 8)[:, :4]
+
+    def step(state, x):
+        h, top = state
+        z = jnp.einsum("nhd,hde->nhe", h.reshape(N, 4, 4), w)
+        a, b = z[..., :4], z[..., 4:]
+        a = jnp.tanh(a + x.mean(-1)[:, None, None]) * jax.nn.softmax(b, axis=-1) + p["b"][:, :4].reshape(1, 1, 4)
+        top = jnp.maximum(top, a.max(1))
+        h = jnp.swapaxes(a, 1, 2).reshape(N, 16)
+        return (h, top), jnp.pad(h, ((0, 0), (1, 2)), constant_values=0.5)
+
+    return step
+
+
+def functions_step(p):
+    def step(state, x):
+        h, c = state
+        z = x @ p["wx"] + h @ p["wh"]
+        a, b, d, e = jnp.split(z, 4, -1)
+        h = (
+            jnp.where((a > b) & ~(d <= e), jnp.exp(-jnp.abs(a)), jax.nn.softplus(b))
+            + jnp.floor(a)
+            - jnp.ceil(b)
+            + jnp.sign(d)
+        )
+        h = h / (1 + h**2) + jnp.sqrt(d**2 + 0.1) - jnp.expm1(-jnp.abs(e)) + jnp.log(1 + b**2) + jnp.round(3 * d)
+        c = jnp.clip(c + jnp.sin(h) * jnp.cos(a) + jax.lax.erf(e) + h**3, -2, jnp.where(jnp.isfinite(h), 2.0, 0.0))
+        return (c, jnp.minimum(h, c)), c * jax.lax.integer_pow(2 + jnp.abs(a), -2)
+
+    return step
+
+
+CASES = {
+    "lstm": lstm_step,
+    "layer norm": layer_norm_step,
+    "functions": functions_step,
+    "heads": heads_step,
+}
+
+
+def initial(name, p):
+    return (p["h0"][:, :16], p["c0"][:, :4]) if name == "heads" else (p["h0"], p["c0"])
+
+
+def run(make, p, init, executor, **options):
+    return scan(make(p), init, p["x"], executor=executor, **options)
+
+
+def both(make, p, init, dtype=jnp.float32, **options):
+    """Returns values and gradients of `native` and of `jax.lax.scan`, and asserts that the kernel computed the former."""
+
+    def value(p, executor):
+        out = run(make, p, init(p), executor, **options)
+        return sum(jnp.sum(jnp.sin(v.astype(jnp.float32))) for v in jax.tree.leaves(out)), out
+
+    found = []
+    for executor in ("native", "scan"):
+        with lowering.recorded() as plans:
+            found.append(jax.jit(jax.value_and_grad(functools.partial(value, executor=executor), has_aux=True))(p))
+        assert {plan.executor for plan in plans} == {executor} or executor == "scan", [plan.notes for plan in plans]
+    return found
+
+
+@built
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_agree(name, reverse):
+    p = weights()
+    ours, theirs = both(CASES[name], p, functools.partial(initial, name), reverse=reverse)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-4), ours, theirs)
+
+
+@built
+def test_float64_agrees(x64):
+    p = weights(jnp.float64)
+    ours, theirs = both(functions_step, p, lambda p: (p["h0"], p["c0"]))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-10), ours, theirs)
+
+
+@built
+def test_bfloat16_agrees():
+    p = weights(jnp.bfloat16)
+    ours, theirs = both(lstm_step, p, lambda p: (p["h0"], p["c0"]))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), rtol=0.1, atol=0.1)
+
+
+@built
+@pytest.mark.parametrize(
+    "options", [dict(lengths=jnp.array([7, 3, 0, 1, 5])), dict(resets=jnp.arange(T * N).reshape(T, N) % 4 == 0)]
+)
+def test_masks_agree(options):
+    ours, theirs = both(lstm_step, weights(), lambda p: (p["h0"], p["c0"]), **options)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), ours, theirs)
+
+
+@built
+@pytest.mark.parametrize("rows", [1, 2, 6, 13])
+def test_every_instruction_set_and_number_of_threads_computes_the_same_rows(rows):
+    p = weights(x=(T, rows, D), h0=(rows, H), c0=(rows, H))
+    (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
+    runner = native.native_of(loop)
+    args = [[p[k] for k in ("wx", "wh", "b")], [p["h0"], p["c0"]], [p["x"]]]
+    args[0] = [next(v for v in args[0] if v.shape == c.aval.shape) for c in loop.consts]
+    for level in SETS:
+        at = replace(runner, level=level)
+        ran = [jax.jit(functools.partial(replace(at, threads=n).run, length=T))(*args) for n in (1, 2, 3)]
+        for other in ran[1:]:
+            jax.tree.map(np.testing.assert_array_equal, ran[0], other)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), ran[0], loop.run(*args, T))
+
+
+def ulps(found, exact):
+    spacing = np.spacing(np.abs(exact).astype(found.dtype)).astype(np.float64)
+    return np.abs(found.astype(np.float64) - exact) / spacing
+
+
+def every(bits):
+    """Returns float32 numbers of every exponent and sign, and the special ones."""
+    some = np.arange(0, 2**32, 2**bits, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    special = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-38, -1e-38, 88.7, -88.7, 104.0]
+    return np.concatenate([some, np.array(special, np.float32)])
+
+
+@built
+@pytest.mark.parametrize("level", SETS)
+def test_tanh_and_logistic_are_within_two_units_in_the_last_place(level, request):
+    x = every(0 if request.config.getoption("--exhaustive") and level == 0 else 9)
+
+    def step(c, x):
+        return c + x, (jnp.tanh(x), jax.nn.sigmoid(x), jnp.exp(x))
+
+    size = min(x.size, 2**22)
+    zeros = jnp.zeros((size, 1))
+    (loop,) = lowering.steps_of(lambda x: jax.lax.scan(step, zeros, x), jnp.zeros((1, size, 1)))
+    runner = replace(native.native_of(loop), level=level)
+    compiled = jax.jit(lambda x: runner.run([], [zeros], [x], 1)[1])
+    with np.errstate(all="ignore"):
+        for start in range(0, x.size, size):
+            part = np.resize(x[start : start + size], size)
+            wide = part.astype(np.float64)
+            exact = np.tanh(wide), 1 / (1 + np.exp(-wide)), np.exp(wide)
+            made = [np.asarray(v).ravel() for v in compiled(part[None, :, None])]
+            number = ~np.isnan(part)
+            assert np.array_equal(np.signbit(made[0][number]), np.signbit(part[number]))
+            for ours, theirs in zip(made, exact):
+                tiny = np.abs(theirs) < np.finfo(np.float32).tiny  # XLA may flush these to 0
+                finite = number & ~tiny & (np.abs(theirs) <= np.finfo(np.float32).max)
+                assert np.array_equal(np.isnan(ours), ~number)
+                assert ulps(ours[finite], theirs[finite]).max() <= 2
+                assert np.abs(ours[tiny]).max(initial=0) <= np.finfo(np.float32).tiny
+                assert np.all(np.isposinf(ours[theirs > 3.41e38]))
+
+
+@built
+def test_nan_and_infinity_are_those_of_xla():
+    values = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 0.0, -0.0, 1.0, -2.5, 3e38])
+    a, b = (v.reshape(64, 1) for v in jnp.meshgrid(values, values))
+    two = jnp.maximum, jnp.minimum, jnp.divide, jnp.multiply, jnp.subtract, jnp.less, jnp.equal, jnp.greater_equal
+    one = jnp.sqrt, jnp.log, jnp.log1p, jnp.expm1, jnp.sign, jnp.floor, jnp.isfinite, jax.nn.softplus
+
+    def step(c, x):
+        a, b = x
+        ys = [*(f(a, b) for f in two), *(f(a) for f in one), jnp.where(a != b, a, b)]
+        return c * a, ys
+
+    def run(executor):
+        return scan(step, jnp.ones((64, 1)), (a[None], b[None]), executor=executor)
+
+    ours, theirs = (jax.jit(functools.partial(run, name))() for name in ("native", "scan"))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), ours, theirs)
+
+
+@built
+def test_under_vmap_and_in_threads_and_in_shard_map():
+    p = weights()
+    stacked = jnp.stack([p["x"], p["x"] + 1, p["x"] - 1])
+
+    def forward(x, executor):
+        return scan(lstm_step(p), (p["h0"], p["c0"]), x, executor=executor)[1]
+
+    ours, theirs = (jax.jit(jax.vmap(functools.partial(forward, executor=e)))(stacked) for e in ("native", "scan"))
+    np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
+    one = jax.jit(functools.partial(forward, executor="native"))
+    with ThreadPoolExecutor(4) as pool:  # programs that run at once
+        for made in pool.map(one, [p["x"]] * 8):
+            np.testing.assert_array_equal(made, one(p["x"]))
+    mesh = Mesh(np.array(jax.devices("cpu")[:1]), ("d",))
+    part = jax.shard_map(functools.partial(forward, executor="native"), mesh=mesh, in_specs=P(), out_specs=P())
+    np.testing.assert_allclose(jax.jit(part)(p["x"]), one(p["x"]), rtol=2e-5, atol=2e-6)
+
+
+@built
+def test_exported_programs_do_not_need_it():
+    p = weights()
+
+    def forward(p):
+        return scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], executor="native")[1]
+
+    exported = jax.export.export(jax.jit(forward))(p)
+    assert library.TARGET not in exported.mlir_module()
+    assert library.TARGET in jax.jit(forward).lower(p).as_text()
+    np.testing.assert_allclose(exported.call(p), jax.jit(forward)(p), rtol=2e-5, atol=2e-6)
+
+
+@built
+def test_it_says_why_it_cannot_run_a_step():
+    def multiplied(h, x):
+        return jnp.tanh(h @ x), None
+
+    with pytest.raises(ScanError, match="'native' cannot run this step .*both change"):
+        scan(multiplied, jnp.ones((N, D)), jnp.ones((T, D, D)), executor="native")
+    with pytest.raises(ScanError, match="no cumsum"):
+        scan(lambda h, _: (jnp.cumsum(h, axis=1), None), jnp.ones((N, D)), length=2, executor="native")
+    with pytest.raises(ScanError, match="no int32"):
+        scan(lambda h, _: (h + 1, None), jnp.ones((N, D), jnp.int32), length=2, executor="native")
+
+
+@built
+def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faster():
+    few = weights(wx=(128, 512), wh=(128, 512), b=(1, 512), x=(50, 32, 128), h0=(32, 128), c0=(32, 128))
+    one = {**few, "x": few["x"][:, :1], "h0": few["h0"][:1], "c0": few["c0"][:1]}
+    for p, count in ((few, 2), (one, 1)):
+        (plan,) = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], executor="native").forward
+        assert plan.executor == "native" and plan.contractions == count, str(plan)
+
+
+@built
+def test_it_is_used_only_where_it_is_asked_for(judged):
+    p = weights()
+    plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"])
+    assert "native" not in {plan.executor for plan in (*plans.forward, *plans.training)}
+
+
+def test_without_the_object_the_reason_is_given(monkeypatch):
+    monkeypatch.setattr(library, "found", lambda: library.Found(reason="there was no compiler"))
+    p = weights()
+    with pytest.raises(ScanError, match="'native' cannot run this step .*there was no compiler"):
+        run(lstm_step, p, (p["h0"], p["c0"]), "native")
+    assert explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]).executor != "native"
+
+
+def test_importing_jrnn_does_not_load_it():
+    code = "import sys, jrnn; from jrnn.loops.native import library; sys.exit(library.found.cache_info().currsize)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_program_does_not_leave_its_arrays():
+    """The sizes of all arrays are checked when the program is written."""
+    p = weights()
+    (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
+    program = writer.program_of(loop)
+    assert program.rows == N and sum(o.kind == "product" for stage in program.stages for o in stage) == 2
+    longer = replace(program.core, length=T + 1)
+    assert writer.program_of(longer).encoded[3] == T + 1
+    with pytest.raises(Refused, match="rows"):
+        View(Array(3), ((N, 0), (3, 1)), row=0).sliced([1, 0], [N, 3], [1, 1])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (24,), (6, 4), (1, 2, 12), (4, 6)])
+def test_views_are_reshaped_without_copies(shape):
+    view = View(Array(24), dense((2, 3, 4)))
+    assert view.reshaped(shape).dims == dense(shape) or collapsed(view.reshaped(shape).dims) == [(24, 1)]
+    turned = view.transposed((2, 0, 1))
+    assert turned.reshaped((4, 6)).dims == ((4, 1), (6, 4))
+    with pytest.raises(Refused, match="moves"):
+        turned.reshaped((24,))
