@@ -115,7 +115,7 @@ def kalman(p):
     turn = jnp.asarray([[0.9, 0.3], [-0.3, 0.9]])
 
     def step(s, x):
-        s = turn @ s @ turn.T + 0.1 * jnp.eye(2)
+        s = turn.astype(s.dtype) @ s @ turn.T.astype(s.dtype) + 0.1 * jnp.eye(2, dtype=s.dtype)
         gain = s[:, :1] / (s[0, 0] + 1.0 + x[0, 0] ** 2)
         s = s - gain @ s[:1]
         return s, gain
@@ -128,7 +128,7 @@ def leaky(p):
     signs = jnp.asarray([[1.0, 1.0, 1.0, -1.0]])
 
     def step(v, x):
-        v = v + 0.1 * (-v + (jax.nn.relu(jnp.tanh(v)) * signs) @ jnp.abs(p["v"]) + x @ p["w"])
+        v = v + 0.1 * (-v + (jax.nn.relu(jnp.tanh(v)) * signs.astype(v.dtype)) @ jnp.abs(p["v"]) + x @ p["w"])
         return v, jnp.tanh(v)
 
     return step
