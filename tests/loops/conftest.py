@@ -5,7 +5,9 @@ Tests that read what the cost model chooses use the fixture `judged`.
 
 import pytest
 
+from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.loop import eager_passes, strict_passes
+from jrnn.loops.rules import in_chunks
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +21,13 @@ def judged(verified):
     """Plans are chosen by what they cost, as they are for users."""
     with eager_passes(None):
         yield
+
+
+@pytest.fixture
+def in_chunks_always(monkeypatch):
+    """Loops over small matrix states and of few steps run in chunks too, so that their tests are quick."""
+    monkeypatch.setattr(in_chunks, "pays", lambda *args: True)
+    monkeypatch.setattr(in_chunks, "compared", lambda *args: Choice(Candidate("in chunks", Estimate(0.0, 0), True)))
+    in_chunks._chunked.cache_clear()
+    yield
+    in_chunks._chunked.cache_clear()

@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import ScanError
 from jrnn.loops import EXECUTORS, scan
-from jrnn.loops.rules import in_chunks, lowering
+from jrnn.loops.rules import lowering
 from jrnn.loops.targets import tpu
 
 T, N, H = 6, 3, 4
@@ -133,17 +133,8 @@ def test_every_form_of_recompute(recompute, names, x64):
     agrees(bent, names, names == "skip", recompute=recompute)
 
 
-@pytest.fixture
-def in_chunks_too(monkeypatch):
-    """Small states and short loops run in chunks too."""
-    monkeypatch.setattr(in_chunks, "pays", lambda *args: True)
-    in_chunks._chunked.cache_clear()
-    yield
-    in_chunks._chunked.cache_clear()
-
-
 @pytest.mark.parametrize("names", MASKS)
-def test_chunks(names, x64, in_chunks_too):
+def test_chunks(names, x64, in_chunks_always):
     with lowering.recorded() as plans:
         agrees(matrix, names, names == "all")
     assert "chunks" in [plan.executor for plan in plans], plans.notes
@@ -152,7 +143,7 @@ def test_chunks(names, x64, in_chunks_too):
 @pytest.mark.grid(every=6)
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
 @pytest.mark.parametrize("executor, make", [("auto", matrix), ("scan", bent), (tpu.KERNEL, bent)])
-def test_every_form_of_recompute_with_every_executor(executor, make, recompute, x64, in_chunks_too):
+def test_every_form_of_recompute_with_every_executor(executor, make, recompute, x64, in_chunks_always):
     agrees(make, "all", executor == "scan", executor=executor, recompute=recompute)
 
 

@@ -8,19 +8,9 @@ import pytest
 
 import jrnn
 from jrnn.loops.chunks import compared, runner
-from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.rules import in_chunks, lowering
 
-
-@pytest.fixture(autouse=True)
-def small_states_too(monkeypatch):
-    """Small states and short loops run in chunks too, so that the tests are quick."""
-    monkeypatch.setattr(in_chunks, "pays", lambda *args: True)
-    chosen = Choice(Candidate("in chunks", Estimate(0.0, 0), True))
-    monkeypatch.setattr(in_chunks, "compared", lambda *args: chosen)
-    in_chunks._chunked.cache_clear()
-    yield
-    in_chunks._chunked.cache_clear()
+pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
 
 def problem(step, T, dtype, strong=False, K=4, V=4):

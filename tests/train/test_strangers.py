@@ -10,6 +10,7 @@ import pytest
 from jrnn.arrays import load_npy, load_npz
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
 from jrnn.train import load_config, sample_run, train
+from jrnn.train.loggers import TensorBoard
 from jrnn.train.metrics import MetricsFile
 from jrnn.train.runs import curves, summarize
 from jrnn.train.tasks.classification import ClassificationData, read_examples
@@ -169,8 +170,9 @@ def test_metrics_that_are_no_numbers_are_not_drawn(tmp_path):
 
 
 def test_names_of_metrics_on_a_board(tmp_path):
-    board = Board()
-    with MetricsFile(tmp_path / "metrics.jsonl", board=board) as metrics:
+    logger = TensorBoard(tmp_path, None, None)
+    logger._writer = board = Board()
+    with MetricsFile(tmp_path / "metrics.jsonl", loggers=[logger]) as metrics:
         metrics.write(1, **{"a\x1b[2J\nb": 0.5})
     assert board.tags == ["a\\x1b[2J\\nb"]
 

@@ -107,7 +107,7 @@ def test_line_ends_are_one_character(tmp_path):
     path = tmp_path / "t.txt"
     path.write_bytes(b"a\r\nb\n")
     assert read_text(TextConfig(path=str(path))) == "a\nb\n"
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is a folder, not a file"):
         read_text(TextConfig(path=str(tmp_path)))
 
 
