@@ -336,10 +336,10 @@ def _iterate(
         moved = [
             jnp.where(jnp.isfinite(m), m, jnp.where(jnp.isfinite(n), n, jnp.zeros_like(n))) for m, n in zip(moved, new)
         ]
-        kept = [jnp.where(done, s, m) for s, m in zip(states, moved)]
         now = jnp.where(done, k, k + 1)
         sizes = jnp.max(residual), jnp.max(off)
-        return now, kept, (done, failed, *sizes), jnp.max(residual), damping, error
+        # The last update is made, too: it is known, and what is left after it is of the order of its square.
+        return now, moved, (done, failed, *sizes), jnp.max(residual), damping, error
 
     if guess is not None:
         states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, init)]
