@@ -286,18 +286,19 @@ def _iterate(
         return [shifted(s, h, False) for s, h in zip(states, init)]
 
     def scale(states: Sequence[Any]) -> jax.Array:
-        """The largest finite value of each carry, for each place of a block, [1, ..., M]."""
+        """The largest finite value of each carry, within limits, for each place of a block, [1, ..., M]."""
         sizes = []
         for s, h, n in zip(states, init, group.sizes):
             both = jnp.concatenate([s, h[None]]).astype(jnp.result_type(jnp.float32, s))
             largest = jnp.max(jnp.where(jnp.isfinite(both), jnp.abs(both), 0))
-            sizes.append(jnp.broadcast_to(jnp.maximum(largest, _PART * jnp.finfo(both.dtype).tiny), (n,)))
+            limits = jnp.finfo(both.dtype)
+            # XLA multiplies by the reciprocal, which must be a normal number.
+            sizes.append(jnp.broadcast_to(jnp.clip(largest, limits.tiny * _PART, limits.max / _PART), (n,)))
         return jnp.concatenate(sizes)[(None,) * (1 + len(group.batch))]
 
     def largest(v: jax.Array, states: Sequence[Any]) -> jax.Array:
         """The size at each step, [T], in units of the carries; infinite where it is not a number."""
-        # Of both a part: the reciprocal of the largest numbers is not a normal number, and is rounded to 0.
-        sizes = (jnp.abs(v) / _PART) / (scale(states) / _PART)
+        sizes = jnp.abs(v) / scale(states)
         sizes = jnp.where(jnp.isnan(sizes), jnp.inf, sizes)
         return jnp.max(sizes.reshape(length, -1), axis=1)
 
