@@ -1,4 +1,4 @@
-"""Texts become tokens, document by document; a call that was stopped goes on; damaged and foreign files are refused."""
+"""Texts become tokens, document by document; a stopped call continues; damaged and foreign files raise errors."""
 
 import json
 import os

@@ -225,9 +225,9 @@ class Forms:
         labels = given or (None,) * len(value.labels)
         return replace(scaled, labels=tuple(self.find(b) if a is None else a for a, b in zip(value.labels, labels)))
 
-    def _named(self, value: Value, beside: Iterable[int | None]) -> Value:
+    def _named(self, value: Value, labels: Iterable[int | None]) -> Value:
         """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
-        new = {*self.found(beside)} - {None, *self.found(value.labels)}
+        new = {*self.found(labels)} - {None, *self.found(value.labels)}
         if not new or self.is_matrix(value) or (len(value.terms) == 1 and not value.terms[0].factors):
             return value
         return replace(value, terms=(Term(self._rows.setdefault(value.terms, Row(value.terms))),))
