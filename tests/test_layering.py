@@ -134,7 +134,8 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
 }
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
-    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox", "pytest", "tokenizers",
+    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox", "pytest", "tokenizers", "mamba2_jax", "recurrentgemma",
+    "memax",
 }
 # fmt: on
 FILES = sorted(p for p in ROOT.rglob("*.py"))
