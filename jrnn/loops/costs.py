@@ -18,48 +18,6 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The constants of the model. Times are seconds of one core; those of `CPU` were measured on an AMD EPYC.
-
-    Attributes:
-        products: floating-point operations of matrix products a second.
-        tiny_products: the same of products so small that they are not worth a call.
-        call: one call of a product or solver.
-        kernel: one kernel of elementwise equations, in a loop that also calls products.
-        trip: one trip of such a loop. A loop of elementwise equations alone is one kernel.
-        array: one more array that a loop stacks at each step.
-        element: one elementwise operation on one element.
-        function: one value of a function such as tanh.
-        cached: bytes a second, read or written, of arrays that fit `cache` bytes.
-        read, written: bytes a second of larger arrays.
-    """
-
-    products: float = 90e9
-    tiny_products: float = 12e9
-    call: float = 0.4e-6
-    kernel: float = 0.1e-6
-    trip: float = 0.2e-6
-    array: float = 8e-9
-    element: float = 0.03e-9
-    function: float = 0.7e-9
-    cached: float = 50e9
-    read: float = 15e9
-    written: float = 5e9
-    cache: int = 16 << 20
-
-    def reading(self, size: float, of: float) -> float:
-        """Returns the time to read `size` bytes of arrays of `of` bytes in all."""
-        return size / (self.cached if of <= self.cache else self.read)
-
-    def writing(self, size: float, of: float) -> float:
-        """Returns the time to write `size` bytes of arrays of `of` bytes in all."""
-        return size / (self.cached if of <= self.cache else self.written)
-
-
-CPU = Machine()
-
-
-@dataclass(frozen=True)
 class Estimate:
     """What a candidate costs.
 

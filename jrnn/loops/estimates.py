@@ -1,4 +1,4 @@
-"""Estimates of loops: from equations and their shapes to time and temporary memory (`costs.py` has the constants).
+"""Estimates of loops: from equations and their shapes to time and temporary memory (`machines.py` has the constants).
 
 Invariant: an estimate of a loop split into parts and one of the whole loop count the same equations in the same way, so that
 their difference is what the split changes.
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.costs import CPU, Estimate, Machine
+from jrnn.loops.costs import Estimate
 from jrnn.loops.jaxprs import Atom, Var
 from jrnn.loops.loop import Loop
+from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission
 
 _FUNCTIONS = frozenset((*primitives.ACTIVATIONS, "log", "log2", "exp2", "cbrt", "pow", "tan", "div", "rsqrt"))
@@ -191,8 +192,7 @@ class Estimator:
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
         work = inside.seconds(machine, steps, inside.total)
-        # A loop of elementwise equations alone is one kernel.
-        trips = steps * (machine.trip + inside.overhead(machine) if inside.calls else machine.trip / 20)
+        trips = steps * (machine.trip + inside.overhead(machine) if inside.calls else machine.elementwise_trip)
         return stacks + work + trips, (("steps", work), ("trips", trips), ("stacks", stacks))
 
     def _sums(self, eqns: Sequence[Any]) -> Part:

@@ -9,9 +9,10 @@ import math
 
 from jrnn.loops import jaxprs
 from jrnn.loops.chunks.recognize import Affine, rows_of
-from jrnn.loops.costs import CPU, Candidate, Choice, Estimate, Machine, bound, choose
+from jrnn.loops.costs import Candidate, Choice, Estimate, bound, choose
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.loop import Loop
+from jrnn.loops.machines import Machine
 
 _SMALL = 0.45  # products of a chunk run at this part of the rate of large ones
 _PASSES = 32  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
@@ -21,7 +22,7 @@ _KERNELS = 60  # of the forward and the reverse pass of a chunk
 
 
 def compared(
-    loop: Loop, forms: tuple[Affine, ...], stored: int, steps: int, memory: int | float | None, machine: Machine = CPU
+    loop: Loop, forms: tuple[Affine, ...], stored: int, steps: int, memory: int | float | None, machine: Machine
 ) -> Choice:
     """Compares a train step that stores states at every step with one in chunks. The plan of the second is True.
 
