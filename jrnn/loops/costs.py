@@ -89,7 +89,13 @@ def bound(memory: int | float | None, reference: int, ratio: float = 1.0) -> flo
     return max(_FACTOR * reference + _SMALL, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER))
 
 
-def choose(candidates: Sequence[Candidate], memory: int | float | None = None, held: int = 0, saved: int = 0) -> Choice:
+def choose(
+    candidates: Sequence[Candidate],
+    memory: int | float | None = None,
+    held: int = 0,
+    saved: int = 0,
+    margin: float = _MARGIN,
+) -> Choice:
     """Chooses the fastest candidate that fits the bound of memory. The first candidate is the reference.
 
     Args:
@@ -97,6 +103,7 @@ def choose(candidates: Sequence[Candidate], memory: int | float | None = None, h
         memory: the option `memory`: bytes, a factor of what the reference needs, or None.
         held: bytes of temporary arrays that exist besides, whatever is chosen.
         saved: bytes that `jax.lax.scan` would hold besides these.
+        margin: the part of the reference's time that another candidate must save.
 
     >>> way = lambda name, ms, mb: Candidate(name, Estimate(ms * 1e-3, int(mb * 1e6)), None)
     >>> found = choose([way("lax.scan", 4, 0), way("hoist", 2, 30), way("in chunks", 3, 1)])
@@ -114,7 +121,7 @@ def choose(candidates: Sequence[Candidate], memory: int | float | None = None, h
         most = bound(memory, theirs, ratio)
         if estimate.memory + held > most:
             reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
-        elif ratio > 1 - _MARGIN:
+        elif ratio > 1 - margin:
             reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
         elif estimate.seconds < best.estimate.seconds:
             reasons[best.name] = "slower"
