@@ -239,7 +239,7 @@ class Estimator:
         work = inside.seconds(machine, steps, inside.total)
         trips = steps * (machine.trip + inside.overhead(machine) if inside.calls else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack.
-        made = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).call}
+        made = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
         trips += steps * machine.kernel * sum(v in made for v in jaxprs.variables(loop.ys))
         return stacks + work + trips, (("steps", work), ("trips", trips), ("stacks", stacks))
 
@@ -348,6 +348,8 @@ def _call_seconds(eqn: Any, machine: Machine) -> float:
     """Returns what an equation costs besides its operations. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
         return machine.kernel + min(machine.call, _operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
+    if eqn.primitive.name in _LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
+        return 0.0  # part of a kernel
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
 
 
