@@ -18,48 +18,6 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The constants of the model. Times are seconds of one core; those of `CPU` were measured on an AMD EPYC.
-
-    Attributes:
-        products: floating-point operations of matrix products a second.
-        tiny_products: the same of products so small that they are not worth a call.
-        call: one call of a product or solver.
-        kernel: one kernel of elementwise equations, in a loop that also calls products.
-        trip: one trip of such a loop. A loop of elementwise equations alone is one kernel.
-        array: one more array that a loop stacks at each step.
-        element: one elementwise operation on one element.
-        function: one value of a function such as tanh.
-        cached: bytes a second, read or written, of arrays that fit `cache` bytes.
-        read, written: bytes a second of larger arrays.
-    """
-
-    products: float = 90e9
-    tiny_products: float = 12e9
-    call: float = 0.4e-6
-    kernel: float = 0.1e-6
-    trip: float = 0.2e-6
-    array: float = 8e-9
-    element: float = 0.03e-9
-    function: float = 0.7e-9
-    cached: float = 50e9
-    read: float = 15e9
-    written: float = 5e9
-    cache: int = 16 << 20
-
-    def reading(self, size: float, of: float) -> float:
-        """Returns the time to read `size` bytes of arrays of `of` bytes in all."""
-        return size / (self.cached if of <= self.cache else self.read)
-
-    def writing(self, size: float, of: float) -> float:
-        """Returns the time to write `size` bytes of arrays of `of` bytes in all."""
-        return size / (self.cached if of <= self.cache else self.written)
-
-
-CPU = Machine()
-
-
-@dataclass(frozen=True)
 class Estimate:
     """What a candidate costs.
 
@@ -131,7 +89,13 @@ def bound(memory: int | float | None, reference: int, ratio: float = 1.0) -> flo
     return max(_FACTOR * reference + _SMALL, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER))
 
 
-def choose(candidates: Sequence[Candidate], memory: int | float | None = None, held: int = 0, saved: int = 0) -> Choice:
+def choose(
+    candidates: Sequence[Candidate],
+    memory: int | float | None = None,
+    held: int = 0,
+    saved: int = 0,
+    margin: float = _MARGIN,
+) -> Choice:
     """Chooses the fastest candidate that fits the bound of memory. The first candidate is the reference.
 
     Args:
@@ -139,6 +103,7 @@ def choose(candidates: Sequence[Candidate], memory: int | float | None = None, h
         memory: the option `memory`: bytes, a factor of what the reference needs, or None.
         held: bytes of temporary arrays that exist besides, whatever is chosen.
         saved: bytes that `jax.lax.scan` would hold besides these.
+        margin: the part of the reference's time that another candidate must save.
 
     >>> way = lambda name, ms, mb: Candidate(name, Estimate(ms * 1e-3, int(mb * 1e6)), None)
     >>> found = choose([way("lax.scan", 4, 0), way("hoist", 2, 30), way("in chunks", 3, 1)])
@@ -156,7 +121,7 @@ def choose(candidates: Sequence[Candidate], memory: int | float | None = None, h
         most = bound(memory, theirs, ratio)
         if estimate.memory + held > most:
             reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
-        elif ratio > 1 - _MARGIN:
+        elif ratio > 1 - margin:
             reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
         elif estimate.seconds < best.estimate.seconds:
             reasons[best.name] = "slower"

@@ -1,4 +1,4 @@
-"""Estimates of loops: from equations and their shapes to time and temporary memory (`costs.py` has the constants).
+"""Estimates of loops: from equations and their shapes to time and temporary memory (`machines.py` has the constants).
 
 Invariant: an estimate of a loop split into parts and one of the whole loop count the same equations in the same way, so that
 their difference is what the split changes.
@@ -14,14 +14,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.costs import CPU, Estimate, Machine
+from jrnn.loops.costs import Estimate
 from jrnn.loops.jaxprs import Atom, Var
 from jrnn.loops.loop import Loop
+from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission
 
-_FUNCTIONS = frozenset((*primitives.ACTIVATIONS, "log", "log2", "exp2", "cbrt", "pow", "tan", "div", "rsqrt"))
-_SLOW = frozenset(("sin", "cos", "tan", "pow", "erf_inv", "lgamma", "digamma", "atan2", "acos", "asin"))
-_TIMES_SLOWER = 2  # these, compared with other functions
+# Times of functions, compared with one such as tanh.
+_FUNCTIONS = {
+    **dict.fromkeys((*primitives.ACTIVATIONS, "log", "log2", "exp2", "cbrt"), 1.0),
+    **dict.fromkeys(("sin", "cos", "tan", "lgamma", "digamma", "atan2", "acos", "asin"), 2.0),
+    **dict.fromkeys(("div", "sqrt", "rsqrt"), 0.3),
+    **{"erf_inv": 4.0, "pow": 8.0},
+}
+# Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
+_SORTING, _SELECTING, _DRAWING, _RUNNING = 8, 7, 8, 7
+_PLACING = 0.5
+_ROW, _ROW_FOR_ALL = 3, 30  # of one index, at one step and for all steps together, which XLA:CPU does not vectorize
+_DRAWS = frozenset(("random_bits", "threefry2x32"))
+_RUNNING_RESULTS = frozenset(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"))
+_LOOKUPS = frozenset(("dynamic_slice", "gather"))
+_UPDATES = frozenset((
+    "dynamic_update_slice", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul",
+))  # fmt: skip
+_WHILE = 10  # trips of a `while` loop, whose number nobody knows
 _SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeeze", "expand_dims"))
 _REDUCTIONS = frozenset((
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
@@ -78,6 +94,7 @@ class Estimator:
     def __init__(self, loop: Loop, machine: Machine = CPU):
         self.loop, self.machine = loop, machine
         self.moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+        self.carried = {*loop.carry}
         self._facts: dict[int, _Facts] = {}
         self._size: dict[Var, int] = {}
 
@@ -166,9 +183,17 @@ class Estimator:
         live = peak = 0
         for i, eqn in enumerate(eqns):
             live += sum(self.size(v) for v in eqn.outvars if v in temporary)
-            peak = max(peak, live)
+            peak = max(peak, live + (self._copied(eqn) if together else 0))
             live -= ends.get(i, 0)
         return Part(products, elements, read, written, calls, kernels, peak, total)
+
+    def _copied(self, eqn: Any) -> int:
+        """Returns the bytes of stacks that XLA:CPU transposes before a product: those not contracted over the last axis."""
+        if eqn.primitive.name != "dot_general" or _is_outer(eqn):
+            return 0
+        contracted, _ = eqn.params["dimension_numbers"]
+        stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, self.moving)]
+        return sum(self.size(a) for a, axes in stacks if tuple(axes) != (a.aval.ndim - 1,))
 
     def _facts_of(self, eqn: Any) -> _Facts:
         found = self._facts.get(id(eqn))
@@ -180,19 +205,42 @@ class Estimator:
                 self.sizes(eqn.outvars),
                 call,
                 eqn.primitive.name in _REDUCTIONS,
-                _product_seconds(eqn, None, self.machine) if call else element_seconds(eqn, self.machine),
-                _product_seconds(eqn, self.moving, self.machine) if call else 0.0,
+                self._seconds(eqn, False) if call else element_seconds(eqn, self.machine),
+                self._seconds(eqn, True) if call else 0.0,
                 _call_seconds(eqn, self.machine) if call else 0.0,
             )
         return found
+
+    def _seconds(self, eqn: Any, together: bool) -> float:
+        """Returns the time of what is not fused, at one step, or for one of many steps together."""
+        name = eqn.primitive.name
+        if name in _LOOKUPS or name in _UPDATES:
+            in_place = not together and eqn.invars[0] in self.carried
+            return _indexing_seconds(eqn, together, in_place, self.machine)
+        if any(True for _ in jaxprs.sub_jaxprs(eqn)):
+            return self._inner_seconds(eqn)
+        return _product_seconds(eqn, self.moving if together else None, self.machine)
+
+    def _inner_seconds(self, eqn: Any) -> float:
+        """Returns the time of a call, an inner loop, or the longest branch."""
+        name, machine, times = eqn.primitive.name, self.machine, [0.0]
+        for inner in jaxprs.sub_jaxprs(eqn):
+            part = self.part(inner.eqns, inner.outvars)
+            times.append(part.seconds(machine, 1, part.total) + part.overhead(machine))
+        if name == "cond":
+            return max(times)
+        trips = jaxprs.extent(eqn.params["length"]) if name == "scan" else _WHILE if name == "while" else 1
+        return trips * (sum(times) + machine.elementwise_trip)
 
     def trips(self, loop: Loop, inside: Part) -> tuple[float, Terms]:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
         work = inside.seconds(machine, steps, inside.total)
-        # A loop of elementwise equations alone is one kernel.
-        trips = steps * (machine.trip + inside.overhead(machine) if inside.calls else machine.trip / 20)
+        trips = steps * (machine.trip + inside.overhead(machine) if inside.calls else machine.elementwise_trip)
+        # What a product or a branch makes is copied into its stack.
+        made = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
+        trips += steps * machine.kernel * sum(v in made for v in jaxprs.variables(loop.ys))
         return stacks + work + trips, (("steps", work), ("trips", trips), ("stacks", stacks))
 
     def _sums(self, eqns: Sequence[Any]) -> Part:
@@ -201,8 +249,14 @@ class Estimator:
         dots = sum(_operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
         others = sum(f.seconds for f in facts if f.call and f.eqn.primitive.name != "dot_general")
         reductions = sum(f.seconds for f in facts if f.reduces)
-        # XLA copies the first operand of a product over time, transposed; the smaller one is put first.
+        # XLA copies the first operand of a product over time, transposed; the smaller one is put first. It also copies
+        # operands that are contracted over other axes than the first ones.
         copied = [min(map(self.size, f.inputs)) for f in facts if f.call and len(f.inputs) > 1]
+        for f in facts:
+            if f.eqn.primitive.name == "dot_general" and not _is_outer(f.eqn):
+                contracted, _ = f.eqn.params["dimension_numbers"]
+                inner = [a for a, axes in zip(f.eqn.invars, contracted) if sorted(axes) != [*range(len(axes))]]
+                copied.append(sum(map(self.size, jaxprs.variables(inner))))
         calls = sum(f.calling for f in facts)
         return Part(dots + others, reductions, calls=calls, kernels=len(eqns), peak=max(copied, default=0))
 
@@ -294,6 +348,8 @@ def _call_seconds(eqn: Any, machine: Machine) -> float:
     """Returns what an equation costs besides its operations. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
         return machine.kernel + min(machine.call, _operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
+    if eqn.primitive.name in _LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
+        return 0.0  # part of a kernel
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
 
 
@@ -334,10 +390,29 @@ def _product_seconds(eqn: Any, moving: Collection[Var] | None, machine: Machine)
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
         slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
         return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.products)
-    if name in ("sort", "top_k"):
+    of_first = jaxprs.elements(shapes[0]) if shapes else count
+    if name == "sort":
         n = jaxprs.extent(shapes[0][-1])
-        return jaxprs.elements(shapes[0]) * math.log2(n + 1) * machine.function
-    return moved + count * machine.function
+        return _SORTING * of_first * math.log2(n + 1) * machine.function
+    if name in ("top_k", "approx_top_k"):
+        return _SELECTING * of_first * machine.function
+    slower = _DRAWING if name in _DRAWS else _RUNNING if name in _RUNNING_RESULTS else 1
+    return moved + slower * count * machine.function
+
+
+def _indexing_seconds(eqn: Any, together: bool, in_place: bool, machine: Machine) -> float:
+    """Returns the time of a lookup or an update at indices. An update in place moves only what it writes."""
+    name = eqn.primitive.name
+    at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
+    rows = 1 if at is None else jaxprs.elements(eqn.invars[at].aval.shape[:-1])
+    if name in _LOOKUPS:
+        placed, whole = eqn.outvars[0], 0
+    else:
+        placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
+        whole = 0 if in_place else 2 * jaxprs.nbytes(eqn.outvars[0])
+    size = whole + 2 * jaxprs.nbytes(placed)
+    count = _PLACING * jaxprs.elements(placed.aval.shape) + rows * (_ROW_FOR_ALL if together else _ROW)
+    return machine.reading(size, size) + count * machine.function
 
 
 def element_seconds(eqn: Any, machine: Machine = CPU) -> float:
@@ -347,6 +422,6 @@ def element_seconds(eqn: Any, machine: Machine = CPU) -> float:
         return 0.0
     of = eqn.invars if name in _REDUCTIONS else eqn.outvars
     count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)
-    if name in _FUNCTIONS or name in _SLOW:
-        return count * machine.function * (_TIMES_SLOWER if name in _SLOW else 1)
+    if name in _FUNCTIONS:
+        return count * machine.function * _FUNCTIONS[name]
     return count * machine.element * (4 if name in _REDUCTIONS else 1)

@@ -39,6 +39,10 @@ class Options:
     stores_less: bool = False
     given: int = 0
 
+    def of_gradient(self, reverse: bool) -> bool:
+        """Returns True for a loop in direction `reverse` that JAX made by transposition: its sums are gradients."""
+        return self.written is not None and self.written != reverse
+
 
 # True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
 plain = jax.make_user_context(False)

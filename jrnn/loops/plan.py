@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
 from jax.extend import source_info_util
 
-from jrnn.loops import jaxprs, primitives
+from jrnn.loops import jaxprs, machines, primitives
 from jrnn.loops.costs import Choice
 from jrnn.loops.jaxprs import Var
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission
 from jrnn.loops.recompute import in_chunks
 
@@ -46,12 +48,20 @@ class Target:
         devices: the number of devices that the program is divided among.
         kind: the kind of the devices, such as "TPU v5 lite", or "" if unknown.
         exported: it will run elsewhere, where custom calls of this process are unknown.
+        machine: the constants of the cost model.
     """
 
     platform: str
     devices: int = 1
     kind: str = ""
     exported: bool = False
+    machine: Machine = CPU
+
+    @staticmethod
+    def here() -> Target:
+        """Returns the target of programs of this process, which are not divided."""
+        platform = jax.default_backend()
+        return Target(platform, machine=machines.of(platform))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from jrnn.loops import costs, estimates, jaxprs, primitives, recompute
+from jrnn.loops import estimates, jaxprs, machines, primitives, recompute
 from jrnn.loops.jaxprs import Atom, Program, Var
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
@@ -273,7 +273,7 @@ def _choose(
 
 def _storing(v: Var) -> int:
     """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
-    machine = costs.CPU
+    machine = machines.CPU
     return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * (2 / machine.written + 1 / machine.read)))
 
 

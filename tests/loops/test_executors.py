@@ -145,23 +145,48 @@ def test_associative_refuses_carries_that_multiply_or_count_or_are_too_many():
         scan(lambda c, x: ((*c[1:], c[0] * x), x), (ones,) * 5, xs, executor="associative")
 
 
-def test_auto_solves_affine_steps_that_need_no_more_memory_at_once():
-    """On a GPU; on a CPU only where the caller asks for it."""
+@pytest.mark.usefixtures("judged")
+@pytest.mark.parametrize("platform", ["cuda", "tpu", "metal"])
+def test_accelerators_keep_the_order_of_sums_that_the_user_wrote(platform):
+    """A gradient of the same loop may be solved in rounds, and its sums may leave the loop."""
+    big = jnp.ones((90, 4))
+
+    def total(w, xs):
+        return scan(lambda c, x: ((0.5 * c[0] + x, c[1] + jnp.sum(x * w)), c[0]), (jnp.zeros(4), 0.0), xs)
+
+    def plans(fn):
+        return lowering.plans_in(jax.make_jaxpr(fn)(jnp.float32(1), big).jaxpr, Target(platform))
+
+    (forward,) = plans(total)
+    assert forward.executor != "associative" and not forward.summed
+    assert any("order of its sums" in note for note in forward.notes)
+    *_, gradient = plans(jax.grad(lambda w, xs: jnp.sum(jnp.sin(total(w, xs)[0][1]))))
+    assert gradient.loop.reverse
+    assert gradient.executor == "associative" or gradient.summed
+    (counted,) = plans(lambda w, xs: scan(lambda c, x: (c + jnp.sum(x), None), jnp.int32(0), jnp.int32(xs)))
+    assert counted.summed, "integers have no order"
+
+
+def test_accelerators_solve_gradients_of_affine_steps_that_need_no_more_memory_at_once():
+    """Loops that the user wrote only if he asks, and on a CPU no loop else."""
     h, xs = jnp.ones((N, H)), jnp.ones((100, N, H))
 
     def chosen(step, platform="cuda", **keywords):
-        closed = jax.make_jaxpr(lambda h, xs: scan(step, h, jnp.tanh(xs), **keywords))(h, xs)
-        (plan,) = lowering.plans_in(closed.jaxpr, Target(platform))
-        return plan.executor
+        run = functools.partial(scan, step, **keywords)
+        closed = jax.make_jaxpr(jax.grad(lambda h, xs: jnp.sum(run(h, jnp.tanh(xs))[0])))(h, xs)
+        forward, *_, reverse = [plan.executor for plan in lowering.plans_in(closed.jaxpr, Target(platform))]
+        return forward, reverse
 
-    assert chosen(lambda h, x: (jnp.tanh(x) * h + x, h)) == "associative"
-    assert chosen(lambda h, x: (jnp.tanh(x) * h + x, h), executor="scan") == "scan"
-    assert chosen(lambda h, x: (h * x + x, h), "cpu") == "scan"
-    assert chosen(lambda h, x: (h * x + x, h), "cpu", executor="associative") == "associative"
+    assert chosen(lambda h, x: (jnp.tanh(x) * h + x, h)) == ("scan", "associative")
+    assert chosen(lambda h, x: (jnp.tanh(x) * h + x, h), executor="scan") == ("scan", "scan")
+    assert chosen(lambda h, x: (h * x + x, h), "cpu") == ("scan", "scan")
+    for platform in ("cpu", "cuda"):
+        asked = chosen(lambda h, x: (h * x + x, h), platform, executor="associative")
+        assert asked == ("associative", "associative")
     wide = jnp.ones((1, H, 50))
-    assert chosen(lambda h, x: (h * x, jnp.sum(jnp.sin(x)[:, :, None] * wide * h[:, :, None], axis=2))) == "scan"
-    assert chosen(lambda h, x: (h * x, jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, h))) == "scan"
-    assert chosen(lambda h, x: (jnp.tanh(h * x), h)) == "scan"
+    sums = jax.jit(lambda h, x: jnp.sum(jnp.sin(x)[:, :, None] * wide * h[:, :, None], axis=2))
+    assert chosen(lambda h, x: (h * jnp.tanh(x) + 0 * sums(h, x), None))[1] == "scan"
+    assert chosen(lambda h, x: (jnp.tanh(h * x), h)) == ("scan", "scan")
 
 
 @pytest.mark.parametrize(
@@ -182,8 +207,9 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     xs = jnp.ones((100, N, H))
     (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
     assert associative.is_bounded(split(loop).core) == bounded
-    plan = targets.plan(loop, Target("tpu"), mark.Options())
-    assert plan.executor == ("associative" if bounded else "persistent")
+    of_a_gradient = mark.Options(written=not loop.reverse)
+    assert targets.plan(loop, Target("tpu"), mark.Options()).executor == "persistent"
+    assert targets.plan(loop, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "persistent")
 
 
 def test_unknown_executor_and_the_choice():

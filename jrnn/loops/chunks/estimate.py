@@ -9,19 +9,21 @@ import math
 
 from jrnn.loops import jaxprs
 from jrnn.loops.chunks.recognize import Affine, rows_of
-from jrnn.loops.costs import CPU, Candidate, Choice, Estimate, Machine, bound, choose
+from jrnn.loops.costs import Candidate, Choice, Estimate, bound, choose
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.loop import Loop
+from jrnn.loops.machines import Machine
 
 _SMALL = 0.45  # products of a chunk run at this part of the rate of large ones
 _PASSES = 32  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
 _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice as much for its derivative
 _BY_STEPS = 3  # a step, and its derivative
+_MARGIN = 0.3  # the part of the time that chunks must save: their program takes several times as long to compile
 _KERNELS = 60  # of the forward and the reverse pass of a chunk
 
 
 def compared(
-    loop: Loop, forms: tuple[Affine, ...], stored: int, steps: int, memory: int | float | None, machine: Machine = CPU
+    loop: Loop, forms: tuple[Affine, ...], stored: int, steps: int, memory: int | float | None, machine: Machine
 ) -> Choice:
     """Compares a train step that stores states at every step with one in chunks. The plan of the second is True.
 
@@ -44,7 +46,7 @@ def compared(
     theirs, ours = reference.estimate.memory, chunks.estimate.memory
     if memory is not None and ours < theirs and bound(memory, theirs) < theirs:
         return Choice(chunks, ((reference, "more memory than allowed"),))
-    return choose([reference, chunks], memory)
+    return choose([reference, chunks], memory, margin=_MARGIN)
 
 
 def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machine) -> Estimate:

@@ -1,6 +1,6 @@
 """The passes over a loop. A pass is a pure function of a `Loop`; `fission` splits the result into parts."""
 
-from jrnn.loops.passes.fission import Fission, Moves, split
+from jrnn.loops.passes.fission import Fission, Moves, movable, split
 from jrnn.loops.passes.gates import activate_together, slice_apart
 from jrnn.loops.passes.packed import Packed, pack_stacks
 from jrnn.loops.passes.products import batch_first, columns
@@ -20,6 +20,7 @@ __all__ = [
     "concatenate_cotangents",
     "direct_views",
     "distinct",
+    "movable",
     "one_kernel_a_stage",
     "pack_stacks",
     "slice_apart",

@@ -205,6 +205,22 @@ def split(
     return Fission(loop, core, *parts, summed, tuple(added), contract)
 
 
+def movable(everything: Fission, floating_sums: bool) -> Moves:
+    """Returns all that can leave a loop.
+
+    Args:
+        everything: the split that moves everything.
+        floating_sums: False to keep the order of floating-point sums; integers have none.
+    """
+
+    def heavy(eqns: tuple) -> frozenset:
+        return frozenset(e.outvars[0] for e in eqns if primitives.is_heavy(e))
+
+    carry = everything.loop.carry
+    summed = (i for i in everything.summed if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer))
+    return Moves(heavy(everything.hoisted), heavy(everything.sunk), frozenset(summed))
+
+
 def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
     """Returns the equations of constants, except those that only spread a value, which is cheaper where it is used."""
     constant = [e for e in loop.eqns if not any(v in varying for v in e.outvars)]

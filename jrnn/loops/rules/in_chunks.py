@@ -21,6 +21,7 @@ from jrnn.loops import jaxprs, mark
 from jrnn.loops.chunks import Chunked, NotAffine, chunk_length, chunked, compared, pays, stored_states, why
 from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, strict_passes
+from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
 from jrnn.loops.rules import lowering
@@ -112,14 +113,14 @@ def _program(
         return None
     n_consts, n_carry = jaxprs.scan_counts(params)
     loop = params["jaxpr"], n_consts, n_carry, params["length"], params["reverse"], params["unroll"]
-    found = _chunked(*loop, options, tuple(moves))
+    target = Target.here()
+    found = _chunked(*loop, options, tuple(moves), target.machine)
     if found is None:
         return None
     if isinstance(found, str):
         lowering.record_note(found)
         return None
     program, values, choice = found
-    target = Target(jax.default_backend())
     lowering.record(LoopPlan(target, program.loop, None, None, "chunks", notes=program.notes, choice=choice))
 
     def run(args: Sequence[Any]) -> list[Any]:
@@ -141,6 +142,7 @@ def _chunked(
     unroll: int,
     options: Options,
     moves: tuple[bool, ...],
+    machine: Machine,
 ) -> tuple[Chunked, Sequence[Any], Choice] | str | None:
     """Returns a loop in chunks, the values of its constants, and the candidates; or the reason if it stays as it is.
 
@@ -165,7 +167,7 @@ def _chunked(
         loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
         found = chunked(loop, dict(zip(program.constvars, program.consts)))
         forms = tuple(form for stage in found.stages for form in stage.forms)
-        choice = compared(found.loop, forms, stored, chunk_length(length), options.memory)
+        choice = compared(found.loop, forms, stored, chunk_length(length), options.memory, machine)
         if not choice.chosen.plan:
             (other, reason), at = choice.others[0], choice.chosen.estimate
             return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"

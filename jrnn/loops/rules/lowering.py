@@ -18,7 +18,7 @@ from jax.extend.core.primitives import scan_p
 from jax.interpreters import mlir
 
 from jrnn.errors import ScanError
-from jrnn.loops import jaxprs, mark, targets
+from jrnn.loops import jaxprs, machines, mark, targets
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
@@ -149,7 +149,8 @@ def _target(platform: str, ctx: Any) -> Target:
     backend = ctx.module_context.backend  # in `jax.export` another platform's, or None
     known = backend is not None and backend.platform == platform
     kind = backend.devices()[0].device_kind if known else ""
-    return Target(platform, devices, kind, ctx.module_context.lowering_parameters.for_export)
+    exported = ctx.module_context.lowering_parameters.for_export
+    return Target(platform, devices, kind, exported, machines.of(platform))
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:

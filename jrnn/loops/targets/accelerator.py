@@ -1,11 +1,15 @@
-"""What GPUs and TPUs have in common: a loop is solved in rounds, or stays a loop."""
+"""What GPUs and TPUs have in common: a loop is solved in rounds, or stays a loop.
+
+Values of a loop that the caller wrote keep the order of sums of `jax.lax.scan`. So only the loops of gradients are solved in
+rounds without being asked, and only their sums leave the loop.
+"""
 
 from __future__ import annotations
 
 from jrnn.loops import jaxprs
-from jrnn.loops.loop import Loop
+from jrnn.loops.loop import Loop, eager_passes
 from jrnn.loops.mark import Options
-from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, split, widen_sums
+from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, movable, split, widen_sums
 from jrnn.loops.plan import LoopPlan, Target
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
@@ -19,6 +23,8 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     for rewrite in PASSES:
         loop = rewrite(loop)
     fission = split(loop)
+    if fission.summed and eager_passes.value is None and not options.of_gradient(loop.reverse):
+        fission = split(loop, moves=movable(fission, floating_sums=False))
     why = _not_solved(fission.core, options)
     if why is None:
         return LoopPlan(target, original, fission, associative.Solved(fission.core), "associative")
@@ -30,6 +36,8 @@ def _not_solved(core: Loop, options: Options) -> str | None:
     if not jaxprs.is_known(core.length):
         return "the number of steps is symbolic"
     why = associative.declined(core, options.executor, _SOLVING_PAYS)
+    if why is None and options.executor != "associative" and not options.of_gradient(core.reverse):
+        return "the order of its sums would change; ask for it by executor='associative'"
     if why is None and options.executor != "associative" and not associative.is_bounded(core):
         return "its factors are not provably at most 1, so products of them could overflow"
     return why

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import jax.numpy as jnp
-
-from jrnn.loops import costs, jaxprs, native, primitives
+from jrnn.loops import costs, jaxprs, native
 from jrnn.loops.costs import Candidate, Choice
 from jrnn.loops.estimates import Estimator, Split
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, eager_passes
+from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import (
     Fission,
@@ -24,6 +23,7 @@ from jrnn.loops.passes import (
     direct_views,
     distinct,
     gates,
+    movable,
     slice_apart,
     split,
     widen_sums,
@@ -44,7 +44,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     for rewrite in PASSES:
         loop = rewrite(loop)
     turned = columns(batch_first(loop))
-    if eager_passes.value is not None or _turning_pays(loop, turned):
+    if eager_passes.value is not None or _turning_pays(loop, turned, target.machine):
         loop = turned
     notes: tuple[str, ...] = ()
     if options.executor == "associative":
@@ -73,12 +73,12 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, found)
 
 
-def _turning_pays(loop: Loop, turned: Loop) -> bool:
+def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
     """Returns True if products in another layout save a part of the time of a loop. Tiny products have no layout to gain."""
     if turned is loop:
         return False
     steps = jaxprs.extent(loop.length)
-    costs_of = [Estimator(found).split(split(found, moves=Moves())) for found in (loop, turned)]
+    costs_of = [Estimator(found, machine).split(split(found, moves=Moves())) for found in (loop, turned)]
     before, after = (found.inside.products * steps for found in costs_of)
     return before - after > _LEAST_GAIN * costs_of[0].at_once().seconds
 
@@ -108,22 +108,22 @@ class _Search:
     def __init__(self, original: Loop, loop: Loop, options: Options, target: Target):
         self.loop, self.options, self.target = loop, options, target
         self.refusal = ""
-        self.reference = Candidate("lax.scan", Estimator(original).whole(), None)
-        self.estimator = Estimator(loop)
+        self.reference = Candidate("lax.scan", Estimator(original, target.machine).whole(), None)
+        self.estimator = Estimator(loop, target.machine)
         self.held, self.saved = _residuals(original, options)
         self.left = _EFFORT
 
     def choice(self) -> Choice:
         everything = self._split(None)
         if self.options.executor == native.NAME:
-            called = self._called(_movable(everything, _sums_may_leave(self.loop, self.options)))
+            called = self._called(movable(everything, self.options.of_gradient(self.loop.reverse)))
             if called:
                 chosen = min(called, key=lambda way: way.estimate.seconds)
                 return Choice(chosen, tuple((way, "slower") for way in called if way is not chosen))
         if eager_passes.value is not None:
             way = _Way(everything, eager_passes.value or None)
             return Choice(Candidate("everything", self.estimator.split(everything).at_once(), way))
-        most = _movable(everything, _sums_may_leave(self.loop, self.options))
+        most = movable(everything, self.options.of_gradient(self.loop.reverse))
         tried = {Moves(): self._candidate("simplify", Moves())}
         for name, field in (("hoist", "early"), ("sink", "late"), ("sum after the loop", "summed")):
             moves = Moves(**{field: getattr(most, field)})
@@ -207,25 +207,9 @@ class _Search:
         return not self._fits(way), way.estimate.seconds
 
 
-def _movable(everything: Fission, sums: bool) -> Moves:
-    """Returns all that can leave a loop, from the split that moves everything."""
-
-    def heavy(eqns: tuple) -> frozenset:
-        return frozenset(e.outvars[0] for e in eqns if primitives.is_heavy(e))
-
-    exact = everything.loop.carry
-    summed = (i for i in everything.summed if sums or jnp.issubdtype(exact[i].aval.dtype, jnp.integer))
-    return Moves(heavy(everything.hoisted), heavy(everything.sunk), frozenset(summed))
-
-
-def _sums_may_leave(loop: Loop, options: Options) -> bool:
-    """Returns True for a loop that JAX made by transposition, whose sums are gradients. Others keep the order of sums."""
-    return options.written is not None and options.written != loop.reverse
-
-
 def _residuals(loop: Loop, options: Options) -> tuple[int, int]:
     """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would store besides."""
-    if not _sums_may_leave(loop, options):
+    if not options.of_gradient(loop.reverse):
         return 0, 0
     steps = jaxprs.extent(loop.length)
     held = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - options.given, 0)
