@@ -248,7 +248,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="scan: cells (default); nn: layers; layers: layers of today, from minGRU to RWKV-7; "
         "convert: conversions to nets and back; graph: passes over nets; "
         "growth: how the time for a net grows with its size; "
-        "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame",
+        "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame; "
+        "never-worse: jrnn.scan and lax.scan on loops of many kinds; linear: layers with matrix states",
     )
     p.add_argument(
         "--cells",

@@ -187,16 +187,92 @@ def two_layers(carry, x):
     return (S, P), z
 
 
+def decay_per_column(S, x):
+    S = S * jnp.exp(x["gv"])[..., None, :] + outer(x["k"], x["v"])
+    return S, read(S, x["q"])
+
+
+def decay_per_row_and_column(S, x):  # S[v, k]
+    S = S * (jnp.exp(x["gv"])[..., None] * jnp.exp(x["gk"])[..., None, :]) + outer(x["v"], x["k"])
+    return S, ein("bhvk,bhk->bhv", S, x["q"])
+
+
+def momentum(carry, x):  # Titans
+    M, P = carry
+    P = x["b2"][..., None, None] * P - x["b"][..., None, None] * outer(x["k"], read(M, x["k"]) - x["v"])
+    M = jnp.exp(x["g"])[..., None, None] * M + P
+    return (M, P), read(M, x["q"])
+
+
+def sum_of_states(carry, x):  # one reads the other as a whole
+    M, P = carry
+    P = x["b2"][..., None, None] * P + outer(x["k"], x["v"])
+    M = jnp.exp(x["g"])[..., None, None] * M + P
+    return (M, P), read(M, x["q"])
+
+
+def several_rows_at_once(S, x):
+    keys, values = (jnp.stack([x[a], x[b]], -2) for a, b in (("k", "k2"), ("v", "v2")))
+    wrong = values - keys @ S
+    S = jnp.exp(x["g"])[..., None, None] * S + 0.5 * jnp.swapaxes(keys, -1, -2) @ wrong
+    return S, read(S, x["q"])
+
+
+def two_reads_in_one_product(S, x):
+    both = jnp.stack([x["k"], x["q"]], -2) @ S
+    new = x["b"][..., None] * (x["v"] - both[..., 0, :])
+    return S + outer(x["k"], new), both[..., 1, :] + (x["q"] * x["k"]).sum(-1, keepdims=True) * new
+
+
+def product_of_reflections(S, x):
+    eye = jnp.eye(x["k"].shape[-1])[None, None]
+    first, second = (eye - b[..., None, None] * outer(k, k) for b, k in ((x["b"], x["k"]), (x["b2"], x["k2"])))
+    return (S := second @ first @ S + outer(x["k"], x["v"])), read(S, x["q"])
+
+
+def read_by_all_heads(S, x):
+    S = 0.9 * S + outer(x["k"], x["v"])
+    return S, (ein("bhkv,bhk->bv", S, x["q"]), S.sum((1, 2, 3)))
+
+
+def heads_in_a_loop(S, x):
+    new = [0.9 * S[:, h] + x["k"][:, h, :, None] * x["v"][:, h, None] for h in range(S.shape[1])]
+    return jnp.stack(new, 1), jnp.stack([ein("bk,bkv->bv", x["q"][:, h], s) for h, s in enumerate(new)], 1)
+
+
+def flat(S, x):
+    shape = (*x["k"].shape, x["v"].shape[-1])
+    S = jnp.exp(x["g"])[..., None, None] * S.reshape(shape) + outer(x["k"], x["v"])
+    return S.reshape(*shape[:2], -1), read(S, x["q"])
+
+
+def reset_by_cond(S, x):
+    S = jax.lax.cond(x["r"].any(), lambda S: S * 0.0, lambda S: S, S)
+    return linear(S, x)
+
+
+def updates_in_a_loop(S, x):
+    xs = [jnp.stack([x[a], x[b]]) for a, b in (("k", "k2"), ("v", "v2"), ("b", "b2"))]
+    S, _ = jax.lax.scan(lambda S, y: (delta(S, {"q": y[0], "k": y[0], "v": y[1], "b": y[2]})[0], None), S, tuple(xs))
+    return S, read(S, x["q"])
+
+
 STEPS = [
     linear, linear_by_vmap, linear_read_before, retention, mamba2, gla, gla_transposed, rwkv6, hgrn2, delta,
     delta_as_matrix, delta_from_the_right, gated_delta, kda, delta_product, rwkv7, rwkv7_as_matrix, resetting,
-    grouped, mlstm, shifted, two_layers,
+    grouped, mlstm, shifted, two_layers, decay_per_column, decay_per_row_and_column, momentum, sum_of_states,
+    several_rows_at_once, two_reads_in_one_product, product_of_reflections, read_by_all_heads, heads_in_a_loop, flat,
+    reset_by_cond, updates_in_a_loop,
 ]  # fmt: skip
 
 
 def first_carry(step, B, H, K, V, dtype):
     S = np.linspace(-0.1, 0.1, B * H * K * V).reshape(B, H, K, V)
-    carry = {mlstm: (S, 0.1 + S[..., 0] * 0, S[..., 0, 0] * 0), shifted: (S, S[..., 0]), two_layers: (S, S * 2)}.get(
-        step, S
-    )
+    others = {
+        mlstm: (S, 0.1 + S[..., 0] * 0, S[..., 0, 0] * 0),
+        shifted: (S, S[..., 0]),
+        flat: S.reshape(B, H, K * V),
+        **dict.fromkeys((two_layers, momentum, sum_of_states), (S, S * 2)),
+    }
+    carry = others.get(step, S)
     return jax.tree.map(lambda a: a.astype(np.dtype(dtype)), carry)

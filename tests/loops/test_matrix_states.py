@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import jrnn
+from jrnn.loops import chunks, jaxprs
 from jrnn.loops.chunks import compared, runner
+from jrnn.loops.loop import Loop
 from jrnn.loops.rules import in_chunks, lowering
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
@@ -58,6 +60,19 @@ def assert_close(pair, tolerance):
 def test_a_step_trains_in_chunks_as_step_by_step(x64, step):
     init, xs = problem(step, 37, jnp.float64, strong=layers.STEPS.index(step) % 2 == 0)
     assert_close(in_chunks_and_not(step, init, xs), 1e-10)
+
+
+@pytest.mark.parametrize("step", layers.STEPS, ids=lambda step: step.__name__)
+def test_a_step_is_recognized_however_it_is_written(step):
+    init, xs = problem(step, 2, jnp.float32)
+    given, tree = jax.tree.flatten((init, jax.tree.map(lambda x: x[0], xs)))
+    count = len(jax.tree.leaves(init))
+    program = chunks.opened(jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*given), jaxprs.CALLS)
+    inputs, outs, consts = program.invars, program.outvars, program.constvars
+    parts = inputs[:count], inputs[count:], outs[:count], outs[count:]
+    loop, holds = chunks.held(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))
+    made = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
+    assert [stage for stage in made.stages if stage.forms]
 
 
 @pytest.mark.grid(every=2)

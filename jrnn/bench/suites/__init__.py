@@ -29,6 +29,7 @@ SUITES = {
     "libraries": "libraries",
     "streaming": "streaming",
     "never-worse": "never_worse",
+    "linear": "linear",
 }
 
 

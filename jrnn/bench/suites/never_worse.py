@@ -10,7 +10,6 @@ Shapes: T time, N batch, H hidden.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.bench.peers import Program
+from jrnn.bench.peers import Program, on_processor
 from jrnn.bench.sizes import MODES
 from jrnn.bench.suites import Job, Options
 from jrnn.loops import scan
@@ -139,15 +138,4 @@ def predicted(name: str, mode: str) -> float:
 
 def _program(name: str, mode: str, which: Callable) -> Program:
     forward, train, args = programs(name, which)
-    begun = time.perf_counter()
-    made = jax.jit(forward if mode == "forward" else train).lower(*args).compile()
-    seconds = time.perf_counter() - begun
-
-    def run() -> float:
-        start, runs = time.process_time(), 0
-        while not runs or time.process_time() - start < 0.02:  # threads report their time late
-            jax.block_until_ready(made(*args))
-            runs += 1
-        return (time.process_time() - start) / runs
-
-    return Program(run, seconds, made.memory_analysis().temp_size_in_bytes)
+    return on_processor(forward if mode == "forward" else train, args)

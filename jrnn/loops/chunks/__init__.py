@@ -1,13 +1,26 @@
 """Loops over matrix states in chunks: a step for one token is trained in the chunkwise parallel form.
 
-`forms.py` reads the affine form of a step off its equations. `recognize.py` decides which carries have one, and in which
-order they are computed. `labeled.py`, `decay.py`, `solve.py` and `program.py` are the program of one chunk. `runner.py` runs
-a loop, and `estimate.py` estimates what it costs.
+`normal.py` opens control flow. `terms.py`, `views.py`, `known.py` and `forms.py` read the affine form of a step off its
+equations. `recognize.py` decides which carries have one, and in which order they are computed. `labeled.py`, `decay.py`,
+`solve.py`, `chunk.py` and `program.py` are the program of one chunk. `runner.py` runs a loop, and `estimate.py` estimates
+what it costs.
 """
 
 from jrnn.loops.chunks.estimate import compared
-from jrnn.loops.chunks.forms import NotAffine
+from jrnn.loops.chunks.normal import held, opened
 from jrnn.loops.chunks.recognize import why
 from jrnn.loops.chunks.runner import Chunked, chunk_length, chunked, pays, stored_states
+from jrnn.loops.chunks.terms import NotAffine
 
-__all__ = ["Chunked", "NotAffine", "chunk_length", "chunked", "compared", "pays", "stored_states", "why"]
+__all__ = [
+    "Chunked",
+    "NotAffine",
+    "chunk_length",
+    "chunked",
+    "compared",
+    "held",
+    "opened",
+    "pays",
+    "stored_states",
+    "why",
+]

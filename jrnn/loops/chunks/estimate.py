@@ -54,12 +54,12 @@ def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machi
     products = blocks = 0.0
     boundaries = inside = 0
     for form in forms:
-        state, size = form.forms.state, form.forms.size
-        elements = jaxprs.elements(state.aval.shape)
+        (state, *_), size = form.forms.states, form.forms.size
+        elements = len(form.forms.states) * jaxprs.elements(state.aval.shape)
         k, v = size[form.forms.contracted or 0], form.width
         batch = elements // (k * v)
         rows = rows_of([*form.updates, *(t for value in form.cuts.values() for t in value.terms)])
-        readers = sum(any(t.of is state for t in row.terms) for row in rows)
+        readers = sum(any(t.of in form.forms.states for t in row.terms) for row in rows)
         writers, solved = len(form.known) + len(form.solved), len(form.solved)
         operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (k + v)
         operations += 2 * (solved * steps) ** 2 * v
@@ -67,7 +67,7 @@ def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machi
         if form.decays_along_k:
             vectors = (readers + writers) * math.log2(steps) * batch * steps * k * state.aval.dtype.itemsize
             blocks += _PASSES * count * vectors / machine.cached
-        boundaries += count * max(jaxprs.nbytes(state), 4 * elements)
+        boundaries += count * elements * max(state.aval.dtype.itemsize, 4)
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
     calls = count * (_KERNELS * machine.call + machine.trip)
     moved = machine.writing(boundaries, boundaries) + machine.reading(boundaries, boundaries)

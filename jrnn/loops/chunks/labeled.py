@@ -1,6 +1,6 @@
 """Arrays whose axes have labels, and the factors of a form as such arrays.
 
-A label is a number (`forms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (which block of steps).
+A label is a number (`terms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (which block of steps).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs
-from jrnn.loops.chunks.forms import Factor, Term
+from jrnn.loops.chunks.terms import Factor, Term
 from jrnn.loops.jaxprs import Env, Var
 
 Label = int | str
@@ -105,7 +105,8 @@ class Factors:
             return self._contraction(factor)
         moving = jaxprs.is_in(factor.of, self.steps)
         array = self.steps[factor.of] if moving else jaxprs.value(self.env, factor.of)
-        at = tuple(slice(None) if l is not None else 0 for l in factor.labels)
+        index = factor.index or (0,) * len(factor.labels)
+        at = tuple(slice(None) if l is not None else i for l, i in zip(factor.labels, index))
         array = array[(slice(None), *at) if moving else at] if None in factor.labels else array
         if factor.how in ("unless", "where", "eye"):
             array = array if array.dtype == bool else array != 0

@@ -16,17 +16,20 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.chunks.forms import Factor, Forms, NotAffine, Row, Term, Value
+from jrnn.loops.chunks.forms import Forms
+from jrnn.loops.chunks.terms import Factor, NotAffine, Row, Term, Value
 from jrnn.loops.jaxprs import Var
 from jrnn.loops.loop import Loop
+
+_MOST = 3  # carries that read each other as wholes
 
 
 @dataclass(frozen=True)
 class Affine:
-    """A carry S with `S' = decay * S + sum of outer products`, in chunks.
+    """A carry S with `S' = decay * S + sum of outer products`, in chunks; or several that read each other as wholes.
 
     Attributes:
-        position: of the carry.
+        positions: of the carries.
         forms: the forms of the step.
         decay: terms of S; none if S is overwritten.
         updates: terms of rows, p times row.
@@ -36,9 +39,10 @@ class Affine:
         solved: the rows that updates read.
         cuts: the variables where S is read, and their forms.
         free: the labels of V.
+        columns: the labels of V along which the decay differs.
     """
 
-    position: int
+    positions: tuple[int, ...]
     forms: Forms
     decay: tuple[Term, ...]
     updates: tuple[Term, ...]
@@ -47,6 +51,7 @@ class Affine:
     solved: tuple[Row, ...]
     cuts: Mapping[Var, Value]
     free: tuple[int, ...]
+    columns: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:
@@ -78,20 +83,31 @@ class Affine:
         return any(self.forms.contracted in self.forms.labels_of(f) for t in self.decay for f in t.factors)
 
     def __str__(self) -> str:
-        none = len(self.decay) == 1 and not self.decay[0].factors
+        none = all(not t.factors and t.of is self.forms.states[t.into] for t in self.decay)
         kind = "no decay" if none else "decay per row" if self.decays_along_k else "decay"
         kind = "no transition" if not self.decay else kind
+        kind = (
+            kind.removesuffix(" per row")
+            + " per row and column" * self.decays_along_k
+            + " per column" * (not self.decays_along_k)
+            if self.columns
+            else kind
+        )
         n = len(self.solved)
         ranks = f", {n} transition{'s' * (n > 1)} of rank one" if n else ""
-        return f"S[{','.join(map(str, self.forms.state.aval.shape))}] with {kind}{ranks}"
+        shape = ",".join(map(str, self.forms.states[0].aval.shape))
+        several = f" x {len(self.positions)}" * (len(self.positions) > 1)
+        return f"S[{shape}]{several} with {kind}{ranks}"
 
 
-def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any], constants: dict[Var, Any]) -> Affine:
-    """Returns the affine form of one carry.
+def affine(
+    loop: Loop, positions: tuple[int, ...], known: Collection[Var], outs: Sequence[Any], constants: dict[Var, Any]
+) -> Affine:
+    """Returns the affine form of a carry, or of several that read each other.
 
     Args:
         loop: the loop.
-        position: of the carry.
+        positions: of the carries.
         known: the variables that depend on no carry but those that are computed before.
         outs: what is wanted after the rows are known, besides the carry.
         constants: values of variables that are known now.
@@ -99,28 +115,34 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
     Raises:
         NotAffine: with the reason, and the operation.
     """
-    state, new = loop.carry[position], loop.carry_out[position]
-    if state.aval.dtype not in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16):
-        raise NotAffine(f"S is {state.aval.dtype}")
-    forms = Forms(state, loop.eqns, known, constants)
+    states = tuple(loop.carry[i] for i in positions)
+    if len({(v.aval.shape, v.aval.dtype) for v in states}) > 1 or len(states) > _MOST:
+        raise NotAffine(f"{len(states)} carries read each other")
+    if states[0].aval.dtype not in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16):
+        raise NotAffine(f"S is {states[0].aval.dtype}")
+    forms = Forms(states, loop.eqns, known, constants)
     forms.walk()
-    if not jaxprs.is_in(new, forms.values):
-        raise NotAffine(
-            "the new S depends on what was read from S by an operation that is not affine", _breaking(loop, forms, new)
-        )
+    terms: list[Term] = []
+    for into, new in enumerate(loop.carry_out[i] for i in positions):
+        if not jaxprs.is_in(new, forms.values):
+            raise NotAffine(
+                "the new S depends on what was read from S by an operation that is not affine",
+                _breaking(loop, forms, new),
+            )
+        found = forms._sum(Value(forms.axes, ()), forms.values[new])
+        terms += [replace(t, into=into) for t in found.terms]
     if forms.contracted is None:
         raise NotAffine("S is never contracted")
-    value = forms._sum(Value(forms.axes, ()), forms.values[new])
     k = forms.contracted
-    decay = tuple(t for t in value.terms if t.of is state)
-    updates = tuple(t for t in value.terms if isinstance(t.of, Row))
+    decay = tuple(t for t in terms if t.of in states)
+    updates = tuple(t for t in terms if isinstance(t.of, Row))
     axes = {l for l in forms.axes if l is not None}
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
 
     def matrix_in(term: Term) -> Factor | None:
         return next((f for f in term.factors if forms.labels_of(f) >= axes and not jaxprs.is_in(f.of, varying)), None)
 
-    alone = [t for t in value.terms if t.of is None]
+    alone = [t for t in terms if t.of is None]
     matrices = tuple(
         (Term(None, (f,)), replace(t, factors=tuple(g for g in t.factors if g is not f)))
         for t in alone
@@ -128,6 +150,8 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
     )
     if any(k in forms.labels_of(f) for _, scale in matrices for f in scale.factors):
         raise NotAffine("a matrix that is added to S is scaled along K")
+    if len(states) > 1 and (matrices or any(k in forms.labels_of(f) for t in decay for f in t.factors)):
+        raise NotAffine("carries that read each other decay along K, or are reset")
     free_terms = tuple(t for t in alone if len(axes) == 1 or matrix_in(t) is None)
     solved = tuple(dict.fromkeys(t.of for t in updates))
 
@@ -139,27 +163,28 @@ def affine(loop: Loop, position: int, known: Collection[Var], outs: Sequence[Any
     rows = rows_of([*updates, *(t for v in cuts.values() for t in v.terms)])
 
     below = rows_of(updates)
-    fixed: set[int] = set()
-    for term in [*decay, *updates, *(t for row in rows for t in row.terms if t.of is not None)]:
-        for factor in term.factors:
-            fixed |= forms.labels_of(factor)
-    for factor in (f for t in free_terms for f in t.factors if k in forms.labels_of(f)):
-        fixed |= forms.labels_of(factor)
-    for factor in (f for _, scale in matrices for f in scale.factors):
-        fixed |= forms.labels_of(factor)
+    read = [t for row in rows for t in row.terms if t.of is not None]
+    writers = [f for t in (*free_terms, *(scale for _, scale in matrices)) for f in t.factors]
+    writers = [f for f in writers if k in forms.labels_of(f)]
+    free, columns = forms.free_of(*(f for t in (*decay, *updates, *read) for f in t.factors), *writers), ()
+    if not free and not updates and len(axes) > 1 and len(states) == 1:  # then decays may differ along V
+        free = forms.free_of(*writers, *(f for t in read for f in t.factors if k in forms.labels_of(f)))
+        columns = tuple(l for l in free if any(l in forms.labels_of(f) for t in decay for f in t.factors))
+        along_k = [forms.labels_of(f) for t in decay for f in t.factors if k in forms.labels_of(f)]
+        if any(labels & {*columns} for labels in along_k) or (len(decay) > 1 and along_k):
+            raise NotAffine("transitions differ along every axis")
     for row in rows:
         own = {l for t in row.terms for f in t.factors for l in forms.labels_of(f)}
         if row in below and own - axes:
             raise NotAffine("a dense matrix times S, or several rows at once")
     if any(l not in axes for t in updates for f in t.factors for l in forms.labels_of(f)):
         raise NotAffine("a dense matrix times S, or several rows at once")
-    for term in [*value.terms, *(t for row in rows for t in row.terms)]:
+    for term in [*terms, *(t for row in rows for t in row.terms)]:
         for f in term.factors:
             labels = [l for l in forms.found(f.labels) if l is not None]
             if len(set(labels)) < len(labels):
                 raise NotAffine("a matrix has one axis of S twice")
-    free = tuple(l for l in forms.axes if l is not None and l not in fixed and l != k)
-    return Affine(position, forms, decay, updates, free_terms, matrices, solved, cuts, free)
+    return Affine(positions, forms, decay, updates, free_terms, matrices, solved, cuts, free, columns)
 
 
 def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:

@@ -6,6 +6,7 @@ Shapes: T time, C steps of a chunk.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.chunks.forms import NotAffine
+from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body, over_time
 from jrnn.loops.chunks.recognize import Affine, affine, groups, is_evaluable, why
+from jrnn.loops.chunks.terms import NotAffine
 from jrnn.loops.jaxprs import Atom, Env, Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import shifted
@@ -41,40 +43,39 @@ def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
     return length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
 
 
-def stored_states(step: jaxprs.Program, n_consts: int, n_carry: int, moves: Sequence[bool]) -> int:
+def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
     """Returns the bytes a step of the largest carries, and of values as large that follow from them, that JAX's derivative
     of a loop would read.
 
     A state that only adds inputs, and is multiplied only with values that have no tangents, is not read.
 
     Args:
-        step: from constants, carries and inputs to new carries and outputs.
-        n_consts, n_carry: the numbers of constants and carries.
-        moves: which arguments of the loop have tangents.
+        loop: the loop.
+        moves: which of its inputs have tangents.
     """
-    carry = step.invars[n_consts : n_consts + n_carry]
-    moving, before = {v for v, m in zip(step.invars, moves) if m}, -1
+    inputs, n_consts = loop.inputs, len(loop.consts)
+    moving, before = {v for v, m in zip(inputs, moves) if m}, -1
     while len(moving) > before:  # a carry also moves if the new carry does
-        before, reached = len(moving), jaxprs.depends(step.eqns, moving)
-        moving.update(v for v, out in zip(carry, step.outvars) if jaxprs.is_in(out, reached))
-    places = [i for i, v in enumerate(step.invars) if v in moving and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
-    n = len(step.invars)
+        before, reached = len(moving), jaxprs.depends(loop.eqns, moving)
+        moving.update(v for v, out in zip(loop.carry, loop.carry_out) if jaxprs.is_in(out, reached))
+    places = [i for i, v in enumerate(inputs) if v in moving and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+    n = len(inputs)
 
     def tangents(*args: Any) -> list[Any]:
         def of_moving(*values: Any) -> list[Any]:
-            env = dict(zip(step.constvars, step.consts)) | dict(zip(step.invars, args[:n]))
-            env.update(zip([step.invars[i] for i in places], values))
-            jaxprs.evaluate(step.eqns, env)
-            return [v for a in step.outvars if jnp.issubdtype((v := jaxprs.value(env, a)).dtype, jnp.inexact)]
+            env = dict(zip(inputs, args[:n]))
+            env.update(zip([inputs[i] for i in places], values))
+            jaxprs.evaluate(loop.eqns, env)
+            return [v for a in loop.outputs if jnp.issubdtype((v := jaxprs.value(env, a)).dtype, jnp.inexact)]
 
         return jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))[1]
 
-    avals = [v.aval for v in step.invars]
+    avals = [v.aval for v in inputs]
     program = jaxprs.trace(tangents, [*avals, *(avals[i].to_tangent_aval() for i in places)])
     eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars))
     later = jaxprs.depends(eqns, program.invars[n:])
     read = {v for e in eqns if any(v in later for v in e.outvars) for v in jaxprs.inputs(e)} - later
-    states = program.invars[n_consts : n_consts + n_carry]
+    states = program.invars[n_consts : n_consts + len(loop.carry)]
     most = max(map(jaxprs.nbytes, states), default=0)
     follow = jaxprs.depends(eqns, [v for v in states if jaxprs.nbytes(v) == most])
     return sum(jaxprs.nbytes(v) for v in read if v in follow and jaxprs.nbytes(v) >= most)
@@ -102,13 +103,22 @@ class Chunked:
         loop: the loop.
         stages: in order.
         notes: what was found, for `explain_scan`.
+        held: how the carries of the step as it was written are held in the loop's; None if they are the same.
     """
 
     loop: Loop
     stages: tuple[Stage, ...]
     notes: tuple[str, ...]
+    held: tuple[Held, ...] | None = None
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
+        if self.held is None:
+            return self._run(consts, init, xs, length)
+        carry, ys = self._run(consts, [p for h, v in zip(self.held, init) for p in h.apart(v)], xs, length)
+        parts = iter(carry)
+        return [h.together([next(parts) for _ in range(h.parts)], jnp.shape(v)) for h, v in zip(self.held, init)], ys
+
+    def _run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
         loop = self.loop
         env, steps = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
         over_time(loop.eqns, _projections(loop), env, steps)
@@ -138,8 +148,13 @@ class Chunked:
         return [last[i] for i in range(len(init))], [_stack(y, env, steps, length) for y in loop.ys]
 
 
-def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
+def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None) -> Chunked:
     """Returns the loop in chunks.
+
+    Args:
+        loop: the loop.
+        constants: values of variables that are known now.
+        holds: how the loop holds the carries of the step as it was written.
 
     Raises:
         NotAffine: if no carry runs in chunks, with the reasons.
@@ -160,35 +175,51 @@ def chunked(loop: Loop, constants: dict[Var, Any]) -> Chunked:
         moving = jaxprs.depends(loop.eqns, unknown)
         known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
         found: dict[tuple[int, ...], Affine] = {}
+
+        def together(g: tuple[int, ...], h: tuple[int, ...], known: Any = known, done: Any = frozenset(done)) -> Any:
+            """Returns the form of two groups of which the second reads the states of the first as wholes, or None."""
+            both = (*g, *h)
+            if len({loop.carry[j].aval.shape for j in both}) > 1 or not done.union(both).issuperset(
+                j for i in h for j in reads[i]
+            ):
+                return None
+            others = [o for j, o in enumerate(loop.carry_out) if j not in both]
+            with suppress(NotAffine):
+                return _worth(affine(loop, both, known, [*loop.ys, *others], constants))
+            return None
+
         for g in (g for g in ready if g not in plain):
             others = [o for j, o in enumerate(loop.carry_out) if j not in g]
             try:
-                if len(g) > 1:
-                    raise NotAffine(f"{len(g)} carries read each other")
-                found[g] = _worth(affine(loop, g[0], known, [*loop.ys, *others], constants))
+                found[g] = _worth(affine(loop, g, known, [*loop.ys, *others], constants))
             except NotAffine as reason:
+                joined = next(filter(None, (together(g, h) for h in pending if h not in ready)), None)
+                if joined is not None:
+                    found[joined.positions] = joined
+                    continue
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
                     notes.append(f"not in chunks: {why(reason)}")
-        others = [g for g in ready if g not in found]
+        solved = {j for positions in found for j in positions}
+        others = [g for g in ready if not solved.issuperset(g)]
         if not others and max(form.width for form in found.values()) < 4:
-            plain.update(found)  # a vector, such as a normalizer, is not worth chunks of its own
+            plain.update(ready)  # a vector, such as a normalizer, is not worth chunks of its own
             continue
         if others:
             for g in others:
                 shift = len(g) == 1 and g[0] not in _own_reads(loop, g[0])
                 stages.append(Stage(g, is_shift=shift))
         else:
-            stages.append(Stage(tuple(g[0] for g in found), tuple(found.values())))
+            stages.append(Stage(tuple(j for positions in found for j in positions), tuple(found.values())))
             size = chunk_length(loop.length)
             count = -(-loop.length // size)
             notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in found.values()]
         ready = others or list(found)
         done.update(j for g in ready for j in g)
-        pending = [g for g in pending if g not in ready]
+        pending = [g for g in pending if not done.issuperset(g)]
     if not any(stage.forms for stage in stages):
         raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
-    return Chunked(loop, tuple(stages), tuple(notes))
+    return Chunked(loop, tuple(stages), tuple(notes), holds)
 
 
 def _own_reads(loop: Loop, i: int) -> set[int]:

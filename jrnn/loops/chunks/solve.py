@@ -27,6 +27,19 @@ class Kept:
         self.values.append(make())
         return self.values[-1]
 
+    def result(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Returns `fn(*args)`, an array that is kept; its derivative is that of `fn`."""
+
+        @jax.custom_jvp
+        def of(kept: Any, *args: Any) -> Any:
+            return kept
+
+        @of.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            return of(*primals), jax.jvp(fn, primals[1:], tangents[1:])[1]
+
+        return of(self(lambda: fn(*args)), *args)
+
 
 def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
     """Solves `(I + a) x = b`.
@@ -35,7 +48,7 @@ def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
         a: [..., n, n], zero on and above the diagonal.
         b: [..., n, m].
         precision: of the products.
-        keep: keeps the inverse.
+        keep: keeps the inverse, and x.
 
     >>> import jax.numpy as jnp
     >>> print(unit_lower_solve(jnp.array([[0.0, 0.0], [2.0, 0.0]]), jnp.array([[1.0], [5.0]]), None, Kept()).T)
@@ -53,16 +66,17 @@ def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
         return made, -times(times(made, *tangents), made)
 
     @jax.custom_jvp
-    def solve(inverse: Any, a: Any, b: Any) -> Any:
-        return times(inverse, b)
+    def solve(x: Any, inverse: Any, a: Any, b: Any) -> Any:
+        return x
 
     @solve.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        inverse, (_, da, db) = primals[0], tangents
+        (_, inverse, *_), (_, _, da, db) = primals, tangents
         x = solve(*primals)
         return x, times(inverse, db - times(da, x))
 
-    return solve(keep(lambda: invert(a)), a, b)
+    inverse = keep(lambda: invert(a))
+    return solve(keep(lambda: times(inverse, b)), inverse, a, b)
 
 
 def _inverse(a: Any, times: Any) -> Any:

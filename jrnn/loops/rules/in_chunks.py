@@ -18,7 +18,18 @@ with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
 from jrnn.loops import jaxprs, mark
-from jrnn.loops.chunks import Chunked, NotAffine, chunk_length, chunked, compared, pays, stored_states, why
+from jrnn.loops.chunks import (
+    Chunked,
+    NotAffine,
+    chunk_length,
+    chunked,
+    compared,
+    held,
+    opened,
+    pays,
+    stored_states,
+    why,
+)
 from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.machines import Machine
@@ -157,15 +168,18 @@ def _chunked(
         return None
     try:
         with mark.unmarked():
-            program = jaxprs.opened(jaxpr, _CALLS)
-            stored = stored_states(program, n_consts, n_carry, moves)
+            program = opened(jaxpr, _CALLS)
+            inputs, end = program.invars, n_consts + n_carry
+            outs = program.outvars[:n_carry], program.outvars[n_carry:]
+            consts = (*program.constvars, *inputs[:n_consts])
+            loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
+            loop, holds = held(loop)
+            parts = [h.parts for h in holds] if holds else [1] * n_carry
+            carried = [m for m, n in zip(moves[n_consts:end], parts) for _ in range(n)]
+            stored = stored_states(loop, [*(False for _ in program.consts), *moves[:n_consts], *carried, *moves[end:]])
             if not stored:
                 return "not in chunks: this gradient reads no state"
-        inputs, end = program.invars, n_consts + n_carry
-        outs = program.outvars[:n_carry], program.outvars[n_carry:]
-        consts = (*program.constvars, *inputs[:n_consts])
-        loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
-        found = chunked(loop, dict(zip(program.constvars, program.consts)))
+        found = chunked(loop, dict(zip(loop.consts, program.consts)), holds)
         forms = tuple(form for stage in found.stages for form in stage.forms)
         choice = compared(found.loop, forms, stored, chunk_length(length), options.memory, machine)
         if not choice.chosen.plan:

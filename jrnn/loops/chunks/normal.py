@@ -1,0 +1,210 @@
+"""A step in the form that is read for affine states: control flow is opened, and carries are cut apart.
+
+A short inner loop is unrolled. A condition whose branches are affine in what they read becomes a selection. A carry that the
+step only reads in slices, or in another shape, is held as these slices, or in this shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.loops import jaxprs
+from jrnn.loops.jaxprs import Var
+from jrnn.loops.loop import Loop
+
+_LONGEST = 8  # steps of an inner loop that is unrolled; slices of a carry
+
+# If their operands are finite, so are their derivatives: a branch that is not taken adds 0 to a gradient, and no NaN.
+_SAFE = frozenset((
+    "add", "add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "dot_general", "mul",
+    "neg", "reduce_sum", "reshape", "select_n", "slice", "squeeze", "sub", "transpose",
+))  # fmt: skip
+
+
+def opened(closed: Any, calls: Mapping[str, str]) -> jaxprs.Program:
+    """Returns the program of a closed jaxpr with calls, short inner loops and affine conditions opened."""
+    program = jaxprs.opened(closed, calls)
+    if not any(e.primitive.name in _PARTS or _is_short(e) or _is_affine(e, calls) for e in program.eqns):
+        return program
+
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
+        return _evaluate(program.eqns, env, program.outvars, calls)
+
+    return opened(jax.make_jaxpr(run)(*(v.aval for v in program.invars)), calls)
+
+
+def _is_short(eqn: Any) -> bool:
+    return (
+        eqn.primitive.name == "scan"
+        and not eqn.effects
+        and jaxprs.is_known(eqn.params["length"])
+        and (eqn.params["length"] <= _LONGEST)
+    )
+
+
+def _is_affine(eqn: Any, calls: Mapping[str, str]) -> bool:
+    if eqn.primitive.name != "cond" or eqn.effects or len(eqn.params["branches"]) != 2:
+        return False
+    bodies = [jaxprs.opened(b, calls) for b in eqn.params["branches"]]
+    return all(e.primitive.name in _SAFE for body in bodies for e in body.eqns)
+
+
+def _evaluate(eqns: Sequence[Any], env: jaxprs.Env, outs: Sequence[Any], calls: Mapping[str, str]) -> list[Any]:
+    for eqn in eqns:
+        args = [jaxprs.read(env, a) for a in eqn.invars]
+        with jaxprs.in_scope(eqn):
+            if eqn.primitive.name in _PARTS:
+                found = _PARTS[eqn.primitive.name](*args, **eqn.params)
+            elif _is_short(eqn):
+                found = _unrolled(eqn.params, args)
+            elif _is_affine(eqn, calls):
+                which, *given = args
+                of = [jex.jaxpr_as_fun(b)(*given) for b in eqn.params["branches"]]
+                found = [jax.lax.select_n(which.astype(bool), *cases) for cases in zip(*of)]
+            else:
+                found = jaxprs.bind(eqn, *args)
+        env.update(zip(eqn.outvars, found))
+    return [jaxprs.read(env, a) for a in outs]
+
+
+def _unrolled(params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+    n_consts, n_carry = jaxprs.scan_counts(params)
+    consts, carry, xs = args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
+    body, stacks = params["jaxpr"], []
+    count = range(params["length"])
+    for t in reversed(count) if params["reverse"] else count:
+        found = jex.jaxpr_as_fun(body)(*consts, *carry, *(x[t] for x in xs))
+        carry = found[:n_carry]
+        stacks.append(found[n_carry:])
+    stacks = stacks[::-1] if params["reverse"] else stacks
+    return [*carry, *(jnp.stack(ys) for ys in zip(*stacks))]
+
+
+def _split(x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
+    ends = np.cumsum(sizes).tolist()
+    return [jax.lax.slice_in_dim(x, end - n, end, axis=axis) for n, end in zip(map(int, sizes), ends)]
+
+
+def _unstack(x: Any, axis: int) -> list[Any]:
+    return [jax.lax.squeeze(part, [axis]) for part in _split(x, [1] * x.shape[axis], axis)]
+
+
+def _stack(*xs: Any, axis: int) -> list[Any]:
+    return [jax.lax.concatenate([jax.lax.expand_dims(x, [axis]) for x in xs], axis)]
+
+
+# They are slices and a concatenation to the rules of forms.
+_PARTS: dict[str, Callable[..., list[Any]]] = {"split": _split, "unstack": _unstack, "stack": _stack}
+
+
+# Carries that are held in parts ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """How a carry is held: in a shape, and cut into slices along an axis of it, if `parts` is not 1."""
+
+    shape: tuple[int, ...]
+    axis: int = 0
+    parts: int = 1
+
+    def apart(self, value: Any) -> list[Any]:
+        value = jnp.reshape(value, self.shape)
+        return [value] if self.parts == 1 else list(jnp.split(value, self.parts, self.axis))
+
+    def together(self, parts: Sequence[Any], shape: Sequence[int]) -> Any:
+        return jnp.reshape(jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0], shape)
+
+
+def held(loop: Loop) -> tuple[Loop, tuple[Held, ...] | None]:
+    """Returns the loop with carries in other shapes and in slices, and how each is held, or None if nothing changes."""
+    eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
+    loop = replace(loop, eqns=tuple(eqns))
+    found = [_held(loop, v, out) for v, out in zip(loop.carry, loop.carry_out)]
+    if all(h.shape == v.aval.shape and h.parts == 1 for h, v in zip(found, loop.carry)):
+        return loop, None
+
+    def step(*args: Any) -> list[Any]:
+        given = iter(args)
+        env = {v: next(given) for v in loop.consts}
+        cut: dict[Var, tuple[Held, list[Any]]] = {}
+        for v, h in zip(loop.carry, found):
+            cut[v] = h, [next(given) for _ in range(h.parts)]
+            if h.shape == v.aval.shape and h.parts == 1:
+                env[v] = cut[v][1][0]
+        env.update((v, next(given)) for v in loop.xs)
+        for eqn in loop.eqns:
+            source = eqn.invars[0] if eqn.invars else None
+            with jaxprs.in_scope(eqn):
+                if not jaxprs.is_in(source, cut) or source in env:
+                    jaxprs.evaluate([eqn], env)
+                    continue
+                h, parts = cut[source]
+                if h.parts == 1:
+                    env[eqn.outvars[0]] = parts[0]
+                else:
+                    env[eqn.outvars[0]] = parts[eqn.params["start_indices"][h.axis]]
+        made = jaxprs.producers(loop.eqns)
+        new = []
+        for v, out, h in zip(loop.carry, loop.carry_out, found):
+            if v in env:
+                new.append(jaxprs.value(env, out))
+            elif h.parts == 1:
+                new.append(jaxprs.read(env, made[out].invars[0]))
+            else:
+                new += [jaxprs.read(env, a) for a in made[out].invars]
+        return [*new, *(jaxprs.value(env, y) for y in loop.ys)]
+
+    count = len(loop.consts), sum(h.parts for h in found)
+    avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for v, h in zip(loop.carry, found) for s in _shapes(h)]
+    program = jaxprs.trace(step, [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)])
+    inputs, end = program.invars, sum(count)
+    if program.constvars:  # such as arrays that are literals of the step
+        return loop, None
+    changed = replace(
+        loop,
+        eqns=program.eqns,
+        consts=inputs[: count[0]],
+        carry=inputs[count[0] : end],
+        xs=inputs[end:],
+        carry_out=program.outvars[: count[1]],
+        ys=program.outvars[count[1] :],
+    )
+    return changed, tuple(found)
+
+
+def _shapes(h: Held) -> list[tuple[int, ...]]:
+    return (
+        [(*h.shape[: h.axis], h.shape[h.axis] // h.parts, *h.shape[h.axis + 1 :])] * h.parts
+        if h.parts > 1
+        else [h.shape]
+    )
+
+
+def _held(loop: Loop, v: Var, out: Any) -> Held:
+    whole = Held(v.aval.shape)
+    reads = [e for e in loop.eqns if v in jaxprs.inputs(e)]
+    last = jaxprs.producers(loop.eqns).get(out) if not jaxprs.is_literal(out) else None
+    if not reads or last is None or v in loop.carry_out or v in loop.ys:
+        return whole
+    if all(e.primitive.name == "reshape" for e in reads) and last.primitive.name == "reshape":
+        shapes = {e.outvars[0].aval.shape for e in reads} | {last.invars[0].aval.shape}
+        return Held(*shapes) if len(shapes) == 1 else whole
+    if (
+        all(e.primitive.name == "slice" and {*(e.params["strides"] or (1,))} == {1} for e in reads)
+        and last.primitive.name == "concatenate"
+    ):
+        axis, shape = last.params["dimension"], v.aval.shape
+        of_one = [a.aval.shape[axis] == 1 for a in last.invars]
+        one = (*shape[:axis], 1, *shape[axis + 1 :])
+        if all(of_one) and 1 < shape[axis] <= _LONGEST and all(e.outvars[0].aval.shape == one for e in reads):
+            return Held(shape, axis, shape[axis])
+    return whole

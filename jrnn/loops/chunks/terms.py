@@ -1,0 +1,176 @@
+"""Affine forms: what a step computes from a matrix-shaped carry S, as sums of terms, and the labels of their axes.
+
+Every axis gets a label: the axes of S are 0, 1, ..., other axes get fresh numbers, and labels are unified where values meet.
+A value that depends on S is a sum of terms. A term is a product of factors, which do not depend on the carry, times S, times
+a row (S contracted over its axis K), or alone. So the form does not depend on how a step is spelled: an einsum, a product
+and a sum, a matrix `I - b k k^T`, a transposition and a `vmap` all lead to the same terms.
+
+Shapes: S [batch axes, K, V] in any order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jrnn.loops.jaxprs import Var
+
+Labels = tuple[int | None, ...]  # None: constant along this axis
+
+_FEW = 8  # an axis that S does not have, and over which rows are summed, is unrolled if it is this short
+
+
+class NotAffine(Exception):
+    """Raised for a step that cannot run in chunks; the message is the reason, and `eqn` the operation, if there is one."""
+
+    def __init__(self, why: str, eqn: Any = None):
+        super().__init__(why)
+        self.eqn = eqn
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A value that does not depend on the carry.
+
+    Attributes:
+        of: a variable or literal; or a tuple of factors, whose product is summed over K.
+        labels: the label of each axis.
+        how: "value", "inverse", "where" or "unless" (a mask as a number), or "eye" (an identity matrix).
+        index: for axes without a label, the index of the value.
+    """
+
+    of: Any
+    labels: Labels
+    how: str = "value"
+    index: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """A sum of terms: S times factors is summed over K; the other terms have no K."""
+
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """`sign * product(factors) * of`, where `of` is a carry, a row, or None for a known term."""
+
+    of: Var | Row | None
+    factors: tuple[Factor, ...] = ()
+    sign: int = 1
+    into: int = 0  # for a term of a new state: of which of the carries
+
+    def times(self, factors: Iterable[Factor], sign: int = 1) -> Term:
+        return replace(self, factors=(*self.factors, *factors), sign=self.sign * sign)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A sum of terms, and the label of each of its axes; also summed over `sums`, axes of S besides K."""
+
+    labels: Labels
+    terms: tuple[Term, ...]
+    sums: tuple[int, ...] = ()
+
+    def scaled(self, factors: Sequence[Factor] = (), sign: int = 1) -> Value:
+        return replace(self, terms=tuple(t.times(factors, sign) for t in self.terms))
+
+
+class Axes:
+    """The labels of the axes of S and of the values beside it.
+
+    Attributes:
+        states: the carries, of one shape.
+        axes: the labels of the carries' axes.
+        size: the size of each label.
+        contracted: the label of K, or None before the first contraction.
+    """
+
+    def __init__(self, states: tuple[Var, ...]):
+        shape = states[0].aval.shape
+        self.states = states
+        self.axes: Labels = tuple(None if n == 1 else i for i, n in enumerate(shape))
+        self.size = {l: shape[l] for l in self.axes if l is not None}
+        self.contracted: int | None = None
+        self._numbers = itertools.count(len(shape))
+        self._same: dict[int, int] = {}
+        self._rows: dict[Any, Row] = {}
+
+    def find(self, label: int | None) -> int | None:
+        while label in self._same:
+            label = self._same[label]
+        return label
+
+    def found(self, labels: Iterable[int | None]) -> Labels:
+        return tuple(map(self.find, labels))
+
+    def labels_of(self, factor: Factor) -> set[int]:
+        return {l for l in self.found(factor.labels) if l is not None}
+
+    def free_of(self, *factors: Factor) -> tuple[int, ...]:
+        """Returns the axes of S, without K, that are in none of the factors."""
+        fixed = {self.contracted}.union(*map(self.labels_of, factors))
+        return tuple(l for l in self.axes if l is not None and l not in fixed)
+
+    def _fresh(self, size: int) -> int:
+        label = next(self._numbers)
+        self.size[label] = size
+        return label
+
+    def _unified(self, a: int | None, b: int | None) -> int | None:
+        a, b = self.find(a), self.find(b)
+        if a is None or b is None or a == b:
+            return b if a is None else a
+        if a in self.axes and b in self.axes:
+            raise NotAffine("two axes of S meet, as in S + S.T")
+        a, b = (b, a) if b in self.axes else (a, b)
+        self._same[b] = a
+        return a
+
+    def is_matrix(self, value: Value) -> bool:
+        """Returns True for values that are as large as S."""
+        whole = any(t.of in self.states for t in value.terms)
+        return whole or (self.contracted is not None and self.contracted in self.found(value.labels))
+
+    # Labels that are replaced by an index or another label
+
+    def _is_few(self, label: int | None) -> bool:
+        label = self.find(label)
+        return label is not None and label not in self.axes and self.size[label] <= _FEW
+
+    def _at(self, value: Value, label: int | None, index: int) -> Value:
+        """The value at an index of an axis."""
+        label = self.find(label)
+        labels = tuple(None if self.find(l) == label else l for l in value.labels)
+        return Value(labels, tuple(self._term_with(t, label, index=index) for t in value.terms))
+
+    def _term_with(self, term: Term, label: int | None, **given: int) -> Term:
+        factors = tuple(self._with(f, label, **given) for f in term.factors)
+        return replace(term, factors=factors, of=self._row_with(term.of, label, **given))
+
+    def _row_with(self, row: Any, label: int | None, **given: int) -> Any:
+        if not isinstance(row, Row):
+            return row
+        terms = tuple(self._term_with(t, label, **given) for t in row.terms)
+        if all(a.of is b.of and a.factors == b.factors for a, b in zip(terms, row.terms)):
+            return row
+        return self._rows.setdefault((row, label, *given.items()), Row(terms))
+
+    def _with(self, factor: Factor, label: int | None, index: int | None = None, other: int | None = None) -> Factor:
+        """The factor at an index of an axis, or with another label for it."""
+        labels = self.found(factor.labels)
+        if isinstance(factor.of, tuple):
+            of = tuple(self._with(f, label, index, other) for f in factor.of)
+            left = tuple(other if l == label else l for l in labels if l != label or other is not None)
+            return factor if of == factor.of else replace(factor, of=of, labels=left)
+        if label not in labels:
+            return factor
+        if other is not None:
+            return replace(factor, labels=tuple(other if l == label else l for l in labels))
+        given = factor.index or (0,) * len(labels)
+        at = tuple(index if l == label else i for l, i in zip(labels, given))
+        how = "where" if factor.how == "eye" else factor.how
+        return replace(factor, labels=tuple(None if l == label else l for l in labels), how=how, index=at)

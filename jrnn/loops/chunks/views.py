@@ -1,0 +1,108 @@
+"""Equations read one by one: which only rename axes, along which axes a value may vary, and which values are known now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from jrnn.loops import jaxprs, primitives
+from jrnn.loops.chunks.terms import Labels, NotAffine
+from jrnn.loops.jaxprs import Atom, Var
+
+SAME = ("copy", "copy_p", "name", "reduce_precision")
+
+
+def long_pairs(eqn: Any) -> list[tuple[int, int]]:
+    """Returns the pairs of axes that a `dot_general` contracts, except those of size 1."""
+    pairs = zip(*eqn.params["dimension_numbers"][0])
+    return [(a, b) for a, b in pairs if eqn.invars[0].aval.shape[a] != 1]
+
+
+# Equations that only rename axes --------------------------------------------------------------------------------------
+
+
+def sources_of(eqn: Any) -> list[int | None] | None:
+    """For each axis of the result of a view, the axis of the operand that it is; None if the equation is no such view."""
+    name, operand, out = eqn.primitive.name, eqn.invars[0].aval, eqn.outvars[0].aval
+    if name in SAME or name == "convert_element_type":
+        return list(range(out.ndim))
+    if name == "broadcast_in_dim":
+        axes = eqn.params["broadcast_dimensions"]
+        return [axes.index(d) if d in axes else None for d in range(out.ndim)]
+    if name == "transpose":
+        return list(eqn.params["permutation"])
+    if name in ("reshape", "squeeze", "expand_dims"):
+        long = [d for d, n in enumerate(operand.shape) if n != 1]
+        if [operand.shape[d] for d in long] == [n for n in out.shape if n != 1]:
+            left = iter(long)
+            return [None if n == 1 else next(left) for n in out.shape]
+        raise NotAffine("it merges or splits axes")
+    return None
+
+
+def view(eqn: Any, labels: Labels) -> Labels | None:
+    sources = sources_of(eqn) if eqn.primitive.name != "convert_element_type" else None
+    return None if sources is None else tuple(None if s is None else labels[s] for s in sources)
+
+
+def unviewed(eqn: Any, labels: Labels) -> Labels | None:
+    """Labels for the operand of a view from those of its result."""
+    try:
+        sources = sources_of(eqn)
+    except NotAffine:
+        return None
+    if sources is None or not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating):
+        return None
+    inner: list[int | None] = [None] * eqn.invars[0].aval.ndim
+    for label, s in zip(labels, sources):
+        if s is not None:
+            inner[s] = label
+    return tuple(inner)
+
+
+def varying_axes(eqns: Sequence[Any]) -> dict[Var, set[int]]:
+    """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations."""
+    found: dict[Var, set[int]] = {}
+
+    def of(atom: Atom) -> set[int]:
+        if jaxprs.is_literal(atom):
+            return set()
+        return found.get(atom, {d for d, n in enumerate(atom.aval.shape) if n != 1})
+
+    for eqn in eqns:
+        every = [{d for d, n in enumerate(v.aval.shape) if n != 1} for v in eqn.outvars]
+        try:
+            sources = sources_of(eqn) if eqn.invars and len(eqn.outvars) == 1 else None
+        except NotAffine:
+            sources = None
+        if sources is not None:
+            inner = of(eqn.invars[0])
+            every = [{d for d in every[0] if sources[d] in inner}]
+        elif eqn.primitive.name in primitives.ELEMENTWISE:
+            every = [set().union(*map(of, eqn.invars)) & e for e in every]
+        elif eqn.primitive.name == "iota":
+            every = [{eqn.params["dimension"]} & every[0]]
+        found.update(zip(eqn.outvars, every))
+    return found
+
+
+def constant(atom: Atom, made: dict[Var, Any], constants: dict[Var, Any]) -> np.ndarray | None:
+    """Returns the value of an atom that is computed from literals and known constants only, or None."""
+    eqns: dict[int, Any] = {}
+    pending: list[Atom] = [atom]
+    while pending:
+        v = pending.pop()
+        if jaxprs.is_literal(v) or v in constants:
+            continue
+        if v not in made or len(eqns) > 16:
+            return None
+        eqns[id(made[v])] = made[v]
+        pending += made[v].invars
+    order = [eqn for eqn in dict.fromkeys(map(id, made.values())) if eqn in eqns]
+    with jax.ensure_compile_time_eval():
+        env = jaxprs.evaluate([eqns[i] for i in order], dict(constants))
+        return np.asarray(jaxprs.value(env, atom))
