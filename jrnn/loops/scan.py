@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.loops import cudnn, early_exit, executors, mark, newton
+from jrnn.loops import cudnn, early_exit, executors, mark, newton, segments
 from jrnn.loops import recompute as recomputation
 from jrnn.loops.executors import Executor
 from jrnn.loops.jax_names import is_traced
@@ -53,6 +53,7 @@ def scan(
     executor: str | Newton = "auto",
     strict: bool = False,
     memory: int | float | None = None,
+    axis_name: Any = None,
 ) -> tuple[Any, Any]:
     """Runs `f` over the leading axis of `xs`, as `jax.lax.scan` does, with faster loops.
 
@@ -124,8 +125,26 @@ def scan(
             )
         return cudnn.scan(f, init, xs, reverse, lengths, resets)
     step, inputs = f, xs
+    place = None if axis_name is None else segments.Place.here(axis_name, bool(reverse))
+    if place is not None:
+        if row.name == "cudnn" or until is not None:
+            what = "until" if until is not None else "executor 'cudnn'"
+            raise ScanError(f"scan: {what} cannot be given with axis_name; leave one of them out")
+        lengths = place.lengths(lengths, _steps(xs, length))
     if lengths is not None or resets is not None or skip is not None:
         step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets, skip)
+    if place is not None:
+
+        def on_one_device(
+            step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False
+        ) -> Any:
+            if linear:  # the loop that makes the transition of a segment
+                own = executor if same and row.name == "associative" else "auto"
+                return scan(step, carry, xs, steps, reverse, executor=own, memory=memory)
+            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory)
+            return scan(step, carry, xs, steps, reverse, unroll, **options)
+
+        return segments.scan(on_one_device, step, init, inputs, length, place, strict)
     if until is not None and not row.is_loop:
         raise ScanError(
             f"scan: executor {executor!r} computes all steps at once, and until stops between them; use 'auto'"

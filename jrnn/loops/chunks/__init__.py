@@ -7,7 +7,20 @@ a loop, and `estimate.py` estimates what it costs.
 
 from jrnn.loops.chunks.estimate import compared
 from jrnn.loops.chunks.forms import NotAffine
-from jrnn.loops.chunks.recognize import why
+from jrnn.loops.chunks.program import all_finite
+from jrnn.loops.chunks.recognize import affine, groups, why
 from jrnn.loops.chunks.runner import Chunked, chunk_length, chunked, pays, stored_states
 
-__all__ = ["Chunked", "NotAffine", "chunk_length", "chunked", "compared", "pays", "stored_states", "why"]
+__all__ = [
+    "Chunked",
+    "NotAffine",
+    "affine",
+    "all_finite",
+    "chunk_length",
+    "chunked",
+    "compared",
+    "groups",
+    "pays",
+    "stored_states",
+    "why",
+]
