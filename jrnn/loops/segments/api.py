@@ -12,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.loops import early_exit, jaxprs, mark, primitives
+from jrnn.loops import early_exit, jaxprs, mark
 from jrnn.loops.loop import Loop
 from jrnn.loops.rules import lowering
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
@@ -22,7 +22,6 @@ from jrnn.loops.segments.starts import Segment, Solver, replaced
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 _OPENED = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
-_TALKING = primitives.COLLECTIVES - {"pvary", "axis_index"}
 
 
 def scan(
@@ -52,13 +51,12 @@ def scan(
 
     of_step = [jax.eval_shape(lambda v: lax.index_in_dim(v, 0, keepdims=False), x) for x in stacks]
     closed = jax.make_jaxpr(flat)(leaves, of_step)
-    _check(closed, place)
+    communicates = _communicates(closed, place)
     loop, consts = _loop(closed, len(leaves), steps, place)
     found = stages(*_analyzed(closed, len(leaves), steps, place.reverse), place.count)
     _tell(found, place, strict)
-    alone = not any(eqn.primitive.name in _TALKING for eqn in jaxprs.all_equations(closed.jaxpr))
     segment = Segment(loop, run)
-    solver = Solver(place, segment, tuple(found), alone)
+    solver = Solver(place, segment, tuple(found), alone=not communicates)
 
     @jax.custom_jvp
     def solved(consts: Values, init: Values, xs: Values) -> tuple[Values, Values]:
@@ -112,21 +110,21 @@ def _typed(f: Callable) -> Callable:
     return step
 
 
-def _check(closed: Any, place: Place) -> None:
-    if closed.jaxpr.effects:
+def _communicates(closed: Any, place: Place) -> bool:
+    """Returns whether the step has collectives. Raises a ScanError if it may not run on one device alone, or twice."""
+    effects = closed.jaxpr.effects
+    named = {e.name for e in effects if type(e).__name__ == "NamedAxisEffect"}
+    if named.intersection(place.axis if isinstance(place.axis, tuple) else (place.axis,)):
+        raise ScanError(
+            f"scan: the step has a collective over {place.axis!r}, the axis of time; a step is on one device"
+        )
+    others = [str(e) for e in effects if type(e).__name__ != "NamedAxisEffect"]
+    if others:
         raise ScanError(
             "scan: with axis_name the step must have no side effects, because a device may run it more than once; "
-            f"it has {', '.join(map(str, closed.jaxpr.effects))}"
+            f"it has {', '.join(others)}"
         )
-    axes = {*place.axis} if isinstance(place.axis, tuple) else {place.axis}
-    for eqn in jaxprs.all_equations(closed.jaxpr):
-        if eqn.primitive.name in primitives.COLLECTIVES - {"pvary"}:
-            named = [n for key in ("axes", "axis_name") for n in jax.tree.leaves(eqn.params.get(key, ()))]
-            if axes.intersection(named):
-                raise ScanError(
-                    f"scan: the step uses {eqn.primitive.name} over the axis {place.axis!r} of time; at a step, only one "
-                    "device of this axis runs"
-                )
+    return bool(named)
 
 
 def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:

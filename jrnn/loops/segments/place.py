@@ -28,24 +28,29 @@ class Place:
     Attributes:
         axis: the name of the mesh axis.
         count: D.
-        position: the number of the segment in the order in which they run, which `reverse` reverses.
         reverse: whether the last device's segment runs first.
     """
 
     axis: Any
     count: int
-    position: Any
     reverse: bool
+
+    @property
+    def position(self) -> Any:
+        """The number of this device's segment, in the order in which they run."""
+        index = lax.axis_index(
+            self.axis
+        )  # not kept: a rule for derivatives is traced later, and may not use old tracers
+        return self.count - 1 - index if self.reverse else index
 
     @staticmethod
     def here(axis: Any, reverse: bool) -> Place:
         try:
-            count, index = lax.axis_size(axis), lax.axis_index(axis)
+            return Place(axis, lax.axis_size(axis), reverse)
         except NameError:
             raise ScanError(
                 f"scan: axis_name={axis!r} is no axis here; call scan inside of jax.shard_map, over a mesh with this axis"
             ) from None
-        return Place(axis, count, count - 1 - index if reverse else index, reverse)
 
     def lengths(self, lengths: Any, steps: int) -> Any:
         """Returns the lengths within this device's segment, from those of whole sequences."""
