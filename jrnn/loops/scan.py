@@ -8,6 +8,8 @@ The executor "associative" solves affine steps in parallel over time (`passes/as
 for the whole loop (`kernels/`). "native" is one call of a compiled kernel for CPUs (`native/`). "cudnn" is NVIDIA's kernel
 for LSTM layers (`cudnn.py`). "newton" solves all steps of a nonlinear loop at once (`newton/`).
 
+With `axis_name` the devices of a mesh share the steps (`segments/`).
+
 Shapes: T time, N batch.
 """
 
@@ -96,13 +98,19 @@ def scan(
         memory: on a CPU, the most bytes of temporary arrays that a faster loop may use, or, as a float, the most times the
             memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much
             faster.
+        axis_name: inside `jax.shard_map`, the mesh axis among whose devices time is divided. `xs`, `length`, `resets` and
+            `skip` are those of this device's segment, and so are the outputs; segments are equally long, in the order of
+            the devices. `init` is the carry before the whole sequence, the same on every device, and `lengths` count the
+            steps of the whole sequence. The last carry is that of the whole sequence, on every device. Affine and matrix
+            carries are computed on all devices at the same time; other carries are handed from device to device.
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
 
     Raises:
         ScanError: if lengths, resets, skip or until do not fit, the executor is unknown or cannot run the step, or
-            `recompute` or `memory` is invalid. Other errors are those of `jax.lax.scan`.
+            `recompute` or `memory` is invalid; if `axis_name` is no axis here, or the step has side effects or communicates
+            over it. Other errors are those of `jax.lax.scan`.
 
     >>> import jax.numpy as jnp
     >>> total, sums = scan(lambda c, x: (c + x, c + x), jnp.float32(0), jnp.arange(4.0))
