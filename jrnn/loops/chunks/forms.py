@@ -354,8 +354,8 @@ class Forms:
             if value.labels[axis] is None:
                 raise NotAffine("a sum over an axis along which it is constant")
         kept = tuple(l for axis, l in enumerate(value.labels) if axis not in axes)
-        for axis in axes:
-            value = self._contracted(value, value.labels[axis])
+        for label in [value.labels[axis] for axis in axes]:
+            value = self._contracted(value, label)
         self.products.append(jax.lax.Precision.HIGHEST)
         return replace(value, labels=kept)
 

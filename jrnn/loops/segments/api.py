@@ -13,6 +13,7 @@ from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
 from jrnn.loops import early_exit, jaxprs, mark
+from jrnn.loops.jax_names import is_traced
 from jrnn.loops.loop import Loop
 from jrnn.loops.rules import lowering
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
@@ -128,12 +129,12 @@ def _communicates(closed: Any, place: Place) -> bool:
 
 
 def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
-    """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its constants."""
+    """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its known constants."""
     program = jaxprs.opened(closed, _OPENED)
     carry, xs = program.invars[:n_carry], program.invars[n_carry:]
     outs = program.outvars[:n_carry], program.outvars[n_carry:]
     loop = Loop(program.eqns, program.constvars, carry, xs, *outs, steps, reverse, 1)
-    return loop, dict(zip(program.constvars, program.consts))
+    return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
 
 
 def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Values]:
