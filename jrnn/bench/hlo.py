@@ -19,6 +19,7 @@ _FREE = frozenset((
 ))  # fmt: skip
 _WHOLE = ("copy", "custom-call", "fusion")
 _FREE_CALLS = ("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
+_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _BITS = {"pred": 8, "token": 0}
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
 
@@ -132,6 +133,22 @@ class Module:
                 own = max(map(self._depth, names))
             ends[i.name] = own + max((ends[name] for name in i.operands if name in ends), default=0)
         return max(ends.values(), default=0)
+
+    def sent(self) -> int:
+        """Returns the bytes that a device gives to collectives; loop bodies are repeated, and branches all count."""
+        return self._sent(self._entry)
+
+    def _sent(self, computation: str) -> int:
+        here, total = self._computations[computation], 0
+        for i in here.values():
+            if i.opcode.removesuffix("-start") in _COLLECTIVES:
+                total += sum(_bytes(here[name].result) for name in i.operands)
+            elif i.opcode in ("while", "call"):
+                total += self._sent(i.called("body", "to_apply")) * self._trips(i)
+            elif i.opcode == "conditional":
+                named = re.search(r"branch_computations=\{([^}]*)\}", i.attributes)
+                total += sum(map(self._sent, re.findall(r"%?([\w.\-]+)", named[1])))
+        return total
 
     def has_opaque_calls(self) -> bool:
         """Returns whether there are kernels whose operations are not counted."""

@@ -161,9 +161,10 @@ def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:
         closed = jax.make_jaxpr(fn)(*args)
     given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
     if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(closed.jaxpr)):
-        return [*differentiated, *lowering.plans_in(closed.jaxpr, Target.here())]
-    with lowering.recorded() as plans:
-        jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*given)
+        plans = lowering.plans_in(closed.jaxpr, Target.here())
+    else:
+        with lowering.recorded() as plans:
+            jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*given)
     plans[:0] = differentiated
     if plans and differentiated.notes:
         plans[0] = replace(plans[0], notes=(*plans[0].notes, *differentiated.notes))

@@ -8,6 +8,8 @@ The executor "associative" solves affine steps in parallel over time (`passes/as
 for the whole loop (`kernels/`). "native" is one call of a compiled kernel for CPUs (`native/`). "cudnn" is NVIDIA's kernel
 for LSTM layers (`cudnn.py`). "newton" solves all steps of a nonlinear loop at once (`newton/`).
 
+With `axis_name` the devices of a mesh share the steps (`segments/`).
+
 Shapes: T time, N batch.
 """
 
@@ -21,7 +23,7 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.loops import cudnn, early_exit, executors, mark, newton
+from jrnn.loops import cudnn, early_exit, executors, mark, newton, segments
 from jrnn.loops import recompute as recomputation
 from jrnn.loops.executors import Executor
 from jrnn.loops.jax_names import is_traced
@@ -53,6 +55,7 @@ def scan(
     executor: str | Newton = "auto",
     strict: bool = False,
     memory: int | float | None = None,
+    axis_name: Any = None,
 ) -> tuple[Any, Any]:
     """Runs `f` over the leading axis of `xs`, as `jax.lax.scan` does, with faster loops.
 
@@ -95,13 +98,19 @@ def scan(
         memory: on a CPU, the most bytes of temporary arrays that a faster loop may use, or, as a float, the most times the
             memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much
             faster.
+        axis_name: inside `jax.shard_map`, the mesh axis among whose devices time is divided. `xs`, `length`, `resets` and
+            `skip` are those of this device's segment, and so are the outputs; segments are equally long, in the order of
+            the devices. `init` is the carry before the whole sequence, the same on every device, and `lengths` count the
+            steps of the whole sequence. The last carry is that of the whole sequence, on every device. Affine and matrix
+            carries are computed on all devices at the same time; other carries are handed from device to device.
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
 
     Raises:
         ScanError: if lengths, resets, skip or until do not fit, the executor is unknown or cannot run the step, or
-            `recompute` or `memory` is invalid. Other errors are those of `jax.lax.scan`.
+            `recompute` or `memory` is invalid; if `axis_name` is no axis here, or the step has side effects or communicates
+            over it. Other errors are those of `jax.lax.scan`.
 
     >>> import jax.numpy as jnp
     >>> total, sums = scan(lambda c, x: (c + x, c + x), jnp.float32(0), jnp.arange(4.0))
@@ -124,8 +133,26 @@ def scan(
             )
         return cudnn.scan(f, init, xs, reverse, lengths, resets)
     step, inputs = f, xs
+    place = None if axis_name is None else segments.Place.here(axis_name, bool(reverse))
+    if place is not None:
+        if row.name == "cudnn" or until is not None:
+            what = "until" if until is not None else "executor 'cudnn'"
+            raise ScanError(f"scan: {what} cannot be given with axis_name; leave one of them out")
+        lengths = place.lengths(lengths, _steps(xs, length))
     if lengths is not None or resets is not None or skip is not None:
         step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets, skip)
+    if place is not None:
+
+        def on_one_device(
+            step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False
+        ) -> Any:
+            if linear:  # the loop that makes the transition of a segment
+                own = executor if same and row.name == "associative" else "auto"
+                return scan(step, carry, xs, steps, reverse, executor=own, memory=memory)
+            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory)
+            return scan(step, carry, xs, steps, reverse, unroll, **options)
+
+        return segments.scan(on_one_device, step, init, inputs, length, place, strict)
     if until is not None and not row.is_loop:
         raise ScanError(
             f"scan: executor {executor!r} computes all steps at once, and until stops between them; use 'auto'"

@@ -8,16 +8,20 @@ what it costs.
 
 from jrnn.loops.chunks.estimate import compared
 from jrnn.loops.chunks.normal import held, opened
-from jrnn.loops.chunks.recognize import why
+from jrnn.loops.chunks.program import all_finite
+from jrnn.loops.chunks.recognize import affine, groups, why
 from jrnn.loops.chunks.runner import Chunked, chunk_length, chunked, pays, stored_states
 from jrnn.loops.chunks.terms import NotAffine
 
 __all__ = [
     "Chunked",
     "NotAffine",
+    "affine",
+    "all_finite",
     "chunk_length",
     "chunked",
     "compared",
+    "groups",
     "held",
     "opened",
     "pays",

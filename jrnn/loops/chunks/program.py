@@ -82,7 +82,7 @@ class Body:
 
         def checked(args: Any) -> tuple[list[Any], list[Any], Any]:
             made, kept = together(args)
-            good = _all_finite([jax.lax.stop_gradient(x) for x in made if jnp.issubdtype(x.dtype, jnp.inexact)])
+            good = all_finite([jax.lax.stop_gradient(x) for x in made if jnp.issubdtype(x.dtype, jnp.inexact)])
             return jax.lax.cond(good, lambda made, _: made, lambda _, args: one_by_one(args)[0], made, args), kept, good
 
         @jax.custom_jvp
@@ -190,10 +190,11 @@ def _no_tangent(x: Any) -> Any:
 
 
 @jax.custom_batching.custom_vmap
-def _all_finite(arrays: Sequence[Any]) -> Any:
+def all_finite(arrays: Sequence[Any]) -> Any:
+    """Returns True if all elements of all arrays are finite."""
     return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in arrays])
 
 
-@_all_finite.def_vmap
+@all_finite.def_vmap
 def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
-    return _all_finite(arrays), False  # one condition for the whole batch: `vmap` of a condition runs both branches
+    return all_finite(arrays), False  # one condition for the whole batch: `vmap` of a condition runs both branches

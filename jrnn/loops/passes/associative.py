@@ -77,9 +77,26 @@ def refusal(loop: Loop) -> str | None:
         return "it has equations that cannot be evaluated for all steps at once"
     try:
         jax.eval_shape(lambda *args: _factors(loop, *args), *(v.aval for v in loop.inputs))
-    except _NotAffine as why:
+    except NotAffine as why:
         return str(why)
     return None
+
+
+def check_group(loop: Loop, group: Sequence[int]) -> None:
+    """Raises NotAffine, with the reason, if carries that read each other are not affine with a diagonal Jacobian.
+
+    Args:
+        loop: the loop.
+        group: the positions of the carries. What the others are does not matter.
+    """
+    if len(group) > _MOST_TOGETHER:
+        raise NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
+
+    def coefficients(*values: Any) -> Any:
+        env = dict(zip(loop.inputs, values))
+        return _coefficients(loop, group, env, [env[loop.carry[i]] for i in group])
+
+    jax.eval_shape(coefficients, *(v.aval for v in loop.inputs))
 
 
 def is_bounded(loop: Loop) -> bool:
@@ -149,7 +166,7 @@ def _applied(a: Rows, h: Sequence[Any], b: Sequence[Any]) -> list[Any]:
 # Finding a and b ------------------------------------------------------------------------------------------------------
 
 
-class _NotAffine(Exception):
+class NotAffine(Exception):
     """Raised for a step that is not affine in the carry; the message is the reason."""
 
 
@@ -162,7 +179,7 @@ def _groups(loop: Loop) -> list[tuple[int, ...]]:
         reads = [r | reads[k] if k in r else r for r in reads]
     groups = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
     if max(map(len, groups), default=0) > _MOST_TOGETHER:
-        raise _NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
+        raise NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
     return sorted(groups, key=lambda g: len(reads[g[0]]))
 
 
@@ -179,7 +196,7 @@ def _coefficients(loop: Loop, group: Sequence[int], env: Env, like: Sequence[Any
     found: dict[Var, Form] = {}
     for v, value in zip(mine, like):
         if not jnp.issubdtype(v.aval.dtype, jnp.inexact):
-            raise _NotAffine(f"a carry is {v.aval.dtype}")
+            raise NotAffine(f"a carry is {v.aval.dtype}")
         found[v] = {v: jnp.ones_like(value)}, jnp.zeros_like(value)
 
     body, _ = jaxprs.needed(loop.eqns, [loop.carry_out[i] for i in group], {*env, *mine})
@@ -206,10 +223,10 @@ def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
     """Returns the factors and the term of an equation's result, from those of its operands in `found`."""
     name = eqn.primitive.name
     if name not in (*_COPIES, *_SUMS, "mul", "div", "select_n") and not primitives.is_retyping(eqn):
-        raise _NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
+        raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
     shape = eqn.outvars[0].aval.shape
     if any(v in found and v.aval.shape != shape for v in jaxprs.inputs(eqn)):
-        raise _NotAffine(f"{name} of the carry changes its shape")
+        raise NotAffine(f"{name} of the carry changes its shape")
 
     def form(atom: Atom) -> Form:
         if jaxprs.is_in(atom, found):
@@ -234,4 +251,4 @@ def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
         return each(lambda part: part / forms[1][1], forms[0])
     if name == "select_n" and not forms[0][0]:
         return each(lambda *parts: jax.lax.select_n(forms[0][1], *parts), *forms[1:])
-    raise _NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
+    raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")

@@ -1,0 +1,200 @@
+"""The option `axis_name` of `scan`: tracing the step, the derivative, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import source_info_util
+
+from jrnn.errors import ScanError
+from jrnn.loops import early_exit, jaxprs, mark
+from jrnn.loops.jax_names import is_traced
+from jrnn.loops.loop import Loop
+from jrnn.loops.rules import lowering
+from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
+from jrnn.loops.segments.stages import Stage, stages
+from jrnn.loops.segments.starts import Segment, Solver, replaced
+
+source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
+
+_OPENED = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
+
+
+def scan(
+    run: Callable[..., Any], f: Callable, init: Any, xs: Any, length: Any, place: Place, strict: bool
+) -> tuple[Any, Any]:
+    """Runs a scan whose time axis is divided among devices.
+
+    Args:
+        run: `(step, carry, xs, length, linear, same) -> (carry, ys)`, the scan of one device.
+        f, init: the step and the carry before the whole sequence.
+        xs, length: this device's part.
+        place: where its segment stands.
+        strict: raise if all carries are handed from device to device.
+    """
+    init = jax.tree.map(lambda v: place.varying(jnp.asarray(v)), init)
+    step = _typed(f)
+    last, ys = jax.eval_shape(lambda init, xs: lax.scan(step, init, xs, length, place.reverse), init, xs)
+    init = early_exit.promoted(init, last)
+    leaves, tree = jax.tree.flatten(init)
+    stacks, of_x = jax.tree.flatten(jax.tree.map(jnp.asarray, xs))
+    steps = stacks[0].shape[0] if stacks else length
+
+    def flat(carry: Values, x: Values) -> Values:
+        with mark.unmarked():
+            new, y = step(jax.tree.unflatten(tree, carry), jax.tree.unflatten(of_x, x))
+        return [*(v.astype(h.dtype) for v, h in zip(jax.tree.leaves(new), carry)), *jax.tree.leaves(y)]
+
+    of_step = [jax.eval_shape(lambda v: lax.index_in_dim(v, 0, keepdims=False), x) for x in stacks]
+    closed = jax.make_jaxpr(flat)(leaves, of_step)
+    communicates = _communicates(closed, place)
+    loop, consts = _loop(closed, len(leaves), steps, place)
+    found = stages(*_analyzed(closed, len(leaves), steps, place.reverse), place.count)
+    _tell(found, place, strict)
+    segment = Segment(loop, run)
+    solver = Solver(place, segment, tuple(found), alone=not communicates)
+
+    @jax.custom_jvp
+    def solved(consts: Values, init: Values, xs: Values) -> tuple[Values, Values]:
+        return segment.whole(consts, solver.starts(consts, init, xs)[0], xs)
+
+    def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        consts, init, xs = primals
+        start, matrices, good = solver.starts(consts, init, xs)
+        given, moved = [*consts, *xs], [*tangents[0], *tangents[2]]
+        moves = [i for i, (v, t) in enumerate(zip(given, moved)) if is_smooth(v) and not isinstance(t, SymbolicZero)]
+        smooth = [i for i, v in enumerate(start) if is_smooth(v)]
+
+        def at(start_of: Values, inputs: Values) -> Any:
+            values = replaced(given, moves, inputs)
+            return segment.whole(values[: len(consts)], replaced(start, smooth, start_of), values[len(consts) :])
+
+        made, push = jax.linearize(at, [start[i] for i in smooth], [given[i] for i in moves])
+        inputs = [moved[i] for i in moves]
+
+        def pushed(tangent: dict[int, Any]) -> dict[int, Any]:
+            ends = push([tangent[i] for i in smooth], inputs)[0]
+            return {i: ends[i] for i in smooth}
+
+        first = {i: _instantiated(tangents[1][i], start[i]) for i in smooth}
+        found = solver.tangents(first, matrices, good, pushed)
+        outs = push([found[i] for i in smooth], inputs)
+        return made, jax.tree.map(_out_tangent, made, outs)
+
+    solved.defjvp(rule, symbolic_zeros=True)
+    last, outs = solved(consts, leaves, stacks)
+    return jax.tree.unflatten(tree, place.from_last(last)), jax.tree.unflatten(jax.tree.structure(ys), outs)
+
+
+def _instantiated(tangent: Any, value: Any) -> Any:
+    return like(jnp.zeros_like(value) if isinstance(tangent, SymbolicZero) else tangent, value)
+
+
+def _out_tangent(out: Any, tangent: Any) -> Any:
+    return tangent if is_smooth(out) else SymbolicZero(jax.typeof(out).to_tangent_aval())
+
+
+def _typed(f: Callable) -> Callable:
+    """Returns the step with new carries that vary over the axes over which the old ones do."""
+
+    def step(carry: Any, x: Any) -> Any:
+        out = f(carry, x)
+        if not (isinstance(out, tuple) and len(out) == 2 and jax.tree.structure(out[0]) == jax.tree.structure(carry)):
+            return out  # `jax.lax.scan` reports it
+        return jax.tree.map(lambda new, old: like(new, old), out[0], carry), out[1]
+
+    return step
+
+
+def _communicates(closed: Any, place: Place) -> bool:
+    """Returns whether the step has collectives. Raises a ScanError if it may not run on one device alone, or twice."""
+    effects = closed.jaxpr.effects
+    named = {e.name for e in effects if type(e).__name__ == "NamedAxisEffect"}
+    if named.intersection(place.axis if isinstance(place.axis, tuple) else (place.axis,)):
+        raise ScanError(
+            f"scan: the step has a collective over {place.axis!r}, the axis of time; a step is on one device"
+        )
+    others = [str(e) for e in effects if type(e).__name__ != "NamedAxisEffect"]
+    if others:
+        raise ScanError(
+            "scan: with axis_name the step must have no side effects, because a device may run it more than once; "
+            f"it has {', '.join(others)}"
+        )
+    return bool(named)
+
+
+def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
+    """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its known constants."""
+    program = jaxprs.opened(closed, _OPENED)
+    carry, xs = program.invars[:n_carry], program.invars[n_carry:]
+    outs = program.outvars[:n_carry], program.outvars[n_carry:]
+    loop = Loop(program.eqns, program.constvars, carry, xs, *outs, steps, reverse, 1)
+    return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
+
+
+def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Values]:
+    """Returns the loop to run, and the values of its constants.
+
+    With `check_vma`, constants that are the same on all devices become varying before the loop. Otherwise JAX sums their
+    gradients over the devices at each step of the reverse loop.
+    """
+    program = jaxprs.opened(closed)
+    consts = [_varying_constant(program, v, c, place) for v, c in zip(program.constvars, program.consts)]
+    names = (*program.constvars, *program.invars)
+
+    def step(*args: Any) -> list[Any]:
+        env = dict(zip(names, args))
+        for eqn in program.eqns:
+            if eqn.primitive.name == "pvary":
+                env[eqn.outvars[0]] = cast(jaxprs.value(env, eqn.invars[0]), eqn.params["axes"])
+            else:
+                jaxprs.evaluate([eqn], env)
+        return [jaxprs.value(env, a) for a in program.outvars]
+
+    made = jaxprs.trace(step, [*map(jax.typeof, consts), *(v.aval for v in program.invars)])
+    fixed, inputs = made.invars[: len(consts)], made.invars[len(consts) :]
+    outs = made.outvars[:n_carry], made.outvars[n_carry:]
+    names = (*made.constvars, *fixed)
+    loop = Loop(made.eqns, names, inputs[:n_carry], inputs[n_carry:], *outs, steps, place.reverse, 1)
+    return loop, [*map(jnp.asarray, made.consts), *consts]
+
+
+def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Place) -> Any:
+    """Casts a constant, unless equations with a jaxpr inside read it: the types in that jaxpr are fixed."""
+    if not jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact):
+        return value if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended) else jnp.asarray(value)
+    same = {name}
+    for eqn in program.eqns:
+        if same.intersection(jaxprs.inputs(eqn)) and eqn.primitive.name != "pvary":
+            if any(True for _ in jaxprs.sub_jaxprs(eqn)):
+                return jnp.asarray(value)
+            same.update(eqn.outvars)
+    return place.varying(jnp.asarray(value))
+
+
+def _tell(found: Sequence[Stage], place: Place, strict: bool) -> None:
+    """Notes how the loop is divided, for `explain_scan`."""
+    notes = [f"time over {place.count} devices along {place.axis!r}"]
+    for stage in found:
+        carries = f"carry {', '.join(map(str, stage.carry))}"
+        if stage.kind == "kept":
+            notes.append(f"{carries}: sent to the next device")
+        elif stage.kind == "affine":
+            notes.append(
+                f"{carries}: all devices at the same time, summed up by A, {', '.join(map(str, stage.transitions))}"
+            )
+        else:
+            notes.append(f"{carries}: one device after the other ({stage.why})")
+    for note in notes:
+        lowering.record_note(note)
+    if strict and place.count > 1 and not any(stage.kind == "affine" for stage in found):
+        why = "; ".join(stage.why for stage in found if stage.kind == "handed")
+        if why:
+            raise ScanError(
+                f"scan: strict=True, but the devices of axis {place.axis!r} run one after the other ({why})"
+            )

@@ -1,0 +1,204 @@
+"""The segment of a device as a function, and the starts of all segments with their tangents.
+
+Shapes: D devices, T steps of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import source_info_util
+
+from jrnn.loops import chunks, jaxprs
+from jrnn.loops.loop import Loop
+from jrnn.loops.segments.place import Place, Values, like
+from jrnn.loops.segments.stages import Stage, Transition
+
+source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The loop of one device, as a function of its constants.
+
+    Attributes:
+        loop: the loop.
+        run: `(step, carry, xs, options) -> (carry, ys)`, `scan` with the caller's options, or, for A, with others.
+    """
+
+    loop: Loop
+    run: Callable[..., Any]
+
+    def whole(self, consts: Values, start: Values, xs: Values) -> tuple[Values, Values]:
+        """Returns the last carry and the outputs."""
+        return self._of(range(len(start)), self.loop.ys, consts, start, xs)
+
+    def end(self, stage: Stage, consts: Values, start: Values, xs: Values) -> Values:
+        """Returns the last carries of a stage."""
+        made = dict(zip(stage.reads, self._of(stage.reads, (), consts, start, xs)[0]))
+        return [made[i] for i in stage.carry]
+
+    def _of(self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values) -> Any:
+        loop = self.loop
+        eqns, used = jaxprs.needed(loop.eqns, [*(loop.carry_out[i] for i in carry), *ys], {*loop.inputs})
+        stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
+        fixed = dict(
+            zip((*loop.consts, *loop.carry), (*consts, *start))
+        )  # a checkpoint may name carries that it ignores
+
+        def step(old: Values, x: Values) -> tuple[Values, Values]:
+            env = {**fixed, **dict(zip(stacks, x))}
+            env = jaxprs.evaluate(eqns, env | {loop.carry[i]: v for i, v in zip(carry, old)})
+            new = [like(jaxprs.value(env, loop.carry_out[i]), v) for i, v in zip(carry, old)]
+            return new, [jaxprs.value(env, y) for y in ys]
+
+        return self.run(step, [start[i] for i in carry], list(stacks.values()), loop.length)
+
+    def matrix(self, stage: Stage, transition: Transition, consts: Values, start: Values, xs: Values) -> Any:
+        """Returns A of a group of carries."""
+        loop, mine = self.loop, transition.carry
+        others = [i for i in stage.reads if i not in stage.carry]
+        news = [loop.carry_out[i] for i in (*mine, *others)]
+        eqns, used = jaxprs.needed(loop.eqns, news, {*loop.inputs})
+        stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
+        fixed = dict(
+            zip((*loop.consts, *loop.carry), (*consts, *start))
+        )  # a checkpoint may name carries that it ignores
+        states = [start[i] for i in mine]
+
+        def step(old: Any, x: Values) -> tuple[Any, None]:
+            rest, columns = old
+            env = {**fixed, **dict(zip(stacks, x))}
+            env |= {loop.carry[i]: v for i, v in zip(others, rest)}
+
+            def linear(column: Values) -> Values:
+                def new(state: Values) -> Values:
+                    made = jaxprs.evaluate(eqns, env | {loop.carry[i]: v for i, v in zip(mine, state)})
+                    return [like(jaxprs.value(made, loop.carry_out[i]), v) for i, v in zip(mine, state)]
+
+                return jax.jvp(new, (list(map(jnp.zeros_like, column)),), (column,))[1]
+
+            made = jaxprs.evaluate(eqns, env | {loop.carry[i]: jnp.zeros_like(v) for i, v in zip(mine, states)})
+            rest = [like(jaxprs.value(made, loop.carry_out[i]), v) for i, v in zip(others, rest)]
+            return (rest, [linear(c) for c in columns]), None
+
+        basis = [transition.basis(run, states) for run in range(transition.runs)]
+        elementwise = transition.k is None and not others
+        first = [start[i] for i in others], basis
+        (_, columns), _ = self.run(step, first, list(stacks.values()), loop.length, linear=True, same=elementwise)
+        return transition.matrix(columns)
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Computes the starts of segments, and their tangents.
+
+    Attributes:
+        place: where this device's segment stands.
+        segment: its loop.
+        stages: the stages.
+        alone: whether one device may compute while others wait; not if the step communicates.
+    """
+
+    place: Place
+    segment: Segment
+    stages: tuple[Stage, ...]
+    alone: bool
+
+    @property
+    def is_guarded(self) -> bool:
+        return any(stage.kind == "affine" for stage in self.stages)
+
+    def starts(self, consts: Values, init: Values, xs: Values) -> tuple[Values, list[Any], Any]:
+        """Returns this device's start, A of each stage, and whether all of it is finite."""
+        start, matrices, checked = list(init), [], []
+        for stage in self.stages:
+            a = [self.segment.matrix(stage, t, consts, start, xs) for t in stage.transitions]
+            matrices.append(a)
+
+            def end(values: Values, stage: Stage = stage, start: Values = start) -> Values:
+                return self.segment.end(stage, consts, replaced(start, stage.carry, values), xs)
+
+            found = self._stage(stage, stage.carry, a, [init[i] for i in stage.carry], end, checked, self.alone)
+            start = replaced(start, stage.carry, found)
+        if not self.is_guarded:
+            return start, matrices, True
+        finite = chunks.all_finite([lax.stop_gradient(v) for v in checked])
+        good = self.place.everywhere(finite)
+
+        def handed(init: Values) -> Values:
+            return self.place.handed(init, lambda start: self.segment.whole(consts, start, xs)[0], self.alone)
+
+        return lax.cond(good, lambda start, _: start, lambda _, init: handed(init), start, init), matrices, good
+
+    def tangents(self, init: dict[int, Any], matrices: list[Any], good: Any, push: Callable) -> dict[int, Any]:
+        """Returns the tangents of the start, by position; only carries of floating-point numbers have one.
+
+        Args:
+            init: the tangents of the first start.
+            matrices, good: what `starts` returned.
+            push: from the tangents of this device's start to those of its last carry, for the tangents of the inputs.
+        """
+
+        def in_stages(init: dict[int, Any]) -> dict[int, Any]:
+            start = {i: jnp.zeros_like(v) for i, v in init.items()}
+            for stage, a in zip(self.stages, matrices):
+                carry = [i for i in stage.carry if i in init]
+
+                def end(values: Values, carry: Values = carry, start: Any = start) -> Values:
+                    made = push({**start, **dict(zip(carry, values))})
+                    return [made[i] for i in carry]
+
+                if carry:
+                    found = self._stage(stage, carry, a, [init[i] for i in carry], end, [], alone=False)
+                    start = {**start, **dict(zip(carry, found))}
+            return start
+
+        def handed(init: dict[int, Any]) -> dict[int, Any]:
+            def end(values: Values) -> Values:
+                return list(push(dict(zip(init, values))).values())
+
+            return dict(zip(init, self.place.handed(list(init.values()), end, alone=False)))
+
+        return lax.cond(good, in_stages, handed, init) if self.is_guarded else in_stages(init)
+
+    def _stage(
+        self,
+        stage: Stage,
+        carry: Sequence[int],
+        matrices: Any,
+        first: Values,
+        end: Callable,
+        checked: Values,
+        alone: bool,
+    ) -> Values:
+        """Returns the starts of the carries of a stage, and adds what must be finite to `checked`."""
+        place = self.place
+        if stage.kind == "kept":
+            return place.at(0, first, place.passed(end(first)))
+        if stage.kind == "handed":
+            return place.handed(first, end, alone)
+
+        def apply(matrices: Any, start: Values, b: Values) -> Values:
+            made: dict[int, Any] = {}
+            for t, a in zip(stage.transitions, matrices):
+                places = [carry.index(i) for i in t.carry]
+                made.update(zip(t.carry, t.applied(a, [start[p] for p in places], [b[p] for p in places])))
+            return [made[i] for i in carry]
+
+        b = end(list(map(jnp.zeros_like, first)))
+        start = place.chained(first, matrices, b, apply)
+        checked += [*jax.tree.leaves(matrices), *b, *start, *apply(matrices, start, b)]
+        return start
+
+
+def replaced(values: Values, places: Sequence[int], new: Values) -> Values:
+    found = list(values)
+    for i, v in zip(places, new):
+        found[i] = v
+    return found
