@@ -86,7 +86,7 @@ ROOMS = {
         "nets/ops convert printable",
     ),
     "onnx": Room(
-        3_040, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert memory nets/proto"
+        3_140, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert memory nets/proto"
     ),
     "testing": Room(
         1_500, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
