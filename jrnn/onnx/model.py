@@ -117,6 +117,10 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
     x: float32[N] [0. 2. 4.]
     """
     proto = _load(source)
+    if 0 < proto.ir_version < 3 and proto.opset_import:  # as PyTorch 0.3 wrote; the checker wants 3 with operator sets
+        old, proto = proto, onnx.ModelProto()
+        proto.CopyFrom(old)
+        proto.ir_version = 3
     try:
         checker.check_model(_with_shapes(proto))
         if proto.functions:
