@@ -7,7 +7,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import path from "node:path";
 
-const modules = createRequire(path.join(process.env.SITE_MODULES ?? process.cwd(), "package.json"));
+const modules = createRequire(path.resolve(process.env.SITE_MODULES ?? ".", "package.json"));
 const { chromium } = modules("playwright-core");
 const axe = readFileSync(modules.resolve("axe-core/axe.min.js"), "utf8");
 const root = path.resolve("build/docs/html");
