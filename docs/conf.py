@@ -1,6 +1,9 @@
 """Sphinx: pages in Markdown (MyST), the API reference from docstrings in Google's style. scripts/docs.sh builds it."""
 
 import argparse
+import json
+import runpy
+import tomllib
 from pathlib import Path
 
 from jrnn.cli.parser import make_parser
@@ -49,6 +52,26 @@ html_theme_options = {
 html_copy_source = False
 html_show_sourcelink = False
 
+# Links to the repository, its issues and each page's source, and a choice of versions, where pyproject.toml names the sites.
+ROOT = Path(__file__).parents[1]
+urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
+if "Repository" in urls:
+    html_theme_options |= {
+        "repository_url": urls["Repository"],
+        "repository_branch": "main",
+        "path_to_docs": "docs",
+        "use_repository_button": True,
+        "use_issues_button": True,
+        "use_source_button": True,
+    }
+if "Documentation" in urls:  # the site has a switcher.json: a list of {"version": ..., "url": ...}
+    site = urls["Documentation"].rstrip("/")
+    html_theme_options |= {
+        "switcher": {"json_url": f"{site}/switcher.json", "version_match": version},
+        "primary_sidebar_end": ["version-switcher"],
+        "check_switcher": False,
+    }
+
 
 def commands():
     """The options of every command, as a page: read off the parser, so that they are always those of this version."""
@@ -72,3 +95,13 @@ def commands():
 generated = Path(__file__).parent / "_generated"
 generated.mkdir(exist_ok=True)
 (generated / "commands.md").write_text(commands(), encoding="utf-8")
+
+notebooks = (
+    generated / "site" / "notebooks"
+)  # the programs of examples/; `scripts/notebooks.py FOLDER --run` also runs them
+notebooks.mkdir(parents=True, exist_ok=True)
+make = runpy.run_path(str(ROOT / "scripts" / "notebooks.py"))
+for program in sorted((ROOT / "examples").glob("*.py")):
+    text = json.dumps(make["notebook"](make["cells_of"](program)), indent=1)
+    (notebooks / f"{program.stem}.ipynb").write_text(text + "\n", encoding="utf-8")
+html_extra_path = ["_generated/site"]

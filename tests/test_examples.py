@@ -1,11 +1,14 @@
 """The programs in examples/ run and reach what they say."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnxruntime
+import pytest
 
 import jrnn
 
@@ -118,3 +121,29 @@ def test_a_pretrained_model_is_tuned_layer_by_layer(monkeypatch):
     monkeypatch.setitem(example.CONFIG, "num_hidden_layers", 1)
     (before, last_layer, every), written = example.main(steps=40)
     assert every < last_layer < 0.5 * before and written.startswith("2+3=")
+
+
+def test_an_equinox_model_trains_with_the_loops_of_jrnn():
+    pytest.importorskip("equinox")
+    example = load("equinox_lstm")
+    losses, right = example.train(60, hidden=24)
+    assert losses[-1] < 0.5 * losses[0] and right > 0.85
+    few = [example.train(2, hidden=4, optimized=optimized)[0] for optimized in (True, False)]
+    np.testing.assert_allclose(*few, rtol=1e-5)
+
+
+def test_the_step_of_a_page_streams_what_the_model_computes(tmp_path):
+    """What the page does in JavaScript, by the same file and the same runtime."""
+    example = load("browser_streaming")
+    model, before, after = example.train(40, hidden=8)
+    assert after < 0.7 * before
+    expected = example.write(model, tmp_path / "page")
+    stream = json.loads((tmp_path / "page" / "stream.json").read_text())
+    session = onnxruntime.InferenceSession(tmp_path / "page" / "step.onnx")
+    state, outputs = np.zeros((1, 1, stream["hidden"]), np.float32), []
+    for value in stream["noisy"]:
+        y, state = session.run(["output/0", "output/1"], {"x": np.float32([[value]]), "state": state})
+        outputs.append(y.item())
+    np.testing.assert_allclose(outputs, expected, atol=1e-5)
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert all(name in page for name in ("stream.json", "step.onnx", "output/0", "output/1", "stream.expected"))

@@ -86,7 +86,7 @@ ROOMS = {
         "nets/ops convert printable",
     ),
     "onnx": Room(
-        3_040, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert memory nets/proto"
+        3_140, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert memory nets/proto"
     ),
     "testing": Room(
         1_500, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
@@ -103,7 +103,7 @@ ROOMS = {
         "errors loops nn nets/ir nets/graph convert onnx train nets/autodiff nets/lowering nets/proto",
     ),
     "cli": Room(
-        1_270,
+        1_300,
         "the command `jrnn`: one sub-command calls one function",
         "errors version files loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
         "corpus models convert gradcheck train bench printable memory arrays",

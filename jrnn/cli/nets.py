@@ -17,6 +17,7 @@ import numpy as np
 from jrnn.arrays import load_npy
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
+from jrnn.convert.package import INIT, PREDICT
 from jrnn.errors import FormatError, JrnnError, NetError, OpError, UsageError, describe_value, near
 from jrnn.files import write_whole
 from jrnn.gradcheck import (
@@ -34,7 +35,7 @@ from jrnn.gradcheck import (
 from jrnn.memory import check_size
 from jrnn.nets.execution_step import Plan
 from jrnn.nets.graph import show, to_dot, to_svg, upgrade
-from jrnn.nets.graph.scope import reads
+from jrnn.nets.graph.scope import all_names, reads
 from jrnn.nets.ir import Net
 from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
@@ -47,7 +48,7 @@ _SHOWN = 200  # characters of an argument in an error
 
 
 def run_command(args: argparse.Namespace) -> int:
-    model, blobs = read_net_or_plan(args.net), _load_blobs(args)
+    model, blobs = _opened(args)
     nets = model.networks if isinstance(model, Plan) else (model,)
     written = dict.fromkeys(o for net in nets for op in net.ops for o in op.outputs)
     for name in args.fetch or ():
@@ -59,7 +60,12 @@ def run_command(args: argparse.Namespace) -> int:
         found = run_plan(model, blobs, **options)
         wanted = args.fetch or [n for n in written if isinstance(found.get(n), np.ndarray)]
     else:
-        found = {**blobs, **run_net(model, blobs, **options)}
+        try:
+            found = {**blobs, **run_net(model, blobs, **options)}
+        except NetError as e:
+            if all(name in blobs for name in reads(model)):
+                raise
+            raise NetError(f"{e}; give inputs with --feed BLOB=VALUE, and parameters with --init INIT_NET") from None
         wanted = args.fetch or list(model.external_outputs) or list(written)
     for name in wanted:
         if name not in found and isinstance(model, Plan):
@@ -103,7 +109,7 @@ def _save(path: Path, name: str, value: Any) -> None:
 
 
 def show_command(args: argparse.Namespace) -> int:
-    model, blobs = read_net_or_plan(Path(args.net)), _load_blobs(args)
+    model, blobs = _opened(args)
     if isinstance(model, Plan) and args.network is None and not (args.dot or args.svg):
         print(show_steps(model))
         for net in model.networks:
@@ -266,6 +272,19 @@ def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict
         known = {n: blobs[n] for n in reads(net) if n in blobs}
         blobs = {**blobs, **run_net(net, known, key=jax.random.key(seed), fed=())}
     return blobs
+
+
+def _opened(args: argparse.Namespace) -> tuple[Net | Plan, dict[str, Any]]:
+    """Returns the net or the plan of `run` and `show`, and the blobs of --init and --feed. A folder is a package."""
+    if (folder := Path(args.net)).is_dir() and (folder / PREDICT).is_file():
+        args = argparse.Namespace(**{**vars(args), "net": folder / PREDICT, "init": args.init or folder / INIT})
+    model, blobs = read_net_or_plan(Path(args.net)), _load_blobs(args)
+    if isinstance(model, Net):
+        known = dict.fromkeys((*model.external_inputs, *all_names(model)))
+        for name in (feed.partition("=")[0] for feed in args.feed):
+            if name not in known:
+                raise UsageError(f"--feed {name}: net {model.name!r} has no such blob{near(name, known)}")
+    return model, blobs
 
 
 def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:

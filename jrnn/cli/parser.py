@@ -159,7 +159,7 @@ def make_parser() -> argparse.ArgumentParser:
     command(training.configs_command, "configs", "list the configs that ship with jrnn; `jrnn train` takes their names")
 
     p = command(nets.run_command, "run", "run a net operator by operator, or a plan net by net")
-    _add_net(p)
+    _add_net(p, _NET_OR_PACKAGE)
     p.add_argument(
         "--fetch",
         action="append",
@@ -182,7 +182,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
 
     p = command(nets.show_command, "show", "list the operators, shapes, parameters and sub-nets of a net or a plan")
-    _add_net(p)
+    _add_net(p, _NET_OR_PACKAGE)
     _add_network(p)
     p.add_argument(
         "--dot", type=_file, metavar="FILE", help="write the graph in the DOT language instead of listing it"
@@ -349,7 +349,10 @@ def _add_feed(p: argparse.ArgumentParser, what: str) -> None:
     p.add_argument("--feed", action="append", default=[], metavar="BLOB=VALUE", help=what)
 
 
-def _add_net(p: argparse.ArgumentParser, what: str = "a NetDef or PlanDef file, binary or text") -> None:
+_NET_OR_PACKAGE = "a NetDef or PlanDef file, binary or text, or a folder with init_net.pb and predict_net.pb"
+
+
+def _add_net(p: argparse.ArgumentParser, what: str) -> None:
     p.add_argument("net", type=_path, help=what)
     p.add_argument("--init", metavar="NET", type=_path, help="a net to run first, which fills the parameters")
     _add_feed(p, "a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape")

@@ -56,9 +56,17 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
     else:
         where = str(source)
         entries = _read(Path(source))
-    params = {
-        name.removeprefix(prefix): _array(where, name, v) for name, v in entries.items() if name.startswith(prefix)
-    }
+    taken = {name: value for name, value in entries.items() if name.startswith(prefix)}
+    if inner := [name for name, value in taken.items() if isinstance(value, Mapping)]:
+        found = max(
+            inner,
+            key=lambda name: sum(hasattr(value, "dtype") or hasattr(value, "detach") for value in taken[name].values()),
+        )
+        raise ConversionError(
+            f"{where}: {found} is a dict of {sorted(map(str, taken[found]))[:8]}; give the state dict within a checkpoint, "
+            f"as in load_state_dict(torch.load(path, weights_only=True)[{found!r}])"
+        )
+    params = {name.removeprefix(prefix): _array(where, name, v) for name, v in taken.items()}
     if not params:
         raise ConversionError(
             f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it has {sorted(entries)}"
@@ -76,6 +84,8 @@ def _read(path: Path) -> dict[str, Any]:
         return {name: _of_safetensors(path, name, entry) for name, entry in deserialize(data)}
     except FormatError as error:
         raise ConversionError(f"{path}: {error}") from None
+    except ConversionError:
+        raise
     except (SafetensorError, OSError, ValueError) as error:
         raise ConversionError(f"{path} cannot be read as safetensors, and is no file of torch.save: {error}") from error
 
@@ -95,7 +105,8 @@ def _read_by_torch(path: Path) -> dict[str, Any]:
             f"{path} is a file of torch.save, which only torch can read, and torch is not installed; with torch, two lines "
             "convert the file:\n"
             "    import safetensors.torch, torch\n"
-            f"    safetensors.torch.save_file(torch.load({str(path)!r}, weights_only=True), {out!r})"
+            f"    safetensors.torch.save_file(torch.load({str(path)!r}, weights_only=True), {out!r})\n"
+            "If the file is a checkpoint, save the state dict in it: torch.load(...)['state_dict']"
         ) from None
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -123,11 +134,6 @@ def _array(where: str, name: str, value: Any) -> np.ndarray:
         ) as error:  # it is quantized, sparse, or without data (meta)
             reason = str(error).partition("\n")[0]
             raise ConversionError(f"{where}: {name} is not an ordinary tensor: {reason:.200}") from error
-    if isinstance(value, Mapping):
-        raise ConversionError(
-            f"{where}: {name} is a dict of {sorted(map(str, value))[:8]}; give the state dict within a checkpoint, as in "
-            f"load_state_dict(torch.load(path, weights_only=True)[{name!r}])"
-        )
     given = value if isinstance(value, str) else getattr(value, "dtype", type(value).__name__)
     if given not in _TYPES.values():
         raise ConversionError(

@@ -197,7 +197,10 @@ class Item:
         """Returns the item of a variable with `count` values. `producers` maps variables to their equations."""
         what, where, eqn = "carry", "", producers.get(v)
         if eqn is not None:
-            scope = str(eqn.source_info.name_stack)
+            scopes = str(eqn.source_info.name_stack).split("/")
+            scope = "/".join(
+                name for name in scopes if name != "rematted_computation"
+            )  # of values that are computed again
             what = f"{scope}/{eqn.primitive.name}" if scope else eqn.primitive.name
             where = _user_line(eqn)
         return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)

@@ -1,6 +1,13 @@
 """ONNX models in and out: `jrnn.from_onnx` and `jrnn.to_onnx`; needs the extra `onnx`, see docs/onnx.md."""
 
-from jrnn.onnx import bodies, ops, places, primitives, windows  # these fill the tables of operators and of rules
+from jrnn.onnx import (
+    bodies,
+    definitions,
+    ops,
+    places,
+    primitives,
+    windows,
+)  # these fill the tables of operators and of rules
 from jrnn.onnx.model import OnnxModel, Spec, from_onnx
 from jrnn.onnx.write import to_onnx
 

@@ -60,13 +60,16 @@ class OnnxModel:
             params: values that replace some or all of the model's own.
 
         Raises:
-            OpError: inputs that are missing, unknown, or of another type or shape.
+            OpError: inputs that are no dict, or are missing, unknown, or of another type or shape.
             ConversionError: a shape, branch or number of steps that depends on values that are not known.
 
         Warns:
             UserWarning: a known integer does not fit 32 bits, and `jax_enable_x64` is not set.
         """
         own = self.params
+        if not isinstance(inputs, Mapping):
+            example = f"model({{{self.inputs[0].name!r}: x}})" if self.inputs else "model({})"
+            raise OpError(f"inputs are a dict of arrays by name, as in {example}, but are a {type(inputs).__name__}")
         for name in params or ():
             if name not in own:
                 raise OpError(f"no parameter is called {name!r}{near(name, own)}")
@@ -117,6 +120,10 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
     x: float32[N] [0. 2. 4.]
     """
     proto = _load(source)
+    if 0 < proto.ir_version < 3 and proto.opset_import:  # as PyTorch 0.3 wrote; the checker wants 3 with operator sets
+        old, proto = proto, onnx.ModelProto()
+        proto.CopyFrom(old)
+        proto.ir_version = 3
     try:
         checker.check_model(_with_shapes(proto))
         if proto.functions:

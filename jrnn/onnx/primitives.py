@@ -121,12 +121,15 @@ def _(e, node, x):
 
 @rule("select_n")
 def _(e, node, which, *cases):
-    if which.dtype != bool or len(cases) != 2:
-        raise ConversionError("selecting among more than two values is not supported")
-    if cases[0].dtype == bool:  # onnxruntime has no Where of booleans
-        cases = tuple(e.cast(case, np.int32) for case in cases)
-        return e.cast(e.op("Where", [which, cases[1], cases[0]], node.outputs[0].shape, np.int32), bool)
-    return same(e, node, "Where", which, cases[1], cases[0])
+    dtype, shape = node.outputs[0].dtype, node.outputs[0].shape
+    kept = np.dtype(np.int32) if np.issubdtype(dtype, np.bool_) else dtype  # onnxruntime has no Where of booleans
+    found, *others = (e.cast(case, kept) for case in cases)
+    for k, case in enumerate(others, 1):
+        later = (
+            which if which.dtype == bool else e.op("Less", [np.asarray(k - 1, which.dtype), which], which.shape, bool)
+        )
+        found = e.op("Where", [later, case, found], shape, kept)
+    return e.cast(found, dtype)
 
 
 # Shapes and types

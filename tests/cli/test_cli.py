@@ -44,6 +44,17 @@ def fails(capsys, *argv):
     return err
 
 
+def test_a_package_is_run_and_shown_by_its_folder(files, capsys):
+    package = files / "package"
+    package.mkdir()
+    write_net(read_net(files / "net.pbtxt"), package / "predict_net.pb")
+    write_net(read_net(files / "init.pbtxt"), package / "init_net.pb")
+    assert main(["run", "package", "--feed", "x=x.npy"]) == 0 and "y float32[2,4]" in capsys.readouterr().out
+    assert main(["show", "package", "--feed", "x=x.npy"]) == 0
+    assert "y [2, 4] float32 = FC(x, w, b)" in capsys.readouterr().out
+    assert "is a folder, not a file" in fails(capsys, "run", ".")
+
+
 def test_run_prints_and_saves_what_is_fetched(files, capsys):
     feeds = ["--feed", "x=x.npy", "--feed", "w=[[1, 2, 3], [0.5, 0, 0]]", "--feed", "b=[0, 10]"]
     assert main(["run", "net.pbtxt", *feeds, "--save", "out"]) == 0
@@ -196,6 +207,12 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
         (["run", "nope.pb"], "nope.pb"),
         (["run", "x.npy"], "x.npy"),
         (["run", "net.pbtxt"], "op #0 FC -> 'y' in net 'tiny': reads blob 'x'"),
+        (
+            ["run", "net.pbtxt"],
+            "was not given; give inputs with --feed BLOB=VALUE, and parameters with --init INIT_NET",
+        ),
+        (["run", "net.pbtxt", "--feed", "xx=1"], "--feed xx: net 'tiny' has no such blob"),
+        (["show", "net.pbtxt", "--feed", "xx=1"], "--feed xx: net 'tiny' has no such blob"),
         (["run", "net.pbtxt", "--feed", "x=nope.npy"], "--feed x=nope.npy: no such file"),
         (["run", "net.pbtxt", "--feed", "x=net.npy"], "--feed x=net.npy: is not a .npy file of numbers"),
         (["run", "net.pbtxt", "--feed", "x"], "--feed x: must be written BLOB=VALUE"),

@@ -175,12 +175,28 @@ def test_external_and_sparse_tensors_are_read(tmp_path):
     np.testing.assert_array_equal(jrnn.from_onnx(sparse)({"x": x})["out"], expected)
 
 
+def test_a_file_of_pytorch_0_3_is_read():
+    """It names an operator set, which versions of the format below 3 do not know."""
+    given = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    node = helper.make_node("Add", ["x", "b"], ["y"], broadcast=1, axis=1)
+    shapes = {"x": [1, 2, 3], "b": [2], "y": [1, 2, 3]}
+    infos = {name: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()}
+    bias = numpy_helper.from_array(np.float32([10, 20]), "b")
+    graph = helper.make_graph([node], "old", [infos["x"], infos["b"]], [infos["y"]], [bias])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 2)], ir_version=2)
+    found = jrnn.from_onnx(model)({"x": given})["y"]
+    np.testing.assert_array_equal(found, given + np.float32([[10], [20]]))
+    assert model.ir_version == 2
+
+
 def test_what_is_wrong_is_named(tmp_path):
     model = jrnn.from_onnx(lstm())
     with pytest.raises(OpError, match=r"the input x: float32\[T, N, 3\] is missing"):
         model({})
     with pytest.raises(OpError, match=r"no input is called 'X'; the inputs are \['x'\]"):
         model({"X": 1})
+    with pytest.raises(OpError, match=r"inputs are a dict .*, as in model\(\{'x': x\}\), but are a ndarray"):
+        model(np.ones((5, 2, 3)))
     with pytest.raises(OpError, match=r"int64\[5, 2, 3\] was given for the input x: float32"):
         model({"x": np.ones((5, 2, 3), np.int64)})
     with pytest.raises(OpError, match=r"float32\[5, 2, 4\] was given"):

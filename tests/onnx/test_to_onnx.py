@@ -155,6 +155,7 @@ def count_down(x):
 NWC, NHWC = ("NWC", "WIO", "NWC"), ("NHWC", "HWIO", "NHWC")
 KERNEL, IMAGES = jnp.ones((3, 2, 5)).at[0].set(-0.3), jnp.cos(jnp.arange(120.0)).reshape(2, 5, 6, 2)
 SQUARE = jnp.sin(jnp.arange(90.0)).reshape(3, 3, 2, 5)
+SQUARES = jnp.cos(jnp.arange(27.0)).reshape(3, 3, 3)
 INTEGERS, BOUND = jnp.arange(12).reshape(3, 4) - 5, jnp.array([0, 31, 32, 2])
 WRITTEN = {  # a function, its argument, the sizes that stay open, and an operator of ONNX that it becomes
     "conv": (lambda x: jax.lax.conv_general_dilated(x, KERNEL, (2,), [(2, 0)], (1,), (2,), NWC), X, "N, _, _", "Conv"),
@@ -223,6 +224,8 @@ WRITTEN = {  # a function, its argument, the sizes that stay open, and an operat
     ),
     "bits": (lambda x: (x & 3) | ~(x ^ 1), INTEGERS, None, "BitwiseXor"),
     "tile": (lambda x: jnp.tile(x, (2, 1, 3)), X, "A, B, _", "Tile"),
+    "choice of three": (lambda x: jax.lax.select_n(INTEGERS[:, :3] % 3, x[0], 2 * x[1], x[2]), SQUARES, None, "Where"),
+    "error functions": (lambda x: (jax.nn.gelu(x, approximate=False), jax.scipy.special.erfc(x)), X, "A, ...", "Erf"),
     "float16": (lambda x: jnp.tanh(x @ jnp.ones((2, 3), x.dtype)) * 3, X.astype(jnp.float16), None, "MatMul"),
     "bfloat16": (lambda x: jnp.tanh(x @ jnp.ones((2, 3), x.dtype)) * 3, X.astype(jnp.bfloat16), None, "MatMul"),
     "bfloat16 scan": (
@@ -248,9 +251,39 @@ def test_what_is_written_computes_the_same(name):
         np.testing.assert_allclose(np.asarray(other, float), np.asarray(value, float), atol=tolerance)
 
 
+ENDS = np.float32([0, 1, -1, 1e-30, -2.5, 3e20, -1e38, np.inf, -np.inf, np.nan])
+CENTER = np.linspace(-1, 1, 2001, dtype=np.float32)
+NEAR_ONE = 1 - 10 ** -np.arange(1, 7.9, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "fn, inputs",
+    [
+        (jnp.arctan2, np.meshgrid([*ENDS, -0.0], [*ENDS, -0.0])),
+        (jnp.cbrt, [ENDS]),
+        (jax.scipy.special.erfinv, [np.concatenate([CENTER, NEAR_ONE, -NEAR_ONE, np.float32([2, np.nan])])]),
+    ],
+    ids=["atan2", "cbrt", "erf_inv"],
+)
+def test_functions_that_onnx_lacks_are_equal_over_their_whole_range(fn, inputs):
+    inputs = [x.astype(np.float32) for x in inputs]
+    model = jrnn.to_onnx(
+        fn, *(jnp.full((2,) * x.ndim, 0.5) for x in inputs), dims="AB" if inputs[0].ndim == 1 else "A, B"
+    )
+    expected = np.asarray(fn(*inputs))
+    assert np.isnan(expected).any() and (np.isinf(expected).any() or fn is jnp.arctan2)
+    np.testing.assert_allclose(run(model, *inputs)[0], expected, rtol=4e-6)
+    jrnn.to_onnx(fn, *(jnp.full(3, 0.3, jnp.bfloat16) for _ in inputs))
+
+
+def test_the_inverse_of_erf_in_float64_is_refused():
+    with jax.enable_x64(True), pytest.raises(ConversionError, match="supported in float32, float16 and bfloat16"):
+        jrnn.to_onnx(jax.scipy.special.erfinv, jnp.ones(2) / 2)
+
+
 def test_what_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(ConversionError, match=r"test_to_onnx.py:\d+.*the primitive 'atan2' has no rule for ONNX"):
-        jrnn.to_onnx(lambda x: jnp.arctan2(x, x), X)
+    with pytest.raises(ConversionError, match=r"test_to_onnx.py:\d+.*the primitive 'lgamma' has no rule for ONNX"):
+        jrnn.to_onnx(lambda x: jax.lax.lgamma(x), X)
     with pytest.raises(ConversionError, match="a while loop takes more than 10000 steps on random numbers"):
         jrnn.to_onnx(count_down, jax.ShapeDtypeStruct((2,), jnp.float32))
     with pytest.raises(ConversionError, match="it needs the operator set 18"):
