@@ -142,6 +142,12 @@ def scan(
     if lengths is not None or resets is not None or skip is not None:
         step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets, skip)
     if place is not None:
+        if newton.options_of(executor) is not None and place.is_checked:
+            why = "executor 'newton' needs jax.shard_map(..., check_vma=False)"
+            if strict:
+                raise ScanError(f"scan: strict=True, but {why}")
+            lowering.record_note(f"{why}: each device runs its segment as a loop")
+            executor = "auto"
 
         def on_one_device(
             step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False

@@ -31,7 +31,7 @@ def scan(
     """Runs a scan whose time axis is divided among devices.
 
     Args:
-        run: `(step, carry, xs, length, linear, same) -> (carry, ys)`, the scan of one device.
+        run: the scan of one device, see `Segment`.
         f, init: the step and the carry before the whole sequence.
         xs, length: this device's part.
         place: where its segment stands.

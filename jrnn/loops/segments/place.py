@@ -57,10 +57,18 @@ class Place:
         index = lax.axis_index(self.axis)
         return None if lengths is None else jnp.clip(jnp.asarray(lengths) - index * steps, 0, steps)
 
+    @property
+    def _axes(self) -> Any:
+        return jax.typeof(lax.axis_index(self.axis)).manual_axis_type.varying
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether types say over which axes values vary: inside `jax.shard_map` with `check_vma`."""
+        return bool(self._axes)
+
     def varying(self, value: Any) -> Any:
-        """Returns a value typed as one that differs from device to device. Such types exist with `check_vma`."""
-        axes = jax.typeof(lax.axis_index(self.axis)).manual_axis_type.varying
-        return cast(value, axes)
+        """Returns a value typed as one that differs from device to device."""
+        return cast(value, self._axes)
 
     def passed(self, values: Values) -> Values:
         """Sends values to the device of the next segment. The first gets those of the last, which do not count."""

@@ -28,7 +28,8 @@ class Segment:
 
     Attributes:
         loop: the loop.
-        run: `(step, carry, xs, options) -> (carry, ys)`, `scan` with the caller's options, or, for A, with others.
+        run: `(step, carry, xs, length, linear=, same=) -> (carry, ys)`, `scan` with the caller's options. `linear` is True
+            for the loop that makes A, and `same` if that loop is elementwise, as the step is.
     """
 
     loop: Loop
@@ -47,9 +48,7 @@ class Segment:
         loop = self.loop
         eqns, used = jaxprs.needed(loop.eqns, [*(loop.carry_out[i] for i in carry), *ys], {*loop.inputs})
         stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
-        fixed = dict(
-            zip((*loop.consts, *loop.carry), (*consts, *start))
-        )  # a checkpoint may name carries that it ignores
+        fixed = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
 
         def step(old: Values, x: Values) -> tuple[Values, Values]:
             env = {**fixed, **dict(zip(stacks, x))}
@@ -66,9 +65,7 @@ class Segment:
         news = [loop.carry_out[i] for i in (*mine, *others)]
         eqns, used = jaxprs.needed(loop.eqns, news, {*loop.inputs})
         stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
-        fixed = dict(
-            zip((*loop.consts, *loop.carry), (*consts, *start))
-        )  # a checkpoint may name carries that it ignores
+        fixed = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
         states = [start[i] for i in mine]
 
         def step(old: Any, x: Values) -> tuple[Any, None]:
