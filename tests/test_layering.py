@@ -74,7 +74,7 @@ ROOMS = {
     "models": Room(2_250, "pretrained recurrent language models", "errors nn"),
     "interop": Room(780, "weights of other systems", "errors nn memory nets/proto"),
     "convert": Room(
-        3_850,
+        4_060,
         "JAX functions to nets; packages; nets to Python",
         "errors files named loops nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops nets/recurrent "
         "printable",
@@ -134,7 +134,8 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
 }
 OPTIONAL = {
     "torch", "matplotlib", "caffe2", "keras", "onnx", "tensorboardX", "pydoc_data", "flax", "hypothesis",
-    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox", "pytest", "tokenizers",
+    "pkg_resources", "sklearn", "lmdb", "onnxruntime", "haiku", "equinox", "pytest", "tokenizers", "mamba2_jax",
+    "recurrentgemma", "memax",
 }
 # fmt: on
 FILES = sorted(p for p in ROOT.rglob("*.py"))

@@ -10,6 +10,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jrnn.convert.flat import Graph, flatten
+from jrnn.convert.real_parts import has_complex, is_complex, real_jaxpr
 from jrnn.errors import ConversionError
 
 _NOT_KNOWN = (
@@ -41,7 +42,8 @@ class Leaf:
 class Call:
     """A function call whose arguments are flat: `run(flat)` takes values of the `leaves`, params first.
 
-    `closed_over` are the arrays that the function sees from outside, with the names of the variables that hold them.
+    A complex result becomes a dict of its parts `real` and `imag`. `closed_over` are the arrays that the function sees from
+    outside, with the names of the variables that hold them.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Call:
         ) as e:  # a result that is not an array, an axis name that is not bound, a mistake in it
             reason = str(e).partition("\n")[0]
             raise ConversionError(f"{self.name} cannot be traced: {type(e).__name__}: {reason:.300}") from e
+        if has_complex(closed.jaxpr):
+            closed = real_jaxpr(closed, self.name)
         graph = flatten(closed)
         kinds = {str(effect) for effect in closed.effects}
         kinds.update(f"{node.name}, {node.source}" for node in graph.nodes if "callback" in node.name)
@@ -117,7 +121,8 @@ def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) 
 
     def run(flat: Sequence[Any]) -> Any:
         rest = iter(flat)
-        return fn(*(jax.tree.unflatten(structure, [next(rest) for _ in range(n)]) for structure, n in structures))
+        out = fn(*(jax.tree.unflatten(structure, [next(rest) for _ in range(n)]) for structure, n in structures))
+        return jax.tree.map(lambda x: {"real": x.real, "imag": x.imag} if is_complex(x) else x, out)
 
     return Call(name, leaves, run, _closed_over(fn))
 
@@ -157,6 +162,11 @@ def _check_argument(leaf: Leaf, name: str) -> None:
         )
     if isinstance(leaf.value, np.ndarray) and leaf.value.dtype.kind in "OSUMm":
         raise ConversionError(f"{name}: argument {leaf.name!r} is an array of {leaf.value.dtype}; it must hold numbers")
+    if is_complex(leaf.value):
+        raise ConversionError(
+            f"{name}: argument {leaf.name!r} is {leaf.value.dtype}, which nets and models do not have; pass its real and "
+            "its imaginary part, and join them inside: jax.lax.complex(re, im)"
+        )
     for size in np.shape(leaf.value):
         if not isinstance(size, (int, np.integer)):
             raise ConversionError(

@@ -14,7 +14,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core
@@ -100,6 +100,71 @@ def _is_plain(closed: Any) -> bool:
     )
 
 
+class _Linearized(NamedTuple):
+    """A step with its tangents, as equations of two kinds.
+
+    Attributes:
+        program: the step, from arguments and tangents to results and tangents.
+        n_in, n_out: the numbers of arguments and results.
+        step: the equations of values.
+        linear: the equations of tangents that the results' tangents need.
+        later: the variables that depend on tangents.
+        outs: the tangent of each result; None if it is zero.
+        wanted: the values that `linear` and the tangents read.
+    """
+
+    program: Program
+    n_in: int
+    n_out: int
+    step: list[Any]
+    linear: list[Any]
+    later: Collection[Var]
+    outs: list[Atom | None]
+    wanted: list[Var]
+
+    @property
+    def moved(self) -> list[Atom]:
+        return [a for a in self.outs if a is not None]
+
+
+def _linearized(run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...]) -> _Linearized:
+    """Separates a step whose arguments have tangents where `moving` says so."""
+    program = _with_tangents(run, avals, [i for i, m in enumerate(moving) if m])
+    n_in = len(avals)
+    smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
+    later = jaxprs.depends(program.eqns, program.invars[n_in:])
+    tangents = iter(program.outvars[len(smooth) :])
+    made = jaxprs.producers(program.eqns)
+    outs = [None if a is None or _is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth)]
+    moved = [a for a in outs if a is not None]
+    step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
+    linear, _ = jaxprs.needed(program.eqns, moved, set(program.invars[:n_in]))
+    linear = [e for e in linear if any(v in later for v in e.outvars)]
+    wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
+    # The tangents that do not depend on tangents, from unusual custom rules.
+    wanted += [a for a in jaxprs.variables(moved) if a not in later]
+    return _Linearized(program, n_in, len(smooth), step, linear, later, outs, wanted)
+
+
+def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, near: float, option: Any) -> set[Var]:
+    """Returns the values that the reverse pass has: what the loop stacks anyway, and what is stored for it."""
+    program, first_x = parts.program, n_consts + n_carry
+    arguments = program.invars[: parts.n_in]
+    consts, carry, xs = arguments[:n_consts], arguments[n_consts:first_x], arguments[first_x:]
+    carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry : parts.n_out]
+    had = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
+    # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
+    had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
+    varying = jaxprs.depends(parts.step, (*carry, *xs))
+    read_later = [v for v in parts.wanted if v in varying]
+    stay_near = sum(map(jaxprs.nbytes, read_later)) <= near
+    chosen = _choose(parts.step, read_later, had, carry, varying, stay_near, option)
+    if option == "contractions":  # stores no more than without the option
+        plain = _choose(parts.step, read_later, had, carry, varying, stay_near, None)
+        chosen = min(chosen, plain, key=lambda found: sum(map(jaxprs.nbytes, found)))
+    return {*arguments, *program.constvars, *(v for v in had if v in varying), *chosen}
+
+
 def _derivative(
     run: Callable[..., Flat],
     avals: Sequence[Any],
@@ -111,40 +176,14 @@ def _derivative(
     checkpoint: Callable[..., Callable],
 ) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
-    program = _with_tangents(run, avals, [i for i, m in enumerate(moving) if m])
-    n_in, first_x = len(avals), n_consts + n_carry
-    smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
-    n_out = len(smooth)
-    consts, carry, xs = program.invars[:n_consts], program.invars[n_consts:first_x], program.invars[first_x:n_in]
-    carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry:n_out]
-    later = jaxprs.depends(program.eqns, program.invars[n_in:])
-    tangents = iter(program.outvars[n_out:])
-    made = jaxprs.producers(program.eqns)
-    outs = [None if a is None or _is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth)]
-    moved = [a for a in outs if a is not None]
-    step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
-    linear, _ = jaxprs.needed(program.eqns, moved, set(program.invars[:n_in]))
-    linear = [e for e in linear if any(v in later for v in e.outvars)]
-    wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
-    # The tangents that do not depend on tangents, from unusual custom rules.
-    wanted += [a for a in jaxprs.variables(moved) if a not in later]
-
-    had = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
-    # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
-    had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
-    varying = jaxprs.depends(step, (*carry, *xs))
-    read_later = [v for v in wanted if v in varying]
-    stay_near = sum(map(jaxprs.nbytes, read_later)) <= near
-    chosen = _choose(step, read_later, had, carry, varying, stay_near, option)
-    if option == "contractions":  # stores no more than without the option
-        plain = _choose(step, read_later, had, carry, varying, stay_near, None)
-        chosen = min(chosen, plain, key=lambda found: sum(map(jaxprs.nbytes, found)))
-    at_hand = {*program.invars[:n_in], *program.constvars, *(v for v in had if v in varying), *chosen}
-    again, _ = jaxprs.needed(step, wanted, at_hand)
-    reverse_part = (*again, *linear)
+    parts = _linearized(run, avals, moving)
+    program, later, n_in = parts.program, parts.later, parts.n_in
+    again, _ = jaxprs.needed(parts.step, parts.wanted, _at_hand(parts, n_consts, n_carry, near, option))
+    reverse_part = (*again, *parts.linear)
     fixed = {v for e in reverse_part for v in e.outvars} | later
-    read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *wanted] if v not in fixed))
-    forward_part, _ = jaxprs.needed(step, [*program.outvars[:n_out], *read], set(program.invars))
+    read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *parts.wanted] if v not in fixed))
+    returned = program.outvars[: parts.n_out]
+    forward_part, _ = jaxprs.needed(parts.step, [*returned, *read], set(program.invars))
 
     def of_tangents(values: Flat, tangents: Flat) -> Flat:
         env = dict(zip((*read, *program.invars[n_in:]), (*values, *tangents)))
@@ -153,16 +192,16 @@ def _derivative(
                 env[eqn.outvars[0]] = jaxprs.read(env, eqn.invars[0])  # gradients have the weak types of `jax.lax.scan`
             else:
                 jaxprs.evaluate([eqn], env)
-        return [jaxprs.value(env, a) for a in moved]
+        return [jaxprs.value(env, a) for a in parts.moved]
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
         env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, primals))
         jaxprs.evaluate(forward_part, env)
-        results = [jaxprs.value(env, a) for a in program.outvars[:n_out]]
+        results = [jaxprs.value(env, a) for a in returned]
         # With the checkpoint, JAX can store only the arguments, and not what `reverse_part` computes again.
         given = iter(checkpoint(of_tangents)([env[v] for v in read], tangents))
         zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
-        return results, [z if a is None else next(given) for z, a in zip(zero, outs)]
+        return results, [z if a is None else next(given) for z, a in zip(zero, parts.outs)]
 
     return rule
 

@@ -17,10 +17,9 @@ EMPTY = -1  # the position of an empty slot
 
 
 def memory(batch: int, slots: int, key_heads: int, size: int, dtype: Any) -> State:
-    """An empty memory: keys and values [N, S, K, C], the positions [N, S] of the slots, and the next position [N]."""
+    """An empty memory: keys and values [N, S, K, C], and the positions [N, S] of the slots."""
     empty = jnp.zeros((batch, slots, key_heads, size), dtype)
-    filled = {"places": jnp.full((batch, slots), EMPTY, jnp.int32), "position": jnp.zeros(batch, jnp.int32)}
-    return {"keys": empty, "values": empty} | filled
+    return {"keys": empty, "values": empty, "places": jnp.full((batch, slots), EMPTY, jnp.int32)}
 
 
 def turn(x: jax.Array, positions: jax.Array, base: float, size: int) -> jax.Array:
@@ -44,11 +43,11 @@ def attend(
     Args:
         q, k, v: [T, N, Q, C], [T, N, K, C], [T, N, K, C]; q and k are already turned.
         state: as `memory` makes it.
-        positions: [T, N], from `span.positions(state["position"])`.
+        positions: [T, N], from `span.positions`.
         window: how many positions a query sees, itself included; None: all.
 
     Returns:
-        [T, N, Q, C] and the next memory, without `position`.
+        [T, N, Q, C] and the next memory.
     """
     steps, batch = q.shape[:2]
     slots = state["places"].shape[1]

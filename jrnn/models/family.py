@@ -10,12 +10,29 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jrnn.models.config import read_config
 from jrnn.nn.span import Span
 
 Shapes = dict[str, tuple[int, ...]]
 State = dict[str, jax.Array]
+
+
+def zeros(layers: int, shapes: Shapes, dtype: Any) -> State:
+    """Zeros of these shapes for each layer, named as `of_layer` does."""
+    return {f"{k}.{name}": jnp.zeros(shape, dtype) for k in range(layers) for name, shape in shapes.items()}
+
+
+def of_layer(layer: int, own: State) -> State:
+    """The arrays of one layer by their names in the whole state, as `3.conv`."""
+    return {f"{layer}.{name}": leaf for name, leaf in own.items()}
+
+
+def in_layer(layer: int, state: State) -> State:
+    """The arrays of one layer, by the rest of their names."""
+    prefix = f"{layer}."
+    return {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)

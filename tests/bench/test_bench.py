@@ -8,6 +8,7 @@ import textwrap
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
@@ -16,7 +17,7 @@ from jrnn.bench import measure, peers, report, steps
 from jrnn.bench.measure import run
 from jrnn.bench.peers import Program
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
-from jrnn.bench.suites import Options, graph_passes, libraries
+from jrnn.bench.suites import Options, graph_passes, layer_peers, libraries
 from jrnn.errors import ConfigError, DataError, UsageError
 
 TINY = Size(3, 2, 3, 4)
@@ -66,8 +67,13 @@ def test_other_suites(monkeypatch):
     stacks = {"gru, one layer": chosen["peers"], "gru, 2 bidirectional": ["nn", "nn.functional"]}
     assert [(r.cell, r.peer) for r in records] == [(stack, peer) for stack in stacks for peer in stacks[stack]]
     assert "time of nn over the peer's" in text
+    plain = lambda size, heads: (lambda w, x: w * x, jnp.float32(heads))  # noqa: E731
+    plain.__name__ = "json"  # stands for an installed library that has the layer
+    monkeypatch.setattr(layer_peers, "PEERS", {"gla": plain})
     records, text = run_suite("layers", cells=["gla"], modes=["forward"], sizes=["3x2x16x16"])
-    assert {r.peer for r in records} == {"jrnn", "lax.scan"} and "temporary MB" in text
+    assert {r.peer for r in records} == {"jrnn", "lax.scan", "json"} and "temporary MB" in text
+    plain.__name__ = "no_such_library"
+    assert not layer_peers.of("gla", Size(3, 2, 16, 16), 4) and not layer_peers.of("rwkv7", Size(3, 2, 16, 16), 4)
     records, text = run_suite("convert", cells=["mlp"])
     assert [r.peer for r in records] == ["round trip", "function"] and "512x256" in text
     records, text = run_suite("graph", cells=["get_ssa", "show"])

@@ -1,7 +1,8 @@
 """The layers of `jrnn.nn` that are written as a step, next to the same layer with the loops of JAX.
 
 "jrnn" is a layer as it is, and "lax.scan" the same layer in `jrnn.plain_scans()`, forward and train (gradients of the sum of
-squares of the output with respect to the parameters and the input).
+squares of the output with respect to the parameters and the input). Another library's layer joins them where there is one
+and it is installed, see `layer_peers`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flax import nnx
 
 from jrnn.bench.peers import Program, compiled
 from jrnn.bench.sizes import MODES, Size
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.suites import Job, Options, layer_peers
 from jrnn.loops import plain_scans
 from jrnn.train.models.blocks import CELLS
 
@@ -31,13 +32,18 @@ LOOPS = {"jrnn": nullcontext, "lax.scan": plain_scans}
 def jobs(options: Options) -> Iterator[Job]:
     cells, modes = options.chosen("cells", CELLS), options.chosen("modes", MODES)
     for cell, mode, size in product(cells, modes, options.chosen_sizes(SIZES)):
-        yield Job(cell, mode, str(size), {peer: program(cell, size, mode, peer) for peer in LOOPS})
+        yield Job(cell, mode, str(size), programs(cell, size, mode))
 
 
-def program(cell: str, size: Size, mode: str, peer: str) -> Program:
+def programs(cell: str, size: Size, mode: str) -> dict[str, Program]:
     heads = {"num_heads": HEADS} if "num_heads" in inspect.signature(CELLS[cell]).parameters else {}
     layer = CELLS[cell](size.hidden, rngs=nnx.Rngs(0), **heads)
     shape = (size.steps, size.batch, size.hidden)
     x = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
-    with LOOPS[peer]():
-        return compiled(lambda params, x: layer.apply(params, x)[0], layer.params(), x, mode)
+    found = {}
+    for name, loops in LOOPS.items():
+        with loops():
+            found[name] = compiled(lambda params, x: layer.apply(params, x)[0], layer.params(), x, mode)
+    for name, (run, parameters) in layer_peers.of(cell, size, HEADS).items():
+        found[name] = compiled(run, parameters, x, mode)
+    return found

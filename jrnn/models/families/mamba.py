@@ -5,14 +5,15 @@ Shapes: T time, N batch, D width, I inner, S states of an inner feature, K taps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.models.config import ACTIVATIONS
-from jrnn.models.family import Family, Shapes, State, Weights
+from jrnn.models.families import mamba_blocks
+from jrnn.models.family import Family, Shapes, State, Weights, zeros
 from jrnn.nn.families.mamba import selective
 from jrnn.nn.span import Span, along_last, rms_norm
 
@@ -51,81 +52,49 @@ class FalconMambaConfig(MambaConfig):
 
 
 def tensors(c: MambaConfig) -> Shapes:
-    shapes: Shapes = {"backbone.embeddings.weight": (c.vocab_size, c.hidden_size)}
-    for k in range(c.num_hidden_layers):
-        block = {
-            "norm.weight": (c.hidden_size,),
-            "mixer.in_proj.weight": (2 * c.inner, c.hidden_size),
-            "mixer.conv1d.weight": (c.inner, 1, c.conv_kernel),
-            "mixer.x_proj.weight": (c.rank + 2 * c.state_size, c.inner),
-            "mixer.dt_proj.weight": (c.inner, c.rank),
-            "mixer.dt_proj.bias": (c.inner,),
-            "mixer.A_log": (c.inner, c.state_size),
-            "mixer.D": (c.inner,),
-            "mixer.out_proj.weight": (c.hidden_size, c.inner),
-        }
-        if c.use_bias:
-            block |= {"mixer.in_proj.bias": (2 * c.inner,), "mixer.out_proj.bias": (c.hidden_size,)}
-        if c.use_conv_bias:
-            block["mixer.conv1d.bias"] = (c.inner,)
-        shapes |= {f"backbone.layers.{k}.{name}": shape for name, shape in block.items()}
-    return shapes | {"backbone.norm_f.weight": (c.hidden_size,)}
+    mixer = {
+        "x_proj.weight": (c.rank + 2 * c.state_size, c.inner),
+        "dt_proj.weight": (c.inner, c.rank),
+        "dt_proj.bias": (c.inner,),
+        "A_log": (c.inner, c.state_size),
+        "D": (c.inner,),
+    }
+    return mamba_blocks.tensors(c, 2 * c.inner, c.inner, mixer)
 
 
 def fresh(c: MambaConfig, batch: int, dtype: Any) -> State:
     shapes = {"conv": (batch, c.conv_kernel - 1, c.inner), "ssm": (batch, c.inner, c.state_size)}
-    return {f"{k}.{name}": jnp.zeros(s, dtype) for k in range(c.num_hidden_layers) for name, s in shapes.items()}
+    return zeros(c.num_hidden_layers, shapes, dtype)
 
 
-def run(c: MambaConfig, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
-    after = {}
-    for k in range(c.num_hidden_layers):
-        block = w.at(f"backbone.layers.{k}")
-        y = rms_norm(x, block["norm.weight"], c.layer_norm_epsilon)
-        y, conv, ssm = _mixer(c, block.at("mixer"), y, state[f"{k}.conv"], state[f"{k}.ssm"], span)
-        x, after[f"{k}.conv"], after[f"{k}.ssm"] = x + y, conv, ssm
-    return rms_norm(x, w["backbone.norm_f.weight"], c.layer_norm_epsilon), after
-
-
-def _mixer(
-    c: MambaConfig, w: Weights, x: jax.Array, conv: jax.Array, ssm: jax.Array, span: Span
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _mixer(c: MambaConfig, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
     act = ACTIVATIONS[c.hidden_act]
     u, gate = jnp.split(w.linear(span, "in_proj", x), 2, axis=-1)
-    u, conv = span.convolve(u, conv, w["conv1d.weight"][:, 0], w.get("conv1d.bias"))
+    u, conv = span.convolve(u, state["conv"], w["conv1d.weight"][:, 0], w.get("conv1d.bias"))
     u = act(u)
     parts = jnp.split(span.linear(u, w["x_proj.weight"]), [c.rank, c.rank + c.state_size], axis=-1)
     if c.mixer_rms_eps is not None:
         parts = [rms_norm(part, epsilon=c.mixer_rms_eps) for part in parts]
     dt, b, by = parts
     dt = jax.nn.softplus(w.linear(span, "dt_proj", dt))
-    ssm, y = span.scan(selective(-jnp.exp(w["A_log"].astype(ssm.dtype))), ssm, (u, dt, b, by))
+    step = selective(-jnp.exp(w["A_log"].astype(state["ssm"].dtype)))
+    ssm, y = span.scan(step, state["ssm"], (u, dt, b, by))
     y = (y + along_last(w["D"], u) * u) * jax.nn.silu(gate)
-    return w.linear(span, "out_proj", y), conv, ssm
+    return w.linear(span, "out_proj", y), {"conv": conv, "ssm": ssm}
 
 
-_IGNORED = (
-    "residual_in_fp32 rescale_prenorm_residual time_step_floor time_step_init_scheme time_step_max time_step_min "
-    "time_step_scale use_associative_scan use_mambapy use_falcon_mambapy layer_types"
-)
 MAMBA = Family(
     name="mamba",
     config=MambaConfig,
-    ignored=_IGNORED,
+    ignored=(
+        "residual_in_fp32 rescale_prenorm_residual time_step_floor time_step_init_scheme time_step_max time_step_min "
+        "time_step_scale use_associative_scan use_mambapy use_falcon_mambapy layer_types"
+    ),
     tensors=tensors,
     embedding="backbone.embeddings.weight",
     head="lm_head.weight",
     fresh=fresh,
-    run=run,
-    renamed=(("backbone.embedding.", "backbone.embeddings."),),
+    run=mamba_blocks.blocks(_mixer),
+    renamed=mamba_blocks.RENAMED,
 )
-FALCON_MAMBA = Family(
-    name="falcon_mamba",
-    config=FalconMambaConfig,
-    ignored=_IGNORED,
-    tensors=tensors,
-    embedding="backbone.embeddings.weight",
-    head="lm_head.weight",
-    fresh=fresh,
-    run=run,
-)
+FALCON_MAMBA = replace(MAMBA, name="falcon_mamba", config=FalconMambaConfig, renamed=())

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.config import ACTIVATIONS
-from jrnn.models.family import Family, Shapes, State, Weights
+from jrnn.models.families import mamba_blocks
+from jrnn.models.family import Family, Shapes, State, Weights, zeros
 from jrnn.nn.families.mamba import state_space
 from jrnn.nn.span import Span, along_last, heads, rms_norm
 
@@ -58,25 +59,8 @@ def check(c: Mamba2Config, where: str) -> None:
 
 
 def tensors(c: Mamba2Config) -> Shapes:
-    shapes: Shapes = {"backbone.embeddings.weight": (c.vocab_size, c.hidden_size)}
-    for k in range(c.num_hidden_layers):
-        rows = c.inner + c.channels + c.num_heads
-        block = {
-            "norm.weight": (c.hidden_size,),
-            "mixer.in_proj.weight": (rows, c.hidden_size),
-            "mixer.conv1d.weight": (c.channels, 1, c.conv_kernel),
-            "mixer.dt_bias": (c.num_heads,),
-            "mixer.A_log": (c.num_heads,),
-            "mixer.D": (c.num_heads,),
-            "mixer.norm.weight": (c.inner,),
-            "mixer.out_proj.weight": (c.hidden_size, c.inner),
-        }
-        if c.use_bias:
-            block |= {"mixer.in_proj.bias": (rows,), "mixer.out_proj.bias": (c.hidden_size,)}
-        if c.use_conv_bias:
-            block["mixer.conv1d.bias"] = (c.channels,)
-        shapes |= {f"backbone.layers.{k}.{name}": shape for name, shape in block.items()}
-    return shapes | {"backbone.norm_f.weight": (c.hidden_size,)}
+    mixer = {"dt_bias": (c.num_heads,), "A_log": (c.num_heads,), "D": (c.num_heads,), "norm.weight": (c.inner,)}
+    return mamba_blocks.tensors(c, c.inner + c.channels + c.num_heads, c.channels, mixer)
 
 
 def fresh(c: Mamba2Config, batch: int, dtype: Any) -> State:
@@ -84,34 +68,22 @@ def fresh(c: Mamba2Config, batch: int, dtype: Any) -> State:
         "conv": (batch, c.conv_kernel - 1, c.channels),
         "ssm": (batch, c.num_heads, c.state_size, c.head_dim),
     }
-    return {f"{k}.{name}": jnp.zeros(s, dtype) for k in range(c.num_hidden_layers) for name, s in shapes.items()}
+    return zeros(c.num_hidden_layers, shapes, dtype)
 
 
-def run(c: Mamba2Config, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
-    after = {}
-    for k in range(c.num_hidden_layers):
-        block = w.at(f"backbone.layers.{k}")
-        y = rms_norm(x, block["norm.weight"], c.layer_norm_epsilon)
-        y, conv, ssm = _mixer(c, block.at("mixer"), y, state[f"{k}.conv"], state[f"{k}.ssm"], span)
-        x, after[f"{k}.conv"], after[f"{k}.ssm"] = x + y, conv, ssm
-    return rms_norm(x, w["backbone.norm_f.weight"], c.layer_norm_epsilon), after
-
-
-def _mixer(
-    c: Mamba2Config, w: Weights, x: jax.Array, conv: jax.Array, S: jax.Array, span: Span
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _mixer(c: Mamba2Config, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
     gate, xbc, dt = jnp.split(w.linear(span, "in_proj", x), [c.inner, c.inner + c.channels], axis=-1)
-    xbc, conv = span.convolve(xbc, conv, w["conv1d.weight"][:, 0], w.get("conv1d.bias"))
+    xbc, conv = span.convolve(xbc, state["conv"], w["conv1d.weight"][:, 0], w.get("conv1d.bias"))
     ends = [c.inner, c.inner + c.n_groups * c.state_size]
     u, b, by = jnp.split(ACTIVATIONS[c.hidden_act](xbc), ends, axis=-1)
     u = heads(u, c.num_heads)
     b, by = (jnp.repeat(heads(part, c.n_groups), c.num_heads // c.n_groups, axis=-2) for part in (b, by))
     dt = jnp.clip(jax.nn.softplus(dt + along_last(w["dt_bias"], dt)), *c.time_step_limit)
     decay = jnp.exp(-along_last(jnp.exp(w["A_log"].astype(dt.dtype)), dt) * dt)
-    S, y = span.scan(state_space, S, (by, dt[..., None] * b, u, decay))
+    S, y = span.scan(state_space, state["ssm"], (by, dt[..., None] * b, u, decay))
     y = (y + w["D"][None, None, :, None] * u).reshape(gate.shape) * jax.nn.silu(gate)
     y = rms_norm(heads(y, c.n_groups), heads(w["norm.weight"], c.n_groups), c.layer_norm_epsilon)
-    return w.linear(span, "out_proj", y.reshape(gate.shape)), conv, S
+    return w.linear(span, "out_proj", y.reshape(gate.shape)), {"conv": conv, "ssm": S}
 
 
 MAMBA2 = Family(
@@ -126,6 +98,6 @@ MAMBA2 = Family(
     embedding="backbone.embeddings.weight",
     head="lm_head.weight",
     fresh=fresh,
-    run=run,
-    renamed=(("backbone.embedding.", "backbone.embeddings."),),
+    run=mamba_blocks.blocks(_mixer),
+    renamed=mamba_blocks.RENAMED,
 )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jrnn.errors import ConfigError
 from jrnn.models.attention import attend, memory, turn
 from jrnn.models.config import ACTIVATIONS, rotary
-from jrnn.models.family import Family, Shapes, State, Weights
+from jrnn.models.family import Family, Shapes, State, Weights, in_layer, of_layer
 from jrnn.nn.families.linear_attention import gated_delta
 from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length
 
@@ -146,8 +146,7 @@ def fresh(c: Qwen3NextConfig, batch: int, dtype: Any, room: int = 0) -> State:
             state[f"{k}.conv"] = jnp.zeros((batch, c.linear_conv_kernel_dim - 1, 2 * c.keys + c.values), dtype)
             state[f"{k}.S"] = jnp.zeros(size, dtype)
         else:
-            found = memory(batch, room, c.num_key_value_heads, c.head_dim, dtype)
-            state |= {f"{k}.{name}": found[name] for name in ("keys", "values", "places")}
+            state |= of_layer(k, memory(batch, room, c.num_key_value_heads, c.head_dim, dtype))
     return state
 
 
@@ -156,13 +155,13 @@ def run(c: Qwen3NextConfig, w: Weights, x: jax.Array, state: State, span: Span) 
     after: State = {"position": position}
     for k in range(c.num_hidden_layers):
         block = w.at(f"model.layers.{k}")
-        own = {name.removeprefix(f"{k}."): leaf for name, leaf in state.items() if name.startswith(f"{k}.")}
+        own = in_layer(k, state)
         y = _norm(c, block["input_layernorm.weight"], x)
         if c.is_recurrent(k):
             y, own = _delta(c, block.at("linear_attn"), y, own, span)
         else:
             y, own = _attention(c, block.at("self_attn"), y, own, span, positions)
-        after |= {f"{k}.{name}": leaf for name, leaf in own.items()}
+        after |= of_layer(k, own)
         x = x + y
         y = _norm(c, block["post_attention_layernorm.weight"], x)
         x = x + (_experts if c.has_experts(k) else _mlp)(c, block.at("mlp"), y, span)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jrnn.errors import ConfigError
 from jrnn.models.attention import attend, memory, turn
 from jrnn.models.config import ACTIVATIONS, rotary
-from jrnn.models.family import Family, Shapes, State, Weights
+from jrnn.models.family import Family, Shapes, State, Weights, in_layer, of_layer
 from jrnn.nn.families.diagonal import rg_lru
 from jrnn.nn.span import Span, along_last, heads, rms_norm
 
@@ -112,8 +112,7 @@ def fresh(c: RecurrentGemmaConfig, batch: int, dtype: Any) -> State:
             state[f"{k}.conv"] = jnp.zeros((batch, c.conv1d_width - 1, c.width), dtype)
             state[f"{k}.lru"] = jnp.zeros((batch, c.width), dtype)
         else:
-            found = memory(batch, c.attention_window_size - 1, c.key_heads, c.head_dim, dtype)
-            state |= {f"{k}.{name}": found[name] for name in ("keys", "values", "places")}
+            state |= of_layer(k, memory(batch, c.attention_window_size - 1, c.key_heads, c.head_dim, dtype))
     return state
 
 
@@ -124,10 +123,10 @@ def run(c: RecurrentGemmaConfig, w: Weights, x: jax.Array, state: State, span: S
     for k in range(c.num_hidden_layers):
         block = w.at(f"model.layers.{k}")
         mix = _recurrent if c.is_recurrent(k) else _attention
-        own = {name.removeprefix(f"{k}."): leaf for name, leaf in state.items() if name.startswith(f"{k}.")}
+        own = in_layer(k, state)
         y = _norm(c, block, "temporal_pre_norm", x)
         y, own = mix(c, block.at("temporal_block"), y, own, span, positions)
-        after |= {f"{k}.{name}": leaf for name, leaf in own.items()}
+        after |= of_layer(k, own)
         x = x + y
         mlp, y = block.at("mlp_block"), _norm(c, block, "channel_pre_norm", x)
         gate = ACTIVATIONS[c.hidden_activation](mlp.linear(span, "gate_proj", y))

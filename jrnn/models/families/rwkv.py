@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.models.family import Family, Shapes, State, Weights
+from jrnn.models.family import Family, Shapes, State, Weights, in_layer, of_layer
 from jrnn.nn.span import Span, layer_norm
 
 NOTHING = -1e30  # the greatest exponent of a mean over nothing
@@ -76,12 +76,11 @@ def run(c: RwkvConfig, w: Weights, x: jax.Array, state: State, span: Span) -> tu
         epsilon = c.layer_norm_epsilon * 4.0 ** c.halvings(k)
         if k == 0:
             x = _norm(block.at("pre_ln"), x, c.layer_norm_epsilon)
-        own = {name: state[f"{k}.{name}"] for name in ("time", "channel", "sum", "weight", "top")}
-        y, own = _time_mixing(block.at("attention"), _norm(block.at("ln1"), x, epsilon), own, span)
+        y, own = _time_mixing(block.at("attention"), _norm(block.at("ln1"), x, epsilon), in_layer(k, state), span)
         x = x + y
         y, own = _channel_mixing(block.at("feed_forward"), _norm(block.at("ln2"), x, epsilon), own, span)
         x = x + y
-        after |= {f"{k}.{name}": leaf for name, leaf in own.items()}
+        after |= of_layer(k, own)
     return _norm(w.at("rwkv.ln_out"), x, 1e-5 * 4.0 ** c.halvings(c.num_hidden_layers)), after
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
-from jrnn.models.family import Family, Shapes, State, Weights
+from jrnn.models.family import Family, Shapes, State, Weights, in_layer, of_layer, zeros
 from jrnn.nn.families.xlstm import mlstm
 from jrnn.nn.span import Span, along_last, heads, layer_norm, rms_norm
 
@@ -93,18 +93,15 @@ def tensors(c: XLSTMConfig) -> Shapes:
 def fresh(c: XLSTMConfig, batch: int, dtype: Any) -> State:
     k, keys, values = c.num_heads, c.keys // c.num_heads, c.values // c.num_heads
     shapes = {"S": (batch, k, keys, values), "n": (batch, k, keys), "m": (batch, k)}
-    return {f"{at}.{name}": jnp.zeros(s, dtype) for at in range(c.num_hidden_layers) for name, s in shapes.items()}
+    return zeros(c.num_hidden_layers, shapes, dtype)
 
 
 def run(c: XLSTMConfig, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
     after: State = {}
     for k in range(c.num_hidden_layers):
         block = w.at(f"backbone.blocks.{k}")
-        names = [f"{k}.{name}" for name in ("S", "n", "m")]
-        y, own = _mlstm(
-            c, block.at("mlstm_layer"), _norm(c, block.at("norm_mlstm"), x), [state[n] for n in names], span
-        )
-        after |= dict(zip(names, own, strict=True))
+        y, own = _mlstm(c, block.at("mlstm_layer"), _norm(c, block.at("norm_mlstm"), x), in_layer(k, state), span)
+        after |= of_layer(k, own)
         x = x + y
         ffn, y = block.at("ffn"), _norm(c, block.at("norm_ffn"), x)
         if c.weight_mode == "single":
@@ -120,7 +117,7 @@ def _norm(c: XLSTMConfig, w: Weights, x: jax.Array) -> jax.Array:
     return y if bias is None else y + along_last(bias, y)
 
 
-def _mlstm(c: XLSTMConfig, w: Weights, x: jax.Array, state: list[jax.Array], span: Span) -> tuple[jax.Array, Any]:
+def _mlstm(c: XLSTMConfig, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
     if c.weight_mode == "single":
         q, k, v, o = (w.linear(span, name, x) for name in ("q", "k", "v", "ogate_preact"))
         i, f = (w.linear(span, name, x) for name in ("igate_preact", "fgate_preact"))
@@ -131,11 +128,12 @@ def _mlstm(c: XLSTMConfig, w: Weights, x: jax.Array, state: list[jax.Array], spa
     q, k, v = (heads(part, c.num_heads) for part in (q, k, v))
     i, f = soft_cap(i, c.gate_soft_cap), soft_cap(f, c.gate_soft_cap)
     step = functools.partial(mlstm, epsilon=c.eps)
-    own, y = span.scan(step, tuple(state), (q * q.shape[-1] ** -0.5, k, v, i, jax.nn.log_sigmoid(f)))
+    start = (state["S"], state["n"], state["m"])
+    (S, n, m), y = span.scan(step, start, (q * q.shape[-1] ** -0.5, k, v, i, jax.nn.log_sigmoid(f)))
     bias = w.get("multihead_norm.bias")
     gain = heads(w["multihead_norm.weight"], c.num_heads)
     y = layer_norm(y, gain, None if bias is None else heads(bias, c.num_heads), c.norm_eps)
-    return w.linear(span, "out_proj", jax.nn.sigmoid(o) * y.reshape(o.shape)), own
+    return w.linear(span, "out_proj", jax.nn.sigmoid(o) * y.reshape(o.shape)), {"S": S, "n": n, "m": m}
 
 
 def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:

@@ -229,10 +229,13 @@ class DeltaNet(_Attention):
     def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
         window, S = state
         qkv, window = self._convolved(p, x, window, span)
-        beta = jax.nn.sigmoid(span.linear(x, p["W_beta"]))
-        S, y = span.scan(delta, S, (*qkv, beta))
-        y = rms_norm(y, p["norm"])
+        S, y = self._recurrence(p, x, S, (*qkv, jax.nn.sigmoid(span.linear(x, p["W_beta"]))), span)
         return span.linear(y.reshape(*y.shape[:2], -1), p["W_o"]), (window, S)
+
+    def _recurrence(self, p: Any, x: jax.Array, S: jax.Array, xs: Any, span: Span) -> tuple[jax.Array, jax.Array]:
+        """The last S, and the normalized outputs of the heads; xs are q, k, v and beta."""
+        S, y = span.scan(delta, S, xs)
+        return S, rms_norm(y, p["norm"])
 
 
 def delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
@@ -270,15 +273,10 @@ class GatedDeltaNet(DeltaNet):
         decays = {"W_a": uniform(k, d), "A_log": (log_decays, (k,)), "dt_bias": (time_steps, (k,))}
         return super()._parameters() | decays | {"W_g": uniform(v, d)}
 
-    def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
-        window, S = state
-        qkv, window = self._convolved(p, x, window, span)
-        beta = jax.nn.sigmoid(span.linear(x, p["W_beta"]))
-        alpha = -along_last(jnp.exp(p["A_log"]), beta) * jax.nn.softplus(span.linear(x, p["W_a"], p["dt_bias"]))
-        S, y = span.scan(gated_delta, S, (*qkv, beta, jnp.exp(alpha)))
-        gate = jax.nn.silu(heads(span.linear(x, p["W_g"]), self.num_heads))
-        y = rms_norm(y, p["norm"]) * gate
-        return span.linear(y.reshape(*y.shape[:2], -1), p["W_o"]), (window, S)
+    def _recurrence(self, p: Any, x: jax.Array, S: jax.Array, xs: Any, span: Span) -> tuple[jax.Array, jax.Array]:
+        dt = jax.nn.softplus(span.linear(x, p["W_a"], p["dt_bias"]))
+        S, y = span.scan(gated_delta, S, (*xs, jnp.exp(-along_last(jnp.exp(p["A_log"]), dt) * dt)))
+        return S, rms_norm(y, p["norm"]) * jax.nn.silu(heads(span.linear(x, p["W_g"]), self.num_heads))
 
 
 def gated_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:

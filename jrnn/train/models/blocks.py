@@ -15,20 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jrnn import nn
-from jrnn.errors import ConfigError
 from jrnn.nn.span import rms_norm
-from jrnn.train.models.model import (
-    DEFAULT,
-    Carry,
-    Compute,
-    Embedding,
-    Outcome,
-    Params,
-    Signature,
-    dropout,
-    gradients_of,
-    mean_loss,
-)
+from jrnn.train.models.model import Carry, LayersModel, Params, dropout
 
 CELLS: dict[str, type[nn.RecurrentLayer]] = {
     "min_gru": nn.MinGRU,
@@ -50,20 +38,12 @@ CELLS: dict[str, type[nn.RecurrentLayer]] = {
 
 
 @dataclass(frozen=True)
-class BlocksModel:
+class BlocksModel(LayersModel):
     """(Embedding ->) a product -> L times x + layer(norm(x)) -> norm -> output layer -> loss.
 
     The parameters of layer k are named `layers.K.NAME`. Carry: the leaves of the layers' states, [1, B, ...] each; empty if
     the signature carries no state.
     """
-
-    config: Any  # a NnConfig
-    signature: Signature
-    compute: Compute = DEFAULT
-
-    def __post_init__(self):
-        if self.compute.gradient != "jax":
-            raise ConfigError('gradient.source = "net" needs a model that is a net: use model.kind = "cells"')
 
     @cached_property
     def _layer(self) -> nn.RecurrentLayer:
@@ -72,13 +52,8 @@ class BlocksModel:
 
     def _new(self, rngs: nnx.Rngs) -> nn.RecurrentLayer:
         cell, c = CELLS[self.config.cell], self.config
-        dtype = None if self.compute.precision == "float32" else jnp.dtype(self.compute.precision)
         takes_heads = "num_heads" in inspect.signature(cell).parameters
-        return cell(c.hidden, dtype=dtype, rngs=rngs, **({"num_heads": c.heads} if takes_heads else {}))
-
-    @property
-    def _inputs(self) -> int:
-        return self.config.embedding if isinstance(self.config, Embedding) else self.signature.inputs
+        return cell(c.hidden, dtype=self._dtype, rngs=rngs, **({"num_heads": c.heads} if takes_heads else {}))
 
     def init(self, key: Any) -> Params:
         of_layers, of_embedding, of_input, of_output = jax.random.split(key, 4)
@@ -87,14 +62,10 @@ class BlocksModel:
             layer = self._new(nnx.Rngs(params=jax.random.fold_in(of_layers, k)))
             params |= {f"layers.{k}.{name}": value for name, value in layer.params().items()}
             params[f"norms.{k}"] = jnp.ones(self.config.hidden)
-        if isinstance(self.config, Embedding):
-            params["embedding"] = jax.random.normal(of_embedding, (self.signature.inputs, self.config.embedding))
         initial = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=0)
         params["input_w"] = initial(of_input, (self.config.hidden, self._inputs))
         params["norm"] = jnp.ones(self.config.hidden)
-        params["output_w"] = initial(of_output, (self.signature.outputs, self.config.hidden))
-        params["output_b"] = jnp.zeros(self.signature.outputs)
-        return params
+        return params | self._ends(of_embedding, of_output, self.config.hidden)
 
     def _start(self, examples: int) -> list[Any]:
         return [self._layer._fresh(examples, jnp.dtype(jnp.float32)) for _ in range(self.config.layers)]
@@ -105,26 +76,10 @@ class BlocksModel:
         leaves = jax.tree.leaves(self._start(examples))
         return {f"state{k}": leaf[None] for k, leaf in enumerate(leaves)}
 
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        output, carry = self._run(params, carry, batch, key)
-        return mean_loss(self.signature, output, batch.targets), carry
-
-    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
-        return gradients_of(self.loss, params, carry, batch, key)
-
-    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
-        return self._run(params, carry, batch, None)
-
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        c, signature = self.config, self.signature
+        c, ragged = self.config, self._ragged(batch)
         keys = [None] * (c.layers + 2) if key is None else jax.random.split(key, c.layers + 2)
-        if isinstance(c, Embedding):
-            x = dropout(params["embedding"][batch.tokens], c.embedding_dropout, keys[0])
-        else:
-            x = jnp.asarray(batch.inputs)
-        lengths = batch.lengths if signature.lengths else None
-        resets = batch.resets if signature.resets else None
-        x = x @ params["input_w"].T
+        x = self._embedded(params, batch, keys[0]) @ params["input_w"].T
         start = self._start(x.shape[1])
         if carry:
             leaves = [carry[f"state{k}"][0] for k in range(len(carry))]
@@ -133,14 +88,12 @@ class BlocksModel:
         for k, state in enumerate(start):
             prefix = f"layers.{k}."
             own = {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}
-            y, state = self._layer.apply(own, rms_norm(x, params[f"norms.{k}"]), state, lengths=lengths, resets=resets)
+            y, state = self._layer.apply(own, rms_norm(x, params[f"norms.{k}"]), state, **ragged)
             x = x + dropout(y.astype(x.dtype), c.layer_dropout if k + 1 < c.layers else 0.0, keys[k + 1])
             states.append(state)
         x = rms_norm(x, params["norm"])
-        if not signature.every_step:
-            ends = jnp.full(x.shape[1], x.shape[0]) if lengths is None else lengths
+        if not self.signature.every_step:
+            ends = jnp.full(x.shape[1], x.shape[0]) if ragged["lengths"] is None else ragged["lengths"]
             x = jnp.take_along_axis(x, jnp.maximum(ends, 1)[None, :, None] - 1, axis=0)[0]
-        x = dropout(x, c.dropout, keys[-1])
-        output = x @ params["output_w"].T
-        output = output + jnp.expand_dims(params["output_b"], tuple(range(output.ndim - 1)))
+        output = self._output(params, dropout(x, c.dropout, keys[-1]))
         return output, {f"state{k}": leaf[None] for k, leaf in enumerate(jax.tree.leaves(states)[: len(carry)])}

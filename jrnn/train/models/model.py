@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jrnn.errors import ConfigError
 from jrnn.train.toml_codec import require
 
 Params = dict[str, Any]
@@ -121,6 +122,73 @@ class Embedding:
 
     embedding: int = 64
     embedding_dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class LayersModel:
+    """What models of layers share: an embedding before them, an output layer after them, and JAX's gradients.
+
+    Attributes:
+        config: the table [model], a `LayersConfig`.
+        signature: the inputs and outputs.
+        compute: how the model is computed.
+    """
+
+    config: Any
+    signature: Signature
+    compute: Compute = DEFAULT
+
+    def __post_init__(self):
+        if self.compute.gradient != "jax":
+            raise ConfigError('gradient.source = "net" needs a model that is a net: use model.kind = "cells"')
+
+    @property
+    def _dtype(self) -> Any:
+        """The type of products and activations; None: float32."""
+        return None if self.compute.precision == "float32" else jnp.dtype(self.compute.precision)
+
+    @property
+    def _inputs(self) -> int:
+        """Features of what `_embedded` returns."""
+        return self.config.embedding if isinstance(self.config, Embedding) else self.signature.inputs
+
+    def _ends(self, of_embedding: Any, of_output: Any, size: int) -> Params:
+        """The parameters of the embedding, and of an output layer of values [.., size], from two keys."""
+        params: Params = {}
+        if isinstance(self.config, Embedding):
+            params["embedding"] = jax.random.normal(of_embedding, (self.signature.inputs, self.config.embedding))
+        initial = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=0)
+        outputs = self.signature.outputs
+        return params | {"output_w": initial(of_output, (outputs, size)), "output_b": jnp.zeros(outputs)}
+
+    def _embedded(self, params: Params, batch: Any, key: Any) -> Any:
+        """The inputs of the layers, [T, B, features]."""
+        if isinstance(self.config, Embedding):
+            return dropout(params["embedding"][batch.tokens], self.config.embedding_dropout, key)
+        return jnp.asarray(batch.inputs)
+
+    def _ragged(self, batch: Any) -> dict[str, Any]:
+        """The lengths and resets of a batch, each None if the signature has none."""
+        wanted = {"lengths": self.signature.lengths, "resets": self.signature.resets}
+        return {name: getattr(batch, name) if given else None for name, given in wanted.items()}
+
+    def _output(self, params: Params, x: Any) -> Any:
+        """The output layer of x [..., size]; its products are of x's type, its sums of the parameters'."""
+        w, bias = params["output_w"], jnp.expand_dims(params["output_b"], tuple(range(x.ndim - 1)))
+        return jnp.matmul(x, w.astype(x.dtype).T, preferred_element_type=w.dtype) + bias
+
+    def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+        raise NotImplementedError
+
+    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+        output, carry = self._run(params, carry, batch, key)
+        return mean_loss(self.signature, output, batch.targets), carry
+
+    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
+        return gradients_of(self.loss, params, carry, batch, key)
+
+    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
+        return self._run(params, carry, batch, None)
 
 
 def mean_loss(signature: Signature, outputs: Any, targets: Any) -> Any:

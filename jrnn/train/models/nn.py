@@ -22,12 +22,10 @@ from jrnn.train.models.model import (
     Compute,
     Embedding,
     LayersConfig,
-    Outcome,
+    LayersModel,
     Params,
     Signature,
     dropout,
-    gradients_of,
-    mean_loss,
 )
 from jrnn.train.toml_codec import require
 
@@ -69,41 +67,29 @@ def nn_model(config: NnConfig, signature: Signature, compute: Compute = DEFAULT)
 
 
 @dataclass(frozen=True)
-class NnModel:
+class NnModel(LayersModel):
     """(Embedding ->) layers -> output layer -> loss; the layers' parameters have PyTorch's names.
 
     Carry: `h` and, of an LSTM, `c`, [L, B, H]; empty if the signature carries no state.
     """
 
-    config: NnConfig
-    signature: Signature
-    compute: Compute = DEFAULT
-
     def __post_init__(self):
-        if self.compute.gradient != "jax":
-            raise ConfigError('gradient.source = "net" needs a model that is a net: use model.kind = "cells"')
+        super().__post_init__()
         if self.config.bidirectional and self.signature.carried:
             raise ConfigError("model.bidirectional must be false if the state is carried on from batch to batch")
 
     @cached_property
     def _layout(self) -> Layout:
         c = self.config
-        size = c.embedding if isinstance(c, Embedding) else self.signature.inputs
         unit, _ = UNITS[c.cell]
-        return Layout(unit, size, c.hidden, c.layers, bidirectional=c.bidirectional, layer_norm=c.layer_norm)
+        return Layout(unit, self._inputs, c.hidden, c.layers, bidirectional=c.bidirectional, layer_norm=c.layer_norm)
 
     def init(self, key: Any) -> Params:
         of_layers, of_embedding, of_output, of_memory = jax.random.split(key, 4)
         params = self._layout.init(of_layers)
         for k, suffix in enumerate(self._layout.suffixes()):
             params |= self._gate_biases(suffix, params, jax.random.fold_in(of_memory, k))
-        if isinstance(self.config, Embedding):
-            params["embedding"] = jax.random.normal(of_embedding, (self.signature.inputs, self.config.embedding))
-        size = self.config.hidden * self._layout.directions
-        initial = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=0)
-        params["output_w"] = initial(of_output, (self.signature.outputs, size))
-        params["output_b"] = jnp.zeros(self.signature.outputs)
-        return params
+        return params | self._ends(of_embedding, of_output, self.config.hidden * self._layout.directions)
 
     def _gate_biases(self, suffix: str, params: Params, key: Any) -> Params:
         """Returns initial biases of the gates that keep the state: the forget bias, or the chrono initialization.
@@ -126,39 +112,19 @@ class NnModel:
         names = ("h", "c")[: self._layout.unit.states] if self.signature.carried else ()
         return {name: jnp.zeros((self.config.layers, examples, self.config.hidden)) for name in names}
 
-    def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        output, carry = self._run(params, carry, batch, key)
-        return mean_loss(self.signature, output, batch.targets), carry
-
-    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
-        return gradients_of(self.loss, params, carry, batch, key)
-
-    def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
-        return self._run(params, carry, batch, None)
-
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        c, signature = self.config, self.signature
+        c, dtype = self.config, self._dtype
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
-        if isinstance(c, Embedding):
-            x = dropout(params["embedding"][batch.tokens], c.embedding_dropout, keys[0])
-        else:
-            x = jnp.asarray(batch.inputs)
-        dtype = None if self.compute.precision == "float32" else jnp.dtype(self.compute.precision)
+        x = self._embedded(params, batch, keys[0])
         of_layers = {name: params[name] for name in self._layout.shapes()}
         _, run = UNITS[c.cell]
-        lengths = batch.lengths if signature.lengths else None
-        resets = batch.resets if signature.resets else None
         options = {"key": keys[1], "dropout": c.layer_dropout, "dtype": dtype}
-        y, states = run(of_layers, x, _state(carry), lengths=lengths, resets=resets, **options)
+        y, states = run(of_layers, x, _state(carry), **self._ragged(batch), **options)
         states = states if isinstance(states, tuple) else (states,)
-        read = y if signature.every_step else _last(states[0], self._layout.directions)
+        read = y if self.signature.every_step else _last(states[0], self._layout.directions)
         read = dropout(read, c.dropout, keys[2])
-        w = params["output_w"]
-        if dtype is not None:
-            read, w = read.astype(dtype), w.astype(dtype)
-        output = jnp.matmul(read, w.T, preferred_element_type=None if dtype is None else jnp.float32)
-        bias = jnp.expand_dims(params["output_b"], tuple(range(output.ndim - 1)))
-        return output + bias, {name: states[k].astype(carry[name].dtype) for k, name in enumerate(carry)}
+        output = self._output(params, read if dtype is None else read.astype(dtype))
+        return output, {name: states[k].astype(carry[name].dtype) for k, name in enumerate(carry)}
 
 
 def _state(carry: Carry) -> Any:
