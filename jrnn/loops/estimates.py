@@ -109,7 +109,10 @@ class Estimator:
         loop, core = fission.loop, fission.core
         read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
         given = {*loop.xs, *jaxprs.variables(loop.ys)}
-        added = jaxprs.free_variables(fission.added)
+        made = {v for e in fission.added for v in e.outvars}
+        added = {*jaxprs.free_variables(fission.added)}
+        # What is no contraction or reduction is stacked, and the stack is summed.
+        added |= {v for values in fission.summed.values() for v in jaxprs.variables(values) if v not in made}
         return Split(
             self,
             fission,

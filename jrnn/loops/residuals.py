@@ -28,6 +28,7 @@ from jrnn.loops.jaxprs import Atom, Program, Var
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
 _LONGEST = 2000
 
+NEAR = 1 << 20  # the bytes of stacks that stay in a cache near the core
 _INFINITE = 1 << 60
 _PICOSECONDS = 1e12  # a second
 
@@ -35,7 +36,12 @@ Flat = Sequence[Any]
 
 
 def storing_less(
-    jaxpr: Any, n_consts: int, n_carry: int, option: str | tuple[str, ...] | None, checkpoint: Callable[..., Callable]
+    jaxpr: Any,
+    n_consts: int,
+    n_carry: int,
+    near: float,
+    option: str | tuple[str, ...] | None,
+    checkpoint: Callable[..., Callable],
 ) -> Callable[..., Flat] | None:
     """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
 
@@ -45,6 +51,7 @@ def storing_less(
     Args:
         jaxpr: the step, from constants, carries and inputs to new carries and outputs.
         n_consts, n_carry: the numbers of constants and carries.
+        near: the most bytes a step of stacks that stay in a cache near the core.
         option: the option `recompute`: None, "contractions", or names.
         checkpoint: `jax.checkpoint`, whose equations can be transposed.
     """
@@ -66,7 +73,7 @@ def storing_less(
 
     @functools.cache
     def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
-        return _derivative(run, avals, moving, n_consts, n_carry, option, checkpoint)
+        return _derivative(run, avals, moving, n_consts, n_carry, near, option, checkpoint)
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
         moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
@@ -139,7 +146,7 @@ def _linearized(run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bo
     return _Linearized(program, n_in, len(smooth), step, linear, later, outs, wanted)
 
 
-def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, option: Any) -> set[Var]:
+def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, near: float, option: Any) -> set[Var]:
     """Returns the values that the reverse pass has: what the loop stacks anyway, and what is stored for it."""
     program, first_x = parts.program, n_consts + n_carry
     arguments = program.invars[: parts.n_in]
@@ -150,9 +157,10 @@ def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, option: Any) -> se
     had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
     varying = jaxprs.depends(parts.step, (*carry, *xs))
     read_later = [v for v in parts.wanted if v in varying]
-    chosen = _choose(parts.step, read_later, had, carry, varying, option)
+    stay_near = sum(map(jaxprs.nbytes, read_later)) <= near
+    chosen = _choose(parts.step, read_later, had, carry, varying, stay_near, option)
     if option == "contractions":  # stores no more than without the option
-        plain = _choose(parts.step, read_later, had, carry, varying, None)
+        plain = _choose(parts.step, read_later, had, carry, varying, stay_near, None)
         chosen = min(chosen, plain, key=lambda found: sum(map(jaxprs.nbytes, found)))
     return {*arguments, *program.constvars, *(v for v in had if v in varying), *chosen}
 
@@ -163,13 +171,14 @@ def _derivative(
     moving: tuple[bool, ...],
     n_consts: int,
     n_carry: int,
+    near: float,
     option: Any,
     checkpoint: Callable[..., Callable],
 ) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
     parts = _linearized(run, avals, moving)
     program, later, n_in = parts.program, parts.later, parts.n_in
-    again, _ = jaxprs.needed(parts.step, parts.wanted, _at_hand(parts, n_consts, n_carry, option))
+    again, _ = jaxprs.needed(parts.step, parts.wanted, _at_hand(parts, n_consts, n_carry, near, option))
     reverse_part = (*again, *parts.linear)
     fixed = {v for e in reverse_part for v in e.outvars} | later
     read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *parts.wanted] if v not in fixed))
@@ -240,13 +249,14 @@ def _choose(
     had: Collection[Var],
     carry: Sequence[Var],
     varying: Collection[Var],
+    near: bool,
     option: Any,
 ) -> list[Var]:
-    """Returns the variables to store so that all wanted ones can be computed."""
+    """Returns the variables to store so that all wanted ones can be computed. `near`: their stacks stay in a cache."""
     never = recompute.not_stored(option, step, had)
     eqns, _ = jaxprs.needed(step, wanted, had)
     storing = {v: 0 for v in had if v in varying}
-    storing.update({v: 0 if v in had else _storing(v) for v in carry})
+    storing.update({v: 0 if v in had else _storing(v, near) for v in carry})
     edges, remaking = [], dict.fromkeys(storing, _INFINITE)
     exact = set(storing)  # never computed again, or computed again without rounding
     for eqn in eqns:
@@ -256,13 +266,14 @@ def _choose(
             never = never.difference(eqn.outvars)
             remade = False
         else:
-            remade = primitives.is_cheap(eqn) or any(v in never for v in eqn.outvars)
+            cheap = primitives.is_cheap(eqn) and not _is_index(eqn)
+            remade = cheap or any(v in never for v in eqn.outvars)
         if not remade or (of_exact and (jumps or primitives.is_view(eqn))):
             exact.update(eqn.outvars)
         for v in eqn.outvars:
             if v not in varying or v in had:
                 continue
-            storing[v] = _INFINITE if v in never else _storing(v)
+            storing[v] = _INFINITE if v in never else _storing(v, near)
             if remade:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
                 remaking[v] = round(estimates.element_seconds(eqn) * _PICOSECONDS) if option is None else 0
@@ -271,10 +282,16 @@ def _choose(
     return [v for v in min_cut(storing, edges, remaking, wanted) if v not in had]
 
 
-def _storing(v: Var) -> int:
+def _is_index(eqn: Any) -> bool:
+    """Returns True for arithmetic of integers, which XLA:CPU would repeat for each element that is found at an index."""
+    return any(jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.outvars) and not primitives.is_view(eqn)
+
+
+def _storing(v: Var, near: bool) -> int:
     """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
     machine = machines.CPU
-    return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * (2 / machine.written + 1 / machine.read)))
+    each = 3 / machine.cached if near else 2 / machine.written + 1 / machine.read
+    return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * each))
 
 
 def min_cut(

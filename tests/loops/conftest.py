@@ -1,24 +1,29 @@
-"""Loops are verified after every pass, errors inside of passes are raised, and all that can leave a loop leaves it.
+"""Loops are verified after every pass, errors inside of passes are raised, all that can leave a loop leaves it, and stacks
+count as larger than a cache.
 
 Tests that read what the cost model chooses use the fixture `judged`.
 """
 
 import pytest
 
+from jrnn.loops import residuals
 from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.loop import eager_passes, strict_passes
+from jrnn.loops.residuals import NEAR
 from jrnn.loops.rules import in_chunks
 
 
 @pytest.fixture(autouse=True)
-def verified():
+def verified(monkeypatch):
+    monkeypatch.setattr(residuals, "NEAR", 0)
     with strict_passes(True), eager_passes(0):
         yield
 
 
 @pytest.fixture
-def judged(verified):
+def judged(verified, monkeypatch):
     """Plans are chosen by what they cost, as they are for users."""
+    monkeypatch.setattr(residuals, "NEAR", NEAR)
     with eager_passes(None):
         yield
 

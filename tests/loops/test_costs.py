@@ -184,6 +184,64 @@ def test_a_candidate_must_gain_and_fit():
     assert costs.choose([reference, way("a", 8, 4)], held=10_000_000).chosen is reference
 
 
+def minibatch(p, w, rows):
+    """A lookup of some rows: for all steps together they would only be copied."""
+    x, y = p["x"][rows], p["y"][rows]
+    slope = x.T @ (x @ w - y)
+    return w - 0.1 * slope, jnp.sum(slope * slope)
+
+
+def accumulate(p, sums, given):
+    """Its reverse loop looks up one row of a carry, which would be stacked whole."""
+    row, x = given
+    sums = sums.at[row].add(x @ p["w"])
+    return sums, sums[0]
+
+
+def branches(p, h, given):
+    """The gradient of the weight is a result of a branch, and no contraction over time."""
+    kind, x = given
+    return jax.lax.cond(kind > 0, lambda h: jnp.tanh(h @ p["w"] + x), lambda h: 0.5 * h + x, h), None
+
+
+def windows(p, held, x):
+    """A product over two axes of a stack, of which XLA makes a transposed copy."""
+    window = jnp.concatenate([held, x[:, None]], 1)
+    return window[:, 1:], jnp.einsum("nkd,kde->ne", window, p["kernel"])
+
+
+SHAPES = {
+    minibatch: (dict(x=(512, 30), y=(512,)), jnp.ones(30), jnp.zeros((300, 16), jnp.int32)),
+    accumulate: (dict(w=(16, 32)), jnp.ones((50, 32)), (jnp.zeros(200, jnp.int32), jnp.ones((200, 16)))),
+    branches: (dict(w=(32, 32)), jnp.ones((8, 32)), (jnp.zeros(150, jnp.int32), jnp.ones((150, 8, 32)))),
+    windows: (dict(kernel=(4, 32, 32)), jnp.ones((8, 3, 32)), jnp.ones((200, 8, 32))),
+}
+
+
+@pytest.mark.parametrize(
+    "step, refused",
+    [
+        (minibatch, lambda plan: any("gather" in item.what for item in plan.hoisted)),
+        (accumulate, lambda plan: sum(item.bytes for item in plan.stacked) > 100_000),
+        (branches, lambda plan: plan.summed),
+        (windows, lambda plan: plan.sunk and not plan.chunk),
+    ],
+)
+def test_stacks_and_copies_that_do_not_pay(step, refused):
+    """Loops that were slower or larger than those of `jax.lax.scan`: the forward one, or the one of the gradient."""
+    shapes, carry, xs = SHAPES[step]
+    p = {name: jnp.ones(shape) for name, shape in shapes.items()}
+
+    def run(p):
+        return jrnn.scan(functools.partial(step, p), carry, xs)
+
+    def loss(p):
+        return sum(jnp.sum(jnp.sin(v)) for v in jax.tree.leaves(run(p)))
+
+    *_, plan = plans_of(run if step in (minibatch, windows) else jax.grad(loss), p)
+    assert not refused(plan), str(plan)
+
+
 @pytest.mark.parametrize("machine, chunks", [(machines.CPU, False), (machines.H100, True), (machines.V5E, True)])
 def test_accelerators_run_small_matrix_states_in_chunks(machine, chunks, monkeypatch):
     """A launch costs more than the operations of a step; on a CPU chunks gain too little to be compiled."""

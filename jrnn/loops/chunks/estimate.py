@@ -18,7 +18,7 @@ _SMALL = 0.45  # products of a chunk run at this part of the rate of large ones
 _PASSES = 32  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
 _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice as much for its derivative
 _BY_STEPS = 3  # a step, and its derivative
-_MARGIN = 0.3  # the part of the time that chunks must save: their program takes several times as long to compile
+_MARGIN = 0.25  # the part of the time that chunks must save: their program takes several times as long to compile
 _KERNELS = 60  # of the forward and the reverse pass of a chunk
 
 

@@ -28,7 +28,8 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
         if options is None:
             return rule(*args, jaxpr=jaxpr, **params)
         counts = jaxprs.scan_counts(params)
-        step = _step_storing_less(jaxpr, *counts, options.recompute)
+        near = residuals.NEAR / max(jaxprs.extent(params["length"]), 1) if jax.default_backend() == "cpu" else 0.0
+        step = _step_storing_less(jaxpr, *counts, near, options.recompute)
         if options.written is None:
             xs = jaxprs.jaxpr_of(jaxpr).invars[sum(counts) :]
             given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(params["length"])
@@ -81,10 +82,10 @@ def _checkpoint(fn: Callable) -> Callable:
 
 
 @functools.lru_cache(maxsize=256)
-def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, recompute: Any) -> Any:
+def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, near: float, recompute: Any) -> Any:
     avals = [v.aval for v in jaxprs.jaxpr_of(jaxpr).invars]
     try:
-        step = residuals.storing_less(jaxpr, n_consts, n_carry, recompute, _checkpoint)
+        step = residuals.storing_less(jaxpr, n_consts, n_carry, near, recompute, _checkpoint)
         if step is None:
             return jaxpr
         with mark.unmarked():
