@@ -246,9 +246,18 @@ def flat(S, x):
     return S.reshape(*shape[:2], -1), read(S, x["q"])
 
 
+def sums_of_sums_of_states(carry, x):
+    N, M, P = carry
+    P = 0.9 * P + outer(x["k"], x["v"])
+    M = x["b2"][..., None, None] * M + P
+    N = jnp.exp(x["g"])[..., None, None] * N - 0.5 * M
+    return (N, M, P), read(N, x["q"])
+
+
 def reset_by_cond(S, x):
     S = jax.lax.cond(x["r"].any(), lambda S: S * 0.0, lambda S: S, S)
-    return linear(S, x)
+    which = (x["g"][0, 0] < -3) + (x["g"][0, 1] < -3) * 1
+    return linear(jax.lax.switch(which, [lambda S: S, lambda S: 0.5 * S, lambda S: -S], S), x)
 
 
 def updates_in_a_loop(S, x):
@@ -261,6 +270,7 @@ STEPS = [
     linear, linear_by_vmap, linear_read_before, retention, mamba2, gla, gla_transposed, rwkv6, hgrn2, delta,
     delta_as_matrix, delta_from_the_right, gated_delta, kda, delta_product, rwkv7, rwkv7_as_matrix, resetting,
     grouped, mlstm, shifted, two_layers, decay_per_column, decay_per_row_and_column, momentum, sum_of_states,
+    sums_of_sums_of_states,
     several_rows_at_once, two_reads_in_one_product, product_of_reflections, read_by_all_heads, heads_in_a_loop, flat,
     reset_by_cond, updates_in_a_loop,
 ]  # fmt: skip
@@ -273,6 +283,7 @@ def first_carry(step, B, H, K, V, dtype):
         shifted: (S, S[..., 0]),
         flat: S.reshape(B, H, K * V),
         **dict.fromkeys((two_layers, momentum, sum_of_states), (S, S * 2)),
+        sums_of_sums_of_states: (S, S * 2, S * 3),
     }
     carry = others.get(step, S)
     return jax.tree.map(lambda a: a.astype(np.dtype(dtype)), carry)

@@ -203,6 +203,20 @@ def test_steps_of_other_forms_run_as_before_and_say_why(step, reason):
     assert_close((made, expected), 1e-5)
 
 
+@pytest.mark.parametrize("given, expected", [("highest", jax.lax.Precision.HIGHEST), (None, None)])
+def test_products_have_the_precision_of_the_step(given, expected):
+    def step(S, x):
+        S = S + jnp.matmul(x["k"][..., None], x["v"][..., None, :], precision=given)
+        return S, jnp.einsum("bhk,bhkv->bhv", x["q"], S, precision=given)
+
+    init, xs = problem(layers.linear, 64, jnp.float32)
+    slope = jax.make_jaxpr(jax.grad(lambda xs: loss(jrnn.scan, step, init, xs)[0], allow_int=True))(xs)
+    products = [e for e in jaxprs.all_equations(slope.jaxpr) if e.primitive.name == "dot_general"]
+    inside = [e.params["precision"] for e in products if 32 in e.outvars[0].aval.shape]
+    assert inside
+    assert {p[0] if p else None for p in inside} == {expected}
+
+
 def test_explain_scan_says_how_a_loop_is_solved():
     init, xs = problem(layers.kda, 64, jnp.float32)
     plan = jrnn.explain_scan(layers.kda, init, xs).training[0]

@@ -51,7 +51,7 @@ def _is_short(eqn: Any) -> bool:
 
 
 def _is_affine(eqn: Any, calls: Mapping[str, str]) -> bool:
-    if eqn.primitive.name != "cond" or eqn.effects or len(eqn.params["branches"]) != 2:
+    if eqn.primitive.name != "cond" or eqn.effects or len(eqn.params["branches"]) > _LONGEST:
         return False
     bodies = [jaxprs.opened(b, calls) for b in eqn.params["branches"]]
     return all(e.primitive.name in _SAFE for body in bodies for e in body.eqns)
@@ -67,8 +67,9 @@ def _evaluate(eqns: Sequence[Any], env: jaxprs.Env, outs: Sequence[Any], calls: 
                 found = _unrolled(eqn.params, args)
             elif _is_affine(eqn, calls):
                 which, *given = args
-                of = [jex.jaxpr_as_fun(b)(*given) for b in eqn.params["branches"]]
-                found = [jax.lax.select_n(which.astype(bool), *cases) for cases in zip(*of)]
+                *first, found = [jex.jaxpr_as_fun(b)(*given) for b in eqn.params["branches"]]
+                for i, case in reversed(list(enumerate(first))):
+                    found = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, found)]
             else:
                 found = jaxprs.bind(eqn, *args)
         env.update(zip(eqn.outvars, found))

@@ -5,6 +5,7 @@ Shapes: T time, C steps of a chunk.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -176,12 +177,9 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
         known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
         found: dict[tuple[int, ...], Affine] = {}
 
-        def together(g: tuple[int, ...], h: tuple[int, ...], known: Any = known, done: Any = frozenset(done)) -> Any:
-            """Returns the form of two groups of which the second reads the states of the first as wholes, or None."""
-            both = (*g, *h)
-            if len({loop.carry[j].aval.shape for j in both}) > 1 or not done.union(both).issuperset(
-                j for i in h for j in reads[i]
-            ):
+        def together(both: tuple[int, ...], known: Any = known, done: Any = frozenset(done)) -> Affine | None:
+            """Returns the form of groups that read the states of each other as wholes, or None."""
+            if not done.union(both).issuperset(j for i in both for j in reads[i]):
                 return None
             others = [o for j, o in enumerate(loop.carry_out) if j not in both]
             with suppress(NotAffine):
@@ -193,7 +191,10 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
             try:
                 found[g] = _worth(affine(loop, g, known, [*loop.ys, *others], constants))
             except NotAffine as reason:
-                joined = next(filter(None, (together(g, h) for h in pending if h not in ready)), None)
+                shape = loop.carry[g[0]].aval.shape
+                alike = [h for h in pending if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)]
+                tried = dict.fromkeys([*((*g, *h) for h in alike), (*g, *itertools.chain(*alike))] if alike else ())
+                joined = next(filter(None, map(together, tried)), None)
                 if joined is not None:
                     found[joined.positions] = joined
                     continue
