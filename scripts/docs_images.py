@@ -3,6 +3,7 @@
 By default it draws those that take seconds.
 
     speed       training time next to other libraries, from docs/benchmarks/cpu_six.json; measures nothing
+    means       the means of that, with labels that can be read on a phone
     linear      training time and memory of layers with matrix states, from docs/benchmarks/linear.json; measures nothing
     scan        a loop before and after jrnn.scan rewrites it
     net         the small net of docs/caffe2.md
@@ -33,16 +34,26 @@ IMAGES = ROOT / "docs" / "images"
 PEERS = {"lax.scan": "#9aa5b1", "flax": "#c3b1e1", "torch": "#f2b880", "jrnn": "#2563eb"}
 
 
-def speed():
-    """Training time over that of lax.scan, for each size and as the geometric mean."""
+def _ratios():
+    """The sizes, and a function of a cell and a library to times over those of lax.scan: of each size, and their mean."""
     records = json.loads((ROOT / "docs" / "benchmarks" / "cpu_six.json").read_text())["records"]
     times = {(r["cell"], r["size"], r["peer"]): r["median"] for r in records if r["mode"] == "train"}
     sizes = list(dict.fromkeys(size for _, size, _ in times))
+
+    def ratios_of(cell, peer):
+        ratios = [times[cell, size, peer] / times[cell, size, "lax.scan"] for size in sizes]
+        return [*ratios, math.exp(sum(map(math.log, ratios)) / len(ratios))]
+
+    return sizes, ratios_of
+
+
+def speed():
+    """Training time over that of lax.scan, for each size and as the geometric mean."""
+    sizes, ratios_of = _ratios()
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, cell in zip(figure.subplots(1, 2, sharey=True), ("lstm", "gru")):
         for k, (peer, color) in enumerate(PEERS.items()):
-            ratios = [times[cell, size, peer] / times[cell, size, "lax.scan"] for size in sizes]
-            ratios.append(math.exp(sum(map(math.log, ratios)) / len(ratios)))
+            ratios = ratios_of(cell, peer)
             places = [x + 0.2 * (k - 1.5) for x in range(len(ratios))]
             axes.bar(places, [min(ratio, 2.5) for ratio in ratios], width=0.2, color=color, label=peer)
             for x, ratio in zip(places, ratios):
@@ -73,6 +84,24 @@ def linear():
         axes.set_title(f"{name} of a train step, lax.scan = 1")
     figure.axes[0].legend(fontsize=8)
     figure.savefig(IMAGES / "linear.svg", metadata={"Date": None})
+
+
+def means():
+    """One bar for each library and cell: the geometric mean over the sizes. 360 wide, so that a phone shows it as it is."""
+    _, ratios_of = _ratios()
+    rows, y = [], 26
+    for cell in ("lstm", "gru"):
+        rows.append(f'<text x="0" y="{y}" font-weight="bold">{cell.upper()}: time of a training step</text>')
+        for peer, color in PEERS.items():
+            ratio, y = ratios_of(cell, peer)[-1], y + 28
+            rows.append(f'<text x="78" y="{y}" text-anchor="end">{peer}</text>')
+            rows.append(f'<rect x="86" y="{y - 15}" width="{90 * ratio:.0f}" height="20" rx="3" fill="{color}"/>')
+            rows.append(f'<text x="{92 + 90 * ratio:.0f}" y="{y}">{ratio:.2f}</text>')
+        y += 40
+    size = f'viewBox="0 0 360 {y - 24}" width="360" height="{y - 24}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="16" fill="#0f172a">'
+    back = f'<rect width="360" height="{y - 24}" fill="white"/>'
+    (IMAGES / "means.svg").write_text("\n".join([head, back, *rows, "</svg>"]) + "\n")
 
 
 def scan():
@@ -166,7 +195,7 @@ def attention():
         assert command(["sample", run, "--prompt", asked, "--attention", str(IMAGES / "attention.png")]) == 0
 
 
-QUICK = (speed, linear, scan, net, check)
+QUICK = (speed, means, linear, scan, net, check)
 ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention)}
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -98,12 +99,15 @@ def main() -> int:
         target.write_text(json.dumps(notebook(cells_of(path)), indent=1) + "\n", encoding="utf-8")
         if args.run is None or (args.run and path.stem not in args.run):
             continue
-        began = time.monotonic()
+        began, used = time.monotonic(), os.times()
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, __file__, folder, "--in-place", target]
             done = subprocess.run(command, cwd=folder)
         failed += done.returncode != 0
-        print(f"{path.stem}: {time.monotonic() - began:.0f} s{', FAILED' if done.returncode else ''}", flush=True)
+        now = os.times()
+        spent = now.children_user + now.children_system - used.children_user - used.children_system
+        verdict = ", FAILED" if done.returncode else ""
+        print(f"{path.stem}: {time.monotonic() - began:.0f} s, {spent:.0f} s of processor time{verdict}", flush=True)
     return 1 if failed else 0
 
 

@@ -1,6 +1,10 @@
 """What the scripts of the shell share: which Python they choose, and what they say where there is none."""
 
+import ast
+import json
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +64,24 @@ def test_the_python_that_is_asked_for_is_taken_or_refused(choose):
     refused = choose(pythons, PYTHON="old")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "PYTHON=old is not a Python of 9.9 or 9.8 with venv; it says: 9.7" in refused.stderr
+
+
+def test_notebooks_hold_the_whole_programs_and_what_they_print(tmp_path, monkeypatch):
+    make = runpy.run_path(str(ROOT / "scripts" / "notebooks.py"))
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        cells = [cell for cell in make["cells_of"](path) if cell["cell_type"] == "code"]
+        code = ast.parse("\n".join("".join(cell["source"]) for cell in cells))
+        wanted = ast.parse(path.read_text(encoding="utf-8"))
+        main = wanted.body[-1].body
+        found = [ast.dump(node) for node in code.body]
+        assert found[: len(wanted.body) - 2] == [ast.dump(node) for node in wanted.body[1:-1]]
+        assert found[-len(main) :] == [ast.dump(node) for node in main]
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    program = tmp_path / "small.py"
+    body = "import sys\n\nX = 2\n\n\ndef f():\n    return X\n\n\n"
+    program.write_text(f'"""Prints."""\n\n{body}if __name__ == "__main__":\n    print(f(), sys.argv)\n')
+    cells = make["notebook"](make["cells_of"](program))["cells"]
+    assert [cell["source"] for cell in cells[:2]] == [["# small\n", "\n", "Prints."], ["import sys\n", "\n", "X = 2"]]
+    make["run"](cells)
+    assert cells[-1]["outputs"][0]["text"] == ["2 ['small.py']\n"]
+    assert json.loads(json.dumps(cells)) == cells

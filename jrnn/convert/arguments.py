@@ -63,6 +63,11 @@ class Call:
             raise ConversionError(
                 f"{self.name} depends on values that are known only when it runs: {str(e).splitlines()[0]}"
             ) from e
+        except jax.errors.InconclusiveDimensionOperation as e:
+            raise ConversionError(
+                f"{self.name} needs a size that `dims` leaves open: {str(e).splitlines()[0]}; write _ for it in `dims`, so "
+                "that it is the example's"
+            ) from e
         except (
             TypeError,
             NameError,

@@ -294,6 +294,10 @@ def test_what_cannot_be_written_is_named(tmp_path):
         jrnn.to_onnx(jnp.sin, X, opset=16)
     with pytest.raises(ConversionError, match="do not fit the examples"):
         jrnn.to_onnx(jnp.sin, X, dims="T, N")
+    with pytest.raises(
+        ConversionError, match=r"needs a size that `dims` leaves open: Symbolic dimension 'T'.*; write _ for"
+    ):
+        jrnn.to_onnx(lambda x: jnp.ones(int(x.shape[0])) + x[0, 0, 0], X, dims="T, ...")
     with pytest.raises(ConversionError, match="known only when it runs"):
         jrnn.to_onnx(lambda x: x if x[0, 0, 0] > 0 else -x, X)
     jrnn.to_onnx(jnp.sin, X, path=tmp_path / "sin.onnx")
