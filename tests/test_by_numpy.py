@@ -14,7 +14,18 @@ X = np.random.RandomState(0).standard_normal((3, 4))
 def arithmetic(x, y):
     z = x + 1j * y
     parts = [x - y, x / (y * y + 1), -x, abs(x), jnp.square(x), jnp.sqrt(x * x), jax.lax.rsqrt(x * x + 1), x**3]
-    parts += [jnp.maximum(x, y), jnp.minimum(x, y), jax.lax.clamp(-0.5, x, 0.5), jnp.floor(x), (z * z).real, z.imag]
+    parts += [
+        jnp.maximum(x, y),
+        jnp.minimum(x, y),
+        jax.lax.clamp(-0.5, x, 0.5),
+        jnp.floor(x),
+        jnp.ceil(x),
+        jnp.sign(x),
+        jax.lax.rem(x, y),
+        jnp.arctan2(x, y),
+        (z * z).real,
+        z.imag,
+    ]
     parts += [f(x) for f in (jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jax.nn.sigmoid, jnp.expm1)]
     parts += [f(x * x + 0.1) for f in (jnp.log, jnp.log1p)]
     asked = (x > 0) & ~(y > 0) | jnp.isfinite(x / 0) | (x == y) | (x != y) | (x < y) | (x <= y) | (x >= y)
