@@ -95,3 +95,16 @@ def little_optimization():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def little_compilation(pytestconfig):
+    """For modules that test what is traced, and not what is made of it: numpy evaluates it, unless --exhaustive is given."""
+    if pytestconfig.getoption("--exhaustive"):
+        yield
+        return
+    import by_numpy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "jit", by_numpy.jit)
+        yield

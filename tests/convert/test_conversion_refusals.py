@@ -16,6 +16,8 @@ from jrnn.convert import from_factory, python_forms, read_nets, to_python, write
 from jrnn.convert.emit import RULES
 from jrnn.errors import ConversionError, OpError
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 X = normal(3, 3)
 
 

@@ -18,6 +18,8 @@ from jrnn.nets.proto import Limits, message_class
 from jrnn.nets.proto.database import format_minidb, parse_minidb
 from jrnn.nets.proto.predictor_file import read_predictor_file
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 FILE = np.load(pathlib.Path(__file__).parents[1] / "golden" / "plans.npz")
 GOLDEN = {k.removeprefix("export|"): FILE[k] for k in FILE.files if k.startswith("export|")}
 MINIDB = GOLDEN["minidb"].tobytes()

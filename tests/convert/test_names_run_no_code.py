@@ -21,6 +21,8 @@ from jrnn.nets.graph import show, to_dot, to_svg
 from jrnn.nets.ir import Arg, DeviceOption
 from jrnn.nets.plans import show_steps
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 HOSTILE = (
     'x""";import os;os.abort()#',
     "x''';import os;os.abort()#",

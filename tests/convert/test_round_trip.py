@@ -15,6 +15,8 @@ from zoo import MODELS
 import jrnn
 from jrnn.convert import write_python
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 TOLERANCE = 1e-5
 NO_FLOATS = {"integers"}
 OF_TESTED_PARTS = {

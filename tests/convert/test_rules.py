@@ -17,6 +17,8 @@ from jrnn.convert.flat import flatten
 from jrnn.convert.groups import recognize
 from jrnn.errors import ConversionError
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 
 def trace(fn, args):
     return flatten(jax.make_jaxpr(fn)(*args))

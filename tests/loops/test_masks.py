@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_numpy import by_numpy
 from cases import draw
 from jax.ad_checkpoint import checkpoint_name
 
@@ -95,8 +96,12 @@ def loss(run, p):
 def expected(make, names, reverse):
     with jax.enable_x64(True):
         p = jax.tree.map(jnp.asarray, draw(3, **SHAPES))
-        run = jax.jit(lambda p: by_hand(make, p, reverse, **MASKS[names]))
-        return p, run(p), jax.jit(jax.grad(functools.partial(loss, run)))(p)
+        return p, by_numpy(both(lambda p: by_hand(make, p, reverse, **MASKS[names])))(p)
+
+
+def both(run):
+    """The values, and the gradient."""
+    return lambda p: (run(p), jax.grad(functools.partial(loss, run))(p))
 
 
 def spoiled(x, masks):
@@ -105,15 +110,14 @@ def spoiled(x, masks):
 
 
 def agrees(make, names, reverse, **options):
-    p, values, gradient = expected(make, names, reverse)
+    p, wanted = expected(make, names, reverse)
     p = {**p, "x": spoiled(p["x"], MASKS[names])}
 
     def ours(p):
         return scan(make(p), first(make, p), p["x"], reverse=reverse, **MASKS[names], **options)
 
     close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-10)
-    jax.tree.map(close, jax.jit(ours)(p), values)
-    jax.tree.map(close, jax.jit(jax.grad(functools.partial(loss, ours)))(p), gradient)
+    jax.tree.map(close, jax.jit(both(ours))(p), wanted)
 
 
 BY_LOOP = [(name, bent) for name in EXECUTORS if name not in ("associative", "cudnn")] + [("associative", affine)]

@@ -9,6 +9,8 @@ import pytest
 
 from jrnn import nn
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 FUNCTIONS = {
     "rnn_tanh": nn.functional.rnn,
     "rnn_relu": lambda *args, **kwargs: nn.functional.rnn(*args, nonlinearity="relu", **kwargs),

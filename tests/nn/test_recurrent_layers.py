@@ -1,5 +1,6 @@
 """Every recurrent layer since 2018 against its formula in numpy, and the promises that all layers keep."""
 
+import by_numpy
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +32,8 @@ LAYERS = {
     "GatedDeltaNet": lambda **o: nn.GatedDeltaNet(D, num_heads=2, value_size=6, **o),
     "RWKV7": lambda **o: nn.RWKV7(D, num_heads=2, rank=3, **o),
 }
+# Layers whose loops are compiled in every run, and not only with --exhaustive.
+COMPILED = ("MinGRU", "SLSTM", "Mamba2", "GatedDeltaNet")
 pytestmark = pytest.mark.usefixtures("little_optimization")
 
 
@@ -67,17 +70,19 @@ def loss(layer, params, x, state, lengths, resets):
 
 @pytest.fixture(scope="module", params=LAYERS)
 def runs(request):
-    """A layer and what it makes of sequences, by two compiled programs: one of any call with its gradient, one of a step."""
+    """A layer and what it makes of sequences, by two programs: one of any call with its gradient, one of a step."""
     layer = made(request.param)
     x, resets = inputs()
     params, none = host(layer.params()), np.zeros_like(resets)
+    everything = request.config.getoption("--exhaustive")
+    jit = jax.jit if everything or request.param in COMPILED else by_numpy.jit
 
-    @jax.jit
+    @jit
     def call(x, state, lengths, resets):
         differentiate = jax.grad(lambda p, x: loss(layer, p, x, state, lengths, resets), (0, 1), has_aux=True)
         return differentiate(params, x), layer.apply(params, x, state)
 
-    step = jax.jit(lambda x, state: layer.apply_step(params, x, state))
+    step = jit(lambda x, state: layer.apply_step(params, x, state))
 
     def run(x, state, steps=T, lengths=None, resets=none):
         padded = np.pad(x, ((0, T - len(x)), (0, 0), (0, 0)), constant_values=np.nan)
@@ -170,7 +175,9 @@ def test_gradients_are_those_of_lax_scan(runs, monkeypatch):
         return jax.lax.scan(held, state, (jnp.arange(T), xs))
 
     monkeypatch.setattr(span, "scan", lax_scan)
-    differentiate = jax.jit(jax.grad(lambda p, x: loss(layer, p, x, found["middle"], LENGTHS, None)[0], (0, 1)))
+    differentiate = by_numpy.by_numpy(
+        jax.grad(lambda p, x: loss(layer, p, x, found["middle"], LENGTHS, None)[0], (0, 1))
+    )
     ours, expected = found["gradient"], host(differentiate(host(layer.params()), ragged(x, 0)))
     for name in ours[0]:
         scale = float(np.abs(expected[0][name]).max())

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_numpy import by_numpy
 from flax import nnx
 
+import jrnn
 from jrnn import nn
 from jrnn.errors import LayerError, ScanError
 from jrnn.loops import LstmStep, cudnn
@@ -78,8 +80,10 @@ def test_both_directions_in_one_loop_compute_the_same(kind, layout, more):
         output, last = getattr(functional, kind)(params, x, merge_directions=merge, **more)
         return jnp.sum(jnp.sin(output)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last)), (output, last)
 
-    run = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True), static_argnums=2)
-    apart, merged = (run(params, X, merge) for merge in (False, True))
+    run = jax.value_and_grad(loss, (0, 1), has_aux=True)
+    merged = jax.jit(functools.partial(run, merge=True))(params, X)
+    with jrnn.plain_scans():
+        apart = by_numpy(functools.partial(run, merge=False))(params, X)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), merged, apart)
     loops = [str(jax.make_jaxpr(loss, static_argnums=2)(params, X, merge)).count(" scan[") for merge in (False, True)]
     assert loops == [4, 2]
@@ -195,8 +199,9 @@ def products(jaxpr):
 def test_16_bit_products_accumulate_in_float32(kind):
     unit = {"rnn": units.RNN_TANH, "lstm": units.LSTM, "gru": units.GRU}[kind]
     function, params = getattr(functional, kind), params_of(unit)
-    exact, exact_last = function(params, X)
-    output, last = function(params, X, dtype=jnp.bfloat16)
+    with jrnn.plain_scans():
+        exact, exact_last = by_numpy(function)(params, X)
+    output, last = jax.jit(lambda params: function(params, X, dtype=jnp.bfloat16))(params)
     assert output.dtype == jnp.bfloat16
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(last))
     np.testing.assert_allclose(output.astype(jnp.float32), exact, atol=0.02)
@@ -208,7 +213,9 @@ def test_16_bit_products_accumulate_in_float32(kind):
     def loss(params, dtype):
         return jnp.sum(function(params, X, dtype=dtype)[0].astype(jnp.float32) ** 2)
 
-    grads, expected = (jax.grad(loss)(params, dtype) for dtype in (jnp.bfloat16, None))
+    grads = jax.jit(jax.grad(lambda params: loss(params, jnp.bfloat16)))(params)
+    with jrnn.plain_scans():
+        expected = by_numpy(jax.grad(lambda params: loss(params, None)))(params)
     for name, value in expected.items():
         assert grads[name].dtype == jnp.float32
         np.testing.assert_allclose(grads[name], value, atol=0.03 * float(abs(value).max()), err_msg=name)
@@ -236,9 +243,9 @@ def test_a_plain_lstm_is_offered_to_cudnn(bias, monkeypatch):
     monkeypatch.setattr(cudnn, "run", kernel)
     monkeypatch.setattr(cudnn, "refusal", lambda step, *rest: None if isinstance(step, LstmStep) else "no LstmStep")
     lengths = np.array([T, 0, 2])
-    output, states = functional.lstm(params, X, lengths=lengths, executor="cudnn")
+    output, states = by_numpy(lambda x: functional.lstm(params, x, lengths=lengths, executor="cudnn"))(X)
     assert given == [4]
-    plain_output, plain_states = functional.lstm(params, X, lengths=lengths)
+    plain_output, plain_states = by_numpy(lambda x: functional.lstm(params, x, lengths=lengths))(X)
     np.testing.assert_allclose(output, plain_output, atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), states, plain_states)
     for more in (dict(zoneout=0.1), dict(recurrent_dropout=0.5, key=jax.random.key(0))):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_numpy import by_numpy
 from flax import nnx
 
 from jrnn import nn
@@ -51,10 +52,11 @@ def test_chunks_cut_gradients_and_nothing_else():
         return total
 
     hx = jax.tree.map(jnp.ones_like, module.initial_state(3))
-    found, expected = (jax.jit(jax.grad(f, argnums=(0, 1)))(graph[1], hx) for f in (by_chunks, by_hand))
+    found = jax.jit(jax.grad(by_chunks, argnums=(0, 1)))(graph[1], hx)
+    expected = by_numpy(jax.grad(by_hand, argnums=(0, 1)))(graph[1], hx)
     close(found, expected)
-    assert all(jnp.any(g) for g in found[1])
-    whole = jax.jit(jax.grad(lambda params: jnp.sum(nnx.merge(graph[0], params)(x, hx)[0] * weigh)))(graph[1])
+    assert all(np.any(g) for g in found[1])
+    whole = by_numpy(jax.grad(lambda params: jnp.sum(nnx.merge(graph[0], params)(x, hx)[0] * weigh)))(graph[1])
     assert float(jnp.abs(whole.weight_hh_l0[...] - found[0].weight_hh_l0[...]).max()) > 1e-3
 
 
@@ -74,9 +76,10 @@ def test_a_compiled_step_streams():
     step, state = nn.compiled_step(module), module.initial_state(3)
     for x in X:
         y, state = step(x, state)
-    close((y, state), (module(X)[0][-1], module(X)[1]))
+    output, last = by_numpy(lambda x: module(x))(X)
+    close((y, state), (output[-1], last))
     y, _ = step(X[0, 0])
-    close(y, module(X[:1, 0])[0][0])
+    close(y, by_numpy(lambda x: module(x))(X[:1, 0])[0][0])
     with pytest.raises(LayerError, match="it has no step"):
         nn.compiled_step(nn.LSTM(2, 4, bidirectional=True, rngs=nnx.Rngs(0)))
 

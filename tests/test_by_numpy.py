@@ -1,0 +1,120 @@
+"""What numpy makes of a traced function is what XLA makes of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from by_numpy import COMPILED, LOOPS, MATHS, MOVES, by_numpy, evaluate, jit
+
+from jrnn.loops.jaxprs import all_equations
+
+X = np.random.RandomState(0).standard_normal((3, 4))
+
+
+def arithmetic(x, y):
+    z = x + 1j * y
+    parts = [x - y, x / (y * y + 1), -x, abs(x), jnp.square(x), jnp.sqrt(x * x), jax.lax.rsqrt(x * x + 1), x**3]
+    parts += [
+        jnp.maximum(x, y),
+        jnp.minimum(x, y),
+        jax.lax.clamp(-0.5, x, 0.5),
+        jnp.floor(x),
+        jnp.ceil(x),
+        jnp.sign(x),
+        jax.lax.rem(x, y),
+        jnp.arctan2(x, y),
+        (z * z).real,
+        z.imag,
+    ]
+    parts += [f(x) for f in (jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jax.nn.sigmoid, jnp.expm1)]
+    parts += [f(x * x + 0.1) for f in (jnp.log, jnp.log1p)]
+    asked = (x > 0) & ~(y > 0) | jnp.isfinite(x / 0) | (x == y) | (x != y) | (x < y) | (x <= y) | (x >= y)
+    return [*parts, asked, jnp.where(x > y, x, y), x.astype(jnp.float32), (x * 3).astype(jnp.int32), asked + 1]
+
+
+def movements(x, y):
+    grown = jax.lax.pad(x, 2.0, ((1, 0, 1), (0, 2, 0)))
+    placed = jax.lax.dynamic_update_slice(x, y[:2, :2], (jnp.int32(1), jnp.int32(3)))
+    taken = jax.lax.dynamic_slice(x, (jnp.int32(-5), jnp.int32(2)), (2, 2))
+    products = [jnp.einsum("ij,kj->ki", x, y), jnp.einsum("bi,bij->bj", x, x[:, :, None] * y[:, None]), x @ y.T]
+    narrow = (x.astype(jnp.bfloat16) @ y.astype(jnp.bfloat16).T).astype(jnp.float32)
+    joined = [
+        jnp.concatenate([x, y], 1),
+        *jnp.split(x, 2, axis=1),
+        x[::2, 1:],
+        x.T,
+        x[:, ::-1],
+        x[:, 1],
+        x.reshape(2, 6),
+    ]
+    sums = [x.sum(0), x.max(1), (x > 0).any(0), (x > 0).all(1), x.sum(), jnp.arange(12).reshape(3, 4) * x, x[:1] + y]
+    return [grown, placed, taken, *products, narrow, *joined, *sums]
+
+
+def control(x, y):
+    def step(h, x):
+        h = jnp.tanh(h + jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x))
+        return h, (h, x * 2)
+
+    scanned = jax.lax.scan(step, y[0], x), jax.lax.scan(step, y[0], x, reverse=True, unroll=2)
+    fixed, start = jax.lax.stop_gradient(y), (jnp.int32(0), jax.lax.stop_gradient(x))
+    counted = jax.lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] * 0.5 + fixed), start)
+    return scanned, counted, jax.checkpoint(jnp.sin)(x), jax.jit(jnp.cos)(x), jax.nn.relu(x)
+
+
+@pytest.mark.parametrize("fn", [arithmetic, movements, control])
+def test_values_and_gradients_are_xlas(fn, x64):
+    def both(x, y):
+        def smooth(x, y):
+            return sum(jnp.sum(jnp.sin(v)) for v in jax.tree.leaves(fn(x, y)) if v.dtype == jnp.float64)
+
+        return fn(x, y), jax.grad(smooth, (0, 1))(x, y)
+
+    args = X, np.cos(X)
+    found, expected = jax.tree.leaves(by_numpy(both)(*args)), jax.tree.leaves(COMPILED(both)(*args))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        rough = 1e-2 if ours.dtype == np.float32 else 1e-8  # XLA keeps some narrow numbers wide
+        np.testing.assert_allclose(ours, theirs, rtol=rough, atol=1e-12)
+
+
+def test_this_file_has_every_primitive_of_the_tables(x64):
+    made = set()
+    for fn in (arithmetic, movements, control):
+        value = lambda x, y, fn=fn: jax.tree.leaves(fn(x, y))[0].sum()  # noqa: E731
+        for traced in (fn, jax.grad(value, (0, 1))):
+            made |= {eqn.primitive.name for eqn in all_equations(jax.make_jaxpr(traced)(X, X + 1).jaxpr)}
+    other_versions = {"pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_vjp_call_jaxpr", "copy_p"}
+    elsewhere = {
+        "add_any",
+        "complex",
+        "custom_vjp_call",
+        "name",
+        "stop_gradient",
+        "copy",
+        "one_minus_square",
+        "reduce_and",
+    }
+    assert {*MATHS, *MOVES, *LOOPS} - made <= other_versions | elsewhere
+
+
+def test_a_call_of_jit_is_evaluated_unless_something_else_happens_in_it():
+    assert jit(lambda x, *, y: {"sum": x + y})(1.0, y=jnp.ones(2))["sum"].tolist() == [2, 2]
+    assert jax.grad(jit(jnp.sin))(0.0) == 1
+    assert type(jit(lambda n: n, static_argnums=0)) is type(COMPILED(jnp.sin))
+    told = []
+
+    @jit
+    def tells(x):
+        jax.debug.callback(lambda x: told.append(float(x)), x)
+        return x + 1
+
+    assert tells(2.0) == 3
+    jax.effects_barrier()
+    assert told == [2.0]
+
+
+def test_a_primitive_that_is_not_in_the_table_is_run_by_jax():
+    closed = jax.make_jaxpr(jnp.sort)(np.array([3.0, 1.0, 2.0]))
+    (found,) = evaluate(closed.jaxpr, closed.consts, [np.array([3.0, 1.0, 2.0])])
+    assert found.tolist() == [1, 2, 3]
