@@ -103,7 +103,7 @@ ROOMS = {
         "errors loops nn nets/ir nets/graph convert onnx train nets/autodiff nets/lowering nets/proto",
     ),
     "cli": Room(
-        1_270,
+        1_290,
         "the command `jrnn`: one sub-command calls one function",
         "errors version files loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
         "corpus models convert gradcheck train bench printable memory arrays",
