@@ -4,7 +4,6 @@ By default it draws those that take seconds.
 
     speed       training time next to other libraries, from docs/benchmarks/cpu_six.json; measures nothing
     means       the means of that, with labels that can be read on a phone
-    linear      training time and memory of layers with matrix states, from docs/benchmarks/linear.json; measures nothing
     scan        a loop before and after jrnn.scan rewrites it
     net         the small net of docs/caffe2.md
     check       the page that `jrnn check --html` writes for that net, as Chromium shows it
@@ -67,23 +66,6 @@ def speed():
     figure.axes[0].set_ylabel("time, lax.scan = 1")
     figure.axes[0].legend(fontsize=8, ncols=2)
     figure.savefig(IMAGES / "speed.svg", metadata={"Date": None})
-
-
-def linear():
-    """Time and temporary memory of train steps over those of lax.scan, for each layer."""
-    records = json.loads((ROOT / "docs" / "benchmarks" / "linear.json").read_text())["records"]
-    of = {(r["cell"], r["peer"]): r for r in records if r["mode"] == "train" and r["size"] == "1024x8x64x64"}
-    cells = list(dict.fromkeys(cell for cell, _ in of))
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, (what, name) in zip(figure.subplots(1, 2), (("median", "time"), ("peak_bytes", "temporary memory"))):
-        for k, (peer, color) in enumerate({"jrnn": "#2563eb", "by hand": "#f2b880"}.items()):
-            there = [i for i, cell in enumerate(cells) if (cell, peer) in of]
-            ratios = [of[cells[i], peer][what] / of[cells[i], "lax.scan"][what] for i in there]
-            axes.bar([i + 0.4 * (k - 0.5) for i in there], ratios, width=0.4, color=color, label=peer)
-        axes.set_xticks(range(len(cells)), [c.replace("_", " ") for c in cells], rotation=60, fontsize=8, ha="right")
-        axes.set_title(f"{name} of a train step, lax.scan = 1")
-    figure.axes[0].legend(fontsize=8)
-    figure.savefig(IMAGES / "linear.svg", metadata={"Date": None})
 
 
 def means():
@@ -195,7 +177,7 @@ def attention():
         assert command(["sample", run, "--prompt", asked, "--attention", str(IMAGES / "attention.png")]) == 0
 
 
-QUICK = (speed, means, linear, scan, net, check)
+QUICK = (speed, means, scan, net, check)
 ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention)}
 
 if __name__ == "__main__":

@@ -77,29 +77,22 @@ class Chunk:
         for matrix, scale in form.matrices:
             often = self._masked(self._timed(self.factors.sum([scale]) or self._one()))
             added.append((self.factors.sum([matrix]), *sums(factor, often)))
-        values = [value.renamed("T", "S") for _, value in known]
-
-        order = list(rows_of([*form.updates, *(t for v in form.cuts.values() for t in v.terms)]))
-        readers = [
-            (row, self._timed(inside), outside)
-            for row in order
-            for inside, outside in self._readers([t for t in row.terms if t.of in of], columns is not None)
-        ]
-        asked = [v for _, v, _ in readers]
-        pairs = self._scores(decay, asked, [*(v for v, _ in known), *vectors.values()])
-        before = self._from_start(decay, asked, start)
+        wrote = [(decay.writer(v), value.renamed("T", "S")) for v, value in known]
+        writes = {row: decay.writer(v) for row, v in vectors.items()}
 
         reads: dict[Row, Read] = {}
-        for row in order:
+        for row in rows_of([*form.updates, *(t for v in form.cuts.values() for t in v.terms)]):
             parts, scores = [], {}
-            for i, (_, vector, outside) in enumerate(readers):
-                if readers[i][0] is not row:
-                    continue
-                found = [before[i] if columns is None else times([before[i], columns.pre])]
+            whole = [t for t in row.terms if t.of in of]
+            for inside, outside in self._readers(whole, columns is not None):
+                vector = self._timed(inside)
+                found = [self._read(decay.from_start(vector)[0], start, decay.from_start(vector)[1])]
+                found = found if columns is None else [times([found[0], columns.pre])]
                 found += [self._read(vector, matrix, left) for matrix, left, _ in added]
-                found += [self._times(pairs[i][j], value, columns) for j, value in enumerate(values)]
+                reader = decay.reader(vector)
+                found += [self._times(decay.scores(reader, w, self.keep), value, columns) for w, value in wrote]
                 parts += found if outside is None else [times([outside, a]) for a in found]
-                scores = {u: pairs[i][len(known) + j] for j, u in enumerate(vectors)}
+                scores = {row: decay.scores(reader, w, self.keep) for row, w in writes.items()}
             for term in row.terms:
                 if term.of is None:
                     parts.append(self.factors.product(term.factors, term.sign) or self._one())
@@ -128,29 +121,6 @@ class Chunk:
         new += [times([m, left]) for m, _, left in added]
         after = plus(new).full(start.labels, self._size).reshape(-1, *states[0].shape)
         return {v: self._cut(v, value, rows) for v, value in form.cuts.items()}, list(after)
-
-    def _scores(
-        self, decay: Decay | Mixing, readers: Sequence[Labeled], writers: Sequence[Labeled]
-    ) -> list[list[Labeled]]:
-        """Returns the scores of all pairs of readers and writers; vectors with the same labels are in one product."""
-        found: dict[tuple[int, int], Labeled] = {}
-        written = [(some, decay.writer(a)) for some, a in _together(writers, "P")]
-        for those, a in _together(readers, "R"):
-            reader = decay.reader(a)
-            for some, writer in written:
-                made = decay.scores(reader, writer, self.keep)
-                for i, one in enumerate(those):
-                    found.update(((one, other), made.at("R", i).at("P", j)) for j, other in enumerate(some))
-        return [[found[i, j] for j in range(len(writers))] for i in range(len(readers))]
-
-    def _from_start(self, decay: Decay | Mixing, readers: Sequence[Labeled], start: Labeled) -> dict[int, Labeled]:
-        """Returns what each reader reads of the state before the chunk."""
-        found: dict[int, Labeled] = {}
-        for those, a in _together(readers, "R"):
-            vector, scale = decay.from_start(a)
-            made = self._read(vector, start, scale)
-            found.update((one, made.at("R", i)) for i, one in enumerate(those))
-        return found
 
     def _read(self, reader: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
         """Reads a matrix at each step, times a decay, which may have K."""
@@ -326,17 +296,3 @@ class Chunk:
         array = plus(self._beside(Row(value.terms), rows)).full((*kept, *sums), self._size)
         array = jnp.sum(array, range(len(kept), array.ndim)).reshape(shape)
         return jnp.broadcast_to(array, (self.steps, *v.aval.shape)).astype(v.aval.dtype)
-
-
-def _together(vectors: Sequence[Labeled], label: Label) -> list[tuple[list[int], Labeled]]:
-    """Returns vectors with the same labels as one array each, with a new axis if they are several; and which these are."""
-    groups: dict[frozenset[Label], list[int]] = {}
-    for i, v in enumerate(vectors):
-        groups.setdefault(frozenset(v.labels), []).append(i)
-    found = []
-    for some in groups.values():
-        labels, one = vectors[some[0]].labels, vectors[some[0]]
-        if len(some) > 1:
-            one = Labeled(jnp.stack([vectors[i].along(labels) for i in some]), (label, *labels))
-        found.append((some, one))
-    return found

@@ -1,7 +1,6 @@
 """Arrays whose axes have labels, and the factors of a form as such arrays.
 
-A label is a number (`terms.py`), "T" (the step that reads), "S" (the step that wrote), "N" (which block of
-steps), "R" (which of several vectors that read) or "P" (which of several that are written).
+A label is a number (`terms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (which block of steps).
 """
 
 from __future__ import annotations
@@ -40,15 +39,6 @@ class Labeled:
 
     def renamed(self, old: Label, new: Label) -> Labeled:
         return Labeled(self.array, tuple(new if l == old else l for l in self.labels))
-
-    def at(self, label: Label, index: int) -> Labeled:
-        """The array at an index of an axis, if it has the axis."""
-        if label not in self.labels:
-            return self
-        axis = self.labels.index(label)
-        return Labeled(
-            jax.lax.index_in_dim(self.array, index, axis, False), tuple(l for l in self.labels if l != label)
-        )
 
     def map(self, fn: Callable[[Any], Any]) -> Labeled:
         return Labeled(fn(self.array), self.labels)

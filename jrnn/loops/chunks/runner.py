@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
+from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body, over_time
 from jrnn.loops.chunks.recognize import Affine, affine, groups, is_evaluable, why
@@ -279,9 +280,11 @@ def _in_chunks(
 ) -> Results:
     """Runs carries in chunks. Returns the last ones, and the outputs."""
     carry, new = tuple(loop.carry[i] for i in stage.carry), tuple(loop.carry_out[i] for i in stage.carry)
-    _, read = jaxprs.needed(loop.eqns, [*outs, *new], {*env, *steps, *carry})
+    # A form may read the operands of a product that is computed before the loop.
+    wanted = [*outs, *new, *(v for form in stage.forms for v in variables(form.terms))]
+    _, read = jaxprs.needed(loop.eqns, wanted, {*env, *steps, *carry})
     consts, xs = tuple(v for v in read if v in env), tuple(v for v in read if v in steps)
-    eqns, _ = jaxprs.needed(loop.eqns, [*outs, *new], {*consts, *xs, *carry})
+    eqns, _ = jaxprs.needed(loop.eqns, wanted, {*consts, *xs, *carry})
     size = chunk_length(length)
     body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs), size)
     count = -(-length // size)
