@@ -60,7 +60,17 @@ function addFilter(first, rows) {
   show();
 }
 
+function nameControls() {
+  for (const table of document.querySelectorAll(".bd-article table")) table.tabIndex = 0; // as for code: they scroll
+  for (const toggle of document.querySelectorAll(".bd-sidebar-primary summary")) {
+    const link = toggle.closest("li")?.querySelector("a");
+    toggle.setAttribute("aria-label", `Pages below ${link ? link.textContent.trim() : "this one"}`);
+  }
+  for (const button of document.querySelectorAll(".search-button-field")) button.removeAttribute("aria-label"); // it has a text
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   addCopyButtons();
   addCards();
+  nameControls();
 });
