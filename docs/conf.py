@@ -49,6 +49,7 @@ html_theme_options = {
     "home_page_in_toc": True,
     "navbar_persistent": [],  # the sidebar has the search
 }
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
 html_copy_source = False
 html_show_sourcelink = False
 

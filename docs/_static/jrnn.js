@@ -1,4 +1,4 @@
-// A copy button on every block of code, which leaves prompts and printed results out; and a filter for the operators.
+// A copy button on every block of code, which leaves prompts and printed results out; rows as cards; a filter for the operators.
 "use strict";
 
 function codeOf(block) {
@@ -27,12 +27,17 @@ function addCopyButtons() {
   }
 }
 
-function addFilter() {
+function addCards() {
   const first = document.querySelector(".bd-article h1");
-  if (!first || !first.textContent.startsWith("Operators")) return;
-  const rows = [...document.querySelectorAll(".bd-article table tbody tr")];
-  const heads = [...document.querySelectorAll(".bd-article table thead th")].slice(0, 6).map((th) => th.textContent);
-  for (const row of rows) [...row.cells].forEach((cell, k) => (cell.dataset.label = heads[k]));
+  if (!first || !/^(Operators|Examples)/.test(first.textContent)) return;
+  for (const table of document.querySelectorAll(".bd-article table")) {
+    const heads = [...table.querySelectorAll("thead th")].map((th) => th.textContent);
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, k) => (cell.dataset.label = heads[k]));
+  }
+  if (first.textContent.startsWith("Operators")) addFilter(first, [...document.querySelectorAll(".bd-article table tbody tr")]);
+}
+
+function addFilter(first, rows) {
   const box = document.createElement("p");
   box.className = "filter";
   box.innerHTML = '<label>Find an operator <input type="search" placeholder="such as LSTM or gradient none"></label> <output></output>';
@@ -55,7 +60,17 @@ function addFilter() {
   show();
 }
 
+function nameControls() {
+  for (const table of document.querySelectorAll(".bd-article table")) table.tabIndex = 0; // as for code: they scroll
+  for (const toggle of document.querySelectorAll(".bd-sidebar-primary summary")) {
+    const link = toggle.closest("li")?.querySelector("a");
+    toggle.setAttribute("aria-label", `Pages below ${link ? link.textContent.trim() : "this one"}`);
+  }
+  for (const button of document.querySelectorAll(".search-button-field")) button.removeAttribute("aria-label"); // it has a text
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   addCopyButtons();
-  addFilter();
+  addCards();
+  nameControls();
 });
