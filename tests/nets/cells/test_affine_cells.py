@@ -13,6 +13,8 @@ from jrnn.loops import explain_scan, scan
 from jrnn.nets import cells
 from jrnn.nets.ops import recurrent_network, recurrent_network_gradient
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 T, N, D, H = 4, 3, 2, 4
 LENGTHS = np.array([0, 2, T], np.int32)
 LAYERS = {"min_gru": cells.MinGRU, "min_lstm": cells.MinLSTM, "lru": cells.LRU}

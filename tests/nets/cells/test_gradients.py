@@ -9,6 +9,8 @@ import pytest
 import jrnn
 from jrnn.nets import cells
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 T, N, D, H, S, E = 3, 3, 3, 2, 4, 3
 LENGTHS = np.array([0, 1, T], np.int32)
 SHAPES = {"state0": (H,), "state1": (N, H), "input": (T, N, D), "encoder": (S, N, E), "weighted": (S, N, E)}

@@ -11,6 +11,8 @@ import jrnn
 from jrnn.nets import cells
 from jrnn.nets.ir import Net
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / "golden" / "gradients.npz")
 BREW = ("order", "use_cudnn", "cudnn_exhaustive_search")  # set by Caffe2's helper on every operator, read by none here
 T, N, D = 5, 4, 3

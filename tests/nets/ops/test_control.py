@@ -12,6 +12,8 @@ from jrnn import Net, Op
 from jrnn.errors import GradientError, JrnnError, NetError, OpError
 from jrnn.loops.trips import Trips, run_trips
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / "golden" / "control.npz")
 NAMES = sorted({k.split("|")[0] for k in GOLDEN.files})
 RNG = np.random.default_rng(0)

@@ -8,6 +8,8 @@ import pytest
 import jrnn
 from jrnn.nets.autodiff import GradientSlice
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 KEY = jax.random.key(7)
 
 

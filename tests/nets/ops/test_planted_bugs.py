@@ -50,7 +50,7 @@ SAME = {
 }
 
 
-pytestmark = pytest.mark.usefixtures("little_optimization")
+pytestmark = pytest.mark.usefixtures("little_compilation")
 
 
 @dataclasses.dataclass(frozen=True)

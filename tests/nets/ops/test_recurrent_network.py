@@ -12,6 +12,8 @@ import jrnn
 from jrnn.errors import GradientError, GradientWarning, OpError
 from jrnn.nets import autodiff
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / "golden" / "recurrent.npz")
 NAMES = sorted({k.split("|")[0] for k in GOLDEN.files})
 

@@ -7,6 +7,8 @@ import pytest
 import jrnn
 from jrnn.errors import OpError
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 
 def run(type, blobs, outputs=("y",), **args):
     return jrnn.run_net(jrnn.Net("n", (jrnn.Op.of(type, list(blobs), list(outputs), **args),)), blobs)

@@ -8,6 +8,8 @@ import pytest
 import jrnn
 from jrnn.errors import GradientError, OpError
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 
 def f(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
