@@ -13,6 +13,8 @@ from zoo import model
 import jrnn
 from jrnn.cli import main
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 FACTORY = """
 import jax
 import jax.numpy as jnp

@@ -16,6 +16,8 @@ from jrnn.errors import ConversionError, LayerError
 from jrnn.interop.cells import convention
 from jrnn.nn import units
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 KINDS = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
 
 

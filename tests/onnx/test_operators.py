@@ -16,6 +16,8 @@ from onnxruntime.quantization import quantize_dynamic
 import jrnn
 from jrnn.errors import UnknownOperatorError
 
+pytestmark = pytest.mark.usefixtures("little_compilation")
+
 # fmt: off
 FAMILIES = [
     "averagepool", "cast", "castlike", "convinteger", "convtranspose", "dequantizelinear", "dynamicquantizelinear",
