@@ -23,7 +23,7 @@ from jrnn.loops import jaxprs, scan, scan_statistics
 from jrnn.loops.newton import recurrence
 from jrnn.loops.newton.structure import groups
 
-pytestmark = pytest.mark.usefixtures("little_compilation")
+pytestmark = pytest.mark.usefixtures("little_optimization")
 
 T = 24
 close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9))
