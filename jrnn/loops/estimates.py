@@ -218,7 +218,7 @@ class Estimator:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         name = eqn.primitive.name
         if name in _LOOKUPS or name in _UPDATES:
-            in_place = not together and eqn.invars[0] in self.carried
+            in_place = not together and jaxprs.is_in(eqn.invars[0], self.carried)
             return _indexing_seconds(eqn, together, in_place, self.machine)
         if any(True for _ in jaxprs.sub_jaxprs(eqn)):
             return self._inner_seconds(eqn)
