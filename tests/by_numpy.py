@@ -114,7 +114,8 @@ def dot_general(a, b, *, dimension_numbers, preferred_element_type, **_):
     out = [left[i] for i in batch]
     out += [left[i] for i in range(a.ndim) if i not in (*ours, *batch)]
     out += [right[j] for j in range(b.ndim) if j not in (*theirs, *other)]
-    wide = np.dtype(np.float32) if a.dtype.kind == "V" else np.result_type(a, b)
+    wanted = preferred_element_type or np.result_type(a, b)  # sums of int8 are made in int32
+    wide = np.dtype(np.float32) if np.dtype(wanted).kind == "V" else wanted
     return np.einsum(a.astype(wide), left, b.astype(wide), right, out)
 
 
@@ -147,7 +148,11 @@ def dynamic_update_slice(x, new, *starts, **_):
 
 def wide(reduce):
     """Sums of 16-bit numbers are made in 32 bits."""
-    return lambda x, *, axes, **_: reduce(x.astype(np.float32) if x.dtype.kind == "V" else x, axis=tuple(axes))
+
+    def of(x, *, axes, **_):
+        return reduce(x.astype(np.float32) if x.dtype.kind == "V" else x, axis=tuple(axes)) if x.size else None
+
+    return of
 
 
 MOVES = {

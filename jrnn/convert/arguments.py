@@ -55,7 +55,8 @@ class Call:
         """Traces the function for arguments of these shapes; returns its graph and the names of its outputs.
 
         Raises:
-            ConversionError: for effects, random numbers, a result without arrays, and values that must be known.
+            ConversionError: for effects, random numbers, complex arguments, a result without arrays, and values that must be
+                known.
         """
         try:
             closed, out = jax.make_jaxpr(self.run, return_shape=True)(specs)
@@ -74,6 +75,12 @@ class Call:
         ) as e:  # a result that is not an array, an axis name that is not bound, a mistake in it
             reason = str(e).partition("\n")[0]
             raise ConversionError(f"{self.name} cannot be traced: {type(e).__name__}: {reason:.300}") from e
+        for leaf in self.leaves:
+            if is_complex(leaf.spec):
+                raise ConversionError(
+                    f"{self.name}: argument {leaf.name!r} is {leaf.spec.dtype}, which nets and models do not have; pass its "
+                    "real and its imaginary part, and join them inside: jax.lax.complex(re, im)"
+                )
         if has_complex(closed.jaxpr):
             closed = real_jaxpr(closed, self.name)
         graph = flatten(closed)
@@ -167,11 +174,6 @@ def _check_argument(leaf: Leaf, name: str) -> None:
         )
     if isinstance(leaf.value, np.ndarray) and leaf.value.dtype.kind in "OSUMm":
         raise ConversionError(f"{name}: argument {leaf.name!r} is an array of {leaf.value.dtype}; it must hold numbers")
-    if is_complex(leaf.value):
-        raise ConversionError(
-            f"{name}: argument {leaf.name!r} is {leaf.value.dtype}, which nets and models do not have; pass its real and "
-            "its imaginary part, and join them inside: jax.lax.complex(re, im)"
-        )
     for size in np.shape(leaf.value):
         if not isinstance(size, (int, np.integer)):
             raise ConversionError(

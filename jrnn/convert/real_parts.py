@@ -101,8 +101,10 @@ def _apply(eqn: Any, operands: list[Any], name: str) -> Sequence[Any]:
         return _CONTROL[kind](eqn, operands, name)
     if kind in _RULES:
         return [_RULES[kind](eqn, *operands)]
+    given, line = eqn.invars[0].aval.str_short(), source_line(eqn)
     raise ConversionError(
-        f"{name}: {kind} of complex numbers has no rule, {source_line(eqn)}; compute with the real and the imaginary part"
+        f"{name}: {kind} of {given} has no rule for complex numbers{line and f' ({line})'}; compute with the real and the "
+        "imaginary part"
     )
 
 

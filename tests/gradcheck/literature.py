@@ -577,14 +577,14 @@ def branches(w, h, x):
     return h, h
 
 
-# No net ------------------------------------------------------------------------------------------------------------------
-
-
-@cell({"w": (D, H), "nu": (1, H), "theta": (1, H)}, (HIDDEN, HIDDEN), net=False)
+@cell({"w": (D, H), "nu": (1, H), "theta": (1, H)}, (HIDDEN, HIDDEN))
 def lru(w, carry, x):
     h = lax.complex(*carry)
     h = jnp.exp(lax.complex(-jnp.exp(w["nu"]), w["theta"])) * h + x @ w["w"]
     return (h.real, h.imag), h.real
+
+
+# No net ------------------------------------------------------------------------------------------------------------------
 
 
 @cell({"w": (2, H)}, HIDDEN, net=False)

@@ -16,8 +16,6 @@ from onnxruntime.quantization import quantize_dynamic
 import jrnn
 from jrnn.errors import UnknownOperatorError
 
-pytestmark = pytest.mark.usefixtures("little_compilation")
-
 # fmt: off
 FAMILIES = [
     "averagepool", "cast", "castlike", "convinteger", "convtranspose", "dequantizelinear", "dynamicquantizelinear",
@@ -140,7 +138,8 @@ def test_a_quantized_lstm_equals_onnxruntime(direction, tmp_path):
         [numpy_helper.from_array(rng.uniform(-0.5, 0.5, s).astype(np.float32), n) for n, s in shapes.items()],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "f.onnx")
-    quantize_dynamic(tmp_path / "f.onnx", tmp_path / "q.onnx")
+    # Weights of 7 bits: sums of 8-bit products saturate in onnxruntime on processors without VNNI.
+    quantize_dynamic(tmp_path / "f.onnx", tmp_path / "q.onnx", reduce_range=True)
     quantized = onnx.load(tmp_path / "q.onnx")
     assert [node.op_type for node in quantized.graph.node] == ["DynamicQuantizeLSTM"]
     x = rng.standard_normal((steps, batch, size)).astype(np.float32)

@@ -161,5 +161,6 @@ def _transition(loop: Loop, group: tuple[int, ...], done: set[int], constants: d
     (i,) = group
     moving = jaxprs.depends(loop.eqns, [v for j, v in enumerate(loop.carry) if j not in done])
     known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
-    form = chunks.affine(loop, i, known, [], constants)
-    return Transition(group, shape, form.forms.contracted, form.free)
+    form = chunks.affine(loop, (i,), known, [], constants)
+    same = tuple(axis for axis in form.free if axis not in form.columns)
+    return Transition(group, shape, form.forms.contracted, same)
