@@ -49,7 +49,7 @@ def batch(key):
     keys = jax.random.split(key, 4)
     period = jax.random.uniform(keys[0], (BATCH, 1), minval=8, maxval=24)
     phase = jax.random.uniform(keys[1], (BATCH, 1), maxval=2 * jnp.pi)
-    sine = jnp.sin(2 * jnp.pi * jnp.arange(LENGTH) / period + phase)
+    sine = jnp.sin(2 * jnp.pi * jnp.arange(LENGTH)[None] / period + phase)
     labels = jax.random.bernoulli(keys[2], shape=(BATCH,))
     x = jnp.where(labels[:, None], jnp.sign(sine), sine)
     return (x + 0.1 * jax.random.normal(keys[3], x.shape))[..., None], labels.astype(jnp.float32)
