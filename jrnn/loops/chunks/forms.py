@@ -112,7 +112,7 @@ class Forms(Known):
 
     def _scaled(self, value: Value, atom: Atom, how: str = "") -> Value:
         """Multiplies with a known operand, along whose axes the value may have been constant."""
-        given = self._labels_beside(value, atom)
+        given = self._labels_next_to(value, atom)
         value = self._named(value, given)
         terms = [] if how else self._terms(atom, given)
         one = len(terms) == 1 and terms[0].sign == 1

@@ -29,7 +29,7 @@ class Known(Axes):
         self._made = jaxprs.producers(eqns)
         self._varying = varying_axes(eqns)
 
-    def _labels_beside(self, value: Value, atom: Atom) -> Labels:
+    def _labels_next_to(self, value: Value, atom: Atom) -> Labels:
         """Labels for a known operand next to a value: the value's, and fresh ones where the value is constant."""
         if not atom.aval.shape:
             return ()
@@ -45,9 +45,9 @@ class Known(Axes):
         every = [axis for axis, n in enumerate(atom.aval.shape) if n != 1]
         return self._varying.get(atom, every)
 
-    def _known(self, atom: Atom, beside: Value, ndim: int) -> Value:
+    def _known(self, atom: Atom, other: Value, ndim: int) -> Value:
         """The form of a known summand."""
-        labels = self._labels_beside(beside, atom)
+        labels = self._labels_next_to(other, atom)
         terms = self._terms(atom, labels)
         used = {l for t in terms for f in t.factors for l in f.labels}
         return Value(tuple(l if l in used else None for l in labels) or (None,) * ndim, tuple(terms))

@@ -80,7 +80,7 @@ class Value:
 
 
 class Axes:
-    """The labels of the axes of S and of the values beside it.
+    """The labels of the axes of S, and of other values of the step.
 
     Attributes:
         states: the carries, of one shape.

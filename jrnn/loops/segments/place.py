@@ -38,9 +38,8 @@ class Place:
     @property
     def position(self) -> Any:
         """The number of this device's segment, in the order in which they run."""
-        index = lax.axis_index(
-            self.axis
-        )  # not kept: a rule for derivatives is traced later, and may not use old tracers
+        # Not kept: a rule for derivatives is traced later, and may not use old tracers.
+        index = lax.axis_index(self.axis)
         return self.count - 1 - index if self.reverse else index
 
     @staticmethod

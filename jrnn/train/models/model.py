@@ -178,6 +178,7 @@ class LayersModel:
         return jnp.matmul(x, w.astype(x.dtype).T, preferred_element_type=w.dtype) + bias
 
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
+        """Returns the outputs and the state after the batch; every model defines it."""
         raise NotImplementedError
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
