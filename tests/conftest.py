@@ -1,5 +1,6 @@
 """Strict settings for every test: rank promotion raises, and 64-bit types are asked for, never assumed."""
 
+import collections
 import gc
 import os
 from pathlib import Path
@@ -27,7 +28,7 @@ collect_ignore_glob = ["conftest.py", "*/conftest.py"]
 
 
 def pytest_addoption(parser):
-    parser.addoption("--exhaustive", action="store_true", help="every case of the large grids, not a sample")
+    parser.addoption("--exhaustive", action="store_true", help="every test and every case, not those of a quick run")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -39,19 +40,31 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of tests marked `grid(every=K)`, keeps every K-th case."""
-    if config.getoption("--exhaustive"):
+    """Leaves out what only an exhaustive run checks, unless it is asked for: by --exhaustive, or by the name of a test."""
+    if config.getoption("--exhaustive") or any("::" in arg for arg in config.args):
         return
-    counts, dropped, kept = {}, [], []
+    cases = collections.defaultdict(list)  # of each function
     for item in items:
-        mark = item.get_closest_marker("grid")
-        if mark is None:
-            kept.append(item)
-            continue
-        count = counts[item.function] = counts.get(item.function, -1) + 1
-        (dropped if count % mark.kwargs["every"] else kept).append(item)
-    config.hook.pytest_deselected(items=dropped)
-    items[:] = kept
+        cases[getattr(item, "function", None)].append(item)
+    dropped = {item for group in cases.values() for item in left_out(group)}
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
+
+
+def left_out(items):
+    """Of the cases of one test, those that its marks leave to exhaustive runs."""
+    ids = [item.callspec.id if hasattr(item, "callspec") else None for item in items]
+    dropped = set()
+    for mark in items[0].iter_markers():
+        if unknown := set(mark.args) - set(ids) if mark.name in ("exhaustive", "sample") else ():
+            raise pytest.UsageError(f"{items[0].nodeid}: the mark {mark.name} names no case of it: {sorted(unknown)}")
+        if mark.name == "grid":
+            dropped |= {item for number, item in enumerate(items) if number % mark.kwargs["every"]}
+        elif mark.name == "sample":
+            dropped |= {item for item, id in zip(items, ids) if id not in mark.args}
+        elif mark.name == "exhaustive":
+            dropped |= {item for item, id in zip(items, ids) if id in mark.args or not mark.args}
+    return dropped
 
 
 # Tracing makes many objects, and little garbage: search for it less often than Python does by default.

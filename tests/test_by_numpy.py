@@ -62,6 +62,7 @@ def control(x, y):
     return scanned, counted, jax.checkpoint(jnp.sin)(x), jax.jit(jnp.cos)(x), jax.nn.relu(x)
 
 
+@pytest.mark.sample("arithmetic")
 @pytest.mark.parametrize("fn", [arithmetic, movements, control])
 def test_values_and_gradients_are_xlas(fn, x64):
     def both(x, y):

@@ -20,6 +20,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
+@pytest.mark.sample("accelerators.md-2", "backward_nets.md-5")
 @pytest.mark.parametrize(
     "page, examples",
     [
@@ -47,6 +48,7 @@ def test_page(page, examples, tmp_path, monkeypatch):
     assert failed == 0 and attempted > examples
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "page, wanted",
     [

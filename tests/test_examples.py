@@ -22,12 +22,14 @@ def load(name):
     return module
 
 
+@pytest.mark.exhaustive
 def test_a_recurrent_policy_learns_what_needs_memory(capsys):
     curve = load("recurrent_policy").train(240, report_every=60)
     assert curve[0] < 0.35 and curve[-1] > 0.95
     assert len(capsys.readouterr().out.splitlines()) == len(curve) == 4
 
 
+@pytest.mark.exhaustive
 def test_a_character_model_learns_and_writes():
     example = load("char_model")
     params, characters, losses = example.train(steps=40, hidden=16, report_every=20)
@@ -36,11 +38,13 @@ def test_a_character_model_learns_and_writes():
     assert text.startswith("The ") and len(text) == 9 and set(text) <= set(characters)
 
 
+@pytest.mark.exhaustive
 def test_a_flax_model_learns_from_sequences_with_padding():
     _, accuracy = load("flax_model").train(steps=60, hidden=8)
     assert accuracy > 0.75
 
 
+@pytest.mark.exhaustive
 def test_a_cell_of_ones_own_is_proved_and_learns():
     example = load("own_cell")
     example.prove(hidden=1)
@@ -48,6 +52,7 @@ def test_a_cell_of_ones_own_is_proved_and_learns():
     assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5])
 
 
+@pytest.mark.exhaustive
 def test_a_caffe2_net_is_tuned_and_exported(tmp_path):
     example = load("caffe2_finetune")
     example.old_package(tmp_path / "old", hidden=4)
@@ -56,6 +61,7 @@ def test_a_caffe2_net_is_tuned_and_exported(tmp_path):
     assert jrnn.load_package(tmp_path / "tuned").predict_net == tuned.predict_net
 
 
+@pytest.mark.exhaustive
 def test_the_policy_is_trained_on_what_it_acted_by(monkeypatch):
     example = load("recurrent_policy")
     monkeypatch.setattr(example, "ENVIRONMENTS", 4)
@@ -70,6 +76,7 @@ def test_the_policy_is_trained_on_what_it_acted_by(monkeypatch):
     assert not seen[~(resets | done)].any() and not reward[~done].any()
 
 
+@pytest.mark.exhaustive
 def test_a_hidden_markov_model_is_learned_and_its_gradient_is_the_posterior():
     example = load("hmm")
     params, losses, best, _, symbols = example.train(120)
@@ -79,6 +86,7 @@ def test_a_hidden_markov_model_is_learned_and_its_gradient_is_the_posterior():
     assert chances.min() >= -1e-6
 
 
+@pytest.mark.exhaustive
 def test_a_stream_is_learned_as_it_comes_and_again_after_it_changed():
     example = load("online_learning")
     stream = example.signal(4000)
@@ -87,6 +95,7 @@ def test_a_stream_is_learned_as_it_comes_and_again_after_it_changed():
     assert exact[4] < 0.7 * short[4] and exact[9] < 0.9 * short[9]
 
 
+@pytest.mark.exhaustive
 def test_a_kalman_filter_finds_the_noises():
     example = load("kalman")
     std, losses, (filtered, raw) = example.train(150)
@@ -96,11 +105,13 @@ def test_a_kalman_filter_finds_the_noises():
     assert filtered < 0.7 * raw
 
 
+@pytest.mark.exhaustive
 def test_a_neural_ode_follows_paths_longer_than_it_has_seen():
     _, losses, error = load("neural_ode").train(60)
     assert losses[-1] < 0.1 * losses[0] and error < 0.5
 
 
+@pytest.mark.exhaustive
 def test_series_of_different_lengths_are_forecast():
     example = load("time_series")
     model, losses, _ = example.train(30, hidden=16)
@@ -111,11 +122,13 @@ def test_series_of_different_lengths_are_forecast():
     np.testing.assert_allclose(model(x, lengths)[1], model(changed, lengths)[1], atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_policy_without_velocities_learns_to_balance():
     _, lengths = load("recurrent_ppo").train(jax.random.key(0), 30)
     assert lengths[-5:].mean() > 1.25 * lengths[:5].mean()
 
 
+@pytest.mark.exhaustive
 def test_a_pretrained_model_is_tuned_layer_by_layer(monkeypatch):
     example = load("finetune_pretrained")
     monkeypatch.setitem(example.CONFIG, "num_hidden_layers", 1)
@@ -123,6 +136,7 @@ def test_a_pretrained_model_is_tuned_layer_by_layer(monkeypatch):
     assert every < last_layer < 0.5 * before and written.startswith("2+3=")
 
 
+@pytest.mark.exhaustive
 def test_an_equinox_model_trains_with_the_loops_of_jrnn():
     pytest.importorskip("equinox")
     example = load("equinox_lstm")
@@ -132,6 +146,7 @@ def test_an_equinox_model_trains_with_the_loops_of_jrnn():
     np.testing.assert_allclose(*few, rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_the_step_of_a_page_streams_what_the_model_computes(tmp_path):
     """What the page does in JavaScript, by the same file and the same runtime."""
     example = load("browser_streaming")

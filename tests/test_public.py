@@ -29,6 +29,7 @@ jrnn.errors.ScanError, jrnn.graph.show, jrnn.cells.LSTM
 """
 
 
+@pytest.mark.exhaustive
 def test_import_jrnn_is_enough_and_nothing_loads_before_it_is_used():
     """Operators load when the table is read, also while JAX traces."""
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)

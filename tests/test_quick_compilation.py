@@ -20,6 +20,7 @@ def asked(monkeypatch):
     return asked
 
 
+@pytest.mark.exhaustive
 def test_a_program_tells_which_flags_there_are():
     assert quick_compilation.accepts([KNOWN])
     assert not quick_compilation.accepts([UNKNOWN])

@@ -28,6 +28,7 @@ def test_scripts_are_executable_and_valid(script):
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
+@pytest.mark.exhaustive
 def test_the_blocks_run(tmp_path, monkeypatch):
     """In the README's order, in one directory: blocks use what the ones before them left there."""
     monkeypatch.chdir(tmp_path)

@@ -92,6 +92,7 @@ def test_a_name_has_an_example(name):
     assert has_example(name), f"write an example: in the docstring of {name}, or on its page of docs/api"
 
 
+@pytest.mark.sample("convert", "corpus", "gradients", "graph", "index", "recurrent")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -73,6 +73,7 @@ def installed(wheel, tmp_path_factory):
     return run
 
 
+@pytest.mark.exhaustive
 def test_the_wheel_holds_what_is_not_python(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"jrnn/configs/{name}.toml" for name in config_names()} <= set(names)
@@ -80,6 +81,7 @@ def test_the_wheel_holds_what_is_not_python(wheel):
     assert not [name for name in names if not name.startswith("jrnn")]
 
 
+@pytest.mark.exhaustive
 def test_a_config_trains_by_name(installed):
     assert "1 steps, validation loss" in installed("train", "char_lstm", *(f"--set={change}" for change in TRAINING))
     assert (installed.folder / "runs" / "char_lstm" / "config.toml").exists()

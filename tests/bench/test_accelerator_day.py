@@ -24,6 +24,7 @@ def day():
     return module
 
 
+@pytest.mark.exhaustive
 def test_steps_on_a_cpu_leave_their_files_and_a_summary(tmp_path):
     command = [SCRIPT, str(tmp_path / "out"), "command-buffers-off", "profile", "newton"]
     environment = {**os.environ, "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}

@@ -96,6 +96,7 @@ def on_a_cpu(monkeypatch):
     monkeypatch.setattr(compile_for, "described", lambda accelerator: jax.devices("cpu")[0])
 
 
+@pytest.mark.exhaustive
 def test_rows_table_and_file(on_a_cpu, tmp_path):
     """The whole command, with this machine's processor in the place of the accelerator."""
     text = io.StringIO()

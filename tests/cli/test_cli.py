@@ -110,6 +110,7 @@ execution_step { name: "loop" network: "train" num_iter: 3 }
 """
 
 
+@pytest.mark.exhaustive("pb")
 @pytest.mark.parametrize("suffix", ["pb", "pbtxt"])
 def test_show_check_and_convert_take_plans(files, capsys, suffix):
     plan = f"plan.{suffix}"
@@ -263,6 +264,7 @@ def test_bench_measures_and_writes(files, capsys):
     assert "lax.scan" in (files / "figures.json").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_reader_that_goes_away_is_no_mistake():
     """As with `jrnn ops | head -1`, here for a pipe whose reader is closed from the start."""
     reads, writes = os.pipe()
@@ -284,6 +286,7 @@ def test_usage_errors_have_status_2(argv, capsys):
     assert e.value.code == 2
 
 
+@pytest.mark.exhaustive
 def test_train_writes_text_when_it_ends(files, capsys):
     (files / "text.txt").write_text("the cat sat on the mat and the dog ran away\n" * 40)
     (files / "c.toml").write_text(
@@ -303,6 +306,7 @@ def test_train_writes_text_when_it_ends(files, capsys):
     assert "resuming from step 3\n" in out and "4 steps" in out
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_after_the_end_of_a_command_changes_nothing():
     code = (
         "import os, signal, sys; from jrnn.cli import main; sys.argv = ['jrnn', 'configs']; status = main()\n"
@@ -334,6 +338,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_where_python_ignores_exceptions():
     ran = subprocess.run([sys.executable, "-c", IGNORED], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (130, "jrnn configs: interrupted\n")

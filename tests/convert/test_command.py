@@ -32,6 +32,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.exhaustive
 def test_from_a_factory_to_nets_to_python(here, capsys):
     assert main(["convert", "little_model.py:make", "out"]) == 0
     package = jrnn.Package.load("out")
@@ -64,6 +65,7 @@ print("equal")
 ALONE = ["nn_lstm_lengths", "nnx_rnn_gru", "cell_lstm_with_attention", "cond_and_while"]
 
 
+@pytest.mark.exhaustive
 def test_written_files_run_where_there_is_no_jrnn(here):
     for name in ALONE:
         fn, args, params = model(name)

@@ -138,6 +138,7 @@ def test_a_wrong_export_is_found_out(monkeypatch):
     assert "Cos -> 'Cos'" in text
 
 
+@pytest.mark.exhaustive
 def test_loops_that_do_not_end_on_random_numbers():
     """The nets are verified on the caller's numbers only."""
 
@@ -218,6 +219,7 @@ def test_weights_can_be_replaced():
     np.testing.assert_array_equal(run({"x": X}, {"scale": jnp.float32(3)})["output"], X * 3)
 
 
+@pytest.mark.exhaustive
 def test_generated_backward_net_of_an_export():
     params = {"w": normal(4, 3), "u": normal(4, 4) * 0.3, "b": normal(4)}
 

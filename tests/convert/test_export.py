@@ -110,6 +110,7 @@ def test_what_is_written_is_what_caffe2_writes(tmp_path):
     assert keys[0] == parse_minidb(MINIDB)[0][0] and b"w#%0" in keys
 
 
+@pytest.mark.exhaustive
 def test_big_parameters_travel_in_chunks(tmp_path):
     w = np.arange(2_100_000, dtype=np.float32).reshape(3, -1)
     package = export_package(Net("big", (Op.of("Add", ["w", "x"], ["y"]),), ("w", "x")), {"w": w}, ["x"], ["y"])

@@ -108,6 +108,7 @@ CASES += [{field: RANDOM.choice(HOSTILE) + " " + field for field in FIELDS} for 
 CASES += [{f: "".join(RANDOM.choices("\"'\\\n\r{}[]();#$ \0ax\x1b", k=12)) + " " + f for f in FIELDS} for _ in range(6)]
 
 
+@pytest.mark.exhaustive
 def test_no_name_becomes_python():
     for names in CASES:
         found = source(names)
@@ -116,6 +117,7 @@ def test_no_name_becomes_python():
         assert {n for f, n in names.items() if f in ("x", "y")} <= texts
 
 
+@pytest.mark.exhaustive
 def test_no_name_of_an_onnx_model_becomes_python():
     for names in CASES:
         found = source_of_onnx(names)

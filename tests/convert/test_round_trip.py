@@ -52,7 +52,7 @@ def is_float(x):
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.sample("swap", "nn_gru_cell")
 @pytest.mark.parametrize("name", MODELS)
 def test_round_trip(name, tmp_path):
     """A saved and loaded package is the same, and gives the values and gradients of the function."""
@@ -103,6 +103,7 @@ def test_round_trip(name, tmp_path):
         assert_close(have, want)
 
 
+@pytest.mark.sample("swap")
 @pytest.mark.parametrize("name", sorted(LOOPS))
 def test_gradients_of_loops(name):
     """The gradient of the round trip against JAX's derivative of the function, along one direction."""
@@ -128,7 +129,7 @@ def test_gradients_of_loops(name):
     assert_close(found, wanted)
 
 
-@pytest.mark.grid(every=6)
+@pytest.mark.sample("mlp", "nn_lstm_lengths", "nn_lstm_cell")
 @pytest.mark.parametrize("name", MODELS)
 def test_written_as_python(name, tmp_path):
     _, package = converted(name)

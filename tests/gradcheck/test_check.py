@@ -45,6 +45,7 @@ def chain():
     return b.build(outputs=["y"]), blobs
 
 
+@pytest.mark.exhaustive("TanhGradient-h-1")
 @pytest.mark.parametrize("type, blob, place", [("TanhGradient", "h", 1), ("SinGradient", "y", 4)])
 def test_the_first_operator_at_fault(type, blob, place, monkeypatch):
     net, blobs = chain()
@@ -58,6 +59,7 @@ def test_the_first_operator_at_fault(type, blob, place, monkeypatch):
     assert "the net's is wrong" in str(report)
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_forward_is_what_differences_tell(monkeypatch):
     """Its two gradients agree, and are not those of what it computes."""
     net, blobs = chain()
@@ -104,7 +106,7 @@ def stored_wrong(net):
     return replace(net, ops=tuple(map(change, net.ops)))
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "type, inside",
     [
@@ -241,6 +243,7 @@ def test_gradients_that_an_argument_cuts_are_said_to_be():
     assert f"because argument outputs_with_grads [1] lets only the gradients of '{rnn.outputs[1]}' pass" in str(fault)
 
 
+@pytest.mark.exhaustive("op1-grad_on_weights is 0")
 @pytest.mark.parametrize(
     "op, because",
     [

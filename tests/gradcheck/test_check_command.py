@@ -82,6 +82,7 @@ def report_of(capsys, *argv, status=0):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.exhaustive
 def test_a_net_with_its_init_net(files, capsys):
     assert main(["check", "net.pbtxt", *FEEDS]) == 0
     out = capsys.readouterr().out
@@ -91,6 +92,7 @@ def test_a_net_with_its_init_net(files, capsys):
     assert {line.split()[1] for line in out.splitlines() if line.startswith("│")} == {"w", "b", "x"}
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_gradient_is_named_and_has_status_1(files, capsys, wrong_tanh):
     assert main(["check", "net.pbtxt", *FEEDS]) == 1
     out = capsys.readouterr().out
@@ -114,6 +116,7 @@ def test_packages(files, capsys):
         assert {b["name"]: b["of"][:2] for b in found["blobs"]} == dict.fromkeys("xwb", "h[")  # a Jacobian
 
 
+@pytest.mark.exhaustive
 def test_functions(files, capsys):
     carry = ["--feed", "carry/0=normal[2,3]", "--feed", "carry/1=normal[2,3]"]
     found = report_of(capsys, "steps.py:step", *carry, "--feed", "x=normal[4,2,3]", "--scan")
@@ -121,6 +124,7 @@ def test_functions(files, capsys):
     assert {b["name"] for b in report_of(capsys, "steps.py:make")["blobs"]} == {"w", "x"}
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_rule_of_a_function_is_named(files, capsys):
     feeds = ["--feed", "carry=normal[2,3]", "--feed", "x=normal[4,2,3]"]
     fault = report_of(capsys, "steps.py:wrong", *feeds, "--scan", status=1)["fault"]

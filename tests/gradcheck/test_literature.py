@@ -47,12 +47,13 @@ def test_there_are_forty_cells():
     assert len(CELLS) >= 40 and set(CELLS) >= SAMPLE
 
 
+@pytest.mark.sample("branches")
 @pytest.mark.parametrize("name", sorted(SAMPLE))
 def test_cell(name):
     prove(name)
 
 
-@pytest.mark.grid(every=40)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(set(CELLS) - SAMPLE))
 def test_cell_of_the_full_table(name):
     prove(name)
@@ -91,6 +92,7 @@ def test_writes_at_indices():
     assert report.agrees and report.blobs[0].net_error is not None, report
 
 
+@pytest.mark.exhaustive
 def test_definitions_at_zero():
     """Functions that Caffe2 lacks have their gradients where a state usually begins, too."""
 
@@ -116,6 +118,7 @@ def gate(v):
 gate.defjvp(lambda p, t: (gate(*p), t[0] * jnp.exp(-(p[0] ** 2))))
 
 
+@pytest.mark.exhaustive("vjp")
 @pytest.mark.parametrize("rule", [spike, gate], ids=["vjp", "jvp"])
 def test_a_surrogate_is_taken_on_request_alone(rule):
     def fires(v, x):
@@ -155,6 +158,7 @@ def test_a_fault_next_to_a_stopped_gradient_is_found():
         assert_gradients_agree(step, normal(2, 3), normal(2, 2, 3), max_elements=4)
 
 
+@pytest.mark.exhaustive
 def test_kinks_are_named():
     report = report_of(lambda h, x: (h + x, jnp.abs(h)), np.zeros((1, 2), np.float32), normal(2, 1, 2))
     assert not report.agrees
@@ -162,6 +166,7 @@ def test_kinks_are_named():
     assert "the net's gradient and central differences agree; JAX's does not" in str(report)
 
 
+@pytest.mark.exhaustive
 def test_why_there_is_no_net():
     """In one line, with the operation and the user's line; the report has no gradient of a net."""
 

@@ -23,6 +23,7 @@ def part(recorded, case, name):
     return {key.removeprefix(prefix): value for key, value in recorded.items() if key.startswith(prefix)}
 
 
+@pytest.mark.exhaustive("rnn_tanh-settings0", "lstm_stack-settings4", "gru-settings5")
 @pytest.mark.parametrize(
     ("case", "settings"),
     [

@@ -159,6 +159,7 @@ def test_files_that_do_not_fit_are_named(tmp_path):
 # flax.nnx
 
 
+@pytest.mark.exhaustive("OptimizedLSTMCell-LSTM", "GRUCell-GRU")
 @pytest.mark.parametrize(
     ("cell", "kind"),
     [(nnx.LSTMCell, "LSTM"), (nnx.OptimizedLSTMCell, "LSTM"), (nnx.GRUCell, "GRU"), (nnx.SimpleCell, "RNN")],
@@ -267,6 +268,7 @@ def test_keras_layers_compute_the_same(kind, theirs):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.sample("True-LSTM")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_keras_bidirectional_lists_go_round(kind, bias):

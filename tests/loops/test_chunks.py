@@ -20,7 +20,7 @@ def two_steps_at_once(verified):
         yield
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.sample("affine")
 @pytest.mark.parametrize("name", ["lstm", "gru_reversed", "accumulators", "embedding_in_the_step", "affine"])
 def test_chunks_compute_the_same(name, x64, two_steps_at_once):
     """Also where the last chunk is shorter: 5 = 2 + 2 + 1."""

@@ -163,6 +163,7 @@ def test_an_equal_step_is_not_traced_again():
     assert len(traces) == 1, "as with jax.lax.scan"
 
 
+@pytest.mark.exhaustive
 def test_threads_with_equal_steps():
     failures = []
     xs = jnp.ones((3, 2))

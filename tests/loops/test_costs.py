@@ -39,6 +39,7 @@ CHOSEN = {
 }
 
 
+@pytest.mark.sample("elementwise")
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_chosen_candidates(name):
     forward, train, args = programs(name, jrnn.scan)
@@ -49,6 +50,7 @@ def test_the_chosen_candidates(name):
     assert reverse is None or (last != "lax.scan") == (reverse == "moved"), last
 
 
+@pytest.mark.sample("elementwise")
 @pytest.mark.parametrize("name", LOOPS)
 def test_no_loop_needs_more_memory_than_the_bound(name):
     for ours, theirs, train in zip(programs(name, jrnn.scan)[:2], programs(name, jax.lax.scan)[:2], (False, True)):
@@ -58,6 +60,16 @@ def test_no_loop_needs_more_memory_than_the_bound(name):
         assert mine <= most, f"{mine:,} bytes, but jax.lax.scan needs {base:,}"
 
 
+@pytest.mark.exhaustive(
+    "lookup_by_one_hot-True",
+    "repeated_input-True",
+    "output_layer-True",
+    "outer_products-True",
+    "small_products-True",
+    "elementwise-True",
+    "scalars-True",
+    "lstm-True",
+)
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", LOOPS)
 def test_estimated_memory_is_within_a_factor_of_two(name, train):
@@ -95,6 +107,7 @@ def residuals_of(step, scan, w, h, xs):
     return sum(jaxprs.nbytes(v) for v in forward.outvars[jaxprs.scan_counts(forward.params)[1] :])
 
 
+@pytest.mark.sample("lookup_by_one_hot", "repeated_input", "elementwise")
 @pytest.mark.parametrize("name", [*LOOPS, "runge_kutta"])
 def test_no_loop_stores_more_for_its_reverse_pass_than_jax_would(name):
     """Without the option `recompute`."""
@@ -107,6 +120,7 @@ def test_no_loop_stores_more_for_its_reverse_pass_than_jax_would(name):
     assert 0 < ours <= theirs
 
 
+@pytest.mark.exhaustive("400")
 @pytest.mark.parametrize("length", [100, 400])
 def test_the_work_of_planning_grows_no_faster_than_the_step(length, monkeypatch):
     """Equations that are estimated, and rounds of the minimum cut, for a step of 3 `length` equations and its gradient."""
@@ -127,6 +141,7 @@ def test_the_work_of_planning_grows_no_faster_than_the_step(length, monkeypatch)
     assert 0 < len(rounds) <= 4
 
 
+@pytest.mark.exhaustive
 def test_the_option_memory_bounds_what_leaves_the_loop():
     forward, train, args = programs("lstm", jrnn.scan)
     free = plans_of(train, *args)[-1].choice.chosen.estimate.memory
@@ -218,6 +233,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.exhaustive("accumulate-<lambda>", "branches-<lambda>")
 @pytest.mark.parametrize(
     "step, refused",
     [

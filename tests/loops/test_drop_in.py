@@ -98,6 +98,7 @@ def test_gradients_of_narrow_constants_are_summed_in_float32():
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(w)[0, :3], 1198, rtol=0.01)
 
 
+@pytest.mark.sample("unsafe_rbg")
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 def test_random_numbers_are_those_of_each_step(impl):
     """Keys but threefry's give other numbers under vmap, so what is made of them stays in the loop."""
@@ -206,6 +207,7 @@ def test_the_reverse_loop_makes_no_comparison_again(recompute):
     assert made and not made & {"eq", "gt", "floor"}
 
 
+@pytest.mark.exhaustive
 def test_no_steps():
     """The sum of no products, and the carries before no steps."""
 
@@ -244,6 +246,7 @@ def test_with_lengths_mistakes_are_reported_as_without(step, xs, error, message)
         scan(step, H0, xs, lengths=jnp.array([3, 1]))
 
 
+@pytest.mark.exhaustive
 def test_padding_is_nothing_to_divide_by(x64):
     """The step is evaluated past the ends too, but on nothing that the sequence does not hold."""
     xs = np.arange(1.0, T * N + 1).reshape(T, N)

@@ -39,6 +39,7 @@ def solver(request, monkeypatch):
     monkeypatch.setattr(targets, "plan", lambda loop, target, options: plan(loop, Target(request.param), options))
 
 
+@pytest.mark.exhaustive("cpu-False")
 @pytest.mark.grid(every=3)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_associative_agrees_with_the_loop(reverse, solver, x64):
@@ -108,6 +109,7 @@ def lru_step(p):
     return step
 
 
+@pytest.mark.exhaustive
 def test_associative_solves_carries_that_read_each_other(solver, x64):
     """A complex recurrence as two real carries, in float64 and in float32, forward and its gradient."""
     p = draw(2, **MINGRU, i0=(N, H), cos=(1, H), sin=(1, H))
@@ -337,6 +339,7 @@ def test_what_cudnn_is_given_means_the_same_network(layers, both, reference):
     assert reference, "the kernel was called"
 
 
+@pytest.mark.exhaustive
 def test_cudnn_is_given_lengths_as_it_wants_them(reference):
     steps, states, xs = lstm_layers(1, False)
     cudnn.run(steps, states, xs, lengths=np.array([T + 3, -1]))

@@ -58,7 +58,7 @@ def for_cuda(monkeypatch):
     return seen
 
 
-@pytest.mark.grid(every=4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "layer_norm_lstm", "peephole_lstm", "relu_mlp", "memory"])
 def test_values_and_gradients_are_those_of_the_loop(cell, for_cuda):
     weights, x = steps.inputs(cell, SIZE)
@@ -118,6 +118,7 @@ def test_divided_programs_join_nothing():
         assert len(core.inner.ys) == len(core.fission.core.ys)
 
 
+@pytest.mark.exhaustive
 def test_what_is_large_is_not_packed():
     (core, _) = loops_for(CUDA, "lstm", Size(7, 64, 4, 4096))
     assert len(core.inner.ys) == 6, "each stack alone: taking 6 MiB a step apart costs more than six kernels"

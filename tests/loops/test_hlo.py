@@ -59,6 +59,7 @@ def stacked(body):
     return re.findall(rf"= f32\[{T},([\d,]+)\]\S* dynamic-update-slice\(", body)
 
 
+@pytest.mark.exhaustive("gru")
 @pytest.mark.parametrize("cell", CELLS)
 def test_one_contraction_in_each_loop(cell):
     _, bodies = loops_of(scan, cell)
@@ -109,6 +110,7 @@ def test_the_gradient_of_a_weight_copies_the_smaller_operand(columns):
     assert {f"{D},{4 * H}", f"{H},{4 * H}"} <= set(products), "a product of the larger operand, transposed"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_program_is_as_long_for_many_steps(cell):
     few, many = (loops_of(scan, cell, steps)[0].count("\n") for steps in (10, 10_000))

@@ -66,11 +66,13 @@ def run(program, devices=""):
     return json.loads(done.stdout)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("devices, expected", [("", [True, 2, False, 2]), ("4", [False, 4, False, 4])])
 def test_dividing(devices, expected):
     assert run(DIVIDE, devices) == expected
 
 
+@pytest.mark.exhaustive
 def test_the_example_of_the_documentation():
     """Its data lies in two parts, and its gradients on each device whole."""
     page = Path(__file__).parents[2] / "docs" / "scaling.md"

@@ -55,6 +55,7 @@ def test_scopes_in_a_differentiated_step_have_the_names_of_lax_scan(transform):
     assert {"cell", "readout"} <= forward <= expected | {""}
 
 
+@pytest.mark.exhaustive("scan")
 @pytest.mark.parametrize("wrapped", [False, True], ids=["scan", "scan in a checkpoint"])
 def test_gradients_with_the_second_implementation_of_checkpoint(wrapped):
     def loss(scan, w):

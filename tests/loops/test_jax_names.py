@@ -117,6 +117,7 @@ def _names(path):
             yield f"jax.{node.attr}", node.lineno
 
 
+@pytest.mark.exhaustive
 def test_no_other_file_uses_them():
     """The loops are a part of JAX's machinery. Private names stand in the rules alone."""
     for path in ROOT.rglob("*.py"):

@@ -197,6 +197,7 @@ def chain(length, doubled):
     return step
 
 
+@pytest.mark.exhaustive("step-4_0")
 @pytest.mark.parametrize("step, steps", [(chain(700, False), 4), (chain(40, True), 4)])
 def test_long_steps_take_time_in_proportion(step, steps):
     """Neither recursion nor time that grows exponentially."""

@@ -123,20 +123,21 @@ def agrees(make, names, reverse, **options):
 BY_LOOP = [(name, bent) for name in EXECUTORS if name not in ("associative", "cudnn")] + [("associative", affine)]
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.sample("scan-skip")
 @pytest.mark.parametrize("names", MASKS)
 @pytest.mark.parametrize("executor, make", BY_LOOP, ids=[name for name, _ in BY_LOOP])
 def test_every_executor(executor, make, names, x64):
     agrees(make, names, names == "all", executor=executor)
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.sample("['input']-all")
 @pytest.mark.parametrize("names", MASKS)
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
 def test_every_form_of_recompute(recompute, names, x64):
     agrees(bent, names, names == "skip", recompute=recompute)
 
 
+@pytest.mark.sample("resets")
 @pytest.mark.parametrize("names", MASKS)
 def test_chunks(names, x64, in_chunks_always):
     with lowering.recorded() as plans:
@@ -144,7 +145,7 @@ def test_chunks(names, x64, in_chunks_always):
     assert "chunks" in [plan.executor for plan in plans], plans.notes
 
 
-@pytest.mark.grid(every=6)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
 @pytest.mark.parametrize("executor, make", [("auto", matrix), ("scan", bent), (tpu.KERNEL, bent)])
 def test_every_form_of_recompute_with_every_executor(executor, make, recompute, x64, in_chunks_always):

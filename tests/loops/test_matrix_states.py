@@ -54,7 +54,7 @@ def assert_close(pair, tolerance):
             )
 
 
-@pytest.mark.grid(every=4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step", layers.STEPS, ids=lambda step: step.__name__)
 def test_a_step_trains_in_chunks_as_step_by_step(x64, step):
     init, xs = problem(step, 37, jnp.float64, strong=layers.STEPS.index(step) % 2 == 0)
@@ -74,7 +74,7 @@ def test_a_step_is_recognized_however_it_is_written(step):
     assert [stage for stage in made.stages if stage.forms]
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step", [layers.kda, layers.gla], ids=lambda step: step.__name__)
 def test_float32_with_strong_and_weak_decay(step):
     runs = compiled(step, *problem(step, 70, jnp.float32))
@@ -83,6 +83,7 @@ def test_float32_with_strong_and_weak_decay(step):
         assert_close((run(*given) for run in runs), 1e-5)
 
 
+@pytest.mark.exhaustive
 def test_reverse_lengths_and_resets(x64):
     init, xs = problem(layers.gated_delta, 37, jnp.float64)
     given = {"reverse": True, "lengths": np.array([20]), "resets": np.arange(37)[:, None] == 9}
@@ -96,7 +97,7 @@ def test_reverse_lengths_and_resets(x64):
     assert_close((made, expected), 1e-10)
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("step, name", [(layers.gla, "gk"), (layers.kda, "k")], ids=["gla", "kda"])
 def test_jvp_and_second_derivatives(x64, step, name):
     init, xs = problem(step, 20, jnp.float64)
@@ -116,6 +117,7 @@ def test_jvp_and_second_derivatives(x64, step, name):
     assert_close(in_chunks_and_not(step, init, xs, second), 1e-9)
 
 
+@pytest.mark.exhaustive
 def test_vmap_of_the_gradient(x64):
     init, xs = problem(layers.delta, 20, jnp.float64)
     many = jax.tree.map(lambda x: np.stack([x, x[::-1]]), xs)
@@ -126,6 +128,7 @@ def test_vmap_of_the_gradient(x64):
     assert_close(in_chunks_and_not(layers.delta, init, xs, batched), 1e-10)
 
 
+@pytest.mark.exhaustive
 def test_what_is_not_finite_stays_where_the_recurrence_has_it():
     init, xs = problem(layers.gla, 20, jnp.float32)
     xs["v"][12, 0, 0, 1] = np.inf
@@ -135,6 +138,7 @@ def test_what_is_not_finite_stays_where_the_recurrence_has_it():
     assert np.isfinite(made[1][1])[:12].all()
 
 
+@pytest.mark.exhaustive
 def test_a_product_that_the_recurrence_does_not_have_may_overflow():
     init, xs = problem(layers.linear, 20, jnp.float32)
     xs["q"], xs["k"] = (
@@ -145,6 +149,7 @@ def test_a_product_that_the_recurrence_does_not_have_may_overflow():
     np.testing.assert_allclose(made[0][1][1], expected[0][1][1], rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_inputs_with_a_float32_state():
     init, xs = problem(layers.gated_delta, 20, jnp.float32)
     narrow = {n: x if x.dtype == bool else x.astype(jnp.bfloat16) for n, x in xs.items()}
@@ -158,6 +163,7 @@ def test_bfloat16_inputs_with_a_float32_state():
     np.testing.assert_allclose(made[0][1][0], expected[0][1][0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.exhaustive("q-True")
 @pytest.mark.parametrize("name, reads", [("q", True), ("v", False)])
 def test_a_gradient_that_reads_no_state_is_computed_step_by_step(name, reads):
     init, xs = problem(layers.linear, 20, jnp.float32)
@@ -182,6 +188,7 @@ def test_the_reverse_pass_keeps_states_of_chunk_boundaries_only():
     assert sizes(jrnn.scan) < sizes(jax.lax.scan) / 5
 
 
+@pytest.mark.sample("all states")
 @pytest.mark.parametrize(
     "step, reason",
     [
@@ -215,6 +222,7 @@ def test_products_have_the_precision_of_the_step(given, expected):
     assert {p[0] if p else None for p in inside} == {expected}
 
 
+@pytest.mark.exhaustive
 def test_explain_scan_says_how_a_loop_is_solved():
     init, xs = problem(layers.kda, 64, jnp.float32)
     plan = jrnn.explain_scan(layers.kda, init, xs).training[0]

@@ -115,6 +115,7 @@ def both(make, p, init, dtype=jnp.float32, **options):
     return found
 
 
+@pytest.mark.sample("heads-True")
 @built
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", CASES)
@@ -124,6 +125,7 @@ def test_values_and_gradients_agree(name, reverse):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=3e-4), ours, theirs)
 
 
+@pytest.mark.exhaustive
 @built
 def test_float64_agrees(x64):
     p = weights(jnp.float64)
@@ -131,6 +133,7 @@ def test_float64_agrees(x64):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-10), ours, theirs)
 
 
+@pytest.mark.exhaustive
 @built
 def test_bfloat16_agrees():
     p = weights(jnp.bfloat16)
@@ -140,6 +143,7 @@ def test_bfloat16_agrees():
         np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.exhaustive
 @built
 @pytest.mark.parametrize(
     "options", [dict(lengths=jnp.array([7, 3, 0, 1, 5])), dict(resets=jnp.arange(T * N).reshape(T, N) % 4 == 0)]
@@ -149,6 +153,7 @@ def test_masks_agree(options):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), ours, theirs)
 
 
+@pytest.mark.sample("13")
 @built
 @pytest.mark.parametrize("rows", [1, 2, 6, 13])
 def test_every_instruction_set_and_number_of_threads_computes_the_same_rows(rows):
@@ -177,6 +182,7 @@ def every(bits):
     return np.concatenate([some, np.array(special, np.float32)])
 
 
+@pytest.mark.exhaustive
 @built
 @pytest.mark.parametrize("level", SETS)
 def test_tanh_and_logistic_are_within_two_units_in_the_last_place(level, request):
@@ -271,6 +277,7 @@ def test_it_says_why_it_cannot_run_a_step():
         scan(lambda h, _: (h + 1, None), jnp.ones((N, D), jnp.int32), length=2, executor="native")
 
 
+@pytest.mark.exhaustive
 @built
 def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faster():
     few = weights(wx=(128, 512), wh=(128, 512), b=(1, 512), x=(50, 32, 128), h0=(32, 128), c0=(32, 128))
@@ -295,6 +302,7 @@ def test_without_the_object_the_reason_is_given(monkeypatch):
     assert explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]).executor != "native"
 
 
+@pytest.mark.exhaustive
 def test_importing_jrnn_does_not_load_it():
     code = "import sys, jrnn; from jrnn.loops.native import library; sys.exit(library.found.cache_info().currsize)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

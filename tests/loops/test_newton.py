@@ -41,7 +41,7 @@ def everything(run, make):
     )
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CELLS)
 def test_values_and_gradients_are_those_of_the_loop(name, x64):
     make, *args = example(name, T)
@@ -49,6 +49,7 @@ def test_values_and_gradients_are_those_of_the_loop(name, x64):
     close(jax.jit(everything(newton, make))(*args), by_numpy(everything(jax.lax.scan, make))(*args))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gru", "elman_dense"])
 def test_in_float32(name):
     make, *args = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32) if hasattr(v, "shape") else v, example(name, T))
@@ -68,6 +69,7 @@ def test_the_structure_of_the_jacobian_is_found(name, block):
     assert max(group.block for group in found) == block
 
 
+@pytest.mark.exhaustive
 def test_the_last_update_is_made(x64):
     """In float32 the values are as near as those of the loop, not only as near as the certificate asks."""
     make, *given = example("ctrnn", 64)
@@ -77,6 +79,7 @@ def test_the_last_update_is_made(x64):
     assert abs(found - expected).max() < 3e-7 * abs(expected).max()
 
 
+@pytest.mark.exhaustive
 def test_layers_are_solved_one_after_the_other(x64):
     make, p, carry, xs = example("gru", T)
 
@@ -96,11 +99,13 @@ def test_layers_are_solved_one_after_the_other(x64):
     close(jax.jit(ours)(carry, xs), by_numpy(theirs)(carry, xs))
 
 
+@pytest.mark.exhaustive
 def test_one_iteration_is_enough_for_an_affine_step(x64):
     make, p, carry, xs = example("mingru", T)
     assert scan_statistics(make(p), carry, xs)[1].iterations == 1
 
 
+@pytest.mark.exhaustive
 def test_derivatives_of_higher_order_and_transformations(x64):
     make, p, carry, xs = example("gru", 8)
 
@@ -157,6 +162,7 @@ def pararnn_cfc(p):
     return step
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [pararnn_gru, pararnn_lstm, pararnn_cfc], ids=lambda make: make.__name__)
 def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
     """Recorded by scripts/record/pararnn_cells.py: the same method in another framework, with Jacobians by hand."""
@@ -186,6 +192,7 @@ def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
 # The certificate ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_chaotic_loop_ends_in_the_loop(x64):
     """Its residuals can be small where the trajectory is another one."""
     make, p, carry, xs = example("lorenz", 1500)
@@ -200,6 +207,7 @@ def test_a_chaotic_loop_ends_in_the_loop(x64):
     close(ys, jax.jit(lambda h: jax.lax.scan(step, h, xs)[1])(jnp.zeros((1, 10))))
 
 
+@pytest.mark.exhaustive
 def test_the_loop_starts_where_the_certificate_fails(x64):
     """Contracting steps, then one iteration too few for a kink: what is before it is kept."""
     xs = jnp.zeros((60, 1)).at[40:].set(2.5)
@@ -213,6 +221,7 @@ def test_the_loop_starts_where_the_certificate_fails(x64):
     close(ys, by_numpy(lambda h: jax.lax.scan(step, h, xs)[1])(jnp.ones(1)))
 
 
+@pytest.mark.exhaustive
 def test_overflow_in_an_iteration_does_not_reach_the_caller(x64):
     """From zero, exp(h * h) overflows in the first update; the loop itself stays small."""
     xs = jnp.full((30, 2), 3.0)
@@ -231,6 +240,7 @@ def test_overflow_in_an_iteration_does_not_reach_the_caller(x64):
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)  # infinite, as in the loop
 
 
+@pytest.mark.exhaustive("float64")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_huge_state_is_not_taken_for_the_scale(dtype, x64):
     """XLA rounds the reciprocal of the largest numbers to 0, and so would be all residuals relative to them."""
@@ -246,6 +256,7 @@ def test_a_huge_state_is_not_taken_for_the_scale(dtype, x64):
     assert found.iterations > 1 and found.residual < 1e-4
 
 
+@pytest.mark.exhaustive
 def test_guesses_quasi_newton_and_damping(x64):
     make, p, carry, xs = example("elman_dense", T)
     expected = by_numpy(lambda c: jax.lax.scan(make(p), c, xs))(carry)
@@ -268,6 +279,7 @@ def test_guesses_quasi_newton_and_damping(x64):
 # Rounds ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_the_depth_of_an_iteration_grows_with_the_logarithm():
     """Launches on the longest path of the compiled program: two a round, where the loop has some for every step."""
 
@@ -280,6 +292,7 @@ def test_the_depth_of_an_iteration_grows_with_the_logarithm():
     assert compiled(jax.lax.scan, 512).depth() > 512
 
 
+@pytest.mark.sample("6")
 @pytest.mark.parametrize("size", [1, 3, 6])
 def test_linear_recurrences_and_their_adjoints(size, x64):
     random = np.random.RandomState(size)

@@ -41,7 +41,7 @@ def streamed(learner, p, carry, xs):
     return jax.lax.scan(one, learner.init(p, carry, xs[0]), xs)[1]
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.sample("elman_diagonal")
 @pytest.mark.parametrize("name", ["elman_diagonal", "gru", "lstm", "slstm", "cfc", "mingru", "elman_dense"])
 def test_the_sum_is_the_gradient_of_a_scan(name, x64):
     step, p, carry, xs = task(name)

@@ -36,6 +36,7 @@ def affine(x):
     return scan(lambda h, x: (h * jax.nn.sigmoid(x) + x,) * 2, jnp.zeros(x.shape[1:]), x)[1]
 
 
+@pytest.mark.sample("affine")
 @pytest.mark.parametrize("fn", [recurrent, gradient, affine])
 def test_what_is_exported_computes_the_same(fn):
     given = jax.ShapeDtypeStruct(export.symbolic_shape("t, n, 3"), jnp.float32)

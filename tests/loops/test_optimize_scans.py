@@ -55,6 +55,7 @@ def total(xs):
     return jax.lax.scan(lambda c, x: (jnp.tanh(c + x @ jnp.ones((D, D))), c), jnp.zeros((T, D)), xs)[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("library, optimized", [(nnx_rnn, by_context), (linen_scan, by_decorator)])
 def test_loops_of_flax_are_rewritten(library, optimized):
     loss, parameters = library()

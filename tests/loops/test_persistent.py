@@ -91,7 +91,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("cell", CELLS)
 def test_cells_agree(cell, options, x64):
@@ -141,6 +141,7 @@ PIECES = (
 )  # fmt: skip
 
 
+@pytest.mark.sample("pieces")
 @pytest.mark.parametrize(
     "functions", [ELEMENTWISE, VECTORS, PRODUCTS, PIECES], ids=["each", "vectors", "products", "pieces"]
 )
@@ -159,6 +160,7 @@ def test_operations_agree(functions, x64):
     jax.tree.map(close, *outs)
 
 
+@pytest.mark.sample("13-False")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("steps", [1, 13, 19, 34])  # one block, a prime number of steps, the last block shorter or not
 def test_blocks_of_steps(steps, reverse, x64):

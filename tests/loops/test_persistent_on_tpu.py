@@ -36,6 +36,7 @@ def lowered(fn, *args, platforms=("tpu",)):
     return text, plans
 
 
+@pytest.mark.sample("float32-gru_step-3")
 @pytest.mark.parametrize("make, gates", [(lstm_step, 4), (gru_step, 3)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_train_step_is_two_kernels(make, gates, dtype):

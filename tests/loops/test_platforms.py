@@ -10,6 +10,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 import jrnn
@@ -69,6 +70,7 @@ def exported(fn, *args):
     return plans
 
 
+@pytest.mark.exhaustive
 def test_a_module_and_its_gradient_in_one_export():
     graph, state = nnx.split(nn.LSTM(3, 4, rngs=nnx.Rngs(0)))
     leaves, tree = jax.tree.flatten(state)
@@ -82,6 +84,7 @@ def test_a_module_and_its_gradient_in_one_export():
     assert all(plan.contractions == 1 for plan in plans)
 
 
+@pytest.mark.exhaustive
 def test_a_net_in_one_export():
     b = jrnn.NetBuilder("net")
     x, lengths = b.input("x"), b.input("lengths")
@@ -92,6 +95,7 @@ def test_a_net_in_one_export():
     assert len(plans) == len(ALL)
 
 
+@pytest.mark.exhaustive
 def test_divided_training_keeps_the_passes():
     """Over 8 devices, by `jax.shard_map` and by explicit sharding: as many values are hoisted and summed as on one."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}

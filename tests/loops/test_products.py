@@ -41,7 +41,7 @@ def rank_one(p, h, x):
     return h, h
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", [gates, gates_apart, rank_one])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_values_and_gradients(cell, reverse, x64):
@@ -55,6 +55,7 @@ def test_values_and_gradients(cell, reverse, x64):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), ours, theirs)
 
 
+@pytest.mark.exhaustive("gates_apart-40")
 @pytest.mark.parametrize("cell, size", [(gates, 3 * H), (gates_apart, 10 * H)])
 def test_nothing_is_transposed_in_the_loops_or_stacked_twice(cell, size):
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(11, **SHAPES))

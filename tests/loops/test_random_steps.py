@@ -12,7 +12,7 @@ from random_steps import Program, difference, drawn, minimized
 ONE = Program((), (("state", 0), ("sum", 1)), (("tanh", 0, 1), ("ordered_callback", 0, 0)), (("value", 0, 0),))
 
 
-@pytest.mark.grid(every=4)
+@pytest.mark.sample("8")
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(seed):
     told = difference(drawn(seed), seed)
@@ -50,6 +50,7 @@ def test_a_second_call_of_a_callback_is_found(monkeypatch):
     assert "told" in difference(replace(ONE, carries=(("fixed", 0),), outputs=()), 0)
 
 
+@pytest.mark.exhaustive
 def test_what_differs_is_made_smaller(monkeypatch):
     monkeypatch.setattr(random_steps, "scan", broken(scaled))
     small, told = minimized(ONE, 0)

@@ -28,7 +28,7 @@ def named_step(p):
     return step
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.sample("recompute4-True")
 @pytest.mark.parametrize(
     "recompute, reverse",
     [("contractions", False), (1, False), (2, True), ("sqrt", False), (["sums", "update"], True), (100, False)],
@@ -45,6 +45,7 @@ def test_gradients_are_the_same(recompute, reverse, x64):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), ours, expected)
 
 
+@pytest.mark.exhaustive
 def test_lengths_with_checkpoints(x64):
     p = jax.tree.map(jnp.asarray, draw(1, **LSTM))
 
@@ -89,6 +90,7 @@ def test_contractions_never_store_more_than_none():
     assert stored("contractions") <= stored(None)
 
 
+@pytest.mark.exhaustive("recompute1")
 @pytest.mark.parametrize("recompute", ["contractions", ["sums"]])
 def test_steps_with_control_flow_keep_to_what_was_asked(recompute, x64):
     """Their derivative is JAX's own, under a policy of `jax.checkpoint`."""
@@ -110,6 +112,7 @@ def test_steps_with_control_flow_keep_to_what_was_asked(recompute, x64):
     assert stacks[0] < stacks[1]
 
 
+@pytest.mark.exhaustive
 def test_memory_with_square_root_checkpoints():
     """T=4096: within 1.5 of sqrt(T) carries and sqrt(T) steps of working memory; no output of all steps is asked for."""
     steps, batch, width = 4096, 4, 32

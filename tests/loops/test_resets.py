@@ -44,7 +44,7 @@ def in_segments(p, reverse=False, lengths=(T, T)):
     return jax.tree.map(lambda *v: jnp.concatenate(v), *carries), jnp.concatenate(outs, axis=1)
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=lambda k: "-".join(k) or "plain")
 def test_segments_are_as_if_run_by_themselves(keywords, x64):
     p = jax.tree.map(jnp.asarray, draw(5, **LSTM))
@@ -61,6 +61,7 @@ def test_segments_are_as_if_run_by_themselves(keywords, x64):
     close(jax.jit(both(at_once))(p), by_numpy(both(functools.partial(in_segments, **keywords)))(p))
 
 
+@pytest.mark.exhaustive
 def test_with_checkpoints_of_the_carry(x64):
     p = jax.tree.map(jnp.asarray, draw(5, **LSTM))
 

@@ -44,7 +44,7 @@ def loss(which, fn, p):
     return total
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.sample("straight_through")
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_gradients_are_those_of_lax_scan(name, x64):
     fn, params = runs(name)
@@ -56,6 +56,7 @@ def test_results_and_gradients_are_those_of_lax_scan(name, x64):
     close(jax.jit(both(scan))(params), by_numpy(both(jax.lax.scan))(params))
 
 
+@pytest.mark.exhaustive("lstm")
 @pytest.mark.grid(every=3)
 @pytest.mark.parametrize("name", ["lstm", "accumulators", "branches", "straight_through"])
 def test_second_derivatives(name, x64):
@@ -70,6 +71,7 @@ def test_second_derivatives(name, x64):
     close(jax.jit(ours)(params), by_numpy(theirs)(params), 1e-9)
 
 
+@pytest.mark.sample("scan_in_the_step")
 @pytest.mark.parametrize("name", ["lstm", "gru", "choice_fed_back", "scan_in_the_step"])
 def test_forward_mode(name, x64):
     fn, params = runs(name)
@@ -82,6 +84,7 @@ def test_forward_mode(name, x64):
     close(jax.jit(moved(scan))(params, tangents), by_numpy(moved(jax.lax.scan))(params, tangents))
 
 
+@pytest.mark.exhaustive
 def test_forward_over_reverse_and_reverse_over_forward(x64):
     fn, params = runs("gru")
     h0 = jnp.asarray(params["h0"])
@@ -95,7 +98,7 @@ def test_forward_over_reverse_and_reverse_over_forward(x64):
     close(jax.jit(jax.jacrev(jax.jacfwd(ours)))(h0), expected, 1e-10)
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batched", ["h0", "wh", "x"])
 def test_gradient_of_vmap_and_vmap_of_gradient(batched, x64):
     fn, params = runs("gru")
@@ -117,6 +120,7 @@ def test_gradient_of_vmap_and_vmap_of_gradient(batched, x64):
     close(jax.jit(both(scan))(params), by_numpy(both(jax.lax.scan))(params))
 
 
+@pytest.mark.exhaustive
 def test_linearize_checkpoint_and_jit_inside_grad(x64):
     fn, params = runs("lstm")
     params = jax.tree.map(jnp.asarray, params)
@@ -129,6 +133,7 @@ def test_linearize_checkpoint_and_jit_inside_grad(x64):
     close(jax.jit(lambda p, t: jax.linearize(ours, p)[1](t))(params, tangents), wanted)
 
 
+@pytest.mark.exhaustive
 def test_scan_inside_scan(x64):
     p = jax.tree.map(jnp.asarray, draw(0, **GRU))
 
@@ -143,6 +148,7 @@ def test_scan_inside_scan(x64):
     close(jax.jit(ours)(p), by_numpy(theirs)(p))
 
 
+@pytest.mark.sample("h0")
 @pytest.mark.parametrize("wanted", ["wh", "h0", "x"])
 def test_gradient_of_one_input_alone(wanted, x64):
     fn, params = runs("lstm")
@@ -162,6 +168,7 @@ def test_no_steps_at_all():
     assert ys.shape == (0, N, H)
 
 
+@pytest.mark.exhaustive("bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_small_types(dtype):
     p = jax.tree.map(lambda v: jnp.asarray(v, dtype), draw(1, **LSTM))
@@ -202,6 +209,7 @@ def test_side_effects_happen():
 # Lengths --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reverse", [False, True])
 def test_lengths_hold_the_carry_and_zero_the_outputs(reverse, x64):
     p = jax.tree.map(jnp.asarray, draw(2, **LSTM))
@@ -235,6 +243,7 @@ def test_lengths_must_fit():
         scan(lambda c, x: (c + x, x), jnp.zeros(3), jnp.zeros((4, 3)), lengths=np.array([1.0, 2.0, 3.0]))
 
 
+@pytest.mark.exhaustive
 def test_sharded_over_the_batch():
     """On a mesh the results are those of one device (the mesh has as many devices as there are)."""
     mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -263,6 +272,7 @@ def test_sharded_over_the_batch():
     close(jax.jit(jax.grad(mean_over_shards))(p), expected, 1e-5)
 
 
+@pytest.mark.exhaustive
 def test_sharded_by_type():
     """With explicit axes, a contraction over the sharded batch needs the sharding of its result, as in `lax.scan`."""
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(3, **{**GRU, "x": (T, len(jax.devices()) * N, D)}))

@@ -54,6 +54,7 @@ def stages_of(monkeypatch):
     return found
 
 
+@pytest.mark.sample("linear-options0-kinds0")
 @pytest.mark.parametrize(
     "name, options, kinds",
     [
@@ -77,6 +78,7 @@ def test_values_and_gradients(name, options, kinds, monkeypatch):
     assert all(f == kinds for f in found) and found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gated_delta", "rnn"])
 def test_second_derivatives_and_forward_mode(name):
     def of(loss, args):
@@ -87,6 +89,7 @@ def test_second_derivatives_and_forward_mode(name):
     assert off(made, wanted) < 1e-12
 
 
+@pytest.mark.exhaustive
 def test_products_that_overflow_are_not_used():
     """A of a segment is infinite, and its state is 0: one device after the other runs."""
     factors = jnp.concatenate([jnp.full((4, 2), 1e200), jnp.full((4, 2), 0.5)])
@@ -107,6 +110,7 @@ def test_large_summaries_go_from_device_to_device(monkeypatch):
     assert off(made, wanted) < 1e-12
 
 
+@pytest.mark.exhaustive
 def test_one_device_and_under_vmap_and_without_inputs():
     step, w, first, xs = example("min_gru", T)
     two = jnp.stack([w, 2 * w])
@@ -136,6 +140,7 @@ def eight():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.exhaustive
 def test_on_eight_devices(eight):
     """Values and gradients with lengths and resets, on meshes of 8 and of 4 x 2, with and without checked types."""
     found = {name: size for name, size in eight.items() if name != "sent"}

@@ -42,6 +42,7 @@ def carry_passed_on(h, x):
     return h[None][0], h.reshape(H, N).reshape(N, H)
 
 
+@pytest.mark.sample("carry_passed_on")
 @pytest.mark.parametrize("step", [gates_joined, parts_of_parts, across_parts, uneven, carry_passed_on])
 def test_results_and_gradients_stay(step):
     def loss(run, h, xs):

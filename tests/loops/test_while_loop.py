@@ -32,7 +32,7 @@ def unrolled(w, h, n):
     return h
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.sample("0-options0")
 @pytest.mark.parametrize(
     "n, options",
     [
@@ -70,6 +70,7 @@ def test_what_reaches_the_bound_has_the_state_that_it_has():
     assert float(double(3.0)) == 24.0 and float(jax.grad(double)(3.0)) == 8.0
 
 
+@pytest.mark.exhaustive
 def test_examples_stop_each_at_its_step(x64):
     """The derivative of the body at what has stopped is infinite: it must not reach the gradient of a shared weight."""
     x = jnp.asarray([4.0, 900.0, 30.0])
@@ -120,6 +121,7 @@ def test_work_stops(x64):
     assert 4 <= calls.count("derivative") <= 12, "two levels of segments compute each of 4 steps up to three times"
 
 
+@pytest.mark.exhaustive
 def test_the_memory_of_a_gradient_grows_with_the_logarithm():
     def temporary(steps, **options):
         def loss(w, h):
@@ -159,6 +161,7 @@ def test_errors_and_types_are_those_of_jax():
 # Examples -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_an_ode_with_adaptive_steps(x64):
     """Heun's method with Euler's as the estimate of the error, y' = -k y: the gradient is that of the steps taken."""
     tolerance = 1e-4
@@ -215,7 +218,7 @@ def by_hand(step, steps, h, xs, reverse=False):
     return h, jax.tree.map(lambda *leaves: jnp.stack(leaves), *[empty if y is None else y for y in outs])
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("mapped", [False, True])
 def test_until_is_a_loop_that_breaks(reverse, mapped, x64):
@@ -246,6 +249,7 @@ def test_until_is_a_loop_that_breaks(reverse, mapped, x64):
     close(got, jax.tree.map(lambda *v: np.stack(v), *expected))
 
 
+@pytest.mark.sample("contractions")
 @pytest.mark.parametrize("recompute", [None, "contractions", "sqrt"])
 def test_sequences_of_a_batch_stop_each_at_its_step(recompute, x64):
     """With lengths and skipped steps. NaN after the stop reaches neither values nor gradients."""
@@ -273,6 +277,7 @@ def test_sequences_of_a_batch_stop_each_at_its_step(recompute, x64):
     close(value(w, spoiled)[1][0], by_numpy(jax.grad(by_hands))(w))
 
 
+@pytest.mark.exhaustive
 def test_adaptive_computation_time(x64):
     """Graves 2016: a step ponders until its halting probabilities add up to 0.99, or five times."""
     w = {"h": jnp.asarray(W), "halt": jnp.asarray([0.5, -0.3, 0.8])}

@@ -35,6 +35,7 @@ def model(request):
     return made(request.param)
 
 
+@pytest.mark.exhaustive
 def test_generation_is_the_likeliest_token_step_by_step(model):
     new, state = model.generate(PROMPT, 5, temperature=0, lengths=[4, 2])
     assert [token.tolist() for token in model.stream(PROMPT, 5, temperature=0, lengths=[4, 2])] == new.T.tolist()
@@ -49,6 +50,7 @@ def test_generation_is_the_likeliest_token_step_by_step(model):
         np.testing.assert_allclose(after[n], model.step(jnp.array([1]), own)[0][0], atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_a_conversation_is_saved_and_continued(model, tmp_path):
     whole, _ = model.generate(PROMPT, 6, temperature=0)
     first, state = model.generate(PROMPT, 3, temperature=0)
@@ -60,6 +62,7 @@ def test_a_conversation_is_saved_and_continued(model, tmp_path):
     assert (whole[:, :3] == first).all()
 
 
+@pytest.mark.exhaustive
 def test_sequences_stop():
     model = made("mamba")
     free, _ = model.generate(PROMPT, 6, temperature=0)
@@ -74,6 +77,7 @@ def test_sequences_stop():
     assert [int(token[0]) for token in one] == free[0, : first + 1].tolist()
 
 
+@pytest.mark.exhaustive
 def test_draws_follow_the_probabilities_and_the_limits():
     chances = jnp.array([0.5, 0.3, 0.15, 0.05])
     logits = jnp.broadcast_to(jnp.log(chances), (4000, 4))

@@ -28,6 +28,24 @@ def calls(work, argument):
     return count
 
 
+@pytest.mark.exhaustive(
+    "chain-read",
+    "chain-read text",
+    "chain-infer_shapes",
+    "chain-to_svg",
+    "fan-read text",
+    "fan-infer_shapes",
+    "fan-add_gradients",
+    "fan-to_svg",
+    "shared-read text",
+    "shared-infer_shapes",
+    "shared-add_gradients",
+    "shared-to_svg",
+    "in place-read text",
+    "in place-infer_shapes",
+    "in place-add_gradients",
+    "in place-to_svg",
+)
 @pytest.mark.parametrize("stage", [s for s in STAGES if s != "run"])
 @pytest.mark.parametrize("kind", NETS)
 def test_twice_the_operators_are_twice_the_work(stage, kind):
@@ -38,6 +56,7 @@ def test_twice_the_operators_are_twice_the_work(stage, kind):
     assert calls(work.run, large) < 2.5 * calls(work.run, small)
 
 
+@pytest.mark.exhaustive("chain", "shared")
 @pytest.mark.parametrize("kind", NETS)
 def test_twice_the_operators_are_twice_the_picture(kind):
     small, large = (len(to_svg(NETS[kind](n))) for n in (150, 300))

@@ -91,6 +91,7 @@ def test_to_jax_leaves_out_what_no_output_needs():
     assert list(jrnn.to_jax(net, ["y"])({"x": X})) == ["y"]
 
 
+@pytest.mark.exhaustive
 def test_to_jax_under_every_transformation():
     fn = jrnn.to_jax(Net("n", (Op.of("Tanh", ["x"], ["y"]), Op.of("SumElements", ["y"], ["loss"]))), ["loss"])
 

@@ -31,6 +31,7 @@ def _agree(b, blobs, reached):
     assert not any(v.any() for n, v in want.items() if n not in reached)
 
 
+@pytest.mark.exhaustive
 def test_several_sequences_and_outputs_that_are_no_states(x64):
     b = jrnn.NetBuilder("net")
     step = jrnn.NetBuilder("step", parent=b)

@@ -72,6 +72,7 @@ KINDS = {
 }
 
 
+@pytest.mark.exhaustive("scan reverse", "scan unroll", "scan recompute", "scan strict")
 @pytest.mark.parametrize("name", CALLS)
 def test_scalars_are_alike(name):
     wanted = CALLS[name](int, float, True)

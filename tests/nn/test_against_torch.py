@@ -58,7 +58,7 @@ def compare(found, recorded, tolerance):
         np.testing.assert_allclose(np.asarray(found[name]), expected, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
-@pytest.mark.grid(every=9)
+@pytest.mark.sample("rnn_relu-1-uni-nobias")
 @pytest.mark.parametrize("case", GRID)
 def test_float64_full_and_packed(case, recording, x64):
     file, params, x, states, seeds = case_inputs(recording, case)
@@ -87,7 +87,7 @@ def test_float64_full_and_packed(case, recording, x64):
     assert not found["rows"][len(rows) :].any()
 
 
-@pytest.mark.grid(every=11)
+@pytest.mark.sample("rnn_tanh-1-uni-bias")
 @pytest.mark.parametrize("case", GRID)
 def test_float32_full_and_ragged_batch_first(case, recording):
     file, params, x, states, seeds = case_inputs(recording, case)

@@ -61,7 +61,7 @@ def apart(call, params, x, hx, reset_state, directions):
     return whole, jax.tree.map(lambda *leaves: jnp.stack(list(end_of(*leaves))), last, hx)
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES)
 def test_a_sequence_is_that_of_its_pieces(case, x64):
     unit, options = CASES[case]
@@ -95,6 +95,7 @@ def close(found, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
 
 
+@pytest.mark.exhaustive
 def test_every_layout_and_piecewise_call_agrees():
     module = nn.GRU(D, H, num_layers=2, rngs=nnx.Rngs(0))
     turned = nn.GRU(D, H, num_layers=2, batch_first=True, rngs=nnx.Rngs(0))

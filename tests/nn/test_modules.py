@@ -39,6 +39,7 @@ def test_names_and_shapes_are_pytorchs(kind, case, recording):
     assert set(nnx.state(module, nnx.Param).keys()) == set(expected)
 
 
+@pytest.mark.sample("LSTM")
 @pytest.mark.parametrize("kind", KINDS)
 def test_first_values_are_uniform(kind):
     module = make(kind, 50, 100, layer_norm=True)
@@ -52,6 +53,7 @@ def test_first_values_are_uniform(kind):
     assert not np.array_equal(module.weight_ih_l0[...][:50, :50], module.weight_hh_l0[...][:50, :50])
 
 
+@pytest.mark.sample("GRU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_layouts_of_the_input_agree(kind):
     module, turned = make(kind, bidirectional=True), make(kind, bidirectional=True, batch_first=True)
@@ -68,7 +70,7 @@ def test_layouts_of_the_input_agree(kind):
     jax.tree.map(np.testing.assert_array_equal, other_last, last)
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_streaming_equals_the_whole(kind):
     settings = {"proj_size": 2} if kind == "LSTM" else {}
@@ -137,6 +139,7 @@ def test_dropout_follows_train_and_eval():
         module(X, rngs=0)
 
 
+@pytest.mark.exhaustive
 def test_nnx_sees_an_ordinary_module():
     module = make("LSTM", D, H, 2, dropout=0.5, bidirectional=True)
     graph, _ = nnx.split(module)
@@ -162,6 +165,7 @@ def test_vmap_over_parameters():
         np.testing.assert_allclose(outputs[k], by_numpy(lambda p: nn.functional.gru(p, X)[0])(one), atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_second_derivatives(x64):
     params = {name: jnp.asarray(value, jnp.float64) for name, value in make("LSTM").params().items()}
     x, v = jnp.asarray(X[:3], jnp.float64), jnp.ones((3, N, D))
@@ -199,6 +203,7 @@ def test_impossible_modules_are_errors(arguments, settings, message):
         nn.LSTM(*arguments, **{"rngs": nnx.Rngs(0), **settings})
 
 
+@pytest.mark.exhaustive("RNN", "LSTM", "GRU")
 @pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"])
 def test_help_shows_every_argument(name):
     taken = inspect.signature(getattr(nn, name)).parameters

@@ -18,6 +18,7 @@ def reference(x, lengths):
     return [x[t, n] for t in range(len(x)) for n in order if t < lengths[n]]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=4))
 def test_packing_and_padding(lengths):
@@ -60,6 +61,7 @@ def test_a_list_may_be_differentiated():
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.exhaustive
 def test_modules_take_and_give_packed_sequences():
     module = nn.LSTM(2, 3, num_layers=2, bidirectional=True, batch_first=True, rngs=nnx.Rngs(0))
     x = np.random.RandomState(0).standard_normal((3, 5, 2)).astype(np.float32)

@@ -34,7 +34,7 @@ def padded(value, lengths=LENGTHS):
     return x
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("extras", EXTRAS)
 @pytest.mark.parametrize("kind", UNITS)
 def test_padding_shows_nowhere(kind, extras):
@@ -48,6 +48,7 @@ def test_padding_shows_nowhere(kind, extras):
     testing.assert_padding_invariant(testing.Layer(call, params, hx, padded(0.0)))
 
 
+@pytest.mark.sample("gru")
 @pytest.mark.parametrize("kind", UNITS)
 def test_past_its_end_a_sequence_gives_zeros_and_holds_its_state(kind):
     function, params, hx = make(kind)
@@ -57,6 +58,7 @@ def test_past_its_end_a_sequence_gives_zeros_and_holds_its_state(kind):
         np.testing.assert_array_equal(end[:, 1], start[:, 1])  # of length 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", UNITS)
 def test_a_sequence_is_independent_of_its_batch(kind):
     function, params, hx = make(kind)
@@ -68,6 +70,7 @@ def test_a_sequence_is_independent_of_its_batch(kind):
     testing.assert_batch_invariant(layer, lengths=LENGTHS)
 
 
+@pytest.mark.sample("gru")
 @pytest.mark.parametrize("kind", UNITS)
 def test_a_sequence_without_a_batch_is_that_of_a_batch(kind):
     function, params, hx = make(kind, num_layers=1)

@@ -119,6 +119,7 @@ def at(tree, n):
     return jax.tree.map(lambda leaf: leaf[n], tree)
 
 
+@pytest.mark.sample("IndRNN")
 def test_it_computes_the_formula(runs):
     layer, x, found = runs
     params = {name: np.asarray(value, np.float64) for name, value in layer.params().items()}
@@ -160,7 +161,7 @@ def test_gradients_are_finite(runs):
     assert all(np.any(leaf) for leaf in jax.tree.leaves(found["gradient"])), "a parameter has no gradient"
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.sample("MinGRU", "LRU")
 def test_gradients_are_those_of_lax_scan(runs, monkeypatch):
     layer, x, found = runs
 
@@ -199,6 +200,7 @@ def test_sequences_without_a_batch_and_batches_first():
     assert jax.tree.map(jnp.shape, layer.initial_state(2)) == ((2, 3, 22), (2, 2, 4, 3))
 
 
+@pytest.mark.exhaustive
 def test_products_in_16_bits_accumulate_in_32():
     layer = made("Mamba2", dtype=jnp.bfloat16)
     x, _ = inputs()
@@ -208,6 +210,7 @@ def test_products_in_16_bits_accumulate_in_32():
     np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.05 * float(jnp.abs(expected).max()))
 
 
+@pytest.mark.exhaustive
 def test_a_step_of_ones_own():
     def step(p, state, x):
         h = jnp.tanh(x @ p["w"] + state["h"] @ p["r"])
@@ -258,7 +261,7 @@ def test_an_exponential_gate_does_not_overflow():
     assert np.isfinite(y).all() and np.abs(y).max() > 0.1
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["GatedDeltaNet", "MinGRU"])
 def test_it_learns_to_recall_the_first_symbol(name):
     layer = LAYERS[name](rngs=nnx.Rngs(1))

@@ -25,6 +25,7 @@ def params_of(unit, **settings):
     return nn.Layout(unit, D, H, **settings).init(jax.random.key(0))
 
 
+@pytest.mark.exhaustive
 def test_without_a_key_nothing_is_random():
     params = params_of(units.GRU, num_layers=2)
     plain, _ = functional.gru(params, X)
@@ -63,7 +64,7 @@ LENGTHS = np.array([T, 0, 3], np.int32)
 RESETS = np.random.RandomState(1).rand(T, N) < 0.3
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("kind", "layout", "more"),
     [
@@ -131,7 +132,7 @@ def test_noise_depends_on_the_key_alone():
     assert (functional.lstm(params, X, key=jax.random.key(6), **settings)[0] != first).any()
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("recompute", ["contractions", 2])
 def test_noise_is_the_same_where_it_is_computed_again(recompute):
     """Bit for bit: an output keeps its old value where zoneout says so, and is 0 where its unit is dropped."""
@@ -161,6 +162,7 @@ def normalize(z, gain):
     return z / np.sqrt((z * z).mean(-1, keepdims=True) + 1e-5) * gain
 
 
+@pytest.mark.sample("lstm")
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
 def test_layer_normalization_acts_on_each_product(kind, x64):
     unit = {"rnn": units.RNN_TANH, "lstm": units.LSTM, "gru": units.GRU}[kind]
@@ -194,7 +196,7 @@ def products(jaxpr):
                 yield from products(inner)
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["gru", "lstm", "rnn"])
 def test_16_bit_products_accumulate_in_float32(kind):
     unit = {"rnn": units.RNN_TANH, "lstm": units.LSTM, "gru": units.GRU}[kind]

@@ -50,6 +50,7 @@ def test_cell_gradient_equals_jax(x64):
     close(found, expected)
 
 
+@pytest.mark.exhaustive("3")
 @pytest.mark.parametrize("layers", [1, 3])
 def test_stack_gradient_equals_jax(layers, x64):
     weights, x, hidden = make(layers), normal(5, T, N, D), normal(6, layers, N, H)
@@ -69,6 +70,7 @@ def test_stack_gradient_equals_jax(layers, x64):
     close(by_hand(), by_jax())
 
 
+@pytest.mark.exhaustive("3")
 @pytest.mark.parametrize("layers", [1, 3])
 def test_equals_the_module_on_the_same_weights(layers, x64):
     weights, x, hidden = make(layers), normal(5, T, N, D), normal(6, layers, N, H)

@@ -20,7 +20,7 @@ def close(found, expected):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.grid(every=4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [3, 5, 20])
 def test_chunks_compute_what_the_whole_does(kind, size):
@@ -35,6 +35,7 @@ def test_chunks_compute_what_the_whole_does(kind, size):
     close(*zip(*pairs(KINDS[kind](2, 4, num_layers=2, rngs=nnx.Rngs(0)))))
 
 
+@pytest.mark.exhaustive
 def test_chunks_cut_gradients_and_nothing_else():
     module = nn.LSTM(2, 4, batch_first=True, rngs=nnx.Rngs(0))
     x, graph = np.swapaxes(X, 0, 1), nnx.split(module)
@@ -84,7 +85,7 @@ def test_a_compiled_step_streams():
         nn.compiled_step(nn.LSTM(2, 4, bidirectional=True, rngs=nnx.Rngs(0)))
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_states_are_those_after_every_step(kind):
     lengths = jnp.array([10, 0, 6])
@@ -151,6 +152,7 @@ def test_recurrent_masks_are_for_a_sequence_or_for_a_step():
         nn.RNN(2, 4, dropout_mask="batch", rngs=nnx.Rngs(0))
 
 
+@pytest.mark.exhaustive
 def test_many_series_with_weights_of_their_own_are_one_vmap():
     modules = [nn.GRU(2, 4, rngs=nnx.Rngs(k)) for k in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(m.params() for m in modules))

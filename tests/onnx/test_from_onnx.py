@@ -237,6 +237,21 @@ def test_all_cases_were_found():
     assert families.keys() == least.keys() and all(families[name] >= count for name, count in least.items()), families
 
 
+@pytest.mark.sample(
+    "test_simple_rnn_batchwise",
+    "test_simple_rnn_reverse",
+    "test_lstm_with_initial_bias",
+    "test_if",
+    "test_if_seq",
+    "test_if_opt",
+    "test_loop11",
+    "test_loop13_seq",
+    "test_loop16_seq_none",
+    "test_scan_sum",
+    "test_scan9_sum",
+    "test_scan9_multi_state",
+    "test_scan9_scalar",
+)
 @pytest.mark.parametrize("name", NODE_CASES)
 def test_node(name):
     case = NODE_CASES[name]
@@ -258,6 +273,7 @@ def same(value, other, rtol):
     np.testing.assert_allclose(np.asarray(value, np.float64), np.asarray(other, np.float64), rtol=rtol, atol=1e-6)
 
 
+@pytest.mark.sample("dynamo-GRU-0")
 @pytest.mark.parametrize("case", EXPORTS)
 def test_export(case):
     model = jrnn.from_onnx(GOLDEN[f"{case}|file"].tobytes())
@@ -271,6 +287,7 @@ def test_every_exporter_and_kind_was_recorded():
     assert len(EXPORTS) == 18
 
 
+@pytest.mark.exhaustive
 def test_page():
     failed, attempted = doctest.testfile(str(DOCS / "onnx.md"), module_relative=False)
     assert failed == 0 and attempted > 20
@@ -283,6 +300,7 @@ assert jrnn.from_onnx.__name__ == 'from_onnx'
 """
 
 
+@pytest.mark.exhaustive
 def test_onnx_loads_when_it_is_asked_for():
     subprocess.run([sys.executable, "-c", LATE], check=True)
     without = """

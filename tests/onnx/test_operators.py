@@ -23,12 +23,6 @@ FAMILIES = [
     "reducemin", "reducesumsquare", "resize", "upsample",
 ]
 # fmt: on
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # the package's own warnings
-    before = len(cases._NodeTestCases)
-    for family in FAMILIES:
-        importlib.import_module(f"onnx.backend.test.case.node.{family}")
-NODE_CASES = {case.name: case for case in cases._NodeTestCases[before:]}
 HEAD = '<ir_version: 8, opset_import: ["" : 19]>'
 
 
@@ -47,14 +41,26 @@ def array(value):
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
 
 
-def test_all_families_were_found():
-    assert len(NODE_CASES) > 300
+def node_cases(family):
+    """The cases of a family, which its module computes when it is imported."""
+    before = len(cases._NodeTestCases)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the package's own warnings
+        importlib.import_module(f"onnx.backend.test.case.node.{family}")
+    return cases._NodeTestCases[before:]
 
 
-@pytest.mark.grid(every=7)
-@pytest.mark.parametrize("name", NODE_CASES)
-def test_node(name, x64):
-    case = NODE_CASES[name]
+@pytest.mark.parametrize("family", FAMILIES)
+def test_node(family, x64, subtests, pytestconfig):
+    """All cases of a family if exhaustive, else its first and every seventh of the others."""
+    found = node_cases(family)
+    assert found
+    for case in found if pytestconfig.getoption("--exhaustive") else found[::7]:
+        with subtests.test(case.name):
+            assert_node(case)
+
+
+def assert_node(case):
     model = jrnn.from_onnx(case.model)
     for inputs, expected in case.data_sets:
         found = model({spec.name: array(value) for spec, value in zip(model.inputs, inputs, strict=True)})
@@ -126,6 +132,7 @@ def test_against_onnxruntime(name):
         np.testing.assert_allclose(np.asarray(value, np.float64), other, atol=3e-6)
 
 
+@pytest.mark.exhaustive("bidirectional")
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_a_quantized_lstm_equals_onnxruntime(direction, tmp_path):
     rng, steps, batch, size, hidden, k = np.random.default_rng(0), 6, 3, 5, 8, 2 if direction == "bidirectional" else 1

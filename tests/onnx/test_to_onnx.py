@@ -37,7 +37,7 @@ LAYERS = {
 }  # fmt: skip
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.sample("RGLRU")
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers_that_are_steps_become_scans_with_open_sizes(kind):
     layer = getattr(nn, kind)(16, rngs=nnx.Rngs(0), **LAYERS[kind])
@@ -50,7 +50,7 @@ def test_layers_that_are_steps_become_scans_with_open_sizes(kind):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.grid(every=7)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_layers_are_native_nodes_with_open_sizes(kind, options):
@@ -71,6 +71,7 @@ def test_layers_are_native_nodes_with_open_sizes(kind, options):
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_layers_with_resets_are_scans():
     module = nn.LSTM(2, 5, bidirectional=True, rngs=nnx.Rngs(0))
 
@@ -85,6 +86,7 @@ def test_layers_with_resets_are_scans():
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
 
+@pytest.mark.sample("21")
 @pytest.mark.parametrize("opset", write.OPSETS)
 def test_a_whole_model_in_every_operator_set(opset):
     class Model(nnx.Module):
@@ -107,6 +109,7 @@ def test_a_whole_model_in_every_operator_set(opset):
     assert {"embed/embedding", "head/kernel", "LSTM_W"} <= {t.name for t in model.graph.initializer}
 
 
+@pytest.mark.exhaustive
 def test_scans_are_scan_nodes():
     def model(w, x, lengths):
         def step(carry, x):
@@ -238,6 +241,18 @@ WRITTEN = {  # a function, its argument, the sizes that stay open, and an operat
 }
 
 
+@pytest.mark.exhaustive(
+    "conv of images",
+    "gradient of conv",
+    "depthwise",
+    "sort",
+    "associative scan",
+    "add at",
+    "embedding's gradient",
+    "choice of three",
+    "error functions",
+    "float16",
+)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written_computes_the_same(name):
     fn, x, dims, expected = WRITTEN[name]

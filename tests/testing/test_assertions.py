@@ -27,6 +27,7 @@ def step(params, h, x):
     return h, 2 * h
 
 
+@pytest.mark.exhaustive
 def test_a_step_passes():
     testing.assert_gradients_agree(step, CARRY, XS, params=PARAMS, max_elements=4)
     testing.assert_padding_invariant(step, CARRY, XS, params=PARAMS)
@@ -34,6 +35,7 @@ def test_a_step_passes():
     testing.assert_executors_agree(step, CARRY, XS, params=PARAMS)
 
 
+@pytest.mark.exhaustive
 def test_a_jrnn_cell_passes():
     cell = cells.BasicRNNCell(D, H)
     testing.assert_gradients_agree(cell, None, XS, lengths=[2, 0, 4], max_elements=2)
@@ -42,6 +44,7 @@ def test_a_jrnn_cell_passes():
     testing.assert_executors_agree(cell, None, XS)
 
 
+@pytest.mark.exhaustive
 def test_an_affine_step_runs_in_the_associative_executor_too():
     tried = []
 
@@ -61,6 +64,7 @@ def twice(x):
 twice.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_derivative_rule_is_found():
     with pytest.raises(AssertionError, match=r"(?s)the gradients disagree.*custom_vjp_call of twice"):
         testing.assert_gradients_agree(lambda h, x: (jnp.tanh(h + twice(x)), h), CARRY, XS[:2], max_elements=1)
@@ -108,6 +112,7 @@ def test_mistakes():
         testing.assert_batch_invariant(cells.LSTMCell(D, H), (CARRY,), XS)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=4)
 @given(testing.nets(max_ops=5))
 def test_gradients_of_drawn_nets_agree(drawn):

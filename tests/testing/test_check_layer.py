@@ -169,6 +169,7 @@ FAULTS_OF_TWO = {
 }
 
 
+@pytest.mark.exhaustive
 def test_a_correct_layer_has_every_property():
     report = check_layer(one_direction(), X, STATE, params=PARAMS)
     assert not report.findings, report
@@ -176,6 +177,15 @@ def test_a_correct_layer_has_every_property():
     assert report.skipped == {"directions": "the layer has one direction"}
 
 
+@pytest.mark.exhaustive(
+    "looks ahead",
+    "centers over time",
+    "centers over the batch",
+    "stops the gradient of the first state",
+    "multiplies padding by zero",
+    "compiles to something else",
+    "grows",
+)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault):
     report = check_layer(one_direction(fault), X, STATE, params=PARAMS, only=[FAULTS[fault]])
@@ -194,6 +204,7 @@ def both(fault=""):
     return {"layer": two_directions(fault), "params": (PARAMS, other), "bidirectional": True, "swap": lambda p: p[::-1]}
 
 
+@pytest.mark.exhaustive
 def test_a_correct_layer_of_two_directions():
     report = check_layer(x=X, **both(), only=["directions", "lengths", "padding", "batch", "causality", "chunks"])
     assert report.holds == ("directions", "lengths", "padding", "batch")
@@ -201,6 +212,7 @@ def test_a_correct_layer_of_two_directions():
     assert report.skipped["chunks"] == "no state was given"
 
 
+@pytest.mark.sample("does not turn the outputs back")
 @pytest.mark.parametrize("fault", FAULTS_OF_TWO)
 def test_a_planted_fault_of_two_directions_is_found(fault):
     (finding,) = check_layer(x=X, **both(fault), only=[FAULTS_OF_TWO[fault]]).findings
@@ -238,6 +250,7 @@ def test_layers_of_libraries():
         assert recurrent_layer(layer, x).size == (T, N)
 
 
+@pytest.mark.exhaustive
 def test_directions_of_libraries_are_exchanged():
     """Of the weights of both directions; of a second layer also the halves that read the outputs of the first."""
     turned = X.swapaxes(0, 1)

@@ -52,6 +52,7 @@ def test_there_are_as_many_sequences_as_there_should_be():
     assert len(SEQUENCES) == 1 + 2 + 4 + 8 * 3  # those that end at each step, and those cut off
 
 
+@pytest.mark.sample("0.7")
 @pytest.mark.parametrize("normalization", [0.0, 0.7, 1.0])
 def test_a_wide_search_is_exhaustive(search, normalization):
     count = len(SEQUENCES)
@@ -78,6 +79,7 @@ def test_of_width_one_it_is_greedy(search):
         assert (np.asarray(beams.tokens[n, 0, len(greedy) :]) == END).all()
 
 
+@pytest.mark.exhaustive
 def test_wider_finds_no_worse_and_examples_do_not_mix(search):
     scores = [
         search(FIRST, jnp.full(N, END), width=k, normalization=0.0).score[:, 0] for k in (1, 2, len(SEQUENCES) + 2)

@@ -18,7 +18,7 @@ CLASSIFY = Signature(False, D, CLASSES, every_step=False, loss="cross_entropy", 
 pytestmark = pytest.mark.usefixtures("little_optimization")
 
 
-@pytest.mark.grid(every=6)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_state_is_carried_from_chunk_to_chunk(cell):
     tokens = np.random.default_rng(0).integers(0, CLASSES, (T + 1, B)).astype(np.int32)
@@ -39,6 +39,7 @@ def test_the_state_is_carried_from_chunk_to_chunk(cell):
     assert np.isfinite(loss) and all(np.isfinite(leaf).all() for leaf in gradients.values())
 
 
+@pytest.mark.exhaustive
 def test_the_last_valid_step_is_read():
     inputs = np.random.default_rng(0).standard_normal((T, B, D)).astype(np.float32)
     lengths = np.array([4, 1, 2], np.int32)

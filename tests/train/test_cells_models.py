@@ -56,6 +56,7 @@ def test_cells_without_recurrent_products_have_none_dropped(cell):
         CellsConfig(cell=cell, recurrent_dropout=0.1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", ["gru", "lru"])
 def test_both_gradients_agree_at_the_end_of_sequences(cell, rng):
     """Layers with a residual connection, read at the end of sequences of several lengths, in float64."""
@@ -66,6 +67,7 @@ def test_both_gradients_agree_at_the_end_of_sequences(cell, rng):
         assert difference <= 1e-12 * max(size, 1), name
 
 
+@pytest.mark.exhaustive
 def test_what_padding_holds_shows_nowhere(rng):
     model = cells_model(CellsConfig(hidden=3), CLASSIFY)
     params, batch = model.init(jax.random.key(0)), classified(rng)
@@ -108,6 +110,7 @@ def test_dropout_stands_where_it_is_asked_for(where, drops):
     assert dropouts(for_evaluation(model.net)) == []
 
 
+@pytest.mark.exhaustive
 def test_dropout_acts_in_training_alone(rng):
     """The two gradients agree with dropout too: they draw the same numbers from one key."""
     plain = TokenCellsConfig(embedding=3, hidden=4)
@@ -131,6 +134,7 @@ def products(jaxpr):
             yield from products(inner)
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_is_for_products_and_activations(rng):
     model = cells_model(TokenCellsConfig(embedding=8, hidden=8), LANGUAGE)
     narrow = replace(model, compute=Compute(precision="bfloat16"))
@@ -182,7 +186,7 @@ def has_lookup(model):
     return any(op.outputs[0].endswith("looked_up") for op in model.net.ops)
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("source", ["jax", "net"])
 @pytest.mark.parametrize("cell, layers", [("lstm", 1), ("gru", 2)])
 def test_results_are_those_of_embedding_every_token(cell, layers, source, batch):
@@ -207,6 +211,7 @@ def test_tokens_are_embedded_first_where_a_lookup_saves_nothing():
     assert not has_lookup(cells_model(replace(CONFIG, embedding_dropout=0.1), LOOKED_UP))
 
 
+@pytest.mark.exhaustive
 def test_recurrent_dropout_acts_in_training_alone(batch):
     model = cells_model(replace(CONFIG, layers=2, recurrent_dropout=0.5), LOOKED_UP)
     params = model.init(jax.random.key(0))

@@ -76,6 +76,7 @@ def test_half_written_ones_are_not_seen(folder):
         assert_same(checkpoints.restore(state(0))[0], state(2))
 
 
+@pytest.mark.sample("flip")
 @pytest.mark.parametrize("damage", ["delete", "cut", "flip"])
 def test_no_damage_gives_wrong_numbers(folder, tmp_path, damage):
     """Whatever file of the newest checkpoint is damaged: it loads as it was, or the one before does, with a warning."""

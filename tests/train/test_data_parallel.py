@@ -111,6 +111,7 @@ def eight(folder, environment):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.exhaustive
 def test_eight_devices_hold_a_part_of_each_batch(eight):
     assert eight["devices"] == [8, 8]
     assert eight["carry"] == [[1, 1, 8]] * 2 and all(eight["whole"])
@@ -159,6 +160,7 @@ def stop(task, params, loss):
 """
 
 
+@pytest.mark.exhaustive
 def test_two_processes_train_as_one_and_stop_together(eight, forks, folder):
     """One is told of the other, one finds it as under SLURM. Only the first writes; a signal to the second stops both, at
     the same step and with a checkpoint."""
@@ -208,6 +210,7 @@ die("0")  # before the first step
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dies", ["0", "1"])
 def test_a_lost_process_ends_the_others_with_one_line(forks, folder, dies):
     """JAX would wait for the lost one at the end and then abort, or, for the first process, abort at once."""

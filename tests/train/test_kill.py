@@ -38,6 +38,7 @@ def last_line(process):
     return process.out.splitlines()[-1].split(";")[0]
 
 
+@pytest.mark.exhaustive
 def test_killed_at_random_moments_a_run_ends_with_the_same_bits(forks, train, tmp_path):
     """Killed at an operation on a file: between these, nothing changes that another process could see."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -66,6 +67,7 @@ def wait(task, params, loss):
 """
 
 
+@pytest.mark.exhaustive
 def test_interrupted_it_leaves_a_checkpoint_and_a_second_process_is_refused(forks, train, tmp_path):
     run, metric = tmp_path / "run", tmp_path / "metric.py"
     metric.write_text(WAIT)

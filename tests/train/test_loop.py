@@ -38,6 +38,7 @@ def whole(finished, make_config, quiet, text_file):
     return finished
 
 
+@pytest.mark.exhaustive
 def test_a_run_learns_and_says_where_it_comes_from(whole):
     found = losses(whole)
     assert list(found) == list(range(1, 25))
@@ -66,6 +67,7 @@ def test_text_is_a_function_of_the_seed(whole):
         sample_run(whole, prompt="Z")
 
 
+@pytest.mark.exhaustive
 def test_a_signal_stops_with_a_checkpoint_and_resuming_gives_the_same_bits(
     whole, make_config, quiet, tmp_path, monkeypatch
 ):
@@ -110,6 +112,7 @@ def test_a_finished_run_resumes_to_the_same_result(whole, make_config, quiet):
     assert losses(whole) == before
 
 
+@pytest.mark.exhaustive
 def test_the_net_gradient_trains_to_the_same_loss(whole, make_config, quiet, tmp_path):
     train(make_config(gradient={"source": "net", "check": True}), tmp_path / "net", console=quiet)
     ours, theirs = losses(tmp_path / "net"), losses(whole)
@@ -144,6 +147,7 @@ def test_a_changed_text_is_not_continued(whole, make_config, quiet, text_file):
         train(make_config(), whole, resume=True, console=quiet)
 
 
+@pytest.mark.exhaustive
 def test_nothing_to_resume(make_config, quiet, tmp_path):
     """A run that was killed before its first checkpoint starts from the beginning, and says so; it has nothing to sample."""
     config, out = make_config(train={"steps": 4}), tmp_path / "run"
@@ -168,6 +172,7 @@ def test_nothing_to_resume(make_config, quiet, tmp_path):
     assert "resuming from step 4" in said.file.getvalue()
 
 
+@pytest.mark.exhaustive
 def test_other_steps_need_a_word_on_the_schedule(make_config, quiet, tmp_path):
     out = tmp_path / "run"
     ended = train(make_config(train={"steps": 4}), out, console=quiet).validation_loss
@@ -197,6 +202,7 @@ def test_a_step_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):
     assert list(losses(tmp_path / "run")) == list(range(1, step + 1))
 
 
+@pytest.mark.exhaustive
 def test_a_run_may_skip_what_is_not_finite(make_config, tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "MOST_SKIPS", 9)
     config = make_config(train={"on_nan": "skip", "loss_limit": 1e-3, "steps": 12})
@@ -244,6 +250,7 @@ def test_metrics_after_a_kill_lose_what_will_be_measured_again(tmp_path):
     assert read_metrics(path) == [{"step": 1, "loss": 0.5}]
 
 
+@pytest.mark.exhaustive
 def test_training_works_outside_the_main_thread(make_config, quiet, tmp_path):
     results = []
     config = make_config(train={"steps": 2})

@@ -28,6 +28,7 @@ def chunk(steps, streams, seed=0):
     return Chunk(tokens[:-1], tokens[1:], np.asarray(True))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layers", [1, 2])
 def test_both_gradients_agree_in_float64(layers):
     model = cells_model(TokenCellsConfig(embedding=3, hidden=5, layers=layers), LANGUAGE)
@@ -39,6 +40,7 @@ def test_both_gradients_agree_in_float64(layers):
         assert difference < 1e-14, name
 
 
+@pytest.mark.exhaustive
 def test_the_net_gradient_trains_alike_in_float32(model):
     params = model.init(jax.random.key(0))
     carry = jax.tree.map(lambda z: z + 0.1, model.initial_carry(3))
@@ -47,6 +49,7 @@ def test_the_net_gradient_trains_alike_in_float32(model):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), by_jax, by_net)
 
 
+@pytest.mark.exhaustive
 def test_a_wrong_gradient_operator_is_caught(model, monkeypatch):
     right = registry.lookup("LSTMUnitGradient")
 
@@ -62,6 +65,7 @@ def test_a_wrong_gradient_operator_is_caught(model, monkeypatch):
     assert "output_w" not in marked  # its gradient does not pass through the LSTM
 
 
+@pytest.mark.exhaustive
 def test_carried_state_makes_two_chunks_one(model):
     params = model.init(jax.random.key(0))
     whole = chunk(8, 3)
@@ -75,6 +79,7 @@ def test_carried_state_makes_two_chunks_one(model):
         np.testing.assert_allclose(end_again[name], end[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.exhaustive
 def test_predictions_explain_the_loss(model):
     params = model.init(jax.random.key(1))
     data = chunk(5, 2)

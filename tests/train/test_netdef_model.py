@@ -57,6 +57,7 @@ def batch():
     return Examples(inputs, np.array([0, 2, 1], np.int32))
 
 
+@pytest.mark.exhaustive
 def test_inputs_states_weights_and_output_are_read_off_the_net(model, folder, batch):
     assert model.feeds == {"data": "inputs", "targets": "targets"}
     assert model.states == {

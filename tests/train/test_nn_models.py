@@ -33,7 +33,7 @@ def chunk():
     return Chunk(tokens[:-1], tokens[1:], np.asarray(True))
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("cell", "bidirectional"), [("lstm", True), ("gru", False), ("rnn", True)])
 def test_the_last_states_of_all_directions_are_read(cell, bidirectional, batch):
     model = NnModel(NnConfig(cell=cell, hidden=H, layers=2, bidirectional=bidirectional), CLASSIFY)
@@ -50,6 +50,7 @@ def test_the_last_states_of_all_directions_are_read(cell, bidirectional, batch):
     np.testing.assert_allclose(loss, -picked.mean(), rtol=1e-5)
 
 
+@pytest.mark.exhaustive("lstm")
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_carried_state_makes_two_chunks_one(cell, chunk):
     model = NnModel(TokenNnConfig(cell=cell, embedding=3, hidden=H, layers=2), LANGUAGE)
@@ -70,6 +71,7 @@ def test_the_gates_start_open():
     assert jnp.abs(total[:H]).max() <= 0.5  # the others as PyTorch draws them
 
 
+@pytest.mark.exhaustive("lstm")
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_memory_is_the_chrono_initialization(cell):
     """The gate that keeps the state has the bias log u, u in [1, memory - 1]; an LSTM's input gate the opposite."""
@@ -84,6 +86,7 @@ def test_memory_is_the_chrono_initialization(cell):
     assert (params["bias_ih_l0"] != params["bias_ih_l1"]).all()
 
 
+@pytest.mark.sample("embedding_dropout")
 @pytest.mark.parametrize("where", ["dropout", "layer_dropout", "embedding_dropout"])
 def test_dropout_acts_in_training_alone(where, chunk):
     plain = TokenNnConfig(embedding=3, hidden=H, layers=2)
@@ -96,6 +99,7 @@ def test_dropout_acts_in_training_alone(where, chunk):
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_leaves_parameters_states_and_loss_in_float32(chunk):
     model = NnModel(TokenNnConfig(embedding=8, hidden=8), LANGUAGE)
     params, carry = model.init(jax.random.key(0)), model.initial_carry(B)

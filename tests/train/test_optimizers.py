@@ -19,7 +19,7 @@ from jrnn.train.optimizers import (
 )
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.sample("adamax", "nadamw", "signum")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_downhill(name):
     """On |w|^2, by its third step: prodigy begins with tiny ones."""
@@ -86,6 +86,7 @@ def test_every_name_is_one_of_optax():
     assert list(OPTIMIZERS) == NAMES.split() and list(SCHEDULES) == NAMES_OF_SCHEDULES.split()
 
 
+@pytest.mark.exhaustive("adamw")
 @pytest.mark.parametrize("name", ["adamw", "contrib.muon"])
 def test_weight_decay_of_matrices_alone(name):
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}

@@ -52,6 +52,7 @@ def plain(model, batches):
     return jax.device_get(three_steps(model, batches))
 
 
+@pytest.mark.exhaustive
 def test_batches_in_parts_are_whole_batches(model, batches, plain):
     """The same parameters, losses and carried states, in another order of additions."""
     state, measured = three_steps(model, batches, accumulate=2)
@@ -64,6 +65,7 @@ def test_parts_must_be_equal(make_config):
         make_config(optimizer={"accumulate": 3})
 
 
+@pytest.mark.exhaustive
 def test_the_running_mean_is_the_recurrence(model, batches, plain):
     """mean <- d mean + (1 - d) params with d = min(0.2, (1 + t) / (10 + t)), from the first parameters."""
     steps = Steps(optax.with_extra_args_support(optax.adam(0.01)), B, 0, axes=AXES, ema=0.2)
@@ -79,6 +81,7 @@ def test_the_running_mean_is_the_recurrence(model, batches, plain):
         assert (state.params[name] != state.evaluation_params[name]).any()
 
 
+@pytest.mark.exhaustive
 def test_the_running_mean_is_what_is_validated_and_used_later(make_config, quiet, tmp_path):
     config = make_config(train={"steps": 4}, optimizer={"ema": 0.9, "learning_rate": 0.3})
     result = train(config, tmp_path / "run", console=quiet)
@@ -101,6 +104,7 @@ def test_patience_counts_what_is_not_better():
     assert not Patience.after(0, [1.0, 2.0, 3.0]).is_over
 
 
+@pytest.mark.exhaustive
 def test_a_run_without_patience_left_stops_with_its_best_parameters(make_config, quiet, tmp_path):
     """Small steps help, then ten times the rate does not: it stops after two such validations, and so when resumed."""
     schedule = {"schedule": "piecewise_constant_schedule", "learning_rate": 0.01, "name": "sgd", "clip": 0.0}
@@ -132,6 +136,7 @@ def test_gradients_are_checked_along_the_way(make_config, quiet, tmp_path, monke
     assert len(set(seen)) == 3
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_is_no_net_is_checked_by_differences(model, batches, monkeypatch):
     params, batch = model.init(jax.random.key(0)), jax.tree.map(lambda x: x[0], batches)
     check = GradientCheck(model, B)

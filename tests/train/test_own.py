@@ -94,6 +94,7 @@ def test_a_task_without_models_of_features_takes_none_of_ones_own(folder):
         load_config("c.toml")
 
 
+@pytest.mark.exhaustive
 def test_a_logger_gets_what_metrics_jsonl_gets(folder, capsys):
     """Also after a resume, where what is measured again is not there twice in metrics.csv."""
     chosen = ["--set", 'train.loggers=["lines.py:Lines", "csv"]', "--out", "run"]

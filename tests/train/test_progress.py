@@ -116,6 +116,7 @@ def test_a_heartbeat_checks_until_its_block_ends(monkeypatch, said):
     assert set(turns.waits) == {0.5}
 
 
+@pytest.mark.exhaustive
 def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, monkeypatch, clock, said):
     """Whatever a run does takes 8 seconds here, and its steps take 1 second a call."""
     doing, update = Heartbeat.doing, Report.update

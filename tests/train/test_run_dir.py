@@ -22,6 +22,7 @@ def write_toml(path, tables):
     path.write_text("".join(rows))
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path, monkeypatch, capsys):
     """From another working directory too, though its text was named by a relative path: the same losses, to the bit."""
     monkeypatch.chdir(text_file.parent)
@@ -45,6 +46,7 @@ def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path
     capsys.readouterr()
 
 
+@pytest.mark.exhaustive
 def test_a_full_disk_ends_the_run_with_what_was_saved(make_config, tmp_path, quiet, monkeypatch, a_full_disk):
     """The disk fills up at the 17th step: the checkpoint of the 16th is complete, and the run resumes from it."""
     write, full = MetricsFile.write, a_full_disk()

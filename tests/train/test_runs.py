@@ -109,6 +109,7 @@ def test_labels_tell_runs_apart(runs):
     assert labels([summarize(runs / "a")]) == ["a"]
 
 
+@pytest.mark.sample("svg-<?xml")
 @pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_losses_are_drawn(runs, capsys, suffix, magic):
     out = runs / f"losses.{suffix}"

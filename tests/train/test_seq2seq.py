@@ -42,6 +42,7 @@ def batch(padding=END):
     return PairBatch(inputs, INPUT_LENGTHS, decoder_inputs, targets, TARGET_LENGTHS, np.asarray(True))
 
 
+@pytest.mark.exhaustive
 def test_gradients_agree_also_after_a_way_through_a_file_and_padding_never_shows(tmp_path):
     model = seq2seq(Seq2SeqConfig(**SIZES), V)
     jrnn.write_net(model.net, tmp_path / "net.pb")
@@ -65,6 +66,7 @@ def test_gradients_agree_also_after_a_way_through_a_file_and_padding_never_shows
     jax.tree.map(np.testing.assert_array_equal, again, [by_jax, by_net])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("attention", ["dot", "coverage"])
 def test_decoding_step_by_step_is_what_the_whole_net_says(attention):
     model = seq2seq(Seq2SeqConfig(**SIZES, attention=attention), V)
@@ -129,6 +131,7 @@ def load(tables):
     return Seq2SeqTask.load(decode(Config, tables, "small.toml"))
 
 
+@pytest.mark.sample("0.0-kinds0")
 @pytest.mark.parametrize("share, kinds", [(0.0, ["dates"]), (0.5, ["dates", "reversals"]), (1.0, ["reversals"])])
 def test_what_is_trained_on_is_what_is_measured(share, kinds):
     task = load(small(reversals=share))
@@ -138,6 +141,7 @@ def test_what_is_trained_on_is_what_is_measured(share, kinds):
     assert any(not np.array_equal(a, b) for a, b in zip(task.train.at(7), task.train.at(8)))
 
 
+@pytest.mark.exhaustive
 def test_the_task_trains(tmp_path, quiet, monkeypatch):
     monkeypatch.setattr(task_file, "seq2seq", lambda *settings: Guess())
     tables = small()
@@ -201,6 +205,7 @@ def test_the_command_says_how_to_search_and_where_to_draw(monkeypatch, capsys):
     assert asked == {"run": "runs/s", "prompt": "20 Nov 2026", "beam": 3, "attention": "a.png"}
 
 
+@pytest.mark.exhaustive
 def test_pictures(tmp_path, monkeypatch):
     weights = np.eye(3)[::-1]
     draw_attention(tmp_path / "a.svg", "a b", "b a", weights)

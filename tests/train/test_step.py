@@ -47,6 +47,7 @@ def run(model, steps, call, data, sizes):
     return jax.device_get(state), losses
 
 
+@pytest.mark.exhaustive
 def test_calls_of_any_size_give_the_same_bits(model, steps, call, data):
     whole, losses = run(model, steps, call, data, [4, 4, 4])
     pieces, losses_again = run(model, steps, call, data, [1, 4, 2, 3, 2])
@@ -57,6 +58,7 @@ def test_calls_of_any_size_give_the_same_bits(model, steps, call, data):
     assert call._cache_size() == 1  # one compilation for every number of steps
 
 
+@pytest.mark.exhaustive
 def test_measured_norm_is_that_of_the_gradient(model, steps, call, data):
     state = initial_state(model, steps)
     outcome = model.gradients(state.params, state.carry, data.at(0), None)
@@ -82,6 +84,7 @@ class Task:
         return self.batches
 
 
+@pytest.mark.exhaustive
 def test_validation_reads_the_text_as_one(model, steps, data):
     params = initial_state(model, steps).params
     chunks = list(data.one_pass())
@@ -92,6 +95,7 @@ def test_validation_reads_the_text_as_one(model, steps, data):
     np.testing.assert_allclose(make_validation(Task(model, chunks))(params), np.mean(losses), rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_a_smaller_last_batch_has_less_weight(model, steps, data):
     """Independent examples: the mean over batches of 3, 3 and 2 is that over all 8."""
     params = initial_state(model, steps).params
@@ -102,6 +106,7 @@ def test_a_smaller_last_batch_has_less_weight(model, steps, data):
     np.testing.assert_allclose(make_validation(Task(model, batches))(params), expected, rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_a_step_that_is_not_finite_changes_nothing(model, data, on_nan):
     """A learning rate that is infinite at the third step: the parameters of the second stay."""
@@ -122,6 +127,7 @@ def test_a_step_that_is_not_finite_changes_nothing(model, data, on_nan):
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), two.params)
 
 
+@pytest.mark.exhaustive
 def test_a_loss_above_its_limit_is_bad(model, steps, data):
     call = make_train_call(model, steps._replace(loss_limit=0.5))
     state, measured = call(initial_state(model, steps), stack_batches([data.at(0)] * 2, PER_CALL), 0, 2)

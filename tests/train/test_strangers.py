@@ -111,6 +111,7 @@ def test_numbers_that_cannot_be_meant(change, rule):
         load_config("char_lstm", [change])
 
 
+@pytest.mark.exhaustive
 def test_an_edited_config_does_not_continue(make_config, quiet, tmp_path):
     config = make_config(train={"steps": 2, "checkpoint_every": 2, "validate_every": 2, "steps_per_call": 2})
     out = tmp_path / "run"
@@ -188,6 +189,7 @@ class Board:
         pass
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_skips_every_step_fails(make_config, quiet, tmp_path):
     config = make_config(train={"steps": 2, "on_nan": "skip", "loss_limit": 1e-9, "steps_per_call": 2})
     with pytest.raises(TrainError, match="all 2 steps were skipped, so nothing was trained"):

@@ -104,6 +104,7 @@ def test_arrays_that_do_not_fit(tmp_path, arrays, message):
         read_examples(write_npz(tmp_path / "a.npz", **arrays))
 
 
+@pytest.mark.exhaustive
 def test_digits_are_read_pixel_by_pixel():
     found = read_examples(ClassificationData())
     assert found.inputs.shape == (64, 1797, 1) and set(found.targets) == set(range(10))
@@ -163,6 +164,7 @@ def run(tables, out, quiet, steps=2):
     return train(config, out, console=quiet)
 
 
+@pytest.mark.exhaustive
 def test_a_classifier_learns(tmp_path, quiet):
     """Which half of a sequence is higher; a shorter one is not read to its end."""
     rng = np.random.default_rng(0)
@@ -180,6 +182,7 @@ def test_a_classifier_learns(tmp_path, quiet):
         sample_run(tmp_path / "r")
 
 
+@pytest.mark.exhaustive
 def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
     """The scaling is that of the first part: the jump in the last rows does not show in it."""
     rows = 1000 + 100 * np.sin(np.arange(120) / 5)

@@ -133,6 +133,7 @@ def test_words_of_the_validation_part_alone_are_unknown(tmp_path):
     assert set(data.validation.streams.ravel().tolist()) == {0, 1}
 
 
+@pytest.mark.exhaustive
 def test_perplexity(text_file, quiet, tmp_path):
     tables = {
         "task": "words",

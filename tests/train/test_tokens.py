@@ -75,6 +75,7 @@ def test_validation_rows_are_not_trained_on(corpus):
     np.testing.assert_array_equal(held, corpus.tokens(border, border + len(held)))
 
 
+@pytest.mark.exhaustive("gru")
 @pytest.mark.parametrize("cell", ["gru", "min_gru"])
 def test_the_state_starts_anew_with_a_document(cell):
     signature = Signature(True, 5, 5, every_step=True, loss="cross_entropy", carried=True, resets=True)
@@ -90,6 +91,7 @@ def test_the_state_starts_anew_with_a_document(cell):
     )
 
 
+@pytest.mark.exhaustive
 def test_a_run_writes_without_its_corpus(corpus, tmp_path, quiet):
     folder = shutil.copytree(corpus.folder, tmp_path / "corpus")
     result = train(tables(Corpus.open(folder)), tmp_path / "run", console=quiet)
@@ -125,6 +127,7 @@ def fine_tuning(corpus, folder, **optimizer):
     return tables(corpus, model={"pretrained": str(folder)}, optimizer={"learning_rate": 0.02, **optimizer})
 
 
+@pytest.mark.exhaustive
 def test_a_pretrained_model_is_trained_further_and_written_back(corpus, pretrained, tmp_path, quiet, capsys):
     folder = shutil.copytree(pretrained, tmp_path / "model")
     only = {"only": ["rwkv.blocks.1.*"], "schedule": "constant", "name": "adamw", "options": {"weight_decay": 0.1}}
@@ -161,6 +164,7 @@ def _tables_of(config):
     }
 
 
+@pytest.mark.exhaustive
 def test_the_loss_of_a_pretrained_model_is_that_of_its_documents(corpus, pretrained):
     task = (config := fine_tuning(corpus, pretrained)).kind.load(config)
     batch = task.train.at(0)

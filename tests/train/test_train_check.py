@@ -19,6 +19,7 @@ from jrnn.train.models.net import NetModel
 from jrnn.train.step import State
 
 
+@pytest.mark.exhaustive("nn-False")
 @pytest.mark.parametrize("kind, exact", [("cells", True), ("nn", False)])
 def test_a_model_is_checked_as_a_net_or_as_a_function(kind, exact, tmp_path, x64):
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog ran away\n" * 20)

@@ -53,6 +53,7 @@ def lru(p, x, h):
     return turn * h + np.exp(p["c/gamma_log"]) * (real + 1j * imaginary)
 
 
+@pytest.mark.sample("min_lstm")
 @pytest.mark.parametrize("name", LAYERS)
 def test_formulas(name):
     b, outs, p = build(name)
@@ -84,7 +85,7 @@ def test_gates_far_out_stay_numbers():
     assert np.isfinite(jrnn.run_net(b.build(), p)[state]).all()
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_executor_solves_them_and_agrees_with_the_loop(name, monkeypatch, x64):
     """Two layers in one step net, with lengths: forward, and the generated net's gradient."""

@@ -40,7 +40,7 @@ def _layer_norm(b, x, lengths):
     return out.hidden_all, out.hidden_all
 
 
-@pytest.mark.grid(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", [_attention, _stack, _layer_norm])
 def test_padding_never_shows(build):
     b = jrnn.NetBuilder("net")
@@ -70,6 +70,7 @@ def test_padding_never_shows(build):
         np.testing.assert_array_equal(held[end:, n], np.broadcast_to(held[max(end - 1, 0), n], held[end:, n].shape))
 
 
+@pytest.mark.sample("dot")
 @pytest.mark.parametrize("kind", ["regular", "recurrent", "dot", "coverage"])
 def test_an_encoder_of_length_zero_gives_no_context(kind):
     b = jrnn.NetBuilder("net")
@@ -155,6 +156,7 @@ def test_without_noise_states_have_their_expected_values(noisy):
     )  # from a state of zeros
 
 
+@pytest.mark.exhaustive
 def test_memory_optimization_changes_memory_and_no_number():
     sizes, results = [], []
     for optimize in (False, True):
@@ -212,6 +214,7 @@ def test_a_loss_on_any_output_trains_the_weights_by_default(layers):
             assert op.arg("outputs_with_grads") == tuple(range(len(op.outputs) - 1))
 
 
+@pytest.mark.exhaustive
 def test_a_loss_on_the_last_state_has_the_gradient_that_differences_have():
     b = jrnn.NetBuilder("net")
     b.SumElements(b.Tanh(cells.LSTM(b, b.input("x"), None, None, D, H, "cell").hidden_last), "loss")
@@ -221,6 +224,7 @@ def test_a_loss_on_the_last_state_has_the_gradient_that_differences_have():
     assert registry.lookup(rnn.type).cuts(rnn) is None
 
 
+@pytest.mark.exhaustive
 def test_unrolled_steps_equal_the_recurrent_network():
     results = []
     for steps in (None, T):

@@ -47,7 +47,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.grid(every=8)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_and_two_layers_with_and_without_lengths(family):
     layers, record, options = FAMILIES[family]
@@ -71,6 +71,7 @@ LAYERS = {name: (layers, record) for name, (layers, record, _) in FAMILIES.items
 ENDS = {"none": (False, False), "hold": (True, False), "drop": (True, True)}
 
 
+@pytest.mark.exhaustive("min_gru-sizes34-hold")
 @pytest.mark.grid(every=34)
 @pytest.mark.parametrize(("family", "sizes", "ends"), list(itertools.product(LAYERS, [H, [H, 3]], ENDS)))
 def test_every_family_and_number_of_layers_and_kind_of_end(family, sizes, ends):
@@ -88,6 +89,7 @@ def test_every_family_and_number_of_layers_and_kind_of_end(family, sizes, ends):
     assert not unreached
 
 
+@pytest.mark.exhaustive
 def test_gradients_that_arrive_at_a_lower_layer_too():
     def build(b, x, lengths):
         stack = cells.StackedCell((cells.BasicRNNCell(D, H), cells.BasicRNNCell(H, 3)))
@@ -113,7 +115,7 @@ ATTENTION = {
 }
 
 
-@pytest.mark.grid(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ATTENTION)
 def test_attention(kind):
     layer, options = ATTENTION[kind]
@@ -131,6 +133,7 @@ def test_attention(kind):
     assert unreached <= {"attend/attention_logits_b"}  # a bias that all scores share
 
 
+@pytest.mark.exhaustive
 def test_noise_residual_layers_and_mixed_cells():
     def build(b, x, lengths):
         lower = cells.DropoutCell(cells.ZoneoutCell(cells.LSTMCell(D, H), (0.3, 0.2)), 0.5)
@@ -152,6 +155,7 @@ def test_residual_layers_whose_own_states_get_gradients():
     assert report.agrees, str(report)
 
 
+@pytest.mark.exhaustive
 def test_unrolled_and_layered():
     def build(b, x, lengths):
         given = [b.input(f"state{k}") for k in range(4)]

@@ -99,7 +99,7 @@ def test_operators_arguments_and_names_are_caffe2s(name, sizes, options):
 CASES = list(itertools.product([4, [4, 3]], [True, False], [True, False]))
 
 
-@pytest.mark.grid(every=5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("sizes", "lengths", "drop"), CASES)
 def test_three_gradients_agree(sizes, lengths, drop):
     b, _ = _build(
@@ -144,6 +144,7 @@ def padded():
     return both
 
 
+@pytest.mark.sample("inf")
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 1e30])
 def test_padding_never_shows(padded, poison):
     clean = np.random.default_rng(1).standard_normal((T, N, D)).astype(np.float32)

@@ -60,6 +60,7 @@ def stored(explanation):
     return written[0] - written[1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", LAYERS)
 def test_nothing_is_stored_but_the_states(name, told):
     for optimize in (False, True):
@@ -69,6 +70,7 @@ def test_nothing_is_stored_but_the_states(name, told):
     assert plain >= T * N * H * 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["layer_norm_lstm", "gru_linear_before_reset"])
 def test_memory_is_less_and_gradients_the_same(name):
     results, sizes = [], []

@@ -118,6 +118,7 @@ def results():
     return run
 
 
+@pytest.mark.sample("version_2")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_old_versions_agree_with_the_current_one(version, results):
     old = Net("net", (VERSIONS[version](),))

@@ -64,6 +64,7 @@ def test_removing_dead_ends(net):
     assert remove_dead_end_ops(clean) == clean
 
 
+@pytest.mark.exhaustive
 @over_nets
 def test_rewriting_versions(net):
     rewritten = ssa_rewrite(net)
@@ -74,6 +75,7 @@ def test_rewriting_versions(net):
     assert len(written) == len(set(written))
 
 
+@pytest.mark.exhaustive
 @over_nets
 def test_numbering_every_version(net):
     numbered = ssa_rewrite(net, number_all=True)
@@ -147,6 +149,7 @@ def test_fusing_copies_finds_some():
     assert sum(len(net.ops) - len(fuse_copy_between_cpu_and_gpu(net).ops) for net in made) > 20
 
 
+@pytest.mark.exhaustive
 @over_nets
 def test_reusing_memory(net):
     draw = random.Random(net.name)
@@ -163,6 +166,7 @@ def test_reusing_memory(net):
         assert set(op.inputs).isdisjoint(op.outputs) or not set(old.inputs).isdisjoint(old.outputs)
 
 
+@pytest.mark.exhaustive
 @over_nets
 def test_extracting(net):
     draw = random.Random(net.name)
@@ -206,6 +210,7 @@ def test_the_ends_of_a_part(net):
     assert all(get_producer_map(ssa)[blob][0] in ops for blob in given_out)
 
 
+@pytest.mark.exhaustive
 @over_nets
 def test_equality_sees_a_change(net):
     draw = random.Random(net.name)

@@ -59,6 +59,7 @@ def check_same(net, blobs, names, expected):
         np.testing.assert_array_equal(found[new], expected[old])
 
 
+@pytest.mark.exhaustive
 def test_clones_and_numbered_versions_of_a_recurrent_net_keep_its_gradients(lstm):
     net, blobs, expected = lstm
     cloned, remap = graph.clone_and_bind(net, "clone", "c/", {"input": "other"})

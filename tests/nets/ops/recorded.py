@@ -6,6 +6,7 @@ scripts/record/caffe2_operators.py records them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import lzma
@@ -53,7 +54,13 @@ class Case:
         return any(v.dtype.kind == "S" for v in (*self.inputs.values(), *self.outputs.values()))
 
 
+@functools.cache
 def read_cases():
+    """All recorded cases, which several files of tests read."""
+    return tuple(_cases())
+
+
+def _cases():
     for path in sorted(GOLDEN.glob("*.npz.xz")):
         with np.load(io.BytesIO(lzma.decompress(path.read_bytes()))) as z:
             cases: dict[int, dict] = {}

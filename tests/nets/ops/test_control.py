@@ -61,6 +61,7 @@ def _in_place(b):
     b.Mul(["t", "h"], "h")
 
 
+@pytest.mark.sample("_fc-4")
 @pytest.mark.parametrize(("body", "trips"), [(_fc, 0), (_fc, 4), (_in_place, 3)])
 def test_gradient_of_while_three_ways(body, trips):
     shapes = {"x": (2, 3), "w": (3, 3), "b": (3,)} if body is _fc else {"x": (3,), "w": (3,)}
@@ -106,6 +107,7 @@ def test_loop_over_its_bound_says_so_at_run_time():
         jax.effects_barrier()
 
 
+@pytest.mark.sample("31")
 @pytest.mark.parametrize("trips", [0, 1, 31, 32, 33, 70, 1100])
 def test_checkpointed_loop_against_a_scan(x64, trips):
     w, x = jnp.asarray(RNG.standard_normal((2, 2)) * 0.7), jnp.asarray(RNG.standard_normal(2))

@@ -108,6 +108,7 @@ ROWS = np.arange(10, dtype=np.float32).reshape(5, 2)
 STEPS = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
 
 
+@pytest.mark.sample("LengthsMean-data1-lengths1-args1", "VariableLengthSequencePadding-data4-lengths4-args4")
 @pytest.mark.parametrize(
     "type, data, lengths, args",
     [

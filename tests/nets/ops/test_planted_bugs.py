@@ -186,6 +186,16 @@ def tried(type, monkeypatch):
     return told, seen - told
 
 
+@pytest.mark.exhaustive(
+    "InstanceNormGradient",
+    "LengthsIndicesInGradientSumGradient",
+    "LpPoolGradient",
+    "MaxPoolGradient",
+    "PadImageGradient",
+    "ResizeNearest3DGradient",
+    "SortedSegmentRangeSumGradient",
+    "TopKGradient",
+)
 @pytest.mark.grid(every=8)
 @pytest.mark.parametrize("type", [t for t in KNOWN if t not in NOT_PERTURBED])
 def test_a_planted_mistake_is_told(type, monkeypatch, x64):

@@ -66,6 +66,7 @@ def test_unique_integers():
     assert sorted(got.tolist()) == [0, 2, 4, 5]
 
 
+@pytest.mark.sample("XavierFill")
 @pytest.mark.parametrize("type", ["XavierFill", "MSRAFill", "GaussianFill", "UniformFill", "UniformIntFill"])
 def test_function_of_the_key(type):
     args = {"shape": [8, 8]} | ({"max": 1000} if type == "UniformIntFill" else {})

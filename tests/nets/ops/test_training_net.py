@@ -24,6 +24,7 @@ def entries(golden, kind):
     return {k.removeprefix(kind + "|"): v for k, v in golden.items() if k.startswith(kind + "|")}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_caffe2_training_net_is_one_jitted_step(optimizer):
     """100 steps of forward, backward and updates, dense and sparse, follow Caffe2's losses and end at its parameters."""
@@ -53,6 +54,7 @@ def test_caffe2_training_net_is_one_jitted_step(optimizer):
         np.testing.assert_allclose(state[name], final[name], rtol=1e-3, atol=1e-3, err_msg=name)
 
 
+@pytest.mark.exhaustive
 def test_exported_image_net_predicts_as_caffe2_does():
     golden = read("image_net")
     net = jrnn.read_net(golden["predict_net"].tobytes())

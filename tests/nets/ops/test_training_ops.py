@@ -111,6 +111,13 @@ SMALL = {
 }
 
 
+@pytest.mark.exhaustive(
+    "ArgMax-x-y-args0",
+    "TopK-x-yab-args1",
+    "Accuracy-xk-y-args2",
+    "SoftmaxWithLoss-xk-py-args3",
+    "SparseToDenseMask-kkd-y-args13",
+)
 @pytest.mark.parametrize(
     "type, inputs, outputs, args",
     [
@@ -179,6 +186,7 @@ def test_an_index_out_of_range_reads_nan_where_it_cannot_be_checked():
     assert np.isnan(got[1]).all() and (got[0] == 1).all()
 
 
+@pytest.mark.exhaustive
 def test_language_model_step():
     """An embedding, a layer, and a softmax loss: all gradients of the generated net are JAX's."""
     net = Net(

@@ -44,6 +44,7 @@ def fuzz(monkeypatch, tmp_path):
     return module
 
 
+@pytest.mark.exhaustive
 def test_a_fixed_sample(fuzz, capfd):
     assert fuzz.main(["--cases", "1200"]) == 0, capfd.readouterr().out
     assert "1200 cases in" in capfd.readouterr().out
@@ -58,6 +59,7 @@ def test_what_was_found_before(fuzz, finding):
         assert 0 < len(str(e)) < 4000
 
 
+@pytest.mark.exhaustive
 def test_the_watch_sees_what_goes_wrong(fuzz, monkeypatch, tmp_path, capfd):
     """Another error, a huge allocation, endless recursion, and a reader that does not end."""
     script = tmp_path / "planted.py"

@@ -77,6 +77,7 @@ def test_damaged_files_of_caffe2(name, seed):
         assert read_net(serialize_net(net)) == net or "nan" in repr(net)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=300)
 @given(st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
 def test_random_bytes(data):

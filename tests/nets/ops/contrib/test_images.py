@@ -158,6 +158,7 @@ def test_thresholded_relu_below_zero_has_the_right_gradient(x64):
     assert_gradient_is_the_derivative(net, blobs, ["in0"])
 
 
+@pytest.mark.exhaustive("ResizeNearest")
 @pytest.mark.parametrize("type", ["ResizeNearest", "UpsampleBilinear"])
 def test_scales_in_a_blob_have_a_gradient_operator_that_reads_them(type, x64):
     scales = np.array([1.5, 2.0], np.float32)
@@ -173,6 +174,7 @@ def test_group_norm_without_statistics_says_what_its_gradient_needs():
         jrnn.add_gradients(net, {"out0": "seed"})
 
 
+@pytest.mark.exhaustive
 def test_lp_pool_of_zeros_has_a_gradient_of_zeros():
     net, blobs = net_of("LpPool", (np.zeros((1, 1, 4, 4), np.float32),), 1, {"kernel": 2, "p": 3.0})
     fn = jrnn.to_jax(net, ["out0"])
