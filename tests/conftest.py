@@ -1,6 +1,5 @@
 """Strict settings for every test: rank promotion raises, and 64-bit types are asked for, never assumed."""
 
-import collections
 import gc
 import os
 from pathlib import Path
@@ -13,6 +12,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers of pytest-xdist, and 
 
 import jax
 import pytest
+import quick_runs
 from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -43,28 +43,9 @@ def pytest_collection_modifyitems(config, items):
     """Leaves out what only an exhaustive run checks, unless it is asked for: by --exhaustive, or by the name of a test."""
     if config.getoption("--exhaustive") or any("::" in arg for arg in config.args):
         return
-    cases = collections.defaultdict(list)  # of each function
-    for item in items:
-        cases[getattr(item, "function", None)].append(item)
-    dropped = {item for group in cases.values() for item in left_out(group)}
-    config.hook.pytest_deselected(items=list(dropped))
+    dropped = quick_runs.left_out(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
-
-
-def left_out(items):
-    """Of the cases of one test, those that its marks leave to exhaustive runs."""
-    ids = [item.callspec.id if hasattr(item, "callspec") else None for item in items]
-    dropped = set()
-    for mark in items[0].iter_markers():
-        if unknown := set(mark.args) - set(ids) if mark.name in ("exhaustive", "sample") else ():
-            raise pytest.UsageError(f"{items[0].nodeid}: the mark {mark.name} names no case of it: {sorted(unknown)}")
-        if mark.name == "grid":
-            dropped |= {item for number, item in enumerate(items) if number % mark.kwargs["every"]}
-        elif mark.name == "sample":
-            dropped |= {item for item, id in zip(items, ids) if id not in mark.args}
-        elif mark.name == "exhaustive":
-            dropped |= {item for item, id in zip(items, ids) if id in mark.args or not mark.args}
-    return dropped
 
 
 # Tracing makes many objects, and little garbage: search for it less often than Python does by default.
