@@ -21,6 +21,7 @@ from jrnn.errors import ConversionError, GradientError
 from jrnn.loops.jaxprs import scan_counts
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.graph import live_ops
+from jrnn.nets.ir import Net
 from jrnn.nets.recurrent import RecurrentState, recurrent_net
 
 
@@ -107,27 +108,42 @@ def _unfold(e: Emitter, name: str, state: _State, batch: int, lead: tuple[int, .
     return e.cast(e.reshaped(blob, (*lead, *state.shape)), state.dtype)
 
 
-@rule("scan")
-def scan_rule(e: Emitter, node: Node, *values):
-    p = node.params
-    steps, read = p["length"], list(e.read)
-    if steps == 0:
-        raise ConversionError("a scan of zero steps: remove it")
-    body = flatten(p["jaxpr"])
-    first, count = scan_counts(p)
-    after = first + count
-    carried, sequences = body.inputs[first:after], body.inputs[after:]
+@dataclass(frozen=True)
+class _Roles:
+    """What becomes of the carries and outputs of a scan.
+
+    Attributes:
+        body: the step, without the nodes that nothing that is read needs.
+        consts, carried, sequences: its inputs.
+        constants: the numbers of the carries that no step changes.
+        counters: those of the carries that only count, with what a step adds.
+        held: the numbers of the other carries that are needed; `states` begins with them.
+        states: what the recurrent network holds, carries and outputs.
+        place: for the number of an output that is read, that of the state that it shows.
+    """
+
+    body: Graph
+    consts: Sequence[Var]
+    carried: Sequence[Var]
+    sequences: Sequence[Var]
+    constants: set[int]
+    counters: dict[int, int]
+    held: list[int]
+    states: list[_State]
+    place: dict[int, int]
+
+
+def _roles(node: Node, read: Sequence[bool]) -> _Roles:
+    body = flatten(node.params["jaxpr"])
+    first, count = scan_counts(node.params)
+    carried = body.inputs[first : first + count]
     new, outs = body.outputs[:count], body.outputs[count:]
     constants = {k for k, v in enumerate(carried) if new[k] is v}
     counters = {k: n for k, v in enumerate(carried) if (n := _growth(body, v, new[k])) is not None}
-    plain = {*constants, *counters}
-    kept, nodes = _needed(body, carried, read, plain)
-    body = replace(body, nodes=nodes)
-    used = body.used()
-
-    held = [k for k in kept if k not in plain]
+    kept, nodes = _needed(body, carried, read, {*constants, *counters})
+    held = [k for k in kept if k not in constants and k not in counters]
     states = [_State(new[k], carried[k].shape, np.dtype(carried[k].dtype)) for k in held]
-    place: dict[int, int] = {}  # output -> the state that it shows
+    place: dict[int, int] = {}
     for k, v in enumerate(outs):
         if not read[count + k]:
             continue
@@ -139,35 +155,72 @@ def scan_rule(e: Emitter, node: Node, *values):
             raise ConversionError(
                 f"a scan that carries {s.dtype}{list(s.shape)}: only float32, int32 and bool with elements can be carried"
             )
+    sequences = body.inputs[first + count :]
+    body = replace(body, nodes=nodes)
+    return _Roles(body, body.inputs[:first], carried, sequences, constants, counters, held, states, place)
 
-    xs = {v: x for v, x in zip(sequences, values[after:]) if v in used}
+
+@dataclass(frozen=True)
+class _Step:
+    """The step net of a scan: its builder, its inputs, and the names of its states, old and new."""
+
+    builder: NetBuilder
+    input_t: str
+    timestep: str
+    previous: list[str]
+    made: list[str]
+
+    @property
+    def net(self) -> Net:
+        net = self.builder.build(outputs=self.made)
+        return replace(net, ops=tuple(net.ops[k] for k in live_ops(net, self.made)))
+
+
+def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int) -> _Step:
+    """Emits the step: `values` are those of the scan, `xs` its sequences, and `floats` those of them that are floats."""
+    body, states, first = roles.body, roles.states, len(roles.consts)
+    used = body.used()
+    builder = NetBuilder(prefix, parent=e.b)
+    input_t, timestep = builder.input(e.claim("input_t")), builder.input(e.claim("timestep"))
+    previous = [builder.input(e.claim("previous")) for _ in states]
+    with e.inside(builder):
+        clock = Blob.of(timestep, (1,), INT32)
+        env: dict[Var, Value] = dict(zip(roles.consts, values))
+        env.update((roles.carried[k], values[first + k]) for k in roles.constants)
+        for k, amount in roles.counters.items():
+            if roles.carried[k] in used:
+                env[roles.carried[k]] = _counted(e, clock, values[first + k], amount)
+        env.update(_sequences(e, clock, xs, floats, input_t, batch))
+        env.update((roles.carried[k], _unfold(e, name, s, batch)) for k, s, name in zip(roles.held, states, previous))
+        given = [env.get(v, np.zeros(v.shape, v.dtype) if v.dtype else None) for v in body.inputs]
+        made: list[str] = []
+        for value in e.graph(replace(body, outputs=tuple(s.new for s in states)), given):
+            blob = _fold(e, value, batch)
+            written = any(blob.name in op.outputs for op in builder.ops)
+            made.append((blob if written and blob.name not in made else e.copy(blob)).name)
+    return _Step(builder, input_t, timestep, previous, made)
+
+
+@rule("scan")
+def scan_rule(e: Emitter, node: Node, *values):
+    p = node.params
+    steps, read = p["length"], list(e.read)
+    if steps == 0:
+        raise ConversionError("a scan of zero steps: remove it")
+    roles = _roles(node, read)
+    first, count, states = len(roles.consts), len(roles.carried), roles.states
+
+    used = roles.body.used()
+    xs = {v: x for v, x in zip(roles.sequences, values[first + count :]) if v in used}
     xs = {v: reverse(e, x, 0) if p["reverse"] else x for v, x in xs.items()}
     floats = {v: e.blob(x) for v, x in xs.items() if isinstance(x, Blob) and x.dtype == FLOAT}
     batch = _batch([x.shape[1:] for x in floats.values()] + [s.shape for s in states])
     prefix = e.claim("recurrent")
-    step = NetBuilder(prefix, parent=e.b)
-    input_t, timestep = step.input(e.claim("input_t")), step.input(e.claim("timestep"))
-    previous = [step.input(e.claim("previous")) for _ in states]
-    with e.inside(step):
-        clock = Blob.of(timestep, (1,), INT32)
-        env: dict[Var, Value] = dict(zip(body.inputs[:first], values[:first]))
-        env.update((carried[k], values[first + k]) for k in constants)
-        env.update(
-            (carried[k], _counted(e, clock, values[first + k], n)) for k, n in counters.items() if carried[k] in used
-        )
-        env.update(_sequences(e, clock, xs, floats, input_t, batch))
-        env.update((carried[k], _unfold(e, name, s, batch)) for k, s, name in zip(held, states, previous))
-        body_inputs = [env.get(v, np.zeros(v.shape, v.dtype) if v.dtype else None) for v in body.inputs]
-        results = e.graph(replace(body, outputs=tuple(s.new for s in states)), body_inputs)
-        made: list[str] = []
-        for value in results:
-            blob = _fold(e, value, batch)
-            written = any(blob.name in op.outputs for op in step.ops)
-            made.append((blob if written and blob.name not in made else e.copy(blob)).name)
+    step = _step(e, roles, values, xs, floats, prefix, batch)
 
-    taken = set(step.external_inputs)
-    initial = [values[first + k] for k in held]
-    initial += [np.zeros(s.shape, s.dtype) for s in states[len(held) :]]
+    taken = set(step.builder.external_inputs)
+    initial = [values[first + k] for k in roles.held]
+    initial += [np.zeros(s.shape, s.dtype) for s in states[len(initial) :]]
     starts = [_start(e, value, s, batch, taken) for value, s in zip(initial, states)]
     if floats:
         parts = [e.reshaped(x, (steps, batch, math.prod(x.shape[1:]) // batch)) for x in floats.values()]
@@ -176,20 +229,18 @@ def scan_rule(e: Emitter, node: Node, *values):
         sequence = e.zeros((steps, batch, 1), FLOAT, "no_input")
     if sequence.name in taken:
         sequence = e.copy(sequence)
-    wanted = [2 * i for i in place.values()] + [2 * i + 1 for i, k in enumerate(held) if read[k]]
+    wanted = [2 * i for i in roles.place.values()] + [2 * i + 1 for i, k in enumerate(roles.held) if read[k]]
     with_grads = {i for i in wanted if states[i // 2].dtype == FLOAT}
-
-    net = step.build(outputs=made)
-    net = replace(net, ops=tuple(net.ops[k] for k in live_ops(net, made)))
+    net = step.net
 
     def append(forward_only: bool) -> list[RecurrentState]:
         return recurrent_net(
             e.b,
             net,
-            [(input_t, sequence.name)],
-            [(name, start.name) for name, start in zip(previous, starts)],
-            dict(zip(previous, made)),
-            timestep=timestep,
+            [(step.input_t, sequence.name)],
+            [(name, start.name) for name, start in zip(step.previous, starts)],
+            dict(zip(step.previous, step.made)),
+            timestep=step.timestep,
             scope=prefix,
             outputs_with_grads=sorted(with_grads),
             forward_only=forward_only,
@@ -202,18 +253,19 @@ def scan_rule(e: Emitter, node: Node, *values):
         e.without_gradient.append(f"{where}: {error}")
         found = append(forward_only=True)
 
-    results_out: list[Value] = []
-    for k, value in enumerate(values[first:after]):
-        if k in counters:
-            value = binary(e, "Add", value, np.asarray(counters[k] * steps, value.dtype))
-        elif k in held:
-            i = held.index(k)
+    results: list[Value] = []
+    for k, value in enumerate(values[first : first + count]):
+        if k in roles.counters:
+            value = binary(e, "Add", value, np.asarray(roles.counters[k] * steps, value.dtype))
+        elif k in roles.held:
+            i = roles.held.index(k)
             value = _unfold(e, found[i].last, states[i], batch) if read[k] else None
-        results_out.append(value)
-    for k in range(len(outs)):
-        y = _unfold(e, found[place[k]].all, states[place[k]], batch, (steps,)) if k in place else None
-        results_out.append(reverse(e, y, 0) if p["reverse"] and k in place else y)
-    return tuple(results_out)
+        results.append(value)
+    for k in range(len(node.outputs) - count):
+        i = roles.place.get(k)
+        y = None if i is None else _unfold(e, found[i].all, states[i], batch, (steps,))
+        results.append(y if i is None or not p["reverse"] else reverse(e, y, 0))
+    return tuple(results)
 
 
 def _growth(body: Graph, before: Var, after: Var | np.ndarray) -> int | None:
