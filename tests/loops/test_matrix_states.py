@@ -163,6 +163,25 @@ def test_bfloat16_inputs_with_a_float32_state():
     np.testing.assert_allclose(made[0][1][0], expected[0][1][0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_states_without_products_to_gain_are_stored_at_boundaries(x64, reverse):
+    """Mamba-1: each element of the state has a decay of its own."""
+    rng = np.random.default_rng(0)
+    init, rates, xs = rng.normal(size=(5, 4)), np.arange(1.0, 5), rng.normal(size=(150, 3, 5))
+
+    def step(h, x):
+        h = jnp.exp(-jnp.exp(x[0])[:, None] * rates[None]) * h + x[0][:, None] * x[1][None, :4]
+        return h, h @ x[2][:4]
+
+    def both(scan):
+        return jax.value_and_grad(lambda *a: loss(scan, step, *a, reverse=reverse), (0, 1), has_aux=True)
+
+    with lowering.recorded() as plans:
+        made = jax.jit(both(jrnn.scan))(init, xs)
+    assert "float64[5,4] stored at 3 boundaries of chunks of 64" in str(plans)
+    assert_close((made, by_numpy(both(jax.lax.scan))(init, xs)), 1e-10)
+
+
 @pytest.mark.exhaustive("q-True")
 @pytest.mark.parametrize("name, reads", [("q", True), ("v", False)])
 def test_a_gradient_that_reads_no_state_is_computed_step_by_step(name, reads):

@@ -59,11 +59,11 @@ class Chunk:
         decay: Decay | Mixing
         if len(of) > 1:
             start = Labeled(jnp.stack([s.reshape(shape) for s in states]), (MIXED[0], *axes))
-            decay, columns, factor = mixing_of(self._mixed_decay(), self.k, precision), None, None
+            decay, columns, factor = mixing_of(self._mixed_decay(), self.k, precision, self.keep), None, None
         else:
             factor, along = self._decays()
-            decay = decay_of(factor, self.steps, self.k, precision)
-            columns = None if along is None else decay_of(along, self.steps, form.columns[-1], precision)
+            decay = decay_of(factor, self.steps, self.k, precision, self.keep)
+            columns = None if along is None else decay_of(along, self.steps, form.columns[-1], precision, self.keep)
             factor = factor if along is None else along if factor is None else times([factor, along])
         known = [
             (self._writer(inside, 1, t.into), self._product(t, outside))

@@ -9,41 +9,15 @@ Shapes: C steps of a chunk, K the contracted axis of S.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.loops.chunks.labeled import Label, Labeled, dot, plus, times, union
-from jrnn.loops.chunks.solve import Kept
-
-
-def _product(vectors: Sequence[Labeled], k: int, precision: Any, keep: Kept) -> Labeled:
-    """Returns the products of vectors for all pairs of T and S, which are kept."""
-    labels = union(vectors, ("T", "S", k))[:-1]
-
-    def product(*arrays: Any) -> Any:
-        a, p = (Labeled(x, v.labels) for x, v in zip(arrays, vectors))
-        return dot(a, p, labels, precision).array
-
-    return Labeled(keep.result(product, *(v.array for v in vectors)), labels)
-
-
-@dataclass(frozen=True)
-class Level:
-    """Blocks of 2h steps.
-
-    Attributes:
-        pre: W from the middle of a block to each step of its second half, [..., N, h, K].
-        suf: W from each step of its first half to its middle, [..., N, h, K].
-        labels: of the axes before N.
-    """
-
-    pre: Any
-    suf: Any
-    labels: tuple[Label, ...]
+from jrnn.loops.chunks.labeled import Label, Labeled, dot, summed, times, union
+from jrnn.loops.chunks.solve import Kept, neighbors, unit_lower_inverse
 
 
 @dataclass(frozen=True)
@@ -55,7 +29,8 @@ class Decay:
         suf: W(end, s) for each s.
         total: W(end, start).
         between: W(t, s) below the diagonal, [T, S], for decays that are the same along K; otherwise None.
-        levels: for decays that differ along K: the blocks, from the smallest on.
+        levels: for decays that differ along K: `pre` and `suf` of the block of 1, 2, 4, ... steps that each step is in,
+            [..., N, T, K].
     """
 
     steps: int
@@ -65,19 +40,15 @@ class Decay:
     suf: Labeled | None = None
     total: Labeled | None = None
     between: Labeled | None = None
-    levels: tuple[Level, ...] = ()
+    levels: tuple[Labeled, Labeled] | None = None
 
-    def reader(self, a: Labeled) -> tuple[Labeled, ...]:
+    def reader(self, a: Labeled) -> Labeled:
         """Prepares a vector a_t, with the labels T and K, for `scores`."""
-        if not self.levels:
-            return (a,)
-        return tuple(self._half(a, l, 1) for l in self.levels)
+        return a if self.levels is None else times([a, self.levels[0]])
 
-    def writer(self, p: Labeled) -> tuple[Labeled, ...]:
+    def writer(self, p: Labeled) -> Labeled:
         """Prepares a vector p_s, with the labels T and K, for `scores`."""
-        if not self.levels:
-            return (p.renamed("T", "S"),)
-        return tuple(self._half(p, l, 0).renamed("T", "S") for l in self.levels)
+        return (p if self.levels is None else times([p, self.levels[1]])).renamed("T", "S")
 
     def from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
         """Returns a reader of the state before the chunk, and what scales the results."""
@@ -91,63 +62,40 @@ class Decay:
         """Returns what is left of the state before the chunk."""
         return times([start, self.total]) if self.total is not None else start
 
-    def _half(self, a: Labeled, level: Level, which: int) -> Labeled:
-        """The first or second halves of the blocks of a level, times the decay to or from their middle."""
-        rest = tuple(l for l in a.labels if l not in ("T", self.k))
-        array, h = a.along((*rest, "T", self.k)), level.pre.shape[-2]
-        array = array.reshape(*array.shape[: len(rest)], -1, 2, h, array.shape[-1])[..., which, :, :]
-        half, decay = Labeled(array, (*rest, "N", "T", self.k)), (level.suf, level.pre)[which]
-        return half if h == 1 else times([half, Labeled(decay, (*level.labels, "N", "T", self.k))])
-
-    def scores(self, reader: tuple[Labeled, ...], writer: tuple[Labeled, ...], keep: Kept) -> Labeled:
+    def scores(self, reader: Labeled, writer: Labeled, keep: Kept) -> Labeled:
         """Returns `sum_k a_t W(t, s) p_s` for s < t, and zero for s >= t, with the labels T and S at the end.
 
         The products of vectors are kept for the reverse pass.
         """
-        if not self.levels:
-            made = _product((*reader, *writer), self.k, self.precision, keep)
-            if self.between is not None:
-                return times([made, self.between])
-            below = np.tril(np.ones((self.steps, self.steps), bool), -1)
-            return made.map(lambda m: jnp.where(below, m, 0))
-        labels = tuple(l for l in union([*reader, *writer], ("T", "S")) if l not in ("N", self.k))
-        n = len(self.levels)
-
-        def joined(*arrays: Any) -> Any:
-            parts = [Labeled(x, a.labels) for x, a in zip(arrays, (*reader, *writer))]
-            return self._joined(parts[:n], parts[n:])
-
-        return Labeled(keep.result(joined, *(a.array for a in (*reader, *writer))), labels)
-
-    def _joined(self, reader: Sequence[Labeled], writer: Sequence[Labeled]) -> Any:
-        """Returns the scores from those of the blocks of each level."""
-        c, steps = self.steps, np.arange(self.steps)
-        total: Any = 0
-        for a, p in zip(reader, writer):
-            labels = union([a, p], ("N", "T", "S", self.k))[:-1]
-            block = dot(a, p, labels, self.precision).array
-            *lead, n, h, _ = block.shape
-            wide = jnp.broadcast_to(block[..., :, None, :, None, None, :], (*lead, n, 2, h, n, 2, h))
-            here = (steps[:, None] // h == steps // h + 1) & (steps[:, None] // (2 * h) == steps // (2 * h))
-            total = jnp.where(here, wide.reshape(*lead, c, c), total)
-        return total
+        made = _product(
+            reader, writer, self.k, self.precision, keep, None if self.levels is None else neighbors(self.steps)
+        )
+        if self.levels is not None:
+            return made
+        if self.between is not None:
+            return times([made, self.between])
+        below = np.tril(np.ones((self.steps, self.steps), bool), -1)
+        return made.map(lambda m: jnp.where(below, m, 0))
 
     def spread(self, scores: Labeled, values: Labeled, out: Sequence[Label]) -> Labeled:
         """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K, and values v_s with the labels S and K."""
-        lead, total = tuple(l for l in scores.labels if l not in ("T", "S")), []
-        for level in self.levels:
-            n, h = level.pre.shape[-3:-1]
-            array = scores.along((*lead, "T", "S"))
-            array = array.reshape(*array.shape[:-2], n, 2, h, n, 2, h)[..., 1, :, :, 0, :]
-            block = jnp.sum(jnp.where(np.eye(n, dtype=bool)[:, None, :, None], array, 0), -2)
-            written = self._half(values.renamed("S", "T"), level, 0).renamed("T", "S")
-            made = dot(Labeled(block, (*lead, "N", "T", "S")), written, [*out, "N"], self.precision)
-            made = times([made, Labeled(level.pre, (*level.labels, "N", "T", self.k))]) if h > 1 else made
-            rest = tuple(l for l in made.labels if l not in ("N", "T"))
-            found = made.along((*rest, "N", "T"))
-            halves = jnp.stack([jnp.zeros_like(found), found], -2)  # only steps of second halves read
-            total.append(Labeled(halves.reshape(*found.shape[:-2], self.steps), (*rest, "T")))
-        return plus(total)
+        assert self.levels is not None
+        labels = (*(l for l in scores.labels if l not in ("T", "S")), "N", "T", "S")
+        blocks = Labeled(jnp.where(neighbors(self.steps), scores.along(labels), 0), labels)
+        made = dot(blocks, self.writer(values.renamed("S", "T")), ["N", *out], self.precision)
+        return summed(times([made, self.levels[0]]), ["N"])
+
+
+def _product(a: Labeled, p: Labeled, k: int, precision: Any, keep: Kept, apart: Any = None) -> Labeled:
+    """Returns the products of vectors for all pairs of T and S, which are kept; of levels, those that are apart."""
+    labels = union((a, p), ("N", "T", "S", k))[:-1]
+
+    def product(*arrays: Any) -> Any:
+        made = dot(*(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision).array
+        return made if apart is None else jnp.sum(jnp.where(apart, made, 0), -3)
+
+    made = keep.result(product, a.array, p.array)
+    return Labeled(made, tuple(l for l in labels if l != "N"))
 
 
 @dataclass(frozen=True)
@@ -172,7 +120,7 @@ class Mixing:
         return p.renamed("T", "S").renamed(*MIXED)
 
     def scores(self, a: Labeled, p: Labeled, keep: Kept) -> Labeled:
-        made = times([_product((a, p), self.k, self.precision, keep), self.between])
+        made = times([_product(a, p, self.k, self.precision, keep), self.between])
         labels = tuple(l for l in made.labels if l not in MIXED)
         return Labeled(jnp.sum(made.array, tuple(map(made.labels.index, MIXED))), labels)
 
@@ -195,34 +143,23 @@ class Mixing:
 MIXED = ("of", "from")  # labels: the state that a decay leads to, and the state that it leads from
 
 
-def mixing_of(factor: Labeled, k: int, precision: Any) -> Mixing:
+def mixing_of(factor: Labeled, k: int, precision: Any, keep: Kept) -> Mixing:
     """Returns the products of decays that mix states.
 
     Args:
         factor: the decay of each step, with the labels T and MIXED.
         k: the label of K.
         precision: of the contractions.
+        keep: keeps the products.
     """
     rest = tuple(l for l in factor.labels if l not in ("T", *MIXED))
-    d = factor.along((*MIXED, *rest, "T"))[..., None]  # [i, j, ..., u, s], s from one step before the chunk on
-    steps, count = d.shape[-2], range(len(d))
-    one = jnp.eye(len(d), dtype=d.dtype).reshape(*d.shape[:2], *[1] * (d.ndim - 2))
-    after = np.arange(steps)[:, None] > np.arange(-1, steps)[None]
-    upto, reach = jnp.where(after, d, one), 1  # of steps s+1 to u
-    while reach < steps:
-        first = jnp.broadcast_to(one, upto[..., :reach, :].shape)
-        before = jnp.concatenate([first, upto[..., :-reach, :]], -2)
-        rows = [[sum(upto[i, m] * before[m, j] for m in count) for j in count] for i in count]
-        upto, reach = jax.lax.optimization_barrier(jnp.stack(list(map(jnp.stack, rows)))), 2 * reach
-    until = jnp.concatenate([jnp.broadcast_to(one, upto[..., :1, :].shape), upto[..., :-1, :]], -2)
-    below = np.tril(np.ones((steps, steps), bool), -1)
-    between = Labeled(jnp.where(below, until[..., 1:], 0), (*MIXED, *rest, "T", "S"))
-    pre, suf = (Labeled(x, (*MIXED, *rest, "T")) for x in (until[..., 0], upto[..., -1, 1:]))
-    total = Labeled(upto[..., -1, 0], (*MIXED, *rest))
-    return Mixing(k, precision, pre, suf, total, between)
+    of, start = MIXED
+    labels = (*rest, "T", of, start), (*rest, of, "S", start), (*rest, of, start), (*rest, "T", of, "S", start)
+    pre, suf, total, between = map(Labeled, _products(factor.along(labels[0]), keep), labels)
+    return Mixing(k, precision, pre, suf.renamed("S", "T"), total, between)
 
 
-def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any) -> Decay:
+def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, keep: Kept) -> Decay:
     """Returns the products of decays.
 
     Args:
@@ -230,6 +167,7 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any) -> Deca
         steps: C, a power of two.
         k: the label of K.
         precision: of the contractions.
+        keep: keeps the products of decays that are the same along K.
     """
     if factor is None:
         return Decay(steps, k, precision)
@@ -237,24 +175,31 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any) -> Deca
     if k in rest:
         lead = tuple(l for l in rest if l != k)
         return _per_row(factor.along((*lead, "T", k)), lead, steps, k, precision)
-    d = factor.along((*rest, "T"))[..., None]  # [..., u, s], s from one step before the chunk on
-    after = np.arange(steps)[:, None] > np.arange(-1, steps)[None]
-    upto = _running_products(jnp.where(after, d, 1))  # of steps s+1 to u
-    until = jnp.concatenate([jnp.ones_like(upto[..., :1, :]), upto[..., :-1, :]], -2)
-    below = np.tril(np.ones((steps, steps), bool), -1)
-    between = Labeled(jnp.where(below, until[..., 1:], 0), (*rest, "T", "S"))
-    pre, suf = Labeled(until[..., 0], (*rest, "T")), Labeled(upto[..., -1, 1:], (*rest, "T"))
-    return Decay(steps, k, precision, pre, suf, Labeled(upto[..., -1, 0], rest), between)
+    pre, suf, total, between = _products(factor.along((*rest, "T"))[..., None, None], keep)
+    pre, suf = Labeled(pre[..., 0, 0], (*rest, "T")), Labeled(suf[..., 0, :, 0], (*rest, "T"))
+    total, between = Labeled(total[..., 0, 0], rest), Labeled(between[..., 0, :, 0], (*rest, "T", "S"))
+    return Decay(steps, k, precision, pre, suf, total, between)
 
 
-def _running_products(x: Any) -> Any:
-    """Returns `prod_{v <= u} x[..., v, s]`, in rounds of doubled reach."""
-    reach, steps = 1, x.shape[-2]
-    while reach < steps:
-        x = x * jnp.concatenate([jnp.ones_like(x[..., :reach, :]), x[..., :-reach, :]], -2)
-        x = jax.lax.optimization_barrier(x)  # or XLA:CPU fuses all rounds into one, and computes each many times
-        reach *= 2
-    return x
+def _products(d: Any, keep: Kept) -> tuple[Any, Any, Any, Any]:
+    """Returns products of matrices, the decays of C steps: a block inverse has those of all neighboring steps.
+
+    Args:
+        d: [..., C, n, n].
+        keep: keeps the inverse.
+
+    Returns:
+        W(t, start) [..., T, n, n], W(end, s) [..., n, S, n], W(end, start) [..., n, n], and W(t, s) [..., T, n, S, n], which
+        is zero for s >= t.
+    """
+    *lead, c, n, _ = d.shape
+    next_step = np.eye(c, k=-1, dtype=bool)[:, None, :, None]
+    a = jnp.where(next_step, -jnp.swapaxes(d, -3, -2)[..., None, :, :, :], 0).reshape(*lead, c * n, c * n)
+    x = unit_lower_inverse(a, jax.lax.Precision.HIGHEST, keep).reshape(*lead, c, n, c, n)  # W(t, s - 1)
+    end = jnp.sum(d[..., -1, :, :, None, None] * x[..., -1, None, :, :, :], -3)
+    one = jnp.broadcast_to(jnp.eye(n, dtype=d.dtype)[:, None, :], (*lead, n, 1, n))
+    between = jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], -2)
+    return x[..., 0, :], jnp.concatenate([end[..., 1:, :], one], -2), end[..., 0, :], between
 
 
 def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
@@ -280,19 +225,19 @@ def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
 
 
 def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:
-    """Joins blocks: their products are those of their halves, times the product of the other half."""
-    pre = suf = jnp.ones_like(d)[..., None, :]  # [..., N, h, K]
-    levels, total = [], d
-    for _ in range(steps.bit_length() - 1):
-        *_, n, h, size = pre.shape
-        pre, suf = (x.reshape(*x.shape[:-3], n // 2, 2, h, size) for x in (pre, suf))
-        levels.append(Level(pre[..., 1, :, :], suf[..., 0, :, :], lead))
-        parts = total.reshape(*total.shape[:-2], n // 2, 2, 1, size)
-        first, second = parts[..., :1, :, :], parts[..., 1:, :, :]
-        one = jnp.ones_like(first)
-        pre, suf = pre * jnp.concatenate([one, first], -3), suf * jnp.concatenate([second, one], -3)
-        pre, suf = (x.reshape(*x.shape[:-4], n // 2, 2 * h, size) for x in (pre, suf))
-        total = (first * second)[..., 0, 0, :]
-        pre, suf, total = jax.lax.optimization_barrier((pre, suf, total))  # or XLA:CPU fuses all levels into one
-    pre, suf = (Labeled(x[..., 0, :, :], (*lead, "T", k)) for x in (pre, suf))
-    return Decay(steps, k, precision, pre, suf, Labeled(total[..., 0, :], (*lead, k)), None, tuple(levels))
+    """Joins blocks of h steps: their products are those of the two, times the product of the other block."""
+    made, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # pre, suf and total of blocks
+    for h in (1 << i for i in range(steps.bit_length() - 1)):
+        levels.append(made[..., :2, :, :])
+        total = made[..., 2:, :, :]
+        other = total.reshape(*total.shape[:-2], -1, 2, h, d.shape[-1])[..., ::-1, :, :].reshape(total.shape)
+        second = np.arange(steps) // h % 2 == 1
+        made = made * jnp.where(np.stack([second, ~second, second | True])[..., None], other, 1)
+        made = jax.lax.optimization_barrier(made)  # or XLA:CPU fuses all levels into one
+    pre, suf = (Labeled(made[..., i, :, :], (*lead, "T", k)) for i in range(2))
+    decay = Decay(steps, k, precision, pre, suf, Labeled(made[..., 2, 0, :], (*lead, k)))
+    if not levels:
+        return decay
+    every = jnp.stack(levels, -4)
+    inner = (Labeled(every[..., i, :, :], (*lead, "N", "T", k)) for i in range(2))
+    return replace(decay, levels=tuple(inner))

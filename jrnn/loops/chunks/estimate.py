@@ -15,7 +15,7 @@ from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
 
 _SMALL = 0.45  # products of a chunk run at this part of the rate of large ones
-_PASSES = 32  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
+_PASSES = 24  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
 _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice as much for its derivative
 _BY_STEPS = 3  # a step, and its derivative
 _MARGIN = 0.25  # the part of the time that chunks must save: their program takes several times as long to compile
@@ -42,11 +42,17 @@ def compared(
     by_steps = _BY_STEPS * forward.seconds
     terms = (("steps", by_steps), ("stacks of states", moved))
     reference = Candidate("lax.scan", Estimate(by_steps + moved, stack + forward.memory, terms), None)
-    chunks = Candidate("in chunks", _in_chunks(loop, forms, steps, machine), True)
+    if forms:
+        chunks = Candidate("in chunks", _in_chunks(loop, forms, steps, machine), True)
+    else:  # all steps run again, and a chunk's states are in a cache
+        again, some = forward.seconds, steps * stored + math.ceil(length / steps) * stored
+        near = length / steps * (machine.writing(steps * stored, some) + machine.reading(steps * stored, some))
+        terms = (("steps", by_steps), ("steps again", again), ("states of a chunk", near))
+        chunks = Candidate("in chunks", Estimate(by_steps + again + near, some + forward.memory, terms), True)
     theirs, ours = reference.estimate.memory, chunks.estimate.memory
     if memory is not None and ours < theirs and bound(memory, theirs) < theirs:
         return Choice(chunks, ((reference, "more memory than allowed"),))
-    return choose([reference, chunks], memory, margin=_MARGIN)
+    return choose([reference, chunks], memory, margin=_MARGIN if forms else 0.0)
 
 
 def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machine) -> Estimate:

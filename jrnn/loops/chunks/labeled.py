@@ -1,6 +1,6 @@
 """Arrays whose axes have labels, and the factors of a form as such arrays.
 
-A label is a number (`terms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (which block of steps).
+A label is a number (`terms.py`), "T" (the step that reads), "S" (the step that wrote) or "N" (the length of blocks).
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> tuple[Label,
 def elementwise(fn: Callable[[Any, Any], Any], arrays: Sequence[Labeled]) -> Labeled:
     if len(arrays) == 1:
         return arrays[0]
-    labels = union(arrays)
+    every = union(arrays)
+    labels = next((a.labels for a in arrays if len(a.labels) == len(every)), every)  # no transposition of that one
     return Labeled(functools.reduce(fn, [a.along(labels) for a in arrays]), labels)
 
 
@@ -63,7 +64,7 @@ plus = functools.partial(elementwise, operator.add)
 
 def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled:
     """Returns the product of two arrays, summed over the labels that are not in `out`, whose axes are those of `out`."""
-    a, b = (_summed(x, [l for l in x.labels if l not in out and l not in y.labels]) for x, y in ((a, b), (b, a)))
+    a, b = (summed(x, [l for l in x.labels if l not in out and l not in y.labels]) for x, y in ((a, b), (b, a)))
     shared = [l for l in a.labels if l in b.labels]
     batch, over = [l for l in shared if l in out], [l for l in shared if l not in out]
     numbers = tuple(tuple(tuple(map(x.labels.index, axes)) for x in (a, b)) for axes in (over, batch))
@@ -73,7 +74,8 @@ def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled
     return Labeled(Labeled(made, labels).along(kept), tuple(kept))
 
 
-def _summed(a: Labeled, over: Sequence[Label]) -> Labeled:
+def summed(a: Labeled, over: Sequence[Label]) -> Labeled:
+    """Returns the array summed over labels."""
     if not over:
         return a
     kept = tuple(l for l in a.labels if l not in over)
@@ -133,7 +135,7 @@ class Factors:
         found = [self.one(f) for f in factor.of]
         out = [l for l in union(found) if l == "T" or l in map(self.find, factor.labels)]
         if len(found) == 1:
-            return _summed(found[0], [l for l in found[0].labels if l not in out])
+            return summed(found[0], [l for l in found[0].labels if l not in out])
         *most, last = found
         return dot(times(most), last, out, self.precision)
 

@@ -5,6 +5,7 @@ Shapes: T time, C steps of a chunk.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, primitives
+from jrnn.loops import jaxprs, mark, primitives
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body, over_time
@@ -27,6 +28,8 @@ from jrnn.loops.passes.fission import shifted
 _LEAST = (
     2048  # elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96
 )
+
+_BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
 
 
 def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
@@ -103,7 +106,7 @@ class Chunked:
 
     Attributes:
         loop: the loop.
-        stages: in order.
+        stages: in order; none if all steps run one by one, with the states of chunk boundaries stored.
         notes: what was found, for `explain_scan`.
         held: how the carries of the step as it was written are held in the loop's; None if they are the same.
     """
@@ -122,6 +125,8 @@ class Chunked:
 
     def _run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
         loop = self.loop
+        if not self.stages:
+            return _checkpointed(loop, consts, init, xs, length)
         env, steps = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
         over_time(loop.eqns, _projections(loop), env, steps)
         last: dict[int, Any] = {}
@@ -171,6 +176,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
     done: set[int] = set()
     notes: list[str] = []
     plain: set[tuple[int, ...]] = set()  # groups without an affine form
+    diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
     while pending:
         ready = [g for g in pending if all(j in done or j in g for i in g for j in reads[i])]
         unknown = [v for j, v in enumerate(loop.carry) if j not in done]
@@ -206,6 +212,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
         others = [g for g in ready if not solved.issuperset(g)]
         if not others and max(form.width for form in found.values()) < 4:
             plain.update(ready)  # a vector, such as a normalizer, is not worth chunks of its own
+            diagonal += [loop.carry[j] for positions in found for j in positions if loop.carry[j].aval.ndim > 1]
             continue
         if others:
             for g in others:
@@ -219,6 +226,10 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
         ready = others or list(found)
         done.update(j for g in ready for j in g)
         pending = [g for g in pending if not done.issuperset(g)]
+    if not any(stage.forms for stage in stages) and diagonal and loop.length > _BOUNDARY:
+        count = -(-loop.length // _BOUNDARY)
+        shapes = ", ".join(v.aval.str_short() for v in diagonal)
+        return Chunked(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), holds)
     if not any(stage.forms for stage in stages):
         raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
     return Chunked(loop, tuple(stages), tuple(notes), holds)
@@ -256,6 +267,28 @@ def _stack(atom: Atom, env: Env, steps: Env, length: int) -> Any:
         return steps[atom]
     value = jaxprs.value(env, atom)
     return jnp.broadcast_to(value, (length, *value.shape))
+
+
+def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
+    """Runs all steps one by one. The reverse pass keeps the carries at chunk boundaries, and runs each chunk again."""
+    count, rest = divmod(length, _BOUNDARY)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def chunk(carry: Any, xs: Any) -> Any:
+        with mark.marked(mark.Options()):  # the passes of other loops apply
+            carry, ys = loop.run(consts, carry, xs, len(xs[0]) if xs else _BOUNDARY)
+        return list(carry), list(ys)
+
+    first, last = slice(length - rest), slice(length - rest, None)  # in the order of time that the loop has
+    first, last = (slice(rest, None), slice(rest)) if loop.reverse else (first, last)
+    whole = [x[first].reshape(count, _BOUNDARY, *x.shape[1:]) for x in xs]
+    init = [jnp.asarray(c, v.aval.dtype) for c, v in zip(init, loop.carry)]
+    carry, stacks = jax.lax.scan(chunk, init, whole, count, reverse=loop.reverse)
+    ys = [y.reshape(count * _BOUNDARY, *y.shape[2:]) for y in stacks]
+    if rest:
+        carry, tail = chunk(carry, [x[last] for x in xs])
+        ys = [jnp.concatenate([t, y] if loop.reverse else [y, t]) for y, t in zip(ys, tail)]
+    return list(carry), ys
 
 
 def _one_by_one(loop: Loop, stage: Stage, first: Sequence[Any], env: Env, steps: Env, length: int) -> Results:

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_SHORT = 16  # rows of the blocks that a loop inverts
+
 
 class Kept:
     """Values that the reverse pass takes from the forward pass, while it computes all others again."""
@@ -41,6 +43,28 @@ class Kept:
         return of(self(lambda: fn(*args)), *args)
 
 
+def unit_lower_inverse(a: Any, precision: Any, keep: Kept) -> Any:
+    """Inverts `I + a`.
+
+    Args:
+        a: [..., n, n], zero on and above the diagonal.
+        precision: of the products.
+        keep: keeps the inverse.
+    """
+    times = functools.partial(jnp.matmul, precision=precision)
+
+    @jax.custom_jvp
+    def inverse(kept: Any, a: Any) -> Any:
+        return kept
+
+    @inverse.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        made = inverse(*primals)
+        return made, -times(times(made, tangents[1]), made)
+
+    return inverse(keep(lambda: _inverse(jax.lax.stop_gradient(a), times)), a)
+
+
 def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
     """Solves `(I + a) x = b`.
 
@@ -57,15 +81,6 @@ def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
     times = functools.partial(jnp.matmul, precision=precision)
 
     @jax.custom_jvp
-    def invert(a: Any) -> Any:
-        return _inverse(a, times)
-
-    @invert.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        made = invert(*primals)
-        return made, -times(times(made, *tangents), made)
-
-    @jax.custom_jvp
     def solve(x: Any, inverse: Any, a: Any, b: Any) -> Any:
         return x
 
@@ -75,25 +90,47 @@ def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
         x = solve(*primals)
         return x, times(inverse, db - times(da, x))
 
-    inverse = keep(lambda: invert(a))
+    inverse = unit_lower_inverse(a, precision, keep)
     return solve(keep(lambda: times(inverse, b)), inverse, a, b)
 
 
+def neighbors(steps: int) -> Any:
+    """Returns for which t and s the blocks of 1, 2, 4, ... steps are neighbors in a block of twice the length, [N, T, S].
+
+    Each pair s < t is in one level.
+    """
+    h = 1 << np.arange(steps.bit_length() - 1)[:, None, None]
+    t, s = np.arange(steps)[:, None] // h, np.arange(steps) // h
+    return (t == s + 1) & (t % 2 == 1)
+
+
 def _inverse(a: Any, times: Any) -> Any:
-    """Inverts `I + a` in rounds: the inverses of neighboring diagonal blocks make the inverse of a block twice as long."""
+    """Inverts `I + a` in rounds: the inverses of neighboring diagonal blocks make the inverse of a block twice as long.
+
+    The rounds of short blocks are a loop, which takes less time to compile; those of long blocks have fewer operations.
+    """
     *lead, n, _ = a.shape
     size = 1 << (n - 1).bit_length()
     if size != n:
         a = jnp.pad(a, [(0, 0)] * len(lead) + [(0, size - n)] * 2)
-    blocks = jnp.ones((*lead, size, 1, 1), a.dtype)
-    h = 1
+
+    def below(h: int, row: int, column: int, of: int) -> Any:
+        """Of each group of `of` blocks of h rows on the diagonal, the block in this row and column, [..., m, h, h]."""
+        m = size // (of * h)
+        found = a.reshape(*lead, m, of, h, m, of, h)[..., :, row, :, :, column, :]
+        return jnp.sum(jnp.where(np.eye(m, dtype=bool)[:, None, :, None], found, 0), -2)
+
+    h = min(size, _SHORT)
+    diagonal = below(h, 0, 0, 1)
+
+    def round_of(blocks: Any, apart: Any) -> tuple[Any, None]:
+        return blocks - times(times(blocks, jnp.where(apart, diagonal, 0)), blocks), None
+
+    blocks, _ = jax.lax.scan(round_of, jnp.broadcast_to(jnp.eye(h, dtype=a.dtype), diagonal.shape), neighbors(h))
     while h < size:
-        m = size // (2 * h)
-        below = a.reshape(*lead, m, 2, h, m, 2, h)[..., :, 1, :, :, 0, :]
-        below = jnp.sum(jnp.where(np.eye(m, dtype=bool)[:, None, :, None], below, 0), -2)  # [..., m, h, h]
-        blocks = blocks.reshape(*lead, m, 2, h, h)
+        blocks = blocks.reshape(*lead, -1, 2, h, h)
         first, second = blocks[..., 0, :, :], blocks[..., 1, :, :]
-        corner = -times(times(second, below), first) if h > 1 else -below
+        corner = -times(times(second, below(h, 1, 0, 2)), first)
         top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
         blocks = jnp.concatenate([top, jnp.concatenate([corner, second], -1)], -2)
         blocks = jax.lax.optimization_barrier(blocks)  # or XLA:CPU fuses the rounds
