@@ -41,6 +41,7 @@ class Effort:
     max_elements: int = 200
     directions: int = 0
     second: bool = False
+    doing: Callable[[str], object] = str  # called with what is computed next, and by default does nothing
 
     def agrees(self, b: BlobAgreement) -> bool:
         """Whether all errors are within their tolerances; a NaN never is."""
@@ -51,8 +52,11 @@ class Effort:
 
 def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[str]]:
     """The agreement of each blob, and notes on what could not be checked."""
-    mine, theirs = by_jax(s), None if s.no_net else by_net(s)
-    notes = []
+    effort.doing("computing JAX's gradient")
+    mine, theirs, notes = by_jax(s), None, []
+    if not s.no_net:
+        effort.doing("computing the net's gradient")
+        theirs = by_net(s)
     if s.no_net:
         notes.append(f"there is no net, so JAX's gradient and central differences were compared: {s.no_net}")
     lost = [] if s.no_net else [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
@@ -61,13 +65,16 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
         s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
     off = {n: mine[n] if theirs is None else mine[n] - theirs[n] for n in s.wrt}
     where = {n: chosen(np.max(np.abs(off[n]), axis=0), effort.max_elements) for n in s.wrt}
+    effort.doing(f"computing central differences of {sum(map(len, where.values())):,} elements")
     differences = element_differences(s, where)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
+    effort.doing(f"computing central differences along directions in {len(large)} blobs")
     along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
     twice: dict[str, float] = {}
     if effort.second and s.held is not None:
         notes.append("second derivatives were not compared, because stop_gradient stops them")
     elif effort.second:
+        effort.doing("computing second derivatives")
         try:
             twice = second_errors(s)
         except (NotImplementedError, TypeError, ValueError) as e:  # what JAX raises where a rule is missing
