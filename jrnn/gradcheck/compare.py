@@ -65,8 +65,7 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
         s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
     off = {n: mine[n] if theirs is None else mine[n] - theirs[n] for n in s.wrt}
     where = {n: chosen(np.max(np.abs(off[n]), axis=0), effort.max_elements) for n in s.wrt}
-    effort.doing(f"computing central differences of {sum(map(len, where.values())):,} elements")
-    differences = element_differences(s, where)
+    differences = element_differences(s, where, effort.doing)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
     effort.doing(f"computing central differences along directions in {len(large)} blobs")
     along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
@@ -239,7 +238,9 @@ def weighted(s: Subject) -> Callable[[Mapping[str, Any]], Any]:
     return value
 
 
-def element_differences(s: Subject, where: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def element_differences(
+    s: Subject, where: Mapping[str, np.ndarray], doing: Callable[[str], object] = str
+) -> dict[str, np.ndarray]:
     """(f(x + h) - f(x - h)) / 2h at flat indices of each blob, by one compiled function: [S, elements]."""
     value = weighted(s)
     flat, unflatten = ravel_pytree(s.point)
@@ -252,10 +253,12 @@ def element_differences(s: Subject, where: Mapping[str, np.ndarray]) -> dict[str
     moves = np.concatenate([steps, -steps])
     spare = -len(moves) % 8  # a remainder would compile the function a second time
     every = np.pad(np.tile(at, 2), (0, spare)), np.pad(moves, (0, spare))
-    values = jax.jit(
-        lambda w, h: jax.lax.map(lambda a: value(unflatten(flat.at[a[0]].add(a[1]))), (w, h), batch_size=8)
-    )(*every)
-    ahead, behind = np.split(np.asarray(values)[: len(moves)], 2)
+    run = jax.jit(jax.vmap(lambda flat, k, h: value(unflatten(flat.at[k].add(h))), in_axes=(None, 0, 0)))
+    values = [np.zeros((0, s.rows))]
+    for done in range(0, len(moves), 8):
+        doing(f"computing central differences, {done // 2:,} of {len(at):,} elements done")
+        values.append(np.asarray(run(flat, *(e[done : done + 8] for e in every))))
+    ahead, behind = np.split(np.concatenate(values)[: len(moves)], 2)
     found = (ahead - behind) / (2 * steps[:, None])
     ends = np.cumsum([len(where[n]) for n in names])[:-1]
     return dict(zip(names, np.split(found.T, ends, axis=1)))
