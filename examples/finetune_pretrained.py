@@ -45,23 +45,23 @@ def loss(model, tokens):
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
-def train(model, in_words, steps, is_trained=lambda name: True, batch=16, rate=1e-2, seed=0):
+OPTIMIZER = optax.adam(1e-2)
+
+
+@jax.jit
+def step(model, state, tokens, share):
+    """One step of Adam. `share` is a tree like the model: 1 for parameters that are trained, and 0 for the others."""
+    value, gradients = jax.value_and_grad(loss)(model, tokens)
+    updates, state = OPTIMIZER.update(gradients, state)
+    return optax.apply_updates(model, jax.tree.map(jnp.multiply, updates, share)), state, value
+
+
+def train(model, in_words, steps, is_trained=lambda name: True, batch=16, seed=0):
     """Returns the model after `steps` of Adam, and its losses; parameters that `is_trained` refuses stay as they are."""
-
-    def labels(params):
-        return jax.tree.map_with_path(lambda path, _: is_trained(jax.tree_util.keystr(path)), params)
-
-    optimizer = optax.partition({True: optax.adam(rate), False: optax.set_to_zero()}, labels)
-
-    @jax.jit
-    def step(model, state, tokens):
-        value, gradients = jax.value_and_grad(loss)(model, tokens)
-        updates, state = optimizer.update(gradients, state)
-        return optax.apply_updates(model, updates), state, value
-
-    rng, state, losses = np.random.default_rng(seed), optimizer.init(model), []
+    share = jax.tree.map_with_path(lambda path, _: float(is_trained(jax.tree_util.keystr(path))), model)
+    rng, state, losses = np.random.default_rng(seed), OPTIMIZER.init(model), []
     for _ in range(steps):
-        model, state, value = step(model, state, texts(rng, batch, in_words))
+        model, state, value = step(model, state, texts(rng, batch, in_words), share)
         losses.append(float(value))
     return model, losses
 

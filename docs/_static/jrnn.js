@@ -32,7 +32,12 @@ function addCards() {
   if (!first || !/^(Operators|Examples)/.test(first.textContent)) return;
   for (const table of document.querySelectorAll(".bd-article table")) {
     const heads = [...table.querySelectorAll("thead th")].map((th) => th.textContent);
-    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, k) => (cell.dataset.label = heads[k]));
+    for (const row of table.tBodies[0].rows) {
+      [...row.cells].forEach((cell, k) => {
+        cell.dataset.label = heads[k];
+        cell.hidden = !cell.textContent.trim();
+      });
+    }
   }
   if (first.textContent.startsWith("Operators")) addFilter(first, [...document.querySelectorAll(".bd-article table tbody tr")]);
 }

@@ -56,7 +56,11 @@ def _repeat_interrupt(ignored: Any) -> None:
 
 
 def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return MISTAKE
     try:
         status = int(args.function(args))
         sys.stdout.flush()

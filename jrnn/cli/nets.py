@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from jrnn.arrays import load_npy
+from jrnn.cli.output import terminal
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.convert.package import INIT, PREDICT
@@ -43,6 +45,7 @@ from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.train import export_run, load_config, save_run
 from jrnn.train.check import subject_of_config
 from jrnn.train.config import find_config
+from jrnn.train.progress import Heartbeat
 
 _SHOWN = 200  # characters of an argument in an error
 
@@ -151,9 +154,10 @@ def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
 
 
 def check_command(args: argparse.Namespace) -> int:
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), Heartbeat(terminal(sys.stderr), f"reading {args.net}") as beat:
         subject = _subject(args)
-        effort = Effort(TOLERANCE if subject.exact else INEXACT, max_elements=args.elements, directions=2, second=True)
+        tolerance = TOLERANCE if subject.exact else INEXACT
+        effort = Effort(tolerance, max_elements=args.elements, directions=2, second=True, doing=beat.doing)
         report = check(subject, effort, inner=args.html is not None)
     if args.html:
         _write(args.html, page(report, subject.net))

@@ -73,6 +73,7 @@ def safe_output() -> Iterator[SafeStream]:
         yield out
 
 
-def terminal(**options: Any) -> Console:
-    """A console that writes colors and progress bars to the standard output; what it prints must be `printable`."""
-    return Console(file=getattr(sys.stdout, "stream", sys.stdout), **options)
+def terminal(file: Any = None, **options: Any) -> Console:
+    """A console that writes colors and progress bars to a file, by default the standard output, all of it `printable`."""
+    file = file or sys.stdout
+    return Console(file=getattr(file, "stream", file), **options)

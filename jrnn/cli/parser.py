@@ -15,11 +15,9 @@ from jrnn.version import __version__
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="jrnn", description="A JAX-compiled functional engine for recurrent networks."
-    )
+    parser = argparse.ArgumentParser(prog="jrnn", description="Trains, runs, converts and checks recurrent networks.")
     parser.add_argument("--version", action="version", version=f"jrnn {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(function: Any, name: str, summary: str) -> argparse.ArgumentParser:
         found = commands.add_parser(name, help=summary, description=summary)
@@ -65,9 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--process", type=_count(0), metavar="K", help="the index of this process, from 0; only process 0 writes files"
     )
 
-    p = command(
-        training.tokens_command, "tokens", "write texts of any size as a corpus of tokens, for the task `tokens`"
-    )
+    p = command(training.tokens_command, "tokens", "write texts as a corpus of tokens, for the task `tokens`")
     p.add_argument("texts", nargs="+", type=_path, metavar="TEXT", help="a UTF-8 text, or a .jsonl file")
     p.add_argument(
         "--out",
@@ -143,11 +139,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="a .png, .svg or .pdf file (default: %(default)s)",
     )
 
-    p = command(
-        training.runs_command,
-        "runs",
-        "list runs with their state, best loss, speed, and the keys in which their configs differ",
-    )
+    p = command(training.runs_command, "runs", "list runs: state, best loss, speed, how their configs differ")
     p.add_argument(
         "folder",
         nargs="?",
@@ -156,7 +148,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--json", action="store_true", help="print JSON, with whole configs")
 
-    command(training.configs_command, "configs", "list the configs that ship with jrnn; `jrnn train` takes their names")
+    command(training.configs_command, "configs", "list the configs that ship with jrnn, for `jrnn train`")
 
     p = command(nets.run_command, "run", "run a net operator by operator, or a plan net by net")
     _add_net(p, _NET_OR_PACKAGE)
@@ -181,7 +173,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="stop with an error when a loop runs longer than N iterations (default: %(default)s)",
     )
 
-    p = command(nets.show_command, "show", "list the operators, shapes, parameters and sub-nets of a net or a plan")
+    p = command(nets.show_command, "show", "list the operators, shapes and parameters of a net or a plan")
     _add_net(p, _NET_OR_PACKAGE)
     _add_network(p)
     p.add_argument(
@@ -189,9 +181,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--svg", type=_file, metavar="FILE", help="draw the graph instead of listing it")
 
-    p = command(
-        nets.convert_command, "convert", "convert JAX functions to nets, nets to Python, and old nets to current ones"
-    )
+    p = command(nets.convert_command, "convert", "convert functions to nets, nets to Python, old nets to new ones")
     p.add_argument(
         "source",
         type=_path,
@@ -234,13 +224,9 @@ def make_parser() -> argparse.ArgumentParser:
     p = command(tools.ops_command, "ops", "list the operators")
     p.add_argument("pattern", nargs="?", default="", help="list only operators whose name contains this")
 
-    command(
-        tools.doctor_command,
-        "doctor",
-        "print the installed packages and the devices, and how to install missing packages",
-    )
+    command(tools.doctor_command, "doctor", "print packages and devices, and how to install what is missing")
 
-    p = command(tools.bench_command, "bench", "measure cells next to other libraries, in one process and in turns")
+    p = command(tools.bench_command, "bench", "measure cells next to other libraries, in turns in one process")
     p.add_argument(
         "--suite",
         choices=SUITES,

@@ -117,7 +117,7 @@ class Package:
         """Raises ConversionError for a blob that the predict net does not read."""
         known = dict.fromkeys((*self.inputs, *self.predict_net.external_inputs, *reads(self.predict_net)))
         for name in sorted(set(given) - set(known)):
-            raise ConversionError(f"the package has no input {name!r}{near(name, known)}")
+            raise ConversionError(f"the package has no input {name!r}{near(name, known)}; it has {list(self.inputs)}")
 
     def check_inputs(self, given: Iterable[str]) -> None:
         """Raises ConversionError for a blob that the predict net does not read, and for an input without a value."""

@@ -101,6 +101,7 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
                 notes.append(f"central differences hold the values that stop_gradient stops ({lines})")
         fault = None
         if not _differences_agree(blobs, effort):
+            effort.doing("looking for kinks near the point")
             notes += near_kinks(s.function, s.point)
         if not all(b.agrees for b in blobs):
             wrong_net = any(b.net_error is not None and not b.net_error <= effort.tolerance for b in blobs)
@@ -110,6 +111,7 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
                 if s.no_net is None:
                     notes.append("the net that the function converts to agrees with itself: the function is at fault")
                 fault = fault_in_function(s, effort)
+        effort.doing("computing the loss and the blobs within the net" if inner else "computing the loss")
         single = sum(v[0].size for v in s.seeds.values()) == 1
         return GradientReport(
             loss=float(np.asarray(jax.jit(weighted(s))(s.point))[0]) if single else None,
@@ -148,7 +150,12 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
     kind = "net" if any(not (b.net_error or 0.0) <= effort.tolerance for b in blobs) else "difference"
     if not s.exact and not disagree(_suffix(s, 0), effort, kind):
         return None
-    k = _bisect(len(s.net.ops), lambda k: disagree(_suffix(s, k), effort, kind))
+
+    def is_wrong(k: int) -> bool:
+        effort.doing(f"looking for the operator at fault, at {k + 1} of {len(s.net.ops)}")
+        return disagree(_suffix(s, k), effort, kind)
+
+    k = _bisect(len(s.net.ops), is_wrong)
     op, at = s.net.ops[k], _suffix(s, k)
     found, _ = agreements(at, replace(effort, second=False))
     wrong = [b for b in found if not b.agrees] or found
@@ -254,6 +261,7 @@ def _fault_in_equations(
     program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], effort: Effort, surrogates: tuple[str, ...]
 ) -> Fault | None:
     def is_wrong(k: int) -> bool:
+        effort.doing(f"looking for the equation at fault, at {k + 1} of {len(program.eqns)}")
         return disagree(_function_suffix(program, args, seeds, k, surrogates), effort, "difference")
 
     if not is_wrong(0):

@@ -41,6 +41,7 @@ class Effort:
     max_elements: int = 200
     directions: int = 0
     second: bool = False
+    doing: Callable[[str], object] = str  # called with what is computed next, and by default does nothing
 
     def agrees(self, b: BlobAgreement) -> bool:
         """Whether all errors are within their tolerances; a NaN never is."""
@@ -51,8 +52,11 @@ class Effort:
 
 def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[str]]:
     """The agreement of each blob, and notes on what could not be checked."""
-    mine, theirs = by_jax(s), None if s.no_net else by_net(s)
-    notes = []
+    effort.doing("computing JAX's gradient")
+    mine, theirs, notes = by_jax(s), None, []
+    if not s.no_net:
+        effort.doing("computing the net's gradient")
+        theirs = by_net(s)
     if s.no_net:
         notes.append(f"there is no net, so JAX's gradient and central differences were compared: {s.no_net}")
     lost = [] if s.no_net else [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
@@ -61,13 +65,15 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
         s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
     off = {n: mine[n] if theirs is None else mine[n] - theirs[n] for n in s.wrt}
     where = {n: chosen(np.max(np.abs(off[n]), axis=0), effort.max_elements) for n in s.wrt}
-    differences = element_differences(s, where)
+    differences = element_differences(s, where, effort.doing)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
+    effort.doing(f"computing central differences along directions in {len(large)} blobs")
     along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
     twice: dict[str, float] = {}
     if effort.second and s.held is not None:
         notes.append("second derivatives were not compared, because stop_gradient stops them")
     elif effort.second:
+        effort.doing("computing second derivatives")
         try:
             twice = second_errors(s)
         except (NotImplementedError, TypeError, ValueError) as e:  # what JAX raises where a rule is missing
@@ -232,7 +238,9 @@ def weighted(s: Subject) -> Callable[[Mapping[str, Any]], Any]:
     return value
 
 
-def element_differences(s: Subject, where: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def element_differences(
+    s: Subject, where: Mapping[str, np.ndarray], doing: Callable[[str], object] = str
+) -> dict[str, np.ndarray]:
     """(f(x + h) - f(x - h)) / 2h at flat indices of each blob, by one compiled function: [S, elements]."""
     value = weighted(s)
     flat, unflatten = ravel_pytree(s.point)
@@ -245,10 +253,12 @@ def element_differences(s: Subject, where: Mapping[str, np.ndarray]) -> dict[str
     moves = np.concatenate([steps, -steps])
     spare = -len(moves) % 8  # a remainder would compile the function a second time
     every = np.pad(np.tile(at, 2), (0, spare)), np.pad(moves, (0, spare))
-    values = jax.jit(
-        lambda w, h: jax.lax.map(lambda a: value(unflatten(flat.at[a[0]].add(a[1]))), (w, h), batch_size=8)
-    )(*every)
-    ahead, behind = np.split(np.asarray(values)[: len(moves)], 2)
+    run = jax.jit(jax.vmap(lambda flat, k, h: value(unflatten(flat.at[k].add(h))), in_axes=(None, 0, 0)))
+    values = [np.zeros((0, s.rows))]
+    for done in range(0, len(moves), 8):
+        doing(f"computing central differences, {done // 2:,} of {len(at):,} elements done")
+        values.append(np.asarray(run(flat, *(e[done : done + 8] for e in every))))
+    ahead, behind = np.split(np.concatenate(values)[: len(moves)], 2)
     found = (ahead - behind) / (2 * steps[:, None])
     ends = np.cumsum([len(where[n]) for n in names])[:-1]
     return dict(zip(names, np.split(found.T, ends, axis=1)))

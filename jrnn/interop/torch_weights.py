@@ -54,8 +54,7 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
     if isinstance(source, Mapping):
         where, entries = "state dict", {str(name): value for name, value in source.items()}
     else:
-        where = str(source)
-        entries = _read(Path(source))
+        where, entries = str(source), _read(Path(source))
     taken = {name: value for name, value in entries.items() if name.startswith(prefix)}
     if inner := [name for name, value in taken.items() if isinstance(value, Mapping)]:
         found = max(
@@ -147,8 +146,10 @@ def save_state_dict(params: Mapping[str, Any], path: str | PathLike[str], prefix
     """Writes parameters (`module.params()`) to a safetensors file that PyTorch's `load_state_dict` takes, bit for bit.
 
     Raises:
-        ConversionError: the file cannot be written.
+        ConversionError: the file cannot be written, or has the name of a file of `torch.save`.
     """
+    if str(path).endswith((".pt", ".pth")):
+        raise ConversionError(f"{path}: the file is safetensors, which torch.load cannot read; name it .safetensors")
     arrays = {prefix + name: np.ascontiguousarray(np.asarray(value)) for name, value in params.items()}
     try:
         save_file(arrays, path)

@@ -194,7 +194,9 @@ def check_params(where: str, params: Mapping[str, Any], shapes: Mapping[str, tup
     """Raises a LayerError unless `params` have exactly the names and shapes in `shapes`."""
     for name, shape in shapes.items():
         if name not in params:
-            raise LayerError(f"{where}: the parameters lack {name!r} {list(shape)}{near(name, params)}")
+            within = next((n.removesuffix(name) for n in params if n.endswith(f".{name}")), "")
+            hint = f"; pass prefix={within!r} to load_state_dict" if within else near(name, params)
+            raise LayerError(f"{where}: the parameters lack {name!r} {list(shape)}{hint}")
         if jnp.shape(params[name]) != shape:
             raise LayerError(f"{where}: {name} is {list(jnp.shape(params[name]))} but must be {list(shape)}")
     for name in params:

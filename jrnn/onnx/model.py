@@ -156,7 +156,8 @@ def _load(source: Any) -> onnx.ModelProto:
         raise error.at(str(source)[:200]) from None
     except (DecodeError, ValueError, OSError, checker.ValidationError) as error:
         where = "the bytes" if isinstance(source, bytes) else os.fspath(source)
-        raise FormatError(f"{where}: cannot be read as ONNX: {error}") from error
+        hint = "; jrnn.read_net reads nets of Caffe2" if where.endswith((".pb", ".pbtxt")) else ""
+        raise FormatError(f"{where}: cannot be read as ONNX: {error}{hint}") from error
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -1,5 +1,6 @@
 """The command line: what it prints, its exit statuses, and that a mistake is one line without a traceback."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from jrnn import Net, Op, read_net, write_net
 from jrnn.cli import main
 from jrnn.nets.proto import read_plan, write_plan
+from jrnn.train import progress
 
 NET = """
 name: "tiny"
@@ -279,7 +281,48 @@ def test_debug_shows_where_an_error_came_from(files):
         main(["train", "nope.toml", "--debug"])
 
 
-@pytest.mark.parametrize("argv", [[], ["trian"], ["run"]])
+def test_check_says_what_it_does_on_the_standard_error(files, monkeypatch, capsys):
+    """Whatever is computed takes 8 seconds here."""
+    doing, now = progress.Heartbeat.doing, [0.0]
+
+    def slowly(self, what):
+        doing(self, what)
+        now[0] += 8
+        self.check()
+
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.Heartbeat, "doing", slowly)
+    feeds = [f"--feed={name}=normal{shape}" for name, shape in (("x", [5, 3]), ("w", [4, 3]), ("b", [4]))]
+    assert main(["check", "net.pbtxt", "--json", "--elements", "1", *feeds]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["agrees"]
+    assert err.splitlines() == [
+        f"{what}: 8 s so far"
+        for what in (
+            "reading net.pbtxt",
+            "computing JAX's gradient",
+            "computing the net's gradient",
+            "computing central differences, 0 of 3 elements done",
+            "computing central differences along directions in 3 blobs",
+            "computing second derivatives",
+            "computing the loss",
+        )
+    ]
+
+
+def test_without_a_command_the_commands_are_listed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert (out, end.value.code) == ("", 0) and capsys.readouterr().out == err
+    listed = [line.split(maxsplit=1) for line in err.splitlines() if line.startswith("    ") and line.strip()]
+    assert all(len(words) == 2 for words in listed)
+    assert [name for name, _ in listed[:3]] == ["train", "tokens", "sample"] and len(listed) == 13
+
+
+@pytest.mark.parametrize("argv", [["trian"], ["run"]])
 def test_usage_errors_have_status_2(argv, capsys):
     with pytest.raises(SystemExit) as e:
         main(argv)

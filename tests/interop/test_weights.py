@@ -73,6 +73,8 @@ def test_modules_load_what_they_saved(tmp_path):
         nn.LSTM(5, 4, proj_size=2, rngs=nnx.Rngs(0)).load(first.params())
     with pytest.raises(LayerError, match="the parameters lack 'bias_ih_l0'"):
         second.load({name: value for name, value in first.params().items() if "bias" not in name})
+    with pytest.raises(LayerError, match=r"lack 'weight_ih_l0' \[16, 3\]; pass prefix='model.rnn.' to load_state_dict"):
+        second.load({f"model.rnn.{name}": value for name, value in first.params().items()})
     with pytest.raises(LayerError, match="'weight_hr_l0' has no place here"):
         stack("LSTM").load(nn.LSTM(3, 4, rngs=nnx.Rngs(0)).params() | {"weight_hr_l0": jnp.ones((2, 4))})
 
@@ -154,6 +156,8 @@ def test_files_that_do_not_fit_are_named(tmp_path):
         interop.load_state_dict(path)
     with pytest.raises(ConversionError, match="cannot be written as safetensors"):
         interop.save_state_dict({}, tmp_path / "missing" / "w.safetensors")
+    with pytest.raises(ConversionError, match="torch.load cannot read; name it .safetensors"):
+        interop.save_state_dict({}, tmp_path / "w.pt")
 
 
 # flax.nnx

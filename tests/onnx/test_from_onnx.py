@@ -165,6 +165,9 @@ def test_external_and_sparse_tensors_are_read(tmp_path):
     (tmp_path / "m.data").unlink()
     with pytest.raises(FormatError, match="cannot be read as ONNX"):
         jrnn.from_onnx(tmp_path / "m.onnx")
+    (tmp_path / "predict_net.pb").write_bytes(b"no ONNX")
+    with pytest.raises(FormatError, match="cannot be read as ONNX: .*; jrnn.read_net reads nets of Caffe2"):
+        jrnn.from_onnx(tmp_path / "predict_net.pb")
 
     sparse = lstm()
     dense = numpy_helper.to_array(sparse.graph.initializer[3])

@@ -18,13 +18,14 @@ from jrnn.nets.registry import ArgSpec, OpDef
 INTRODUCTION = """\
 # Operators
 
-Generated from the registry by `python -m jrnn.nets.ops.catalog > docs/operators.md`.
+For those who build, read or convert nets: Caffe2's operators that jrnn has. `jrnn ops NAME` prints the same.
 
-An input in brackets is optional, `*x` is any number of inputs. An argument without a default is required. The column
-*gradient* says **yes** where gradients pass through, **stops** where they end silently, as at StopGradient, and
-**none** where asking for one is an error. *In place* names the input that an output may overwrite. Operators marked
-*random* need a key; those marked *dynamic* have outputs whose shapes depend on the values of their inputs, and do not
-run under jit.
+An input in brackets is optional, and `*x` is any number of inputs. An argument without a default is required. *Gradient* is
+**yes** where gradients pass through, **stops** where they end silently, as at StopGradient, and **none** where asking for
+one is an error. *In place* names the input that an output may overwrite. Operators marked *random* need a key. Those marked
+*dynamic* have outputs whose shapes depend on the values of their inputs, and do not run under `jit`.
+
+This page is made by `python -m jrnn.nets.ops.catalog > docs/operators.md`.
 """
 
 
