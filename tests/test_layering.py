@@ -74,7 +74,7 @@ ROOMS = {
     "models": Room(2_250, "pretrained recurrent language models", "errors nn"),
     "interop": Room(780, "weights of other systems", "errors nn memory nets/proto"),
     "convert": Room(
-        4_100,
+        4_130,
         "JAX functions to nets; packages; nets to Python",
         "errors files named loops nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops nets/recurrent "
         "printable",
