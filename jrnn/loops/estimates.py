@@ -434,14 +434,15 @@ def _indexing_seconds(eqn: Any, together: bool, in_place: bool, machine: Machine
     name = eqn.primitive.name
     at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
     rows = 1 if at is None else jaxprs.elements(eqn.invars[at].aval.shape[:-1])
+    table = 0
     if name in _LOOKUPS:
-        placed, whole = eqn.outvars[0], 0
+        placed, whole, table = eqn.outvars[0], 0, jaxprs.nbytes(eqn.invars[0])
     else:
         placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
         whole = 0 if in_place else 2 * jaxprs.nbytes(eqn.outvars[0])
     size = whole + 2 * jaxprs.nbytes(placed)
     count = _PLACING * jaxprs.elements(placed.aval.shape) + rows * (_ROW_FOR_ALL if together else _ROW)
-    return machine.reading(size, size) + count * machine.function
+    return machine.reading(size, max(size, table)) + count * machine.function
 
 
 def element_seconds(eqn: Any, machine: Machine = CPU) -> float:

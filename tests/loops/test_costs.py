@@ -301,3 +301,15 @@ def test_cosines_are_stored_and_not_computed_again():
 
     found = residuals_of(step, jrnn.scan, jnp.ones(64), jnp.ones(64), jnp.ones((4000, 64)))
     assert found >= 16 * 4000 * 64 * 4
+
+
+def test_a_lookup_in_a_table_larger_than_the_cache_takes_longer():
+    def seconds(rows):
+        (loop,) = lowering.steps_of(
+            lambda table, at: jax.lax.scan(lambda c, i: (c + table[i], None), jnp.ones(64), at),
+            jax.ShapeDtypeStruct((rows, 64), jnp.float32),
+            jnp.zeros(100, jnp.int32),
+        )
+        return Estimator(loop).whole().seconds
+
+    assert seconds(1_000) == seconds(2_000) < seconds(2_000_000)
