@@ -69,9 +69,9 @@ class Choice:
 # What another plan must save of the estimated time to replace the reference: the model is not exact.
 _MARGIN = 0.12
 # The bound of memory: `_FACTOR` times the memory of the reference, and `_SMALL` bytes. A plan that is estimated to run in
-# `_MUCH_FASTER` of the reference's time may use `_FACTOR_MUCH_FASTER` times.
+# `_MUCH_FASTER` of the reference's time may use `_FACTOR_MUCH_FASTER` times. A reverse loop is judged with its forward loop.
 _FACTOR, _SMALL = 1.1, 1_000_000
-_MUCH_FASTER, _FACTOR_MUCH_FASTER = 0.65, 1.4
+_MUCH_FASTER, _FACTOR_MUCH_FASTER = 0.7, 1.4
 
 
 def bound(memory: int | float | None, reference: int, ratio: float = 1.0) -> float:
@@ -95,6 +95,7 @@ def choose(
     held: int = 0,
     saved: int = 0,
     margin: float = _MARGIN,
+    besides: float = 0.0,
 ) -> Choice:
     """Chooses the fastest candidate that fits the bound of memory. The first candidate is the reference.
 
@@ -104,6 +105,7 @@ def choose(
         held: bytes of temporary arrays that exist besides, whatever is chosen.
         saved: bytes that `jax.lax.scan` would hold besides these.
         margin: the part of the reference's time that another candidate must save.
+        besides: the seconds of the forward loop, if the candidates are those of its reverse loop.
 
     >>> way = lambda name, ms, mb: Candidate(name, Estimate(ms * 1e-3, int(mb * 1e6)), None)
     >>> found = choose([way("lax.scan", 4, 0), way("hoist", 2, 30), way("in chunks", 3, 1)])
@@ -118,7 +120,7 @@ def choose(
     for candidate in others:
         estimate = candidate.estimate
         ratio = estimate.seconds / max(reference.estimate.seconds, 1e-12)
-        most = bound(memory, theirs, ratio)
+        most = bound(memory, theirs, (estimate.seconds + besides) / max(reference.estimate.seconds + besides, 1e-12))
         if estimate.memory + held > most:
             reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
         elif ratio > 1 - margin:

@@ -23,9 +23,10 @@ from jrnn.loops.passes.fission import Fission
 # Times of functions, compared with one such as tanh.
 _FUNCTIONS = {
     **dict.fromkeys((*primitives.ACTIVATIONS, "log", "log2", "exp2", "cbrt"), 1.0),
-    **dict.fromkeys(("sin", "cos", "tan", "lgamma", "digamma", "atan2", "acos", "asin"), 2.0),
+    **dict.fromkeys(("sin", "cos"), 3.5),
+    **dict.fromkeys(("atan2", "acos", "asin", "lgamma", "digamma"), 16.0),
     **dict.fromkeys(("div", "sqrt", "rsqrt"), 0.3),
-    **{"erf_inv": 4.0, "pow": 8.0},
+    **{"erf_inv": 4.0, "pow": 8.0, "tan": 7.0},
 }
 # Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
 _SORTING, _SELECTING, _DRAWING, _RUNNING = 8, 7, 8, 7
@@ -42,6 +43,7 @@ _SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeez
 _REDUCTIONS = frozenset((
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
 ))  # fmt: skip
+_TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it
 _LEAST = 24  # arrays with fewer elements cost as much as with so many
 _SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
@@ -95,6 +97,18 @@ class Estimator:
         self.loop, self.machine = loop, machine
         self.moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
         self.carried = {*loop.carry}
+        # XLA adds updates of zeros to what they are added to, in place.
+        made = jaxprs.producers(loop.eqns)
+        self.updates = {
+            e.outvars[0]: e.invars[0]
+            for e in loop.eqns
+            if e.primitive.name == "scatter-add" and jaxprs.is_zero(e.invars[0], made)
+        }
+        added = [e for e in loop.eqns if e.primitive.name in primitives.ADDITIONS]
+        self.free = {
+            *self.updates.values(),
+            *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
+        }
         self._facts: dict[int, _Facts] = {}
         self._size: dict[Var, int] = {}
 
@@ -166,7 +180,7 @@ class Estimator:
             if fact.call:
                 products += fact.together if together else fact.seconds
                 calls += fact.calling
-            else:
+            elif together or eqn.outvars[0] not in self.free:
                 elements += fact.seconds
                 if any(v in arrays for v in eqn.outvars):
                     kernels += 1
@@ -218,7 +232,7 @@ class Estimator:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         name = eqn.primitive.name
         if name in _LOOKUPS or name in _UPDATES:
-            in_place = not together and jaxprs.is_in(eqn.invars[0], self.carried)
+            in_place = not together and (jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates)
             return _indexing_seconds(eqn, together, in_place, self.machine)
         if any(True for _ in jaxprs.sub_jaxprs(eqn)):
             return self._inner_seconds(eqn)
@@ -325,6 +339,7 @@ class Split:
         overhead = times * (sum(p.overhead(machine) for p in (self.before, self.after, self.sums)))
         overhead += again * times * 2 * machine.trip
         copies = steps * (machine.reading(2 * again * self.given, size) + machine.writing(self.shifted, size))
+        copies += n * self.stacks * _TOUCHING / machine.written
         memory = n * self.per_step(again) + self.inside.peak + again * 2 * self.results
         more = (("all steps at once", bulk), ("sums", adding), ("calls", overhead), ("copies", copies))
         return Estimate(seconds + bulk + adding + overhead + copies, memory, (*terms, *more))
@@ -350,10 +365,20 @@ def _is_outer(eqn: Any) -> bool:
 def _call_seconds(eqn: Any, machine: Machine) -> float:
     """Returns what an equation costs besides its operations. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
-        return machine.kernel + min(machine.call, _operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
+        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
     if eqn.primitive.name in _LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
+
+
+def _tiny_seconds(eqn: Any, machine: Machine) -> float:
+    """Returns what a product costs besides its operations at the rate of large ones."""
+    return min(machine.call, _operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
+
+
+def _is_by_vector(eqn: Any) -> bool:
+    """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
+    return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
 
 
 def _operations(eqn: Any) -> int:
@@ -381,7 +406,8 @@ def _product_seconds(eqn: Any, moving: Collection[Var] | None, machine: Machine)
     shapes = [a.aval.shape for a in eqn.invars]
     together = moving is not None  # for many steps
     if name == "dot_general":
-        each = _call_seconds(eqn, machine) - machine.kernel if together and all(map(is_read, eqn.invars)) else 0.0
+        apart = all(map(is_read, eqn.invars)) if together else _is_by_vector(eqn)
+        each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
         return by_rows * max(_operations(eqn) / machine.products, moved) + each
     if name == "conv_general_dilated":
@@ -408,14 +434,15 @@ def _indexing_seconds(eqn: Any, together: bool, in_place: bool, machine: Machine
     name = eqn.primitive.name
     at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
     rows = 1 if at is None else jaxprs.elements(eqn.invars[at].aval.shape[:-1])
+    table = 0
     if name in _LOOKUPS:
-        placed, whole = eqn.outvars[0], 0
+        placed, whole, table = eqn.outvars[0], 0, jaxprs.nbytes(eqn.invars[0])
     else:
         placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
         whole = 0 if in_place else 2 * jaxprs.nbytes(eqn.outvars[0])
     size = whole + 2 * jaxprs.nbytes(placed)
     count = _PLACING * jaxprs.elements(placed.aval.shape) + rows * (_ROW_FOR_ALL if together else _ROW)
-    return machine.reading(size, size) + count * machine.function
+    return machine.reading(size, max(size, table)) + count * machine.function
 
 
 def element_seconds(eqn: Any, machine: Machine = CPU) -> float:

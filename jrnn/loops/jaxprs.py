@@ -246,3 +246,13 @@ def depends(eqns: Sequence[Any], roots: Iterable[Var]) -> set[Var]:
 
 def producers(eqns: Iterable[Any]) -> dict[Var, Any]:
     return {v: eqn for eqn in eqns for v in eqn.outvars}
+
+
+def is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:
+    """Returns True if a value is an array of zeros. `made` maps variables to their equations."""
+    while not is_literal(atom):
+        eqn = made.get(atom)
+        if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
+            return False
+        atom = eqn.invars[0]
+    return bool(np.all(np.asarray(atom.val) == 0))

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn.loops import estimates, jaxprs, machines, primitives, recompute
@@ -135,7 +134,9 @@ def _linearized(run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bo
     later = jaxprs.depends(program.eqns, program.invars[n_in:])
     tangents = iter(program.outvars[len(smooth) :])
     made = jaxprs.producers(program.eqns)
-    outs = [None if a is None or _is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth)]
+    outs = [
+        None if a is None or jaxprs.is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth)
+    ]
     moved = [a for a in outs if a is not None]
     step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
     linear, _ = jaxprs.needed(program.eqns, moved, set(program.invars[:n_in]))
@@ -231,16 +232,6 @@ def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], places: Seque
 def _named_as_in_step(eqn: Any) -> Any:
     """The equation without the outermost transformation in its name stack, which is the `jax.jvp` of `_with_tangents`."""
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))
-
-
-def _is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:
-    """Returns True if a tangent is an array of zeros."""
-    while not jaxprs.is_literal(atom):
-        eqn = made.get(atom)
-        if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
-            return False
-        atom = eqn.invars[0]
-    return bool(np.all(np.asarray(atom.val) == 0))
 
 
 def _choose(

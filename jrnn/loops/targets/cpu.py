@@ -111,6 +111,8 @@ class _Search:
         self.reference = Candidate("lax.scan", Estimator(original, target.machine).whole(), None)
         self.estimator = Estimator(loop, target.machine)
         self.held, self.saved = _residuals(original, options)
+        # The forward loop has half of the products of its reverse loop.
+        self.besides = options.of_gradient(loop.reverse) * self.reference.estimate.seconds / 2
         self.left = _EFFORT
 
     def choice(self) -> Choice:
@@ -133,7 +135,9 @@ class _Search:
             tried[most] = self._candidate("all of these", most)
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
-        return costs.choose([self.reference, *tried.values(), *chosen], self.options.memory, self.held, self.saved)
+        return costs.choose(
+            [self.reference, *tried.values(), *chosen], self.options.memory, self.held, self.saved, besides=self.besides
+        )
 
     def _called(self, most: Moves) -> list[Candidate]:
         """Returns the candidates whose loop is one call of the native kernel, with products of inputs in it or before it."""
@@ -173,7 +177,8 @@ class _Search:
         return costs.bound(self.options.memory, theirs, ratio) - self.held
 
     def _fits(self, way: Candidate) -> bool:
-        return way.estimate.memory <= self._bound(way.estimate.seconds / self.reference.estimate.seconds)
+        ours, theirs = (c.estimate.seconds + self.besides for c in (way, self.reference))
+        return way.estimate.memory <= self._bound(ours / theirs)
 
     def _chunks(self, parts: Split) -> Iterator[int | None]:
         """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
