@@ -119,6 +119,7 @@ def test_eight_devices_hold_a_part_of_each_batch(eight):
     assert eight["smaller"]  # what cannot be divided equally, as the last batch of validation, every device has
 
 
+@pytest.mark.exhaustive
 def test_eight_devices_have_the_losses_of_one_which_goes_on_from_them(eight, folder):
     assert_same_losses(folder / "eight", folder / "one", 8)
     validations = [

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.loops.chunks.labeled import Label, Labeled, dot, summed, times, union
+from jrnn.loops.chunks.labeled import Label, Labeled, dot, times, union
 from jrnn.loops.chunks.solve import Kept, neighbors, unit_lower_inverse
 
 
@@ -29,8 +29,8 @@ class Decay:
         suf: W(end, s) for each s.
         total: W(end, start).
         between: W(t, s) below the diagonal, [T, S], for decays that are the same along K; otherwise None.
-        levels: for decays that differ along K: `pre` and `suf` of the block of 1, 2, 4, ... steps that each step is in,
-            [..., N, T, K].
+        levels: for decays that differ along K: of blocks of 1, 2, 4, ... steps, `pre` of every second block, and
+            `suf` of the steps of the others, [..., N, C / 2, K].
     """
 
     steps: int
@@ -44,11 +44,19 @@ class Decay:
 
     def reader(self, a: Labeled) -> Labeled:
         """Prepares a vector a_t, with the labels T and K, for `scores`."""
-        return a if self.levels is None else times([a, self.levels[0]])
+        return a if self.levels is None else self._level_by_level(a, 1)
 
     def writer(self, p: Labeled) -> Labeled:
         """Prepares a vector p_s, with the labels T and K, for `scores`."""
-        return (p if self.levels is None else times([p, self.levels[1]])).renamed("T", "S")
+        return (p if self.levels is None else self._level_by_level(p, 0)).renamed("T", "S")
+
+    def _level_by_level(self, a: Labeled, which: int) -> Labeled:
+        """The vectors of every second block of each level, or of the others, times the decay to or from its start."""
+        assert self.levels is not None
+        labels = tuple(l for l in a.labels if l not in ("T", self.k))
+        array = a.along((*labels, "T", self.k))
+        halves = jnp.stack([_half(array, h, which) for h in _blocks(self.steps)], -3)
+        return times([Labeled(halves, (*labels, "N", "T", self.k)), self.levels[1 - which]])
 
     def from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
         """Returns a reader of the state before the chunk, and what scales the results."""
@@ -67,11 +75,9 @@ class Decay:
 
         The products of vectors are kept for the reverse pass.
         """
-        made = _product(
-            reader, writer, self.k, self.precision, keep, None if self.levels is None else neighbors(self.steps)
-        )
         if self.levels is not None:
-            return made
+            return _product(reader, writer, self.k, self.precision, keep, _of_levels)
+        made = _product(reader, writer, self.k, self.precision, keep)
         if self.between is not None:
             return times([made, self.between])
         below = np.tril(np.ones((self.steps, self.steps), bool), -1)
@@ -80,22 +86,83 @@ class Decay:
     def spread(self, scores: Labeled, values: Labeled, out: Sequence[Label]) -> Labeled:
         """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K, and values v_s with the labels S and K."""
         assert self.levels is not None
-        labels = (*(l for l in scores.labels if l not in ("T", "S")), "N", "T", "S")
-        blocks = Labeled(jnp.where(neighbors(self.steps), scores.along(labels), 0), labels)
+        lead = tuple(l for l in scores.labels if l not in ("T", "S"))
+        blocks = Labeled(_levels_of(scores.along((*lead, "T", "S"))), (*lead, "N", "T", "S"))
         made = dot(blocks, self.writer(values.renamed("S", "T")), ["N", *out], self.precision)
-        return summed(times([made, self.levels[0]]), ["N"])
+        made = times([made, self.levels[0]])
+        rest = tuple(l for l in made.labels if l not in ("N", "T"))
+        found, total = made.along((*rest, "N", "T")), []
+        for i, h in enumerate(_blocks(self.steps)):
+            part = found[..., i, :].reshape(*found.shape[:-2], -1, 1, h)
+            total.append(jnp.concatenate([jnp.zeros_like(part), part], -2).reshape(*found.shape[:-2], -1))
+        return Labeled(sum(total), (*rest, "T"))
 
 
-def _product(a: Labeled, p: Labeled, k: int, precision: Any, keep: Kept, apart: Any = None) -> Labeled:
-    """Returns the products of vectors for all pairs of T and S, which are kept; of levels, those that are apart."""
+def _product(a: Labeled, p: Labeled, k: int, precision: Any, keep: Kept, then: Any = None) -> Labeled:
+    """Returns the products of vectors for all pairs of T and S, which are kept; `then` joins those of levels."""
     labels = union((a, p), ("N", "T", "S", k))[:-1]
 
     def product(*arrays: Any) -> Any:
         made = dot(*(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision).array
-        return made if apart is None else jnp.sum(jnp.where(apart, made, 0), -3)
+        return made if then is None else then(made)
 
     made = keep.result(product, a.array, p.array)
     return Labeled(made, tuple(l for l in labels if l != "N"))
+
+
+def _blocks(steps: int) -> list[int]:
+    """Returns the lengths of blocks: 1, 2, 4, ..., half of all steps."""
+    return [1 << i for i in range(steps.bit_length() - 1)]
+
+
+def _half(x: Any, h: int, which: int) -> Any:
+    """Returns the steps of every second block of h steps, or of the others, [..., T, K] -> [..., T / 2, K]."""
+    *lead, steps, k = x.shape
+    half = *lead, steps // 2, k
+
+    def blocks(x: Any) -> Any:
+        return x.reshape(*lead, -1, 2, h, k)
+
+    @jax.custom_jvp
+    def take(x: Any) -> Any:
+        return blocks(x)[..., which, :, :].reshape(half)
+
+    @take.defjvp
+    def _(primals: Any, tangents: Any) -> Any:  # the transpose of a slice would be a padding, which is slow on a CPU
+        here = np.arange(2)[:, None, None] == which
+        return take(*primals), jnp.sum(jnp.where(here, blocks(tangents[0]), 0), -3).reshape(half)
+
+    return take(x)
+
+
+@jax.custom_jvp
+def _of_levels(found: Any) -> Any:
+    """Returns the pairs of all steps from those of each level, [..., N, T / 2, S / 2] -> [..., T, S]."""
+    *lead, _, half, _ = found.shape
+    total: Any = 0
+    for i, (h, apart) in enumerate(zip(_blocks(2 * half), neighbors(2 * half))):
+        part = found[..., i, :, :].reshape(*lead, -1, 1, h, half // h, 1, h)
+        wide = jnp.broadcast_to(part, (*lead, half // h, 2, h, half // h, 2, h))
+        total = jnp.where(apart, wide.reshape(*lead, 2 * half, 2 * half), total)
+    return total
+
+
+@_of_levels.defjvp
+def _(primals: Any, tangents: Any) -> Any:  # the transpose of a broadcast would be a sum for each level
+    (found,), (moved,) = primals, tangents
+    return _of_levels(found), jax.linear_transpose(_levels_of, jnp.zeros_like(_of_levels(found)))(moved)[0]
+
+
+def _levels_of(scores: Any) -> Any:
+    """Returns the pairs of each level, the transpose of `_of_levels`."""
+    *lead, steps, _ = scores.shape
+    made = []
+    for h in _blocks(steps):
+        n = steps // (2 * h)
+        part = scores.reshape(*lead, n, 2, h, n, 2, h)[..., 1, :, :, 0, :]
+        part = jnp.where(np.eye(n, dtype=bool)[:, None, :, None], part, 0)
+        made.append(part.reshape(*lead, steps // 2, steps // 2))
+    return jnp.stack(made, -3)
 
 
 @dataclass(frozen=True)
@@ -227,8 +294,8 @@ def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
 def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:
     """Joins blocks of h steps: their products are those of the two, times the product of the other block."""
     made, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # pre, suf and total of blocks
-    for h in (1 << i for i in range(steps.bit_length() - 1)):
-        levels.append(made[..., :2, :, :])
+    for h in _blocks(steps):
+        levels.append([_half(made[..., i, :, :], h, 1 - i) for i in range(2)])
         total = made[..., 2:, :, :]
         other = total.reshape(*total.shape[:-2], -1, 2, h, d.shape[-1])[..., ::-1, :, :].reshape(total.shape)
         second = np.arange(steps) // h % 2 == 1
@@ -238,6 +305,5 @@ def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any
     decay = Decay(steps, k, precision, pre, suf, Labeled(made[..., 2, 0, :], (*lead, k)))
     if not levels:
         return decay
-    every = jnp.stack(levels, -4)
-    inner = (Labeled(every[..., i, :, :], (*lead, "N", "T", k)) for i in range(2))
-    return replace(decay, levels=tuple(inner))
+    inner = [Labeled(jnp.stack(x, -3), (*lead, "N", "T", k)) for x in zip(*levels)]
+    return replace(decay, levels=(inner[0], inner[1]))
