@@ -99,7 +99,7 @@ def flatten(closed: Any) -> Graph:
     return Graph(inputs, consts, live(nodes, outputs), outputs)
 
 
-def body_of(eqn: Any) -> Any | None:
+def body_of(eqn: jaxprs.Eqn) -> Any | None:
     """The jaxpr of an equation that is a call, or that JAX expands when it lowers it; None for any other equation."""
     if eqn.primitive.name == "custom_vmap_call":  # its rule matters to `vmap` alone
         return eqn.params["call"]
@@ -130,12 +130,12 @@ def _atom(env: Mapping[Any, Atom], atom: Any) -> Atom:
     return env[atom]
 
 
-def source_of(eqn: Any) -> str:
+def source_of(eqn: jaxprs.Eqn) -> str:
     """The user's line that an equation comes from, as `model.py:12 (forward)`; "" for a line of jrnn itself."""
     return "" if source_line(eqn).startswith(_PACKAGE) else _line_of(eqn)
 
 
-def _line_of(eqn: Any) -> str:
+def _line_of(eqn: jaxprs.Eqn) -> str:
     return re.sub(r"^.*/", "", source_line(eqn))
 
 

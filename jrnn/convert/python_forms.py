@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
+from jrnn.loops.jaxprs import Eqn
 from jrnn.loops.primitives import ELEMENTWISE
 
 INFIX = {
@@ -42,7 +43,7 @@ _HOMES = {"lax": lax, "lax.linalg": lax.linalg}
 IDENTITIES = {"copy", "copy_p", "name", "optimization_barrier", "pvary"}
 
 
-def form_of(eqn: Any) -> str:
+def form_of(eqn: Eqn) -> str:
     """The expression of an equation without control flow.
 
     Raises:
@@ -71,7 +72,7 @@ def form_of(eqn: Any) -> str:
     return f"{home}.{name}_p.bind({', '.join([*operands, *(f'{k}={show(v)}' for k, v in p.items())])})"
 
 
-def _filled(form: str, eqn: Any) -> str:
+def _filled(form: str, eqn: Eqn) -> str:
     """Fills the fields of a form: parameters by name, shape and dtype of the result, tuples of the operands from k on."""
     fields = {k: show(v) for k, v in eqn.params.items() if f"{{{k}}}" in form}
     for k in range(3):
@@ -150,11 +151,11 @@ def typed(value: Any, dtype: Any) -> str:
     return f"{show(np.dtype(dtype))}({number(value)})"
 
 
-def _argument(eqn: Any) -> str:
+def _argument(eqn: Eqn) -> str:
     return f"lax.{eqn.primitive.name}({{0}}, {eqn.params['axes'][0]}, {{index_dtype}})"
 
 
-def _broadcast(eqn: Any) -> str:
+def _broadcast(eqn: Eqn) -> str:
     shape, old, dims = (
         tuple(eqn.outvars[0].aval.shape),
         eqn.invars[0].aval.shape,
@@ -170,7 +171,7 @@ def _broadcast(eqn: Any) -> str:
     return f"jnp.broadcast_to({{0}}{'' if dims == last else f'.reshape({show(placed)})'}, {{result_shape}})"
 
 
-def _dot(eqn: Any) -> str:
+def _dot(eqn: Eqn) -> str:
     a, b = (v.aval for v in eqn.invars)
     p = eqn.params
     natural = p["preferred_element_type"] in (None, a.dtype) and a.dtype == b.dtype and p["precision"] is None
@@ -180,7 +181,7 @@ def _dot(eqn: Any) -> str:
     return f"lax.dot_general({', '.join(['{0}', '{1}', *given])})"
 
 
-def _slice(eqn: Any) -> str:
+def _slice(eqn: Eqn) -> str:
     p, parts = eqn.params, []
     steps = p["strides"] or (1,) * len(p["start_indices"])
     for start, limit, step, size in zip(p["start_indices"], p["limit_indices"], steps, eqn.invars[0].aval.shape):
@@ -189,7 +190,7 @@ def _slice(eqn: Any) -> str:
     return f"{{0}}[{', '.join(parts)}]"
 
 
-def _reduce(eqn: Any) -> str | None:
+def _reduce(eqn: Eqn) -> str | None:
     name, operand, axes = eqn.primitive.name.removeprefix("reduce_"), eqn.invars[0].aval, tuple(eqn.params["axes"])
     if name not in ("max", "min") and operand.dtype.kind != ("b" if name in ("and", "or") else "f"):
         return None
@@ -197,7 +198,7 @@ def _reduce(eqn: Any) -> str | None:
 
 
 def _of_one_key(form: str) -> Callable[[Any], str]:
-    def rule(eqn: Any) -> str:
+    def rule(eqn: Eqn) -> str:
         if eqn.invars[0].aval.shape:
             raise ConversionError("random numbers of several keys at once cannot be written as Python")
         return form

@@ -85,7 +85,7 @@ def _split(value: Any) -> Any:
     return Pair(np.real(value), np.imag(value)) if is_complex(value) else value
 
 
-def _apply(eqn: Any, operands: list[Any], name: str) -> Sequence[Any]:
+def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     """Returns the results of an equation."""
     plain = not any(is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
     if plain and not any(has_complex(inner) for inner in jaxprs.sub_jaxprs(eqn)):
@@ -111,7 +111,7 @@ def _apply(eqn: Any, operands: list[Any], name: str) -> Sequence[Any]:
 # Functions ---------------------------------------------------------------------------------------------------------
 
 
-def _exp(eqn: Any, z: Pair) -> Pair:
+def _exp(eqn: jaxprs.Eqn, z: Pair) -> Pair:
     size = jnp.exp(z.re)
     return Pair(size * jnp.cos(z.im), size * jnp.sin(z.im))
 
@@ -123,7 +123,7 @@ def _size(z: Pair) -> Any:
     return largest * jnp.sqrt((z.re / scale) ** 2 + (z.im / scale) ** 2)
 
 
-def _power(eqn: Any, z: Pair) -> Pair:
+def _power(eqn: jaxprs.Eqn, z: Pair) -> Pair:
     exponent = eqn.params["y"]
     one = Pair(jnp.ones_like(z.re), jnp.zeros_like(z.re))
     found, square, left = one, z, abs(exponent)
@@ -133,7 +133,7 @@ def _power(eqn: Any, z: Pair) -> Pair:
     return found if exponent >= 0 else one / found
 
 
-def _converted(eqn: Any, x: Any) -> Any:
+def _converted(eqn: jaxprs.Eqn, x: Any) -> Any:
     dtype = eqn.params["new_dtype"]
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return x.re.astype(dtype)
@@ -145,7 +145,7 @@ def _converted(eqn: Any, x: Any) -> Any:
     )
 
 
-def _product(eqn: Any, a: Pair, b: Pair) -> Pair:
+def _product(eqn: jaxprs.Eqn, a: Pair, b: Pair) -> Pair:
     wanted = eqn.params["preferred_element_type"]
     part = None if wanted is None else jnp.finfo(wanted).dtype
 
@@ -177,7 +177,7 @@ _RULES: dict[str, Callable[..., Any]] = {
 # Control flow ------------------------------------------------------------------------------------------------------
 
 
-def _scan(eqn: Any, operands: list[Any], name: str) -> Sequence[Any]:
+def _scan(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     p = eqn.params
     n_consts, n_carry = jaxprs.scan_counts(p)
     consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
@@ -191,7 +191,7 @@ def _scan(eqn: Any, operands: list[Any], name: str) -> Sequence[Any]:
     return [*carry, *ys]
 
 
-def _while(eqn: Any, operands: list[Any], name: str) -> Sequence[Any]:
+def _while(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     p = eqn.params
     first, after = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     tests, consts = operands[:first], operands[first:after]
@@ -202,7 +202,7 @@ def _while(eqn: Any, operands: list[Any], name: str) -> Sequence[Any]:
     )
 
 
-def _cond(eqn: Any, operands: list[Any], name: str) -> Sequence[Any]:
+def _cond(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     index, *values = operands
     branches = [lambda *args, body=body: _run(body, args, name) for body in eqn.params["branches"]]
     return lax.switch(index, branches, *values)

@@ -46,7 +46,7 @@ from jrnn.convert.python_forms import (
 from jrnn.convert.verify import close, drawn
 from jrnn.errors import ConversionError, FormatError, OpError
 from jrnn.files import write_whole
-from jrnn.loops.jaxprs import is_literal, scan_counts
+from jrnn.loops.jaxprs import Eqn, is_literal, scan_counts
 from jrnn.nets.lowering import to_jax
 from jrnn.printable import printable
 
@@ -309,7 +309,7 @@ class _Printer:
         self.lines.append(Line((name,), text, tuple(operands)))
         return name
 
-    def _equation(self, eqn: Any, operands: list[Operand]) -> Sequence[Operand]:
+    def _equation(self, eqn: Eqn, operands: list[Operand]) -> Sequence[Operand]:
         name, hint = eqn.primitive.name, self._scope or eqn.primitive.name
         if name in IDENTITIES:
             return operands
@@ -326,7 +326,7 @@ class _Printer:
         return self._results(eqn, hint, form_of(eqn), operands)
 
     def _results(
-        self, eqn: Any, hint: str, text: str, operands: Sequence[Operand], carries: int | None = None
+        self, eqn: Eqn, hint: str, text: str, operands: Sequence[Operand], carries: int | None = None
     ) -> Sequence[Operand]:
         """Adds the line of an equation and returns its results; the first `carries` are a tuple of their own."""
         targets = tuple(self.fresh(hint) for _ in eqn.outvars)
@@ -353,7 +353,7 @@ class _Printer:
         self.lines = [*before, Line((name,), f"def {name}({', '.join(groups)}):", (), body=lines)]
         return name
 
-    def _scan(self, eqn: Any, operands: list[Operand], hint: str) -> Sequence[Operand]:
+    def _scan(self, eqn: Eqn, operands: list[Operand], hint: str) -> Sequence[Operand]:
         consts, carries = scan_counts(eqn.params)
         given = operands[consts:]
         names = [self.fresh("h" if k < carries else "x") for k in range(len(given))]
@@ -364,7 +364,7 @@ class _Printer:
         text = f"lax.scan({step}, {operands_tuple(0, carries)}, {sequences}{options})"
         return self._results(eqn, hint, text, (*given, step), carries)
 
-    def _while(self, eqn: Any, operands: list[Operand], hint: str) -> Sequence[Operand]:
+    def _while(self, eqn: Eqn, operands: list[Operand], hint: str) -> Sequence[Operand]:
         p = eqn.params
         first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
         carry, functions = operands[second:], []
@@ -376,6 +376,6 @@ class _Printer:
         text = f"lax.while_loop({', '.join(functions)}, {operands_tuple(0, len(carry))})"
         return self._results(eqn, hint, text, (*carry, *functions))
 
-    def _cond(self, eqn: Any, operands: list[Operand], hint: str) -> Sequence[Operand]:
+    def _cond(self, eqn: Eqn, operands: list[Operand], hint: str) -> Sequence[Operand]:
         functions = [self._function("branch", b, operands[1:], {}) for b in eqn.params["branches"]]
         return self._results(eqn, hint, f"lax.switch({{0}}, {names_tuple(functions)})", (operands[0], *functions))

@@ -36,7 +36,7 @@ from jrnn.gradcheck.held import holding, rule_name, stopping_lines
 from jrnn.gradcheck.kinks import near_kinks
 from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
 from jrnn.gradcheck.subject import Subject, function_of, subject_of_net
-from jrnn.loops.jaxprs import Program, Var, evaluate, opened, read, scan_counts, trace
+from jrnn.loops.jaxprs import Eqn, Program, Var, evaluate, opened, read, scan_counts, trace
 from jrnn.nets.graph.scope import Workspace, reads, workspace_of
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import run_net
@@ -309,7 +309,7 @@ def _function_suffix(
 
 
 def _fault_in_step_of_scan(
-    eqn: Any, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]
+    eqn: Eqn, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]
 ) -> Fault | None:
     """The equation at fault within the first step of a scan, at a random point near the step's."""
     rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.convert.flat import body_of, source_of
-from jrnn.loops.jaxprs import Program, all_equations, bind, is_literal, jaxpr_of, scan_counts, sub_jaxprs, trace
+from jrnn.loops.jaxprs import Eqn, Program, all_equations, bind, is_literal, jaxpr_of, scan_counts, sub_jaxprs, trace
 
 STOP = "stop_gradient"
 RULES = ("custom_jvp_call", "custom_vjp_call")
@@ -57,7 +57,7 @@ def stopping_lines(function: Callable, base: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(line for line in found if line))
 
 
-def rule_name(eqn: Any) -> str:
+def rule_name(eqn: Eqn) -> str:
     """The name of the function whose derivative rule an equation calls, or ""."""
     if eqn.primitive.name not in RULES:
         return ""
@@ -66,7 +66,7 @@ def rule_name(eqn: Any) -> str:
     return str(getattr(debug, "func_name", "") or eqn.params.get("name", ""))
 
 
-def _stops(eqn: Any, surrogates: Collection[str]) -> bool:
+def _stops(eqn: Eqn, surrogates: Collection[str]) -> bool:
     if eqn.primitive.name == STOP or rule_name(eqn) in surrogates:
         return True
     return any(_stops(inner, surrogates) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns)
@@ -80,7 +80,7 @@ def _environment(program: Program, pairs: Iterable[Pair]) -> dict[Any, Pair]:
     return {**dict(constants), **dict(zip(program.invars, pairs))}
 
 
-def _evaluate(eqns: Iterable[Any], env: dict[Any, Pair], outputs: Sequence[Any], surrogates: Any) -> list[Pair]:
+def _evaluate(eqns: Iterable[Eqn], env: dict[Any, Pair], outputs: Sequence[Any], surrogates: Any) -> list[Pair]:
     def read(atom: Any) -> Pair:
         return (atom.val, atom.val) if is_literal(atom) else env[atom]
 
@@ -90,7 +90,7 @@ def _evaluate(eqns: Iterable[Any], env: dict[Any, Pair], outputs: Sequence[Any],
     return [read(atom) for atom in outputs]
 
 
-def _results(eqn: Any, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
+def _results(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
     base, moved = [b for b, _ in pairs], [m for _, m in pairs]
     if eqn.primitive.name == STOP:
         return [(b, b) for b in base]
@@ -117,7 +117,7 @@ def _called(closed: Any, pairs: list[Pair], surrogates: Collection[str]) -> list
     return _evaluate(jaxpr.eqns, env, jaxpr.outvars, surrogates)
 
 
-def _scan(eqn: Any, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
+def _scan(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
     p = eqn.params
     first, count = scan_counts(p)
     fixed, carry, xs = pairs[:first], pairs[first : first + count], pairs[first + count :]
@@ -130,7 +130,7 @@ def _scan(eqn: Any, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair
     return [*last, *ys]
 
 
-def _along_rule(eqn: Any, base: list[Any], moved: list[Any]) -> list[Pair]:
+def _along_rule(eqn: Eqn, base: list[Any], moved: list[Any]) -> list[Pair]:
     """The value at the base, and that plus the slope that the rule gives towards the moved arguments."""
     smooth = [k for k, b in enumerate(base) if jnp.issubdtype(jnp.result_type(b), jnp.floating)]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.convert.flat import body_of, source_of
-from jrnn.loops.jaxprs import bind, is_literal, jaxpr_of, scan_counts, trace
+from jrnn.loops.jaxprs import Eqn, bind, is_literal, jaxpr_of, scan_counts, trace
 
 NEAR = 1e-4  # of the distance to a kink, relative to the larger of 1 and the number; differences move a point by 6e-6
 _STEPS = 64  # of a loop that are looked at
@@ -39,7 +39,7 @@ def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> l
     ]
 
 
-def _distances(eqns: Sequence[Any], env: dict[Any, Any]) -> Iterator[tuple[Any, float]]:
+def _distances(eqns: Sequence[Eqn], env: dict[Any, Any]) -> Iterator[tuple[Any, float]]:
     """Evaluates equations, and yields those with a kink, each with its smallest distance from it."""
     for eqn in eqns:
         args = [atom.val if is_literal(atom) else env[atom] for atom in eqn.invars]
@@ -63,7 +63,7 @@ def _called(closed: Any, args: Sequence[Any]) -> Any:
     return [atom.val if is_literal(atom) else env[atom] for atom in jaxpr.outvars]
 
 
-def _scan(eqn: Any, args: Sequence[Any]) -> Any:
+def _scan(eqn: Eqn, args: Sequence[Any]) -> Any:
     p = eqn.params
     first, count = scan_counts(p)
     carry, xs = list(args[first : first + count]), args[first + count :]
@@ -74,7 +74,7 @@ def _scan(eqn: Any, args: Sequence[Any]) -> Any:
     return bind(eqn, *args)
 
 
-def _distance(eqn: Any, args: Sequence[Any]) -> float | None:
+def _distance(eqn: Eqn, args: Sequence[Any]) -> float | None:
     """How far the arguments of an equation are from its kink, or None if it has none."""
     name = eqn.primitive.name
     if not args or not jnp.issubdtype(jnp.result_type(args[0]), jnp.floating) or not np.size(args[0]):

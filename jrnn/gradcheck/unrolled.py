@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.convert.flat import body_of
-from jrnn.loops.jaxprs import all_equations, bind, in_scope, jaxpr_of, read, scan_counts
+from jrnn.loops.jaxprs import Eqn, all_equations, bind, in_scope, jaxpr_of, read, scan_counts
 
 MOST_STEPS = 64  # a longer scan stays one operator
 
@@ -30,7 +30,7 @@ def unrolled(run: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], A
     return steps
 
 
-def _is_scan_of_loops(eqn: Any) -> bool:
+def _is_scan_of_loops(eqn: Eqn) -> bool:
     if eqn.primitive.name != "scan" or eqn.params["length"] > MOST_STEPS:
         return False
     return any(inner.primitive.name == "while" for inner in all_equations(jaxpr_of(eqn.params["jaxpr"])))
@@ -52,7 +52,7 @@ def _evaluated(closed: Any, args: Sequence[Any]) -> list[Any]:
     return [read(env, atom) for atom in jaxpr.outvars]
 
 
-def _step_by_step(eqn: Any, values: Sequence[Any]) -> list[Any]:
+def _step_by_step(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
     p = eqn.params
     fixed, count = scan_counts(p)
     consts, carry, stacks = values[:fixed], list(values[fixed : fixed + count]), values[fixed + count :]

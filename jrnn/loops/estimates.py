@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jrnn.loops import jaxprs, primitives
 from jrnn.loops.costs import Estimate
-from jrnn.loops.jaxprs import Atom, Var
+from jrnn.loops.jaxprs import Atom, Eqn, Var
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission
@@ -150,7 +149,7 @@ class Estimator:
     def sizes(self, found: Iterable[Var]) -> int:
         return sum(map(self.size, found))
 
-    def part(self, eqns: Sequence[Any], outs: Iterable[Atom], together: bool = False) -> Part:
+    def part(self, eqns: Sequence[Eqn], outs: Iterable[Atom], together: bool = False) -> Part:
         """Returns what equations cost, evaluated for one step, or for many steps together.
 
         Args:
@@ -204,7 +203,7 @@ class Estimator:
             live -= ends.get(i, 0)
         return Part(products, elements, read, written, calls, kernels, peak, total)
 
-    def _copied(self, eqn: Any) -> int:
+    def _copied(self, eqn: Eqn) -> int:
         """Returns the bytes of stacks that XLA:CPU transposes before a product: those not contracted over the last axis."""
         if eqn.primitive.name != "dot_general" or _is_outer(eqn):
             return 0
@@ -212,7 +211,7 @@ class Estimator:
         stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, self.moving)]
         return sum(self.size(a) for a, axes in stacks if tuple(axes) != (a.aval.ndim - 1,))
 
-    def _facts_of(self, eqn: Any) -> _Facts:
+    def _facts_of(self, eqn: Eqn) -> _Facts:
         found = self._facts.get(id(eqn))
         if found is None:
             call = _is_call(eqn)
@@ -228,7 +227,7 @@ class Estimator:
             )
         return found
 
-    def _seconds(self, eqn: Any, together: bool) -> float:
+    def _seconds(self, eqn: Eqn, together: bool) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         name = eqn.primitive.name
         if name in _LOOKUPS or name in _UPDATES:
@@ -238,7 +237,7 @@ class Estimator:
             return self._inner_seconds(eqn)
         return _product_seconds(eqn, self.moving if together else None, self.machine)
 
-    def _inner_seconds(self, eqn: Any) -> float:
+    def _inner_seconds(self, eqn: Eqn) -> float:
         """Returns the time of a call, an inner loop, or the longest branch."""
         name, machine, times = eqn.primitive.name, self.machine, [0.0]
         for inner in jaxprs.sub_jaxprs(eqn):
@@ -260,7 +259,7 @@ class Estimator:
         trips += steps * machine.kernel * sum(v in made for v in jaxprs.variables(loop.ys))
         return stacks + work + trips, (("steps", work), ("trips", trips), ("stacks", stacks))
 
-    def _sums(self, eqns: Sequence[Any]) -> Part:
+    def _sums(self, eqns: Sequence[Eqn]) -> Part:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
         facts = [self._facts_of(e) for e in eqns]
         dots = sum(_operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
@@ -282,7 +281,7 @@ class Estimator:
 class _Facts:
     """What is known of an equation: see `Estimator._facts_of`. It keeps the equation alive, whose id is the key."""
 
-    eqn: Any
+    eqn: Eqn
     inputs: Sequence[Var]
     out: int
     call: bool
@@ -348,7 +347,7 @@ class Split:
 # Equations ------------------------------------------------------------------------------------------------------------
 
 
-def _is_call(eqn: Any) -> bool:
+def _is_call(eqn: Eqn) -> bool:
     """Returns True for what is not fused into kernels of elementwise equations."""
     name = eqn.primitive.name
     if name == "dot_general":
@@ -356,13 +355,13 @@ def _is_call(eqn: Any) -> bool:
     return primitives.is_heavy(eqn) or (not primitives.is_cheap(eqn) and name not in _REDUCTIONS)
 
 
-def _is_outer(eqn: Any) -> bool:
+def _is_outer(eqn: Eqn) -> bool:
     """Returns True for a product that sums nothing, which XLA computes as a multiplication of elements."""
     (axes, _), _ = eqn.params["dimension_numbers"]
     return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
 
 
-def _call_seconds(eqn: Any, machine: Machine) -> float:
+def _call_seconds(eqn: Eqn, machine: Machine) -> float:
     """Returns what an equation costs besides its operations. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
         return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
@@ -371,30 +370,30 @@ def _call_seconds(eqn: Any, machine: Machine) -> float:
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
 
 
-def _tiny_seconds(eqn: Any, machine: Machine) -> float:
+def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
     """Returns what a product costs besides its operations at the rate of large ones."""
     return min(machine.call, _operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
 
 
-def _is_by_vector(eqn: Any) -> bool:
+def _is_by_vector(eqn: Eqn) -> bool:
     """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
     return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
 
 
-def _operations(eqn: Any) -> int:
+def _operations(eqn: Eqn) -> int:
     """Returns the floating-point operations of a `dot_general`."""
     (axes, _), _ = eqn.params["dimension_numbers"]
     depth = math.prod(jaxprs.extent(eqn.invars[0].aval.shape[a]) for a in axes)
     return 2 * jaxprs.elements(eqn.outvars[0].aval.shape) * depth
 
 
-def _reads_rows(eqn: Any) -> bool:
+def _reads_rows(eqn: Eqn) -> bool:
     """Returns True for a product x W^T, which XLA:CPU computes more slowly than x W."""
     ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
     return right.ndim == 2 and tuple(axes) == (1,) and not batch
 
 
-def _product_seconds(eqn: Any, moving: Collection[Var] | None, machine: Machine) -> float:
+def _product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
     def is_read(atom: Atom) -> bool:
         return moving is None or jaxprs.is_in(atom, moving)
 
@@ -429,7 +428,7 @@ def _product_seconds(eqn: Any, moving: Collection[Var] | None, machine: Machine)
     return moved + slower * count * machine.function
 
 
-def _indexing_seconds(eqn: Any, together: bool, in_place: bool, machine: Machine) -> float:
+def _indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine) -> float:
     """Returns the time of a lookup or an update at indices. An update in place moves only what it writes."""
     name = eqn.primitive.name
     at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
@@ -445,7 +444,7 @@ def _indexing_seconds(eqn: Any, together: bool, in_place: bool, machine: Machine
     return machine.reading(size, max(size, table)) + count * machine.function
 
 
-def element_seconds(eqn: Any, machine: Machine = CPU) -> float:
+def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
     """Returns the time of the operations of an elementwise equation, a view or a reduction."""
     name = eqn.primitive.name
     if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy"):

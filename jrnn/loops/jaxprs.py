@@ -21,6 +21,7 @@ from jax.extend import source_info_util
 from jrnn.loops import mark
 
 Var = jex.Var
+Eqn = jex.JaxprEqn
 Atom = Any  # Var | Literal
 Env = dict[Var, Any]
 
@@ -44,7 +45,7 @@ class Program:
     constvars: tuple[Var, ...]
     consts: tuple[Any, ...]
     invars: tuple[Var, ...]
-    eqns: tuple[Any, ...]
+    eqns: tuple[Eqn, ...]
     outvars: tuple[Atom, ...]
 
 
@@ -102,7 +103,7 @@ def zeros_of_shape(shape: Sequence[int], like: Any) -> jax.Array:
     return jax.sharding.reshard(zeros, like.sharding) if explicit else zeros
 
 
-def evaluate(eqns: Iterable[Any], env: Env, calls: Mapping[str, str] | None = None) -> Env:
+def evaluate(eqns: Iterable[Eqn], env: Env, calls: Mapping[str, str] | None = None) -> Env:
     """Evaluates equations, adds their results to `env`, and returns it. The primitives in `calls` are opened."""
     for eqn in eqns:
         args = [read(env, atom) for atom in eqn.invars]
@@ -118,7 +119,7 @@ def evaluate(eqns: Iterable[Any], env: Env, calls: Mapping[str, str] | None = No
     return env
 
 
-def bind(eqn: Any, *args: Any, **changed: Any) -> Sequence[Any]:
+def bind(eqn: Eqn, *args: Any, **changed: Any) -> Sequence[Any]:
     """Returns the results of an equation for other operands, with some parameters changed."""
     out = eqn.primitive.bind(*args, **{**eqn.primitive.get_bind_params(eqn.params), **changed})
     return out if eqn.primitive.multiple_results else [out]
@@ -132,7 +133,7 @@ def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -
     return [read(env, atom) for atom in jaxpr.outvars]
 
 
-def in_scope(eqn: Any) -> ExitStack:
+def in_scope(eqn: Eqn) -> ExitStack:
     """Enters an equation's context: its source lines, its `jax.named_scope`, and `eqn.ctx` without the mark."""
     stack = ExitStack()
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
@@ -143,7 +144,7 @@ def in_scope(eqn: Any) -> ExitStack:
     return stack
 
 
-def called(eqn: Any, calls: Mapping[str, str]) -> Any | None:
+def called(eqn: Eqn, calls: Mapping[str, str]) -> Any | None:
     """Returns the jaxpr of an equation that is one of `calls`, or None. A `jit` with its own shardings is not opened."""
     parameter = calls.get(eqn.primitive.name)
     if parameter is None or eqn.effects:
@@ -159,7 +160,7 @@ def called(eqn: Any, calls: Mapping[str, str]) -> Any | None:
 _OPEN = 64  # the size that a symbolic dimension counts as where sizes are compared
 
 
-def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
     """Yields the jaxprs in an equation's parameters."""
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
@@ -204,12 +205,12 @@ def nbytes(atom: Atom) -> int:
 # Pieces --------------------------------------------------------------------------------------------------------------
 
 
-def inputs(eqn: Any) -> list[Var]:
+def inputs(eqn: Eqn) -> list[Var]:
     return variables(eqn.invars)
 
 
 def needed(
-    eqns: Sequence[Any], outs: Iterable[Atom], available: Collection[Var], effects: bool = False
+    eqns: Sequence[Eqn], outs: Iterable[Atom], available: Collection[Var], effects: bool = False
 ) -> tuple[list[Any], list[Var]]:
     """Returns the equations that compute `outs` from `available`, and the variables of `available` that they read.
 
@@ -229,13 +230,13 @@ def needed(
     return kept[::-1], [v for v in want if v in available]
 
 
-def free_variables(eqns: Sequence[Any]) -> list[Var]:
+def free_variables(eqns: Sequence[Eqn]) -> list[Var]:
     """Returns the variables that equations read but do not define."""
     made = {v for eqn in eqns for v in eqn.outvars}
     return list(dict.fromkeys(v for eqn in eqns for v in inputs(eqn) if v not in made))
 
 
-def depends(eqns: Sequence[Any], roots: Iterable[Var]) -> set[Var]:
+def depends(eqns: Sequence[Eqn], roots: Iterable[Var]) -> set[Var]:
     """Returns `roots` and every variable computed from one of them."""
     found = set(roots)
     for eqn in eqns:
@@ -244,7 +245,7 @@ def depends(eqns: Sequence[Any], roots: Iterable[Var]) -> set[Var]:
     return found
 
 
-def producers(eqns: Iterable[Any]) -> dict[Var, Any]:
+def producers(eqns: Iterable[Eqn]) -> dict[Var, Any]:
     return {v: eqn for eqn in eqns for v in eqn.outvars}
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 
 Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
 
@@ -29,7 +29,7 @@ eager_passes = jax.make_user_context(None)
 class Loop:
     """Computes `carry_out, ys = eqns(consts, carry, xs)` at each of `length` steps. All inputs are explicit."""
 
-    eqns: tuple[Any, ...]
+    eqns: tuple[Eqn, ...]
     consts: tuple[Var, ...]
     carry: tuple[Var, ...]
     xs: tuple[Var, ...]

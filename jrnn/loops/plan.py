@@ -21,7 +21,7 @@ from jax.extend import source_info_util
 
 from jrnn.loops import jaxprs, machines, primitives
 from jrnn.loops.costs import Choice
-from jrnn.loops.jaxprs import Var
+from jrnn.loops.jaxprs import Eqn, Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission
@@ -177,7 +177,7 @@ class LoopPlan:
         return [f"{name} stays in the loop: {primitives.why_it_stays(eqn)}" for name, eqn in stuck.items()]
 
 
-def _user_line(eqn: Any) -> str:
+def _user_line(eqn: Eqn) -> str:
     """Returns the line of the user's code that made an equation, with a path relative to the working directory."""
     where = source_info_util.summarize(eqn.source_info)
     return "" if where.startswith(_OURS) else where.removeprefix(os.getcwd() + os.sep)

@@ -65,12 +65,12 @@ COLLECTIVES = frozenset((
 _MOVABLE = _CHEAP | _HEAVY | _PURE
 
 
-def is_movable(eqn: Any) -> bool:
+def is_movable(eqn: jaxprs.Eqn) -> bool:
     """Returns True if an equation may be evaluated for all steps, under `vmap` over time."""
     return eqn.primitive.name in _MOVABLE and not eqn.effects and not draws_differently_under_vmap(eqn)
 
 
-def why_it_stays(eqn: Any) -> str:
+def why_it_stays(eqn: jaxprs.Eqn) -> str:
     """Returns the reason why an equation is not movable."""
     if eqn.effects:
         return "it has side effects"
@@ -81,30 +81,30 @@ def why_it_stays(eqn: Any) -> str:
     return "a collective" if eqn.primitive.name in COLLECTIVES else "jrnn does not know this primitive"
 
 
-def is_known(eqn: Any) -> bool:
+def is_known(eqn: jaxprs.Eqn) -> bool:
     return eqn.primitive.name in _MOVABLE or eqn.primitive.name in COLLECTIVES
 
 
-def draws_differently_under_vmap(eqn: Any) -> bool:
+def draws_differently_under_vmap(eqn: jaxprs.Eqn) -> bool:
     """Returns True if `vmap` changes the random numbers: for all keys except JAX's default, threefry's."""
     keys = [a.aval.dtype.name for a in eqn.invars if jnp.issubdtype(a.aval.dtype, jax.dtypes.prng_key)]
     return any(name != "key<fry>" for name in keys)
 
 
-def is_heavy(eqn: Any) -> bool:
+def is_heavy(eqn: jaxprs.Eqn) -> bool:
     """Returns True for contractions, lookups and solvers, which are worth moving out of a loop."""
     return eqn.primitive.name in _HEAVY
 
 
-def is_contraction(eqn: Any) -> bool:
+def is_contraction(eqn: jaxprs.Eqn) -> bool:
     return eqn.primitive.name in _CONTRACTIONS
 
 
-def is_cheap(eqn: Any) -> bool:
+def is_cheap(eqn: jaxprs.Eqn) -> bool:
     return eqn.primitive.name in _CHEAP
 
 
-def is_discontinuous(eqn: Any) -> bool:
+def is_discontinuous(eqn: jaxprs.Eqn) -> bool:
     """Returns True if the result jumps where a floating-point operand changes by a rounding error."""
     name = eqn.primitive.name
     jumps = name in _DISCONTINUOUS or (name == "convert_element_type" and not _is_inexact(eqn.outvars[0]))
@@ -115,17 +115,17 @@ def _is_inexact(atom: Any) -> bool:
     return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
 
 
-def is_view(eqn: Any) -> bool:
+def is_view(eqn: jaxprs.Eqn) -> bool:
     return eqn.primitive.name in VIEWS
 
 
-def is_retyping(eqn: Any) -> bool:
+def is_retyping(eqn: jaxprs.Eqn) -> bool:
     """Returns True for a conversion that changes only whether a type is weak."""
     same = all(a.aval.dtype == eqn.outvars[0].aval.dtype for a in eqn.invars)
     return eqn.primitive.name == "convert_element_type" and same
 
 
-def is_linear(eqn: Any) -> bool:
+def is_linear(eqn: jaxprs.Eqn) -> bool:
     """Returns True if an equation is linear in its only operand. Floating-point conversions count as linear."""
     if eqn.primitive.name == "convert_element_type":
         return _is_inexact(eqn.invars[0]) and _is_inexact(eqn.outvars[0])

@@ -17,7 +17,7 @@ from jax.extend import source_info_util
 
 from jrnn.errors import ScanError, near
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Var
+from jrnn.loops.jaxprs import Eqn, Var
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
@@ -52,7 +52,7 @@ def check_memory(memory: Any) -> None:
         )
 
 
-def check_names(names: Collection[str], eqns: Sequence[Any]) -> None:
+def check_names(names: Collection[str], eqns: Sequence[Eqn]) -> None:
     """Raises a ScanError if the equations of a step give no value one of the names."""
     inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))
     known = sorted({e.params["name"] for e in (*eqns, *inner) if e.primitive.name == "name"})

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn.loops import estimates, jaxprs, machines, primitives, recompute
-from jrnn.loops.jaxprs import Atom, Program, Var
+from jrnn.loops.jaxprs import Atom, Eqn, Program, Var
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
 _LONGEST = 2000
@@ -229,7 +229,7 @@ def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], places: Seque
     return replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
 
 
-def _named_as_in_step(eqn: Any) -> Any:
+def _named_as_in_step(eqn: Eqn) -> Any:
     """The equation without the outermost transformation in its name stack, which is the `jax.jvp` of `_with_tangents`."""
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))
 
@@ -273,7 +273,7 @@ def _choose(
     return [v for v in min_cut(storing, edges, remaking, wanted) if v not in had]
 
 
-def _is_index(eqn: Any) -> bool:
+def _is_index(eqn: Eqn) -> bool:
     """Returns True for arithmetic of integers, which XLA:CPU would repeat for each element that is found at an index."""
     return any(jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.outvars) and not primitives.is_view(eqn)
 

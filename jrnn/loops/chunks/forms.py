@@ -13,7 +13,7 @@ from jrnn.loops import jaxprs
 from jrnn.loops.chunks.known import SUMS, Known
 from jrnn.loops.chunks.terms import Factor, NotAffine, Row, Term, Value
 from jrnn.loops.chunks.views import SAME, long_pairs, view
-from jrnn.loops.jaxprs import Atom, Var
+from jrnn.loops.jaxprs import Atom, Eqn, Var
 
 
 class Forms(Known):
@@ -27,7 +27,7 @@ class Forms(Known):
         products: the contractions of S as (precision or None, whether it was written as a sum).
     """
 
-    def __init__(self, states: tuple[Var, ...], eqns: Sequence[Any], known: Collection[Var], constants: dict[Var, Any]):
+    def __init__(self, states: tuple[Var, ...], eqns: Sequence[Eqn], known: Collection[Var], constants: dict[Var, Any]):
         super().__init__(states, eqns, constants)
         self.eqns, self.known = eqns, known
         self.values = {v: Value(self.axes, (Term(v),)) for v in states}
@@ -62,7 +62,7 @@ class Forms(Known):
                     raise NotAffine(f"{eqn.primitive.name} of S" + f": {why}" * bool(str(why)), eqn) from None
                 later.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
 
-    def _rule(self, eqn: Any) -> Value:
+    def _rule(self, eqn: Eqn) -> Value:
         name, ins = eqn.primitive.name, eqn.invars
         out = eqn.outvars[0].aval
         forms = [self.values.get(a) if not jaxprs.is_literal(a) else None for a in ins]
@@ -95,7 +95,7 @@ class Forms(Known):
             return self._dot(eqn, first, moving.index(True))
         raise NotAffine("")
 
-    def _sliced(self, eqn: Any, value: Value) -> Value:
+    def _sliced(self, eqn: Eqn, value: Value) -> Value:
         """Takes one index of a short axis, as where several vectors read S in one product."""
         whole = eqn.invars[0].aval.shape
         for axis, (n, m) in enumerate(zip(whole, eqn.outvars[0].aval.shape)):
@@ -152,7 +152,7 @@ class Forms(Known):
         labels = dict.fromkeys(l for f in inside for l in self.found(f.labels) if l not in (None, self.contracted))
         return replace(term, factors=(*rest, Factor(inside, tuple(labels))))
 
-    def _summed(self, eqn: Any, value: Value) -> Value:
+    def _summed(self, eqn: Eqn, value: Value) -> Value:
         axes = eqn.params["axes"]
         for axis in axes:
             if value.labels[axis] is None:
@@ -169,7 +169,7 @@ class Forms(Known):
         self.products.append(jax.lax.Precision.HIGHEST)
         return replace(value, labels=kept)
 
-    def _dot(self, eqn: Any, value: Value, side: int) -> Value:
+    def _dot(self, eqn: Eqn, value: Value, side: int) -> Value:
         """Contracts a value with a known operand, term by term: an identity in the operand renames an axis."""
         contract, batch = eqn.params["dimension_numbers"]
         other = eqn.invars[1 - side]

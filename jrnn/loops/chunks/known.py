@@ -11,7 +11,7 @@ import numpy as np
 from jrnn.loops import jaxprs
 from jrnn.loops.chunks.terms import Axes, Factor, Labels, Term, Value
 from jrnn.loops.chunks.views import constant, long_pairs, unviewed, varying_axes
-from jrnn.loops.jaxprs import Atom, Var
+from jrnn.loops.jaxprs import Atom, Eqn, Var
 
 SUMS = ("add", "add_any", "sub")
 
@@ -23,7 +23,7 @@ class Known(Axes):
         constants: the values of variables that are known now.
     """
 
-    def __init__(self, states: tuple[Var, ...], eqns: Sequence[Any], constants: dict[Var, Any]):
+    def __init__(self, states: tuple[Var, ...], eqns: Sequence[Eqn], constants: dict[Var, Any]):
         super().__init__(states)
         self.constants = constants
         self._made = jaxprs.producers(eqns)
@@ -69,7 +69,7 @@ class Known(Axes):
         )
         return parts if parts is not None and smaller else [Term(None, (Factor(atom, labels),))]
 
-    def _parts(self, eqn: Any, labels: Labels) -> list[Term] | None:
+    def _parts(self, eqn: Eqn, labels: Labels) -> list[Term] | None:
         if eqn is None:
             return None
         name, ins = eqn.primitive.name, eqn.invars
@@ -98,7 +98,7 @@ class Known(Axes):
             return self._known_product(eqn, labels)
         return None
 
-    def _known_product(self, eqn: Any, labels: Labels) -> list[Term] | None:
+    def _known_product(self, eqn: Eqn, labels: Labels) -> list[Term] | None:
         """Returns a product of known values as a sum of products; None if it is one only as a whole."""
         (contracted, batches), sides, long = eqn.params["dimension_numbers"], [], long_pairs(eqn)
         if len(long) > 1:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Var
+from jrnn.loops.jaxprs import Eqn, Var
 from jrnn.loops.loop import Loop
 
 _LONGEST = 8  # steps of an inner loop that is unrolled; slices of a carry
@@ -41,7 +41,7 @@ def opened(closed: Any, calls: Mapping[str, str]) -> jaxprs.Program:
     return opened(jax.make_jaxpr(run)(*(v.aval for v in program.invars)), calls)
 
 
-def _is_short(eqn: Any) -> bool:
+def _is_short(eqn: Eqn) -> bool:
     return (
         eqn.primitive.name == "scan"
         and not eqn.effects
@@ -50,14 +50,14 @@ def _is_short(eqn: Any) -> bool:
     )
 
 
-def _is_affine(eqn: Any, calls: Mapping[str, str]) -> bool:
+def _is_affine(eqn: Eqn, calls: Mapping[str, str]) -> bool:
     if eqn.primitive.name != "cond" or eqn.effects or len(eqn.params["branches"]) > _LONGEST:
         return False
     bodies = [jaxprs.opened(b, calls) for b in eqn.params["branches"]]
     return all(e.primitive.name in _SAFE for body in bodies for e in body.eqns)
 
 
-def _evaluate(eqns: Sequence[Any], env: jaxprs.Env, outs: Sequence[Any], calls: Mapping[str, str]) -> list[Any]:
+def _evaluate(eqns: Sequence[Eqn], env: jaxprs.Env, outs: Sequence[Any], calls: Mapping[str, str]) -> list[Any]:
     for eqn in eqns:
         args = [jaxprs.read(env, a) for a in eqn.invars]
         with jaxprs.in_scope(eqn):

@@ -26,10 +26,10 @@ from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.recognize import Affine
 from jrnn.loops.chunks.solve import Kept
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 
 
-def over_time(eqns: Sequence[Any], outs: Sequence[Atom], env: Env, steps: Env) -> None:
+def over_time(eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, steps: Env) -> None:
     """Evaluates equations for all steps. Adds results to `env`, or to `steps` [T, ...] if they differ from step to step."""
     needed, _ = jaxprs.needed(eqns, outs, {*env, *steps})
     for eqn in needed:
@@ -57,7 +57,7 @@ class Body:
     """
 
     forms: tuple[Affine, ...]
-    eqns: tuple[Any, ...]
+    eqns: tuple[Eqn, ...]
     consts: tuple[Var, ...]
     xs: tuple[Var, ...]
     carry: tuple[Var, ...]

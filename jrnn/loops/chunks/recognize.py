@@ -18,7 +18,7 @@ from jax.extend import source_info_util
 from jrnn.loops import jaxprs, primitives
 from jrnn.loops.chunks.forms import Forms
 from jrnn.loops.chunks.terms import Factor, NotAffine, Row, Term, Value
-from jrnn.loops.jaxprs import Var
+from jrnn.loops.jaxprs import Eqn, Var
 from jrnn.loops.loop import Loop
 
 _MOST = 3  # carries that read each other as wholes
@@ -220,7 +220,7 @@ def groups(loop: Loop) -> tuple[list[tuple[int, ...]], list[set[int]]]:
     return sorted(found, key=lambda g: len(reads[g[0]])), reads
 
 
-def is_evaluable(eqn: Any) -> bool:
+def is_evaluable(eqn: Eqn) -> bool:
     """Returns True if an equation may be evaluated for all steps of a chunk at once, and differentiated again."""
     name = eqn.primitive.name
     inner = [e for body in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(body)]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jrnn.loops.jaxprs import Var
+from jrnn.loops.jaxprs import Eqn, Var
 
 Labels = tuple[int | None, ...]  # None: constant along this axis
 
@@ -25,7 +25,7 @@ _FEW = 8  # an axis that S does not have, and over which rows are summed, is unr
 class NotAffine(Exception):
     """Raised for a step that cannot run in chunks; the message is the reason, and `eqn` the operation, if there is one."""
 
-    def __init__(self, why: str, eqn: Any = None):
+    def __init__(self, why: str, eqn: Eqn = None):
         super().__init__(why)
         self.eqn = eqn
 

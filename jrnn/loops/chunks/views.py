@@ -11,12 +11,12 @@ from jax import numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
 from jrnn.loops.chunks.terms import Labels, NotAffine
-from jrnn.loops.jaxprs import Atom, Var
+from jrnn.loops.jaxprs import Atom, Eqn, Var
 
 SAME = ("copy", "copy_p", "name", "reduce_precision")
 
 
-def long_pairs(eqn: Any) -> list[tuple[int, int]]:
+def long_pairs(eqn: Eqn) -> list[tuple[int, int]]:
     """Returns the pairs of axes that a `dot_general` contracts, except those of size 1."""
     pairs = zip(*eqn.params["dimension_numbers"][0])
     return [(a, b) for a, b in pairs if eqn.invars[0].aval.shape[a] != 1]
@@ -25,7 +25,7 @@ def long_pairs(eqn: Any) -> list[tuple[int, int]]:
 # Equations that only rename axes --------------------------------------------------------------------------------------
 
 
-def sources_of(eqn: Any) -> list[int | None] | None:
+def sources_of(eqn: Eqn) -> list[int | None] | None:
     """For each axis of the result of a view, the axis of the operand that it is; None if the equation is no such view."""
     name, operand, out = eqn.primitive.name, eqn.invars[0].aval, eqn.outvars[0].aval
     if name in SAME or name == "convert_element_type":
@@ -44,12 +44,12 @@ def sources_of(eqn: Any) -> list[int | None] | None:
     return None
 
 
-def view(eqn: Any, labels: Labels) -> Labels | None:
+def view(eqn: Eqn, labels: Labels) -> Labels | None:
     sources = sources_of(eqn) if eqn.primitive.name != "convert_element_type" else None
     return None if sources is None else tuple(None if s is None else labels[s] for s in sources)
 
 
-def unviewed(eqn: Any, labels: Labels) -> Labels | None:
+def unviewed(eqn: Eqn, labels: Labels) -> Labels | None:
     """Labels for the operand of a view from those of its result."""
     try:
         sources = sources_of(eqn)
@@ -64,7 +64,7 @@ def unviewed(eqn: Any, labels: Labels) -> Labels | None:
     return tuple(inner)
 
 
-def varying_axes(eqns: Sequence[Any]) -> dict[Var, set[int]]:
+def varying_axes(eqns: Sequence[Eqn]) -> dict[Var, set[int]]:
     """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations."""
     found: dict[Var, set[int]] = {}
 

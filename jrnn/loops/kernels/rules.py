@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Atom, Var
+from jrnn.loops.jaxprs import Atom, Eqn, Var
 from jrnn.loops.kernels.forms import (
     FLAT,
     UPRIGHT,
@@ -70,7 +70,7 @@ class Reader:
         return jnp.transpose(tile) if transposed else tile
 
 
-def computed(eqn: Any, form: Form, reader: Reader) -> list[Any]:
+def computed(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     """Returns the tiles of an equation's results."""
     name = eqn.primitive.name
     if name in _ELEMENTWISE:
@@ -93,7 +93,7 @@ _ELEMENTWISE = _SAME | _COMPARISONS | frozenset((
 # fmt: on
 
 
-def _elementwise(eqn: Any, form: Form, reader: Reader) -> Any:
+def _elementwise(eqn: Eqn, form: Form, reader: Reader) -> Any:
     out = eqn.outvars[0].aval
     shape = tile_shape(out.shape, form)
     operands = [
@@ -106,7 +106,7 @@ def _elementwise(eqn: Any, form: Form, reader: Reader) -> Any:
     return made if made.dtype == out.dtype else made.astype(out.dtype)
 
 
-def _applied(eqn: Any, operands: list[Any], dtype: Any) -> Any:
+def _applied(eqn: Eqn, operands: list[Any], dtype: Any) -> Any:
     name = eqn.primitive.name
     first = operands[0]
     if name in _SAME:
@@ -139,7 +139,7 @@ def _applied(eqn: Any, operands: list[Any], dtype: Any) -> Any:
 # Views and pieces -----------------------------------------------------------------------------------------------------
 
 
-def _view(eqn: Any, form: Form, reader: Reader) -> list[Any]:
+def _view(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     """Views: broadcasts, reshapes and transpositions."""
     operand, out = eqn.invars[0], eqn.outvars[0].aval
     shape = tile_shape(out.shape, form)
@@ -151,7 +151,7 @@ def _view(eqn: Any, form: Form, reader: Reader) -> list[Any]:
     return [spread(reader.tile(operand, _placed(axes, out.shape, form)), shape)]
 
 
-def _axes_in_result(eqn: Any) -> list[int]:
+def _axes_in_result(eqn: Eqn) -> list[int]:
     """Returns the axes of the result that the operand's axes longer than 1 become."""
     operand, out, name = eqn.invars[0].aval, eqn.outvars[0].aval, eqn.primitive.name
     axes = long_axes(operand.shape)
@@ -178,7 +178,7 @@ def _operand(atom: Atom, shape: Sequence[int], form: Form, reader: Reader) -> An
     return reader.tile(atom, _placed(long_axes(atom.aval.shape), shape, form))
 
 
-def _pieces(eqn: Any, form: Form, reader: Reader) -> list[Any]:
+def _pieces(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     """Slices and splits."""
     operand, params = eqn.invars[0], eqn.params
     if eqn.primitive.name == "split":
@@ -205,7 +205,7 @@ def _pieces(eqn: Any, form: Form, reader: Reader) -> list[Any]:
     return found
 
 
-def _joined(eqn: Any, form: Form, reader: Reader) -> list[Any]:
+def _joined(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     """Concatenations, stacks, and pads, which concatenate the filling."""
     out, operands = eqn.outvars[0].aval, list(eqn.invars)
     into = long_axes(out.shape)
@@ -244,7 +244,7 @@ def _concatenated(tiles: Sequence[Any], into: Sequence[int], axis: int, form: Fo
     return decoded(lax.concatenate([encoded(t) for t in tiles], _tile_axis(into, axis, form)), tiles[0].dtype)
 
 
-def _iota(eqn: Any, form: Form, reader: Reader) -> list[Any]:
+def _iota(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     out, axis = eqn.outvars[0].aval, eqn.params["dimension"]
     shape, into = tile_shape(out.shape, form), long_axes(out.shape)
     if axis not in into:
@@ -264,7 +264,7 @@ _REDUCE: dict[str, Callable] = {
 }
 
 
-def _reduction(eqn: Any, form: Form, reader: Reader) -> list[Any]:
+def _reduction(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     operand, out = eqn.invars[0], eqn.outvars[0].aval
     own = reader.form(operand)
     tile = reader.tile(operand, own)
@@ -276,7 +276,7 @@ def _reduction(eqn: Any, form: Form, reader: Reader) -> list[Any]:
     return [tile if tile.shape == tile_shape(out.shape, form) else turned(tile)]
 
 
-def _product(eqn: Any, form: Form, reader: Reader) -> list[Any]:
+def _product(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     """A product of matrices, vectors or both, over one axis."""
     left, right = eqn.invars
     axes, batch = eqn.params["dimension_numbers"]
@@ -308,7 +308,7 @@ def _product(eqn: Any, form: Form, reader: Reader) -> list[Any]:
     return [made if made.shape == tile_shape(out.shape, form) else turned(made)]
 
 
-def _precision(eqn: Any, on_tpu: bool) -> tuple[Any, Any]:
+def _precision(eqn: Eqn, on_tpu: bool) -> tuple[Any, Any]:
     """Returns the dtype to round the operands of a product to, and its precision.
 
     On a TPU, JAX by default rounds float32 operands to bfloat16. Constants are rounded before the loop.

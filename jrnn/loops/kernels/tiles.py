@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Atom, Var
+from jrnn.loops.jaxprs import Atom, Eqn, Var
 from jrnn.loops.kernels.forms import (
     FLAT,
     UPRIGHT,
@@ -115,7 +115,7 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
     )
 
 
-def _forms_of(eqn: Any, forms: Mapping[Var, Any]) -> list[Form]:
+def _forms_of(eqn: Eqn, forms: Mapping[Var, Any]) -> list[Form]:
     return list(dict.fromkeys(form for v in eqn.outvars for form in forms.get(v, ())))
 
 

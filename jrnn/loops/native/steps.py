@@ -105,7 +105,7 @@ class Step:
             return Constant(float(np.asarray(atom.val)), atom.aval.shape)
         return self.values[atom]
 
-    def run(self, eqn: Any) -> None:
+    def run(self, eqn: jaxprs.Eqn) -> None:
         """Adds the operations of an equation."""
         name, out = eqn.primitive.name, [v.aval for v in eqn.outvars]
         for v in eqn.outvars:
@@ -123,7 +123,7 @@ class Step:
 
     # Elementwise ------------------------------------------------------------------------------------------------------
 
-    def _elementwise(self, eqn: Any, name: str, read: list[Value], out: Any) -> Value:
+    def _elementwise(self, eqn: jaxprs.Eqn, name: str, read: list[Value], out: Any) -> Value:
         types = {a.aval.dtype for a in eqn.invars}
         if name in _SAME:
             if name == "select_n" and (len(read) != 3 or eqn.invars[0].aval.dtype != jnp.bool_):
@@ -237,7 +237,7 @@ class Step:
 
     # Products and reductions ------------------------------------------------------------------------------------------
 
-    def product(self, eqn: Any, left: Value, right: Value) -> list[View]:
+    def product(self, eqn: jaxprs.Eqn, left: Value, right: Value) -> list[View]:
         (contracted, batch), shape = eqn.params["dimension_numbers"], eqn.outvars[0].aval.shape
         sides = [(left, contracted[0], batch[0]), (right, contracted[1], batch[1])]
         is_matrix = [isinstance(v, View) and v.array in self.constants for v, *_ in sides]
@@ -293,7 +293,7 @@ class Step:
         assert out.shape == tuple(shape)
         return [out]
 
-    def reduction(self, eqn: Any, value: Value) -> list[Value]:
+    def reduction(self, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
         axes, kind = eqn.params["axes"], _REDUCTIONS[eqn.primitive.name]
         if isinstance(value, Constant):
             raise Refused("it reduces a constant")
@@ -317,7 +317,7 @@ class Step:
 # Views and pieces -----------------------------------------------------------------------------------------------------
 
 
-def _reshape(step: Step, eqn: Any, value: Value) -> list[Value]:
+def _reshape(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     shape = eqn.outvars[0].aval.shape
     if isinstance(value, Constant):
         return [Constant(value.value, shape)]
@@ -327,14 +327,14 @@ def _reshape(step: Step, eqn: Any, value: Value) -> list[Value]:
         return [step.copied(value, step._rows_of([value], value.shape)).reshaped(shape)]
 
 
-def _broadcast(step: Step, eqn: Any, value: Value) -> list[Value]:
+def _broadcast(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     shape = eqn.outvars[0].aval.shape
     if isinstance(value, Constant):
         return [Constant(value.value, shape)]
     return [value.broadcast(shape, eqn.params["broadcast_dimensions"])]
 
 
-def _transpose(step: Step, eqn: Any, value: Value) -> list[Value]:
+def _transpose(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     return [value if isinstance(value, Constant) else value.transposed(eqn.params["permutation"])]
 
 
@@ -344,12 +344,12 @@ def _cut(value: Value, starts: Sequence[int], ends: Sequence[int], steps: Sequen
     return value.sliced(starts, ends, steps)
 
 
-def _slice(step: Step, eqn: Any, value: Value) -> list[Value]:
+def _slice(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     starts, ends, strides = (eqn.params[k] for k in ("start_indices", "limit_indices", "strides"))
     return [_cut(value, starts, ends, strides or [1] * len(starts))]
 
 
-def _split(step: Step, eqn: Any, value: Value) -> list[Value]:
+def _split(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     axis, shape = eqn.params["axis"], value.shape
     found = []
     for a, b in itertools.pairwise(itertools.accumulate(eqn.params["sizes"], initial=0)):
@@ -359,7 +359,7 @@ def _split(step: Step, eqn: Any, value: Value) -> list[Value]:
     return found
 
 
-def _concatenate(step: Step, eqn: Any, *values: Value) -> list[Value]:
+def _concatenate(step: Step, eqn: jaxprs.Eqn, *values: Value) -> list[Value]:
     return [_joined(step, values, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
 
 
@@ -376,7 +376,7 @@ def _joined(step: Step, values: Sequence[Value], dimension: int, shape: Sequence
     return out
 
 
-def _pad(step: Step, eqn: Any, value: Value, filling: Value) -> list[Value]:
+def _pad(step: Step, eqn: jaxprs.Eqn, value: Value, filling: Value) -> list[Value]:
     if not isinstance(filling, Constant):
         raise Refused("it pads with a value that changes")
     for axis, (low, high, inner) in enumerate(eqn.params["padding_config"]):

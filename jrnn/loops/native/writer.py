@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Var
+from jrnn.loops.jaxprs import Eqn, Var
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
 from jrnn.loops.native.stages import add_in_products, in_stages
@@ -96,7 +96,7 @@ class Program:
 class _CannotRun(Refused):
     """Raised for an equation that the kernel cannot run."""
 
-    def __init__(self, eqn: Any, why: Refused):
+    def __init__(self, eqn: Eqn, why: Refused):
         super().__init__(str(why))
         self.eqn = eqn
 
@@ -127,7 +127,7 @@ def program_of(loop: Loop) -> Program:
     raise AssertionError
 
 
-def _with_rows(loop: Loop, before: tuple[Any, ...], eqns: Sequence[Any], rows: int) -> Program:
+def _with_rows(loop: Loop, before: tuple[Any, ...], eqns: Sequence[Eqn], rows: int) -> Program:
     """Moves what the kernel cannot run out of the loop, as long as there is something."""
     from_carry = jaxprs.depends(eqns, loop.carry)
     to_carry = {id(e) for e in jaxprs.needed(eqns, loop.carry_out, {*loop.inputs})[0]}
@@ -151,7 +151,7 @@ def _with_rows(loop: Loop, before: tuple[Any, ...], eqns: Sequence[Any], rows: i
                 raise
 
 
-def _parts(loop: Loop, eqns: Sequence[Any], early: set[Var], late: set[Var]) -> tuple[Loop, tuple, tuple]:
+def _parts(loop: Loop, eqns: Sequence[Eqn], early: set[Var], late: set[Var]) -> tuple[Loop, tuple, tuple]:
     """Returns the loop without some values, and the equations that compute them before and after it."""
     after = jaxprs.depends(eqns, late)
     last = tuple(e for e in eqns if any(v in after for v in e.outvars))

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Program, Var
+from jrnn.loops.jaxprs import Eqn, Program, Var
 
 # For each axis of a carry, the axis of a value that is aligned with it, or None.
 Axes = tuple[int | None, ...]
@@ -126,7 +126,7 @@ def _group(members: tuple[int, ...], shapes: list[tuple[int, ...]], outs: Sequen
 # One rule a primitive: the axis of the operand -> the axis of the result, or None. --------------------------------------
 
 
-def _through(eqn: Any, found: Mapping[Var, Reads]) -> list[Reads]:
+def _through(eqn: Eqn, found: Mapping[Var, Reads]) -> list[Reads]:
     """Returns what the results of an equation read."""
     rule = _RULES.get(eqn.primitive.name, _nothing)
     made: list[Reads] = [{} for _ in eqn.outvars]
@@ -145,21 +145,21 @@ def _through(eqn: Any, found: Mapping[Var, Reads]) -> list[Reads]:
 Follow = dict[int, int]
 
 
-def _nothing(eqn: Any, place: int, out: Any) -> Follow:
+def _nothing(eqn: Eqn, place: int, out: Any) -> Follow:
     return {}
 
 
-def _elementwise(eqn: Any, place: int, out: Any) -> Follow:
+def _elementwise(eqn: Eqn, place: int, out: Any) -> Follow:
     same = eqn.invars[place].aval.shape == out.aval.shape
     return {k: k for k in range(out.aval.ndim)} if same else {}
 
 
-def _broadcast(eqn: Any, place: int, out: Any) -> Follow:
+def _broadcast(eqn: Eqn, place: int, out: Any) -> Follow:
     shape, to = eqn.invars[place].aval.shape, eqn.params["broadcast_dimensions"]
     return {k: axis for k, axis in enumerate(to) if shape[k] == out.aval.shape[axis]} if place == 0 else {}
 
 
-def _reshape(eqn: Any, place: int, out: Any) -> Follow:
+def _reshape(eqn: Eqn, place: int, out: Any) -> Follow:
     if eqn.params.get("dimensions") is not None:
         return {}
     old, new = eqn.invars[place].aval.shape, out.aval.shape
@@ -171,7 +171,7 @@ def _reshape(eqn: Any, place: int, out: Any) -> Follow:
 def _without(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
     """The rule of primitives that remove axes."""
 
-    def rule(eqn: Any, place: int, out: Any) -> Follow:
+    def rule(eqn: Eqn, place: int, out: Any) -> Follow:
         gone = axes(eqn)
         kept = [k for k in range(eqn.invars[place].aval.ndim) if k not in gone]
         return {k: axis for axis, k in enumerate(kept)}
@@ -182,18 +182,18 @@ def _without(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
 def _except(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
     """The rule of primitives that mix elements along some axes, and keep all axes."""
 
-    def rule(eqn: Any, place: int, out: Any) -> Follow:
+    def rule(eqn: Eqn, place: int, out: Any) -> Follow:
         return {k: k for k in range(eqn.invars[place].aval.ndim) if k not in axes(eqn)}
 
     return rule
 
 
-def _cut(eqn: Any) -> list[int]:
+def _cut(eqn: Eqn) -> list[int]:
     shape = eqn.invars[0].aval.shape
     return [k for k, size in enumerate(eqn.outvars[0].aval.shape) if size != shape[k]]
 
 
-def _product(eqn: Any, place: int, out: Any) -> Follow:
+def _product(eqn: Eqn, place: int, out: Any) -> Follow:
     contracted, batch = eqn.params["dimension_numbers"]
     free = [
         [k for k in range(a.aval.ndim) if k not in contracted[side] and k not in batch[side]]

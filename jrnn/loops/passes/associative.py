@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import shifted
 from jrnn.loops.passes.ranges import largest_size
@@ -219,7 +219,7 @@ _COPIES = ("copy", "copy_p", "name")
 _SUMS = ("add", "add_any", "sub", "neg")
 
 
-def _rule(eqn: Any, found: dict[Var, Form], env: Env) -> Form:
+def _rule(eqn: Eqn, found: dict[Var, Form], env: Env) -> Form:
     """Returns the factors and the term of an equation's result, from those of its operands in `found`."""
     name = eqn.primitive.name
     if name not in (*_COPIES, *_SUMS, "mul", "div", "select_n") and not primitives.is_retyping(eqn):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.loop import Loop, Results, strict_passes
 from jrnn.loops.passes import sums
 from jrnn.loops.passes.sums import Contract, as_written
@@ -97,7 +97,7 @@ def shifted(stack: Any, first: Any, reverse: bool) -> Any:
     return jnp.concatenate([first[None], stack[:-1]])
 
 
-def over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env) -> None:
+def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) -> None:
     """Evaluates equations for all steps and adds `outs` to `stacked`, which holds [T, ...]; `env` holds constants."""
     env = dict(env)
     stacked_here = dict(stacked)
@@ -113,12 +113,12 @@ def over_time(eqns: Sequence[Any], outs: Sequence[Var], env: Env, stacked: Env) 
     stacked.update({v: stacked_here[v] for v in outs if v in stacked_here})
 
 
-def computation(eqn: Any) -> bool:
+def computation(eqn: Eqn) -> bool:
     """Hoists everything except views: for loops whose coefficients are better computed for all steps."""
     return not primitives.is_view(eqn)
 
 
-def slices(eqn: Any) -> bool:
+def slices(eqn: Eqn) -> bool:
     """Hoists slices: XLA:CPU does not vectorize a loop that slices what it has just sliced out of a stack."""
     return eqn.primitive.name == "slice"
 
@@ -271,7 +271,7 @@ def _after(
         if not primitives.is_movable(eqn) or any(v in stuck for v in eqn.outvars):
             stuck.update(jaxprs.inputs(eqn))
 
-    def can_move(eqn: Any) -> bool:
+    def can_move(eqn: Eqn) -> bool:
         return primitives.is_movable(eqn) and not any(v in staying or v in stuck for v in eqn.outvars)
 
     after: set[Var] = set()

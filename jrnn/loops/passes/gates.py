@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.loop import Loop
 
 _DEEPEST_SUM = 4  # the number of additions that a slice is moved through at most
@@ -29,7 +29,7 @@ def activate_together(loop: Loop) -> Loop:
     if not any(isinstance(cut.of, _Joined) for cut in cuts.values()):
         return loop
 
-    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         if not (eqn.outvars and all(v in cuts for v in eqn.outvars)):  # also the slices of a `split`
             return None
         with jaxprs.in_scope(eqn):
@@ -54,7 +54,7 @@ def slice_apart(loop: Loop) -> Loop:
             return value
         return jax.lax.slice_in_dim(value, cut.lo, cut.hi, axis=cut.axis)
 
-    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         if not (eqn.outvars and all(v in cuts and cuts[v].hi - cuts[v].lo > 1 for v in eqn.outvars)):
             return None
         return [piece(cuts[v].of, cuts[v], env) for v in eqn.outvars]
@@ -76,7 +76,7 @@ class _Cut:
 class _Joined:
     """An elementwise equation over neighboring slices, computed once for all of them."""
 
-    eqn: Any
+    eqn: Eqn
     operands: tuple[_Cut, ...]
 
     def value(self, env: dict[Any, Any]) -> Any:
@@ -91,7 +91,7 @@ def _take(cut: _Cut, env: dict[Any, Any]) -> Any:
     return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
 
 
-def cuts_of(eqns: Sequence[Any]) -> dict[Var, _Cut]:
+def cuts_of(eqns: Sequence[Eqn]) -> dict[Var, _Cut]:
     """Returns the variables that are slices of others along one axis."""
     found: dict[Var, _Cut] = {}
     for eqn in eqns:
@@ -108,7 +108,7 @@ def cuts_of(eqns: Sequence[Any]) -> dict[Var, _Cut]:
     return found
 
 
-def _join(eqns: Sequence[Any], cuts: dict[Var, _Cut]) -> None:
+def _join(eqns: Sequence[Eqn], cuts: dict[Var, _Cut]) -> None:
     """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`."""
     groups: dict[Any, list[Any]] = {}
     for eqn in eqns:
@@ -166,7 +166,7 @@ def better_apart(loop: Loop) -> bool:
     return vectorized and any(v in sliced for e in activations for v in jaxprs.inputs(e))
 
 
-def _first_results(v: Var, eqns: Sequence[Any], results: Collection[Var]) -> set[Var]:
+def _first_results(v: Var, eqns: Sequence[Eqn], results: Collection[Var]) -> set[Var]:
     """Returns the results of the step that are computed from `v` with no other result in between."""
     reached, found = {v}, set()
     for eqn in eqns:

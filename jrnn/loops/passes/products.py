@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.loop import Loop
 
 Order = tuple[int, ...]
@@ -41,7 +41,7 @@ def batch_first(loop: Loop) -> Loop:
         return loop
     turned: Turned = {}
 
-    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         with jaxprs.in_scope(eqn):
             found = _turned(eqn, env, turned, id(eqn) in swapped)
         if found is None:
@@ -67,7 +67,7 @@ def columns(loop: Loop) -> Loop:
     if not by_rows:
         return loop
 
-    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         if id(eqn) not in by_rows:
             return None
         (of_x, _), batch = eqn.params["dimension_numbers"]
@@ -78,27 +78,27 @@ def columns(loop: Loop) -> Loop:
     return loop.replaced(rule)
 
 
-def _reads_rows(eqn: Any) -> bool:
+def _reads_rows(eqn: Eqn) -> bool:
     if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
         return False
     (_, of_matrix), (_, batch) = eqn.params["dimension_numbers"]
     return eqn.invars[1].aval.ndim == 2 and (tuple(of_matrix), tuple(batch)) == ((1,), ())
 
 
-def _is_plain_product(eqn: Any) -> bool:
+def _is_plain_product(eqn: Eqn) -> bool:
     """Returns True for a `dot_general` of two variables without batch axes."""
     if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
         return False
     return not eqn.params["dimension_numbers"][1][0] and eqn.params.get("out_sharding") is None
 
 
-def _matrix_first(eqn: Any, constant: set[Var]) -> bool:
+def _matrix_first(eqn: Eqn, constant: set[Var]) -> bool:
     left, right = eqn.invars
     (axes, _), _ = eqn.params["dimension_numbers"]
     return left in constant and right not in constant and (left.aval.ndim, right.aval.ndim, len(axes)) == (2, 2, 1)
 
 
-def _turned(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[Sequence[Any], Order] | None:
+def _turned(eqn: Eqn, env: Env, turned: Turned, swap: bool) -> tuple[Sequence[Any], Order] | None:
     """Returns an equation's results as transpositions of other values, or None if that gains nothing."""
     if eqn.primitive.name == "transpose" and eqn.invars[0] in turned:
         value, order = turned[eqn.invars[0]]
@@ -110,7 +110,7 @@ def _turned(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[Sequence[An
     return _alike(eqn, env, turned)
 
 
-def _product(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[Sequence[Any], Order]:
+def _product(eqn: Eqn, env: Env, turned: Turned, swap: bool) -> tuple[Sequence[Any], Order]:
     """Multiplies the values that the operands are transpositions of, exchanged if `swap`."""
     operands, contracted = [], []
     for v, axes in zip(eqn.invars, eqn.params["dimension_numbers"][0]):
@@ -128,7 +128,7 @@ def _product(eqn: Any, env: Env, turned: Turned, swap: bool) -> tuple[Sequence[A
     return [product], (1, 0) if swap else tuple(range(product.ndim))
 
 
-def _alike(eqn: Any, env: Env, turned: Turned) -> tuple[Sequence[Any], Order] | None:
+def _alike(eqn: Eqn, env: Env, turned: Turned) -> tuple[Sequence[Any], Order] | None:
     """Computes an elementwise equation, concatenation or split before the transposition that its operands share."""
     axis = _AXES.get(eqn.primitive.name)
     if axis is None and eqn.primitive.name not in primitives.ELEMENTWISE:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.loop import Loop
 from jrnn.loops.passes.gates import cuts_of
 
@@ -38,7 +38,7 @@ def direct_views(loop: Loop) -> Loop:
             atom = same[atom]
         return atom
 
-    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         if _reshapes(eqn):
             (out,) = eqn.outvars
             base = source(eqn.invars[0])
@@ -65,7 +65,7 @@ def direct_views(loop: Loop) -> Loop:
     return loop.replaced(rule)
 
 
-def _reshapes(eqn: Any) -> bool:
+def _reshapes(eqn: Eqn) -> bool:
     """Returns True if an equation gives its operand's elements in another shape, in the same order."""
     if eqn.primitive.name not in _VIEWS or len(eqn.invars) != 1 or jaxprs.is_literal(eqn.invars[0]):
         return False
@@ -104,13 +104,13 @@ def distinct(loop: Loop) -> Loop:
     if not same:
         return loop
 
-    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         return [env[same[v]] for v in eqn.outvars] if eqn.outvars and all(v in same for v in eqn.outvars) else None
 
     return loop.replaced(rule)
 
 
-def _key(eqn: Any, same: dict[Var, Var]) -> Any:
+def _key(eqn: Eqn, same: dict[Var, Var]) -> Any:
     """Returns a key of the primitive, parameters and operands of an equation, or None if it must stay."""
     if eqn.effects or any(True for _ in jaxprs.sub_jaxprs(eqn)):
         return None
@@ -143,7 +143,7 @@ def concatenate_cotangents(loop: Loop) -> Loop:
         return loop
     made = jaxprs.producers(loop.eqns)
 
-    def rule(eqn: Any, env: Env) -> Sequence[Any] | None:
+    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         pieces = _pieces(eqn.outvars[0], made) if eqn.primitive.name == "add_any" else None
         if pieces is None:
             return None

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.loop import Loop
 from jrnn.loops.passes.sums import accumulator
 
@@ -152,7 +152,7 @@ class _Stages:
         return max(self.level.values(), default=0)
 
     def eqns(self, level: int, late: bool) -> list[Any]:
-        def here(eqn: Any) -> bool:
+        def here(eqn: Eqn) -> bool:
             if not eqn.outvars:
                 return level == self.last and late
             return self.level[eqn.outvars[0]] == level and (eqn.outvars[0] in self.late) == late
@@ -195,7 +195,7 @@ def _stages(loop: Loop) -> _Stages:
     return _Stages(loop, level, *map(frozenset, (late, moving, written, crossing)))
 
 
-def _is_view(eqn: Any) -> bool:
+def _is_view(eqn: Eqn) -> bool:
     return primitives.is_view(eqn) or eqn.primitive.name in ("concatenate", "convert_element_type")
 
 
@@ -209,12 +209,12 @@ class _Product:
         parts: the number of concatenated results.
     """
 
-    eqn: Any
+    eqn: Eqn
     order: tuple[Var, ...]
     parts: int
 
 
-def _by_parts(eqn: Any, left: Any, parts: int, env: Env) -> Any:
+def _by_parts(eqn: Eqn, left: Any, parts: int, env: Env) -> Any:
     """Multiplies the first `parts` of a stack [G, B, N, H] with the parts of a constant matrix, and adds the products."""
     ((_, (axis,)), (batch, _)), (out,) = eqn.params["dimension_numbers"], eqn.outvars
     lead = tuple(range(1 + len(batch)))
@@ -233,13 +233,13 @@ def _by_parts(eqn: Any, left: Any, parts: int, env: Env) -> Any:
         return jnp.sum(each[:parts], axis=0).astype(out.aval.dtype)
 
 
-def _is_cut(eqn: Any) -> bool:
+def _is_cut(eqn: Eqn) -> bool:
     """Returns True if XLA:GPU would cut the contracted axis into four parts, and pad both operands at each step."""
     size = eqn.invars[0].aval.shape[-1]
     return size > _CUT_ABOVE and size % 16 != 0 and size % 2 == 0
 
 
-def _is_matrix_product(eqn: Any, consts: set[Var]) -> bool:
+def _is_matrix_product(eqn: Eqn, consts: set[Var]) -> bool:
     """Returns True for a product of a variable [B, N, K] with a constant matrix for each B, over K."""
     if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
         return False
@@ -251,7 +251,7 @@ def _is_matrix_product(eqn: Any, consts: set[Var]) -> bool:
 
 
 def _products(
-    eqns: Sequence[Any], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]
+    eqns: Sequence[Eqn], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]
 ) -> dict[int, _Product]:
     """Returns the matrix products to compute part by part, at most one per level, by their levels."""
     made = jaxprs.producers(loop.eqns)
@@ -267,7 +267,7 @@ def _products(
     return found
 
 
-def _joined(eqn: Any, made: Mapping[Var, Any], results: Sequence[Var]) -> tuple[Var, ...] | None:
+def _joined(eqn: Eqn, made: Mapping[Var, Any], results: Sequence[Var]) -> tuple[Var, ...] | None:
     """Returns the results of a stage that are concatenated along the contracted axis of a matrix product, or None."""
     join = made.get(eqn.invars[0])
     if join is None or join.primitive.name != "concatenate" or join.params["dimension"] != eqn.invars[0].aval.ndim - 1:

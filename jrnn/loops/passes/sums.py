@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Var
+from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.loop import Loop, Results
 
 # A value that is not a contraction or a reduction is stacked only if it has at most these bytes: otherwise adding in place
@@ -104,7 +104,7 @@ def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any,
             done.update(((v, dtype), result) for v, result in results)
         return done[atom, dtype]
 
-    def through(eqn: Any, dtype: Any) -> Any:
+    def through(eqn: Eqn, dtype: Any) -> Any:
         operand = eqn.invars[0]
         if eqn.primitive.name == "convert_element_type":
             narrows = jnp.promote_types(dtype, operand.aval.dtype) != dtype
@@ -186,7 +186,7 @@ def _repeated(value: Any, length: Any) -> Any:
     return (value.astype(wide) * jnp.asarray(length).astype(wide)).astype(dtype)
 
 
-def _is_swapped_dot(eqn: Any, inner: Any) -> bool:
+def _is_swapped_dot(eqn: Eqn, inner: Any) -> bool:
     """Returns True if `eqn` transposes `dot(a, b)` into `dot(b, a)`."""
     if eqn.primitive.name != "transpose" or inner.primitive.name != "dot_general":
         return False
@@ -199,7 +199,7 @@ def _is_swapped_dot(eqn: Any, inner: Any) -> bool:
 
 
 def _contraction(
-    eqn: Any, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract, swap: bool = False
+    eqn: Eqn, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract, swap: bool = False
 ) -> Any:
     """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
     (lhs, rhs), (dims, batch) = eqn.invars, eqn.params["dimension_numbers"]
