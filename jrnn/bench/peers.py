@@ -39,8 +39,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
-from jrnn.errors import DataError
+from jrnn.errors import DataError, ScanError
 from jrnn.loops import LstmStep, host_devices, host_memory, scan
+from jrnn.loops.native import library
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
 
@@ -279,12 +280,22 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     if caffe2_python:
         found["caffe2"] = functools.partial(caffe2, caffe2_python)
     found |= {name: functools.partial(_by_executor, name) for name in ("scan", "associative")}
+    if not library.found().reason:
+        found["native"] = native
     return found
 
 
 def cores() -> int:
     """Returns the number of the processor's cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def native(cell: str, size: Size, mode: str) -> Program | None:
+    """`jrnn.scan` by the kernel for CPUs, for the steps that it can run."""
+    try:
+        return compiled(*scanned(functools.partial(scan, executor="native"), cell, size), mode)
+    except ScanError:
+        return None
 
 
 def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:

@@ -19,6 +19,7 @@ from jrnn.bench.peers import Program
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
 from jrnn.bench.suites import Options, graph_passes, layer_peers, libraries
 from jrnn.errors import ConfigError, DataError, UsageError
+from jrnn.loops.native import library
 
 TINY = Size(3, 2, 3, 4)
 
@@ -217,6 +218,13 @@ def test_a_worker_process_is_timed_and_told_to_stop(tmp_path):
     program.close()
     assert log.read_text() == "3 2 3 4 train\nstopped\n"
     assert peers.caffe2(str(stand_in), "gru", TINY, "train") is None
+
+
+@pytest.mark.skipif(bool(library.found().reason), reason="the kernel for CPUs was not built")
+def test_the_kernel_for_cpus_is_measured_where_it_runs_a_step():
+    native = peers.available(None, 1)["native"]
+    assert native("lstm", TINY, "train").run() > 0
+    assert native("automaton", TINY, "forward") is None
 
 
 def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
