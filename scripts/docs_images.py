@@ -4,6 +4,7 @@ By default it draws those that take seconds.
 
     speed       training time next to other libraries, from docs/benchmarks/cpu_six.json; measures nothing
     means       the means of that, with labels that can be read on a phone
+    linear      training time of layers with matrix states, from docs/benchmarks/linear.json
     scan        a loop before and after jrnn.scan rewrites it
     net         the small net of docs/caffe2.md
     check       the page that `jrnn check --html` writes for that net, as Chromium shows it
@@ -83,6 +84,24 @@ def means():
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="16" fill="#0f172a">'
         back = f'<rect width="360" height="{y + 16}" fill="white"/>'
         (IMAGES / f"means_{cell}.svg").write_text("\n".join([head, back, *rows, "</svg>"]) + "\n")
+
+
+def linear():
+    """For each layer with matrix states, the time of a training step over that of lax.scan."""
+    records = json.loads((ROOT / "docs" / "benchmarks" / "linear.json").read_text())["records"]
+    times = {(r["cell"], r["peer"]): r["low"] for r in records if r["mode"] == "train"}
+    layers = list(dict.fromkeys(layer for layer, _ in times))[::-1]
+    ratios = [times[layer, "jrnn"] / times[layer, "lax.scan"] for layer in layers]
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.barh(range(len(layers)), ratios, color=PEERS["jrnn"])
+    for y, ratio in enumerate(ratios):
+        axes.text(ratio + 0.01, y, f"{ratio:.2f}", va="center", fontsize=9)
+    axes.set_yticks(range(len(layers)), [layer.replace("_", " ") for layer in layers], fontsize=9)
+    axes.set_xlim(0, 1)
+    axes.axvline(1, color=PEERS["lax.scan"])
+    axes.set_title("A training step of 1024 tokens, 8 heads of 64 x 64: time, lax.scan = 1", fontsize=10)
+    figure.savefig(IMAGES / "linear.svg", metadata={"Date": None})
 
 
 def scan():
@@ -176,7 +195,7 @@ def attention():
         assert command(["sample", run, "--prompt", asked, "--attention", str(IMAGES / "attention.png")]) == 0
 
 
-QUICK = (speed, means, scan, net, check)
+QUICK = (speed, means, linear, scan, net, check)
 ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention)}
 
 if __name__ == "__main__":
