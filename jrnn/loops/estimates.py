@@ -9,47 +9,32 @@ Shapes: T time.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from jrnn.loops import jaxprs, primitives
 from jrnn.loops.costs import Estimate
+from jrnn.loops.equation_costs import (
+    LOOKUPS,
+    REDUCTIONS,
+    UPDATES,
+    call_seconds,
+    element_seconds,
+    indexing_seconds,
+    is_call,
+    is_outer,
+    operations,
+    product_seconds,
+)
 from jrnn.loops.jaxprs import Atom, Eqn, Var
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission
 
-# Times of functions, compared with one such as tanh.
-_FUNCTIONS = {
-    **dict.fromkeys((*primitives.ACTIVATIONS, "log", "log2", "exp2", "cbrt"), 1.0),
-    **dict.fromkeys(("sin", "cos"), 3.5),
-    **dict.fromkeys(("atan2", "acos", "asin", "lgamma", "digamma"), 16.0),
-    **dict.fromkeys(("div", "sqrt", "rsqrt"), 0.3),
-    **{"erf_inv": 4.0, "pow": 8.0, "tan": 7.0},
-}
-# Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
-_SORTING, _SELECTING, _DRAWING, _RUNNING = 8, 7, 8, 7
-_PLACING = 0.5
-_ROW, _ROW_FOR_ALL = 3, 30  # of one index, at one step and for all steps together, which XLA:CPU does not vectorize
-_DRAWS = frozenset(("random_bits", "threefry2x32"))
-_RUNNING_RESULTS = frozenset(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"))
-_LOOKUPS = frozenset(("dynamic_slice", "gather"))
-_UPDATES = frozenset((
-    "dynamic_update_slice", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul",
-))  # fmt: skip
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
 _SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeeze", "expand_dims"))
-_REDUCTIONS = frozenset((
-    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
-))  # fmt: skip
 _TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it
-_LEAST = 24  # arrays with fewer elements cost as much as with so many
-_SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
-_SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 Terms = tuple[tuple[str, float], ...]
-
-_BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
-_BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
 @dataclass(frozen=True)
@@ -205,7 +190,7 @@ class Estimator:
 
     def _copied(self, eqn: Eqn) -> int:
         """Returns the bytes of stacks that XLA:CPU transposes before a product: those not contracted over the last axis."""
-        if eqn.primitive.name != "dot_general" or _is_outer(eqn):
+        if eqn.primitive.name != "dot_general" or is_outer(eqn):
             return 0
         contracted, _ = eqn.params["dimension_numbers"]
         stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, self.moving)]
@@ -214,28 +199,28 @@ class Estimator:
     def _facts_of(self, eqn: Eqn) -> _Facts:
         found = self._facts.get(id(eqn))
         if found is None:
-            call = _is_call(eqn)
+            call = is_call(eqn)
             found = self._facts[id(eqn)] = _Facts(
                 eqn,
                 jaxprs.inputs(eqn),
                 self.sizes(eqn.outvars),
                 call,
-                eqn.primitive.name in _REDUCTIONS,
+                eqn.primitive.name in REDUCTIONS,
                 self._seconds(eqn, False) if call else element_seconds(eqn, self.machine),
                 self._seconds(eqn, True) if call else 0.0,
-                _call_seconds(eqn, self.machine) if call else 0.0,
+                call_seconds(eqn, self.machine) if call else 0.0,
             )
         return found
 
     def _seconds(self, eqn: Eqn, together: bool) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         name = eqn.primitive.name
-        if name in _LOOKUPS or name in _UPDATES:
+        if name in LOOKUPS or name in UPDATES:
             in_place = not together and (jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates)
-            return _indexing_seconds(eqn, together, in_place, self.machine)
+            return indexing_seconds(eqn, together, in_place, self.machine)
         if any(True for _ in jaxprs.sub_jaxprs(eqn)):
             return self._inner_seconds(eqn)
-        return _product_seconds(eqn, self.moving if together else None, self.machine)
+        return product_seconds(eqn, self.moving if together else None, self.machine)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         """Returns the time of a call, an inner loop, or the longest branch."""
@@ -262,14 +247,14 @@ class Estimator:
     def _sums(self, eqns: Sequence[Eqn]) -> Part:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
         facts = [self._facts_of(e) for e in eqns]
-        dots = sum(_operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
+        dots = sum(operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
         others = sum(f.seconds for f in facts if f.call and f.eqn.primitive.name != "dot_general")
         reductions = sum(f.seconds for f in facts if f.reduces)
         # XLA copies the first operand of a product over time, transposed; the smaller one is put first. It also copies
         # operands that are contracted over other axes than the first ones.
         copied = [min(map(self.size, f.inputs)) for f in facts if f.call and len(f.inputs) > 1]
         for f in facts:
-            if f.eqn.primitive.name == "dot_general" and not _is_outer(f.eqn):
+            if f.eqn.primitive.name == "dot_general" and not is_outer(f.eqn):
                 contracted, _ = f.eqn.params["dimension_numbers"]
                 inner = [a for a, axes in zip(f.eqn.invars, contracted) if sorted(axes) != [*range(len(axes))]]
                 copied.append(sum(map(self.size, jaxprs.variables(inner))))
@@ -342,115 +327,3 @@ class Split:
         memory = n * self.per_step(again) + self.inside.peak + again * 2 * self.results
         more = (("all steps at once", bulk), ("sums", adding), ("calls", overhead), ("copies", copies))
         return Estimate(seconds + bulk + adding + overhead + copies, memory, (*terms, *more))
-
-
-# Equations ------------------------------------------------------------------------------------------------------------
-
-
-def _is_call(eqn: Eqn) -> bool:
-    """Returns True for what is not fused into kernels of elementwise equations."""
-    name = eqn.primitive.name
-    if name == "dot_general":
-        return not _is_outer(eqn)
-    return primitives.is_heavy(eqn) or (not primitives.is_cheap(eqn) and name not in _REDUCTIONS)
-
-
-def _is_outer(eqn: Eqn) -> bool:
-    """Returns True for a product that sums nothing, which XLA computes as a multiplication of elements."""
-    (axes, _), _ = eqn.params["dimension_numbers"]
-    return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
-
-
-def _call_seconds(eqn: Eqn, machine: Machine) -> float:
-    """Returns what an equation costs besides its operations. Tiny products are slower, but are not calls."""
-    if eqn.primitive.name == "dot_general":
-        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
-    if eqn.primitive.name in _LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
-        return 0.0  # part of a kernel
-    return machine.call if primitives.is_contraction(eqn) else machine.kernel
-
-
-def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
-    """Returns what a product costs besides its operations at the rate of large ones."""
-    return min(machine.call, _operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
-
-
-def _is_by_vector(eqn: Eqn) -> bool:
-    """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
-    return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
-
-
-def _operations(eqn: Eqn) -> int:
-    """Returns the floating-point operations of a `dot_general`."""
-    (axes, _), _ = eqn.params["dimension_numbers"]
-    depth = math.prod(jaxprs.extent(eqn.invars[0].aval.shape[a]) for a in axes)
-    return 2 * jaxprs.elements(eqn.outvars[0].aval.shape) * depth
-
-
-def _reads_rows(eqn: Eqn) -> bool:
-    """Returns True for a product x W^T, which XLA:CPU computes more slowly than x W."""
-    ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
-    return right.ndim == 2 and tuple(axes) == (1,) and not batch
-
-
-def _product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
-    def is_read(atom: Atom) -> bool:
-        return moving is None or jaxprs.is_in(atom, moving)
-
-    name = eqn.primitive.name
-    out = sum(map(jaxprs.nbytes, eqn.outvars))
-    size = out + sum(jaxprs.nbytes(a) for a in eqn.invars if is_read(a))
-    moved = machine.reading(size, size)
-    count = max((jaxprs.elements(v.aval.shape) for v in eqn.outvars), default=0)
-    shapes = [a.aval.shape for a in eqn.invars]
-    together = moving is not None  # for many steps
-    if name == "dot_general":
-        apart = all(map(is_read, eqn.invars)) if together else _is_by_vector(eqn)
-        each = _tiny_seconds(eqn, machine) if apart else 0.0
-        by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
-        return by_rows * max(_operations(eqn) / machine.products, moved) + each
-    if name == "conv_general_dilated":
-        numbers = eqn.params["dimension_numbers"]
-        taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
-        return max(2 * count * taps / machine.products, moved)
-    if name in _SOLVERS:
-        n = jaxprs.extent(shapes[0][-1])
-        matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
-        slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
-        return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.products)
-    of_first = jaxprs.elements(shapes[0]) if shapes else count
-    if name == "sort":
-        n = jaxprs.extent(shapes[0][-1])
-        return _SORTING * of_first * math.log2(n + 1) * machine.function
-    if name in ("top_k", "approx_top_k"):
-        return _SELECTING * of_first * machine.function
-    slower = _DRAWING if name in _DRAWS else _RUNNING if name in _RUNNING_RESULTS else 1
-    return moved + slower * count * machine.function
-
-
-def _indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine) -> float:
-    """Returns the time of a lookup or an update at indices. An update in place moves only what it writes."""
-    name = eqn.primitive.name
-    at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
-    rows = 1 if at is None else jaxprs.elements(eqn.invars[at].aval.shape[:-1])
-    table = 0
-    if name in _LOOKUPS:
-        placed, whole, table = eqn.outvars[0], 0, jaxprs.nbytes(eqn.invars[0])
-    else:
-        placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
-        whole = 0 if in_place else 2 * jaxprs.nbytes(eqn.outvars[0])
-    size = whole + 2 * jaxprs.nbytes(placed)
-    count = _PLACING * jaxprs.elements(placed.aval.shape) + rows * (_ROW_FOR_ALL if together else _ROW)
-    return machine.reading(size, max(size, table)) + count * machine.function
-
-
-def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
-    """Returns the time of the operations of an elementwise equation, a view or a reduction."""
-    name = eqn.primitive.name
-    if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy"):
-        return 0.0
-    of = eqn.invars if name in _REDUCTIONS else eqn.outvars
-    count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)
-    if name in _FUNCTIONS:
-        return count * machine.function * _FUNCTIONS[name]
-    return count * machine.element * (4 if name in _REDUCTIONS else 1)

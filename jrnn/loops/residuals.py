@@ -21,7 +21,7 @@ import jax.extend.core
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jrnn.loops import estimates, jaxprs, machines, primitives, recompute
+from jrnn.loops import equation_costs, jaxprs, machines, primitives, recompute
 from jrnn.loops.jaxprs import Atom, Eqn, Program, Var
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
@@ -267,7 +267,7 @@ def _choose(
             storing[v] = _INFINITE if v in never else _storing(v, near)
             if remade:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
-                remaking[v] = round(estimates.element_seconds(eqn) * _PICOSECONDS) if option is None else 0
+                remaking[v] = round(equation_costs.element_seconds(eqn) * _PICOSECONDS) if option is None else 0
             else:
                 remaking[v] = _INFINITE
     return [v for v in min_cut(storing, edges, remaking, wanted) if v not in had]
