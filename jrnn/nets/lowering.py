@@ -166,11 +166,12 @@ def _call(step: Step, inputs: list[Any], env: Blobs, context: Context, held: int
 
     may_be_static = inputs and not definition.random and "context" not in definition.reserved
     is_static = may_be_static and all(map(_is_static, inputs))
-    if is_static or context.eager:
-        _check_memory(step, inputs, kwargs, forward, context, held)
     if is_static:
-        with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        with jax.ensure_compile_time_eval(), jax.enable_x64(True):  # the check too: JAX keeps what it traces
+            _check_memory(step, inputs, kwargs, forward, context, held)
             return tuple(map(_as_static, forward()))
+    if context.eager:
+        _check_memory(step, inputs, kwargs, forward, context, held)
     with jax.named_scope(step.op.type):
         results = forward()
     if context.eager:

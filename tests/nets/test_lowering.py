@@ -117,6 +117,15 @@ def test_shapes_computed_by_operators_are_static_inside_jit():
     assert fn(np.zeros((2, 3, 4), np.float32)).shape == (2, 12)
 
 
+@pytest.mark.filterwarnings("default")  # as a user has them: an error would end the check that this test is about
+def test_known_integers_keep_64_bits(recwarn):
+    net = Net("n", (Op.of("Mod", ["x"], ["y"], divisor=7),))  # jnp.fmod is a jit, whose trace JAX keeps
+    x = np.array([-3, 2**40 + 5, 9])
+    found = jrnn.to_jax(net)({"x": x})["y"]
+    assert found.dtype == np.int64 and found.tolist() == np.fmod(x, 7).tolist()
+    assert not recwarn.list
+
+
 def test_traced_values_that_decide_a_shape_are_refused():
     net = Net("n", (Op.of("Reshape", ["x", "to"], ["y", "old"]),))
     with pytest.raises(OpError, match=r"op #0 Reshape.*needs the values of its inputs.*run_net"):
