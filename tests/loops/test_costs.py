@@ -170,6 +170,34 @@ def test_gradients_of_weights_are_summed_after_the_loop():
     assert not forward.summed and len(reverse.summed) == 2
 
 
+def test_a_gru_is_changed_for_a_small_gain():
+    def gru(p, h, x):
+        r, u, n = jnp.split(x @ p["in"], 3, -1)
+        hr, hu, hn = jnp.split(h @ p["own"], 3, -1)
+        u = jax.nn.sigmoid(u + hu)
+        return (1 - u) * jnp.tanh(n + jax.nn.sigmoid(r + hr) * hn) + u * h, None
+
+    p, xs = dict.fromkeys(("in", "own"), jnp.ones((256, 768))), jnp.ones((50, 64, 256))
+    _, reverse = plans_of(jax.grad(lambda p: jnp.sum(jrnn.scan(functools.partial(gru, p), xs[0], xs)[0])), p)
+    assert reverse.choice.chosen.name == "a selection", str(reverse.choice)
+
+
+@pytest.mark.parametrize("margin, changed", [(0.0, True), (1.0, False)])
+def test_loops_without_products_have_a_margin_of_their_own(margin, changed, monkeypatch):
+    monkeypatch.setattr(costs, "ELEMENTWISE_MARGIN", margin)
+
+    def step(p, h, x):
+        h = list(h)
+        for i in range(len(h)):
+            h[i] = jnp.tanh(h[i] * p[i] + h[i - 1] * 0.1 + x)
+        return tuple(h), h[0]
+
+    carry, xs = (jnp.float32(0),) * 24, jnp.ones(1000)
+    loss = jax.grad(lambda p: jnp.sum(jrnn.scan(functools.partial(step, p), carry, xs)[1]))
+    _, reverse = plans_of(loss, jnp.ones(24))
+    assert (reverse.choice.chosen.name != "lax.scan") == changed
+
+
 def test_an_explanation_of_an_lstm_is_short():
     _, train, args = programs("lstm", jrnn.scan)
     for plan in plans_of(train, *args):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from jrnn.loops import costs, jaxprs, native
 from jrnn.loops.costs import Candidate, Choice
+from jrnn.loops.equation_costs import is_call
 from jrnn.loops.estimates import Estimator, Split
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, eager_passes
@@ -135,9 +136,9 @@ class _Search:
             tried[most] = self._candidate("all of these", most)
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
-        return costs.choose(
-            [self.reference, *tried.values(), *chosen], self.options.memory, self.held, self.saved, besides=self.besides
-        )
+        candidates = [self.reference, *tried.values(), *chosen]
+        margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
+        return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
 
     def _called(self, most: Moves) -> list[Candidate]:
         """Returns the candidates whose loop is one call of the native kernel, with products of inputs in it or before it."""
