@@ -34,6 +34,7 @@ _LEAST = 24  # arrays with fewer elements cost as much as with so many
 _SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
+_PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
 _BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
@@ -51,10 +52,14 @@ def is_outer(eqn: Eqn) -> bool:
     return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
 
 
-def call_seconds(eqn: Eqn, machine: Machine) -> float:
-    """Returns what an equation costs besides its operations. Tiny products are slower, but are not calls."""
+def call_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> float:
+    """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls.
+
+    `moving` are the values that differ between steps.
+    """
     if eqn.primitive.name == "dot_general":
-        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
+        packing = _packed(eqn, moving) / machine.read
+        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine) + packing
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
@@ -81,6 +86,16 @@ def _reads_rows(eqn: Eqn) -> bool:
     """Returns True for a product x W^T, which XLA:CPU computes more slowly than x W."""
     ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
     return right.ndim == 2 and tuple(axes) == (1,) and not batch
+
+
+def _packed(eqn: Eqn, moving: Collection[Var]) -> int:
+    """Returns the bytes of the operand that is the same at each step, if the product packs it."""
+    axes, batch = eqn.params["dimension_numbers"]
+    moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
+    rows = [jaxprs.elements([n for i, n in enumerate(shape) if i not in at]) for shape, at in moved]
+    if any(batch) or len(rows) != 1 or rows[0] < _PACKED_ROWS:
+        return 0
+    return sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
 
 
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:

@@ -208,7 +208,7 @@ class Estimator:
                 eqn.primitive.name in REDUCTIONS,
                 self._seconds(eqn, False) if call else element_seconds(eqn, self.machine),
                 self._seconds(eqn, True) if call else 0.0,
-                call_seconds(eqn, self.machine) if call else 0.0,
+                call_seconds(eqn, self.moving, self.machine) if call else 0.0,
             )
         return found
 

@@ -28,6 +28,7 @@ class Options:
         memory: the most bytes of temporary arrays of a loop, or a factor of what `jax.lax.scan` needs, or None.
         written: for a loop that JAX differentiated, the direction in which the caller wrote it (`reverse`), or None.
         given: the bytes of that loop's xs, which are not temporary.
+        gradients: the bytes of gradients of constants that JAX's reverse loop makes at each step.
         stores_less: its step has the derivative rule of `residuals.py`.
     """
 
@@ -38,6 +39,7 @@ class Options:
     written: bool | None = None
     stores_less: bool = False
     given: int = 0
+    gradients: int = 0
 
     def of_gradient(self, reverse: bool) -> bool:
         """Returns True for a loop in direction `reverse` that JAX made by transposition: its sums are gradients."""

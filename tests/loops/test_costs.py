@@ -170,16 +170,30 @@ def test_gradients_of_weights_are_summed_after_the_loop():
     assert not forward.summed and len(reverse.summed) == 2
 
 
-def test_a_gru_is_changed_for_a_small_gain():
-    def gru(p, h, x):
+def gru_plans(steps, rows, width, of_weights=True):
+    def step(p, h, x):
         r, u, n = jnp.split(x @ p["in"], 3, -1)
         hr, hu, hn = jnp.split(h @ p["own"], 3, -1)
         u = jax.nn.sigmoid(u + hu)
-        return (1 - u) * jnp.tanh(n + jax.nn.sigmoid(r + hr) * hn) + u * h, None
+        h = (1 - u) * jnp.tanh(n + jax.nn.sigmoid(r + hr) * hn) + u * h
+        return h, h
 
-    p, xs = dict.fromkeys(("in", "own"), jnp.ones((256, 768))), jnp.ones((50, 64, 256))
-    _, reverse = plans_of(jax.grad(lambda p: jnp.sum(jrnn.scan(functools.partial(gru, p), xs[0], xs)[0])), p)
+    p, xs = dict.fromkeys(("in", "own"), jnp.ones((width, 3 * width))), jnp.ones((steps, rows, width))
+    loss = jax.grad(lambda p, xs: jnp.sum(jrnn.scan(functools.partial(step, p), xs[0], xs)[1]), 0 if of_weights else 1)
+    return plans_of(loss, p, xs)
+
+
+def test_a_gru_is_changed_for_a_small_gain():
+    _, reverse = gru_plans(50, 64, 256)
     assert reverse.choice.chosen.name == "a selection", str(reverse.choice)
+
+
+def test_few_rows_are_worth_a_product_for_all_steps():
+    """The loop packs large weights at each step. The forward loop may hold as much as the gradients of the weights need."""
+    forward, _ = gru_plans(35, 20, 650)
+    assert forward.choice.chosen.name == "hoist" and forward.chunk is None, str(forward.choice)
+    forward, _ = gru_plans(35, 20, 650, of_weights=False)
+    assert forward.choice.chosen.name != "hoist" or forward.chunk is not None, str(forward.choice)
 
 
 @pytest.mark.parametrize("margin, changed", [(0.0, True), (1.0, False)])

@@ -31,14 +31,21 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
         near = residuals.NEAR / max(jaxprs.extent(params["length"]), 1) if jax.default_backend() == "cpu" else 0.0
         step = _step_storing_less(jaxpr, *counts, near, options.recompute)
         if options.written is None:
-            xs = jaxprs.jaxpr_of(jaxpr).invars[sum(counts) :]
-            given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(params["length"])
-            options = replace(options, written=params["reverse"], given=given)
+            inputs = jaxprs.jaxpr_of(jaxpr).invars
+            given = sum(map(jaxprs.nbytes, inputs[sum(counts) :])) * jaxprs.extent(params["length"])
+            gradients = sum(map(jaxprs.nbytes, _differentiated(inputs[: counts[0]], args)))
+            options = replace(options, written=params["reverse"], given=given, gradients=gradients)
         options = replace(options, stores_less=step is not jaxpr)
         with mark.marked(options):
             return _marking(rule(*args, jaxpr=step, **params), options)
 
     return differentiate
+
+
+def _differentiated(constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    """Returns the constants of which there will be gradients, where a rule is told so: that for linearization is."""
+    is_for_gradients = isinstance(args[0], bool) and args[0]
+    return [v for v, nonzero in zip(constants, args[1]) if nonzero] if is_for_gradients else []
 
 
 def _marking(result: Any, options: Options) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jrnn.loops import costs, jaxprs, native
-from jrnn.loops.costs import Candidate, Choice
+from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.equation_costs import is_call
 from jrnn.loops.estimates import Estimator, Split
 from jrnn.loops.kernels import Refused
@@ -111,7 +111,7 @@ class _Search:
         self.refusal = ""
         self.reference = Candidate("lax.scan", Estimator(original, target.machine).whole(), None)
         self.estimator = Estimator(loop, target.machine)
-        self.held, self.saved = _residuals(original, options)
+        self.held, self.saved = _besides(original, options, self.reference.estimate)
         # The forward loop has half of the products of its reverse loop.
         self.besides = options.of_gradient(loop.reverse) * self.reference.estimate.seconds / 2
         self.left = _EFFORT
@@ -213,10 +213,14 @@ class _Search:
         return not self._fits(way), way.estimate.seconds
 
 
-def _residuals(loop: Loop, options: Options) -> tuple[int, int]:
-    """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would store besides."""
+def _besides(loop: Loop, options: Options, reference: Estimate) -> tuple[int, int]:
+    """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would hold besides.
+
+    Next to the same stacks, its reverse loop makes gradients of constants at each step. That is more than its forward loop
+    needs, which sets what ours may need.
+    """
     if not options.of_gradient(loop.reverse):
-        return 0, 0
+        return 0, max(options.gradients - reference.memory, 0)
     steps = jaxprs.extent(loop.length)
     held = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - options.given, 0)
     if not options.stores_less or options.recompute is not None:
