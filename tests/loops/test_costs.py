@@ -196,6 +196,19 @@ def test_few_rows_are_worth_a_product_for_all_steps():
     assert forward.choice.chosen.name != "hoist" or forward.chunk is not None, str(forward.choice)
 
 
+def test_small_weights_are_not_packed():
+    """What stays in the caches costs little to pack. XLA fuses less of this loop without its first product."""
+
+    def step(p, s, x):
+        q, k, v = jnp.split(x @ p, 3, -1)
+        s = 0.95 * s + k[:, :, None] * v[:, None]
+        return s, jnp.einsum("nk,nkv->nv", q, s)
+
+    p, xs = jnp.ones((64, 192)), jnp.ones((256, 8, 64))
+    (forward,) = plans_of(lambda p: jrnn.scan(functools.partial(step, p), jnp.zeros((8, 64, 64)), xs), p)
+    assert forward.choice.chosen.name == "lax.scan", str(forward.choice)
+
+
 @pytest.mark.parametrize("margin, changed", [(0.0, True), (1.0, False)])
 def test_loops_without_products_have_a_margin_of_their_own(margin, changed, monkeypatch):
     monkeypatch.setattr(costs, "ELEMENTWISE_MARGIN", margin)
