@@ -122,6 +122,9 @@ class RunDir:
                 f"and train.steps is {now} now; add --set optimizer.schedule_steps={length} to keep it as it is, or "
                 f"--set optimizer.schedule_steps={now} to stretch or shorten it to the run's length"
             )
+        done = max((int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit()), default=0)
+        if now < done:
+            raise ConfigError(f"{self.path}: has {done} steps already, and train.steps is {now}; give more steps")
         if self.load_fingerprint() != json.loads(json.dumps(task.fingerprint())):
             raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
 
