@@ -25,7 +25,6 @@ from jrnn.errors import (
     JrnnError,
     NetError,
     OpError,
-    UnknownOperatorError,
     UsageError,
     describe_value,
     near,
@@ -166,12 +165,13 @@ def _listed(names: Iterable[str]) -> str:
 def _not_given(error: JrnnError, net: Net, blobs: Mapping[str, Any], args: argparse.Namespace) -> str:
     """Returns what to give if an error is of blobs that a net reads and that were not given, or ""."""
     missing = [name for name in reads(net) if name not in blobs]
-    if not missing or isinstance(error, UnknownOperatorError):
+    if not any(f"reads blob {name!r}" in str(error) for name in missing):
         return ""
     path = Path(args.net)
     init = path.with_name(path.name.replace("predict_net", "init_net"))
-    given = f"--init {init if init != path and init.is_file() and not args.init else 'INIT_NET'}"
-    return f"missing: {_listed(missing)}; give inputs with --feed BLOB=VALUE, and parameters with {given}"
+    found = init if init != path and init.is_file() else "INIT_NET"
+    parameters = "" if args.init else f", and parameters with --init {found}"
+    return f"missing: {_listed(missing)}; give inputs with --feed BLOB=VALUE{parameters}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -323,7 +323,7 @@ def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict
 def _opened(args: argparse.Namespace) -> tuple[Net | Plan, dict[str, Any]]:
     """Returns the net or the plan of `run` and `show`, and the blobs of --init and --feed. A folder is a package."""
     if (folder := Path(args.net)).is_dir() and (folder / PREDICT).is_file():
-        args = argparse.Namespace(**{**vars(args), "net": folder / PREDICT, "init": args.init or folder / INIT})
+        args.net, args.init = folder / PREDICT, args.init or folder / INIT
     elif folder.is_dir():
         raise UsageError(f"{folder}: has no {PREDICT}; name the file of a net, or a folder with {INIT} and {PREDICT}")
     model, blobs = read_net_or_plan(Path(args.net)), _load_blobs(args)

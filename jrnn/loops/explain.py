@@ -52,7 +52,7 @@ class Explanation:
                 )
             example = f"{name}[{len(shown) - 1}]" if plans else example
         if example:
-            lines.append(f"print its .{example} for each value, its line, and the other ways that were compared")
+            lines.append(f"details: print(explain_scan(...).{example})")
         return "\n".join(lines)
 
 
@@ -129,7 +129,7 @@ class ProgramExplanation:
             )
         count = len(self.loops)
         titled = [f"loop {k} of {count}: {plan.summary()}" for k, plan in enumerate(self.loops, 1)]
-        return "\n".join([*titled, f"print its .loops[{count - 1}] for all about loop {count}"])
+        return "\n".join([*titled, f"details: print(explain(...).loops[{count - 1}])"])
 
 
 def explain(fn: Callable, *args: Any, **keywords: Any) -> ProgramExplanation:

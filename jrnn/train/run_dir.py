@@ -113,7 +113,8 @@ class RunDir:
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name):
                 raise CheckpointError(
-                    f"{self.path}: is another run: {name} is {old.get(name)!r} there, and {new.get(name)!r} here"
+                    f"{self.path}: is another run: {name} is {old.get(name)!r} there, and {new.get(name)!r} here; "
+                    "leave the key as it is, or start a new run with another --out"
                 )
         length, now = before.optimizer.schedule_steps or before.train.steps, config.train.steps
         if length != now and follows_the_run(config.optimizer):
