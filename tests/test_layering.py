@@ -72,7 +72,7 @@ ROOMS = {
     ),
     "corpus": Room(590, "texts as memory-mapped tokens", "errors files"),
     "models": Room(2_250, "pretrained recurrent language models", "errors nn"),
-    "interop": Room(780, "weights of other systems", "errors nn memory nets/proto"),
+    "interop": Room(785, "weights of other systems", "errors nn memory nets/proto"),
     "convert": Room(
         4_130,
         "JAX functions to nets; packages; nets to Python",
@@ -103,7 +103,7 @@ ROOMS = {
         "errors loops nn nets/ir nets/graph convert onnx train nets/autodiff nets/lowering nets/proto",
     ),
     "cli": Room(
-        1_300,
+        1_340,
         "the command `jrnn`: one sub-command calls one function",
         "errors version files loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
         "corpus models convert gradcheck train bench printable memory arrays",

@@ -20,7 +20,15 @@ from jrnn.cli.output import terminal
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.convert.package import INIT, PREDICT
-from jrnn.errors import FormatError, JrnnError, NetError, OpError, UsageError, describe_value, near
+from jrnn.errors import (
+    FormatError,
+    JrnnError,
+    NetError,
+    OpError,
+    UsageError,
+    describe_value,
+    near,
+)
 from jrnn.files import write_whole
 from jrnn.gradcheck import (
     INEXACT,
@@ -48,6 +56,7 @@ from jrnn.train.config import find_config
 from jrnn.train.progress import Heartbeat
 
 _SHOWN = 200  # characters of an argument in an error
+_NAMES = 8  # blobs in an error
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -56,8 +65,7 @@ def run_command(args: argparse.Namespace) -> int:
     written = dict.fromkeys(o for net in nets for op in net.ops for o in op.outputs)
     for name in args.fetch or ():
         if name not in written and name not in blobs:
-            kind = "plan" if isinstance(model, Plan) else "net"
-            raise UsageError(f"--fetch {name}: {kind} {model.name!r} has no such blob{near(name, [*written, *blobs])}")
+            raise UsageError(f"--fetch {name}: {_no_blob(model, name, [*written, *blobs], 'writes', written)}")
     options = {"key": jax.random.key(args.seed), "max_iterations": args.max_iterations, "files": args.files}
     if isinstance(model, Plan):
         found = run_plan(model, blobs, **options)
@@ -66,9 +74,9 @@ def run_command(args: argparse.Namespace) -> int:
         try:
             found = {**blobs, **run_net(model, blobs, **options)}
         except NetError as e:
-            if all(name in blobs for name in reads(model)):
-                raise
-            raise NetError(f"{e}; give inputs with --feed BLOB=VALUE, and parameters with --init INIT_NET") from None
+            if hint := _not_given(e, model, blobs, args):
+                raise NetError(f"{e}; {hint}") from None
+            raise
         wanted = args.fetch or list(model.external_outputs) or list(written)
     for name in wanted:
         if name not in found and isinstance(model, Plan):
@@ -118,24 +126,52 @@ def show_command(args: argparse.Namespace) -> int:
         for net in model.networks:
             print(show(net))
         return 0
+    if args.svg and args.svg.suffix != ".svg":
+        raise UsageError(f"--svg {args.svg}: the file holds SVG; give it a name that ends in .svg")
     net, before = _one_net(model, args.network)
     blobs = _run_before(before, blobs, args.seed)
     if args.dot or args.svg:
         for path, draw in ((args.dot, to_dot), (args.svg, to_svg)):
             if path is not None:
                 _write(path, draw(net))
+                print(f"wrote {path}")
         return 0
     try:
         shapes = infer_shapes(net, blobs, key=jax.random.key(args.seed))
     except JrnnError as e:
         print(show(net))
-        if blobs:
-            raise
-        print(f"\nshapes are not known ({e}); give the inputs with --feed, and the parameters with --init")
+        hint = _not_given(e, net, blobs, args)
+        if args.feed:
+            raise (NetError(f"{e}; {hint}") if hint else e) from None
+        print(f"\nshapes are not known ({e})" + (f"; {hint}" if hint else ""))
         return 0
     print(show(net, shapes))
     _print_parameters(net, blobs)
     return 0
+
+
+def _no_blob(model: Net | Plan, name: str, known: Iterable[str], does: str, blobs: Iterable[str]) -> str:
+    """Says that there is no blob of a name, with the near names, or with those that the net reads or writes."""
+    near_names = near(name, known)
+    kind = "plan" if isinstance(model, Plan) else "net"
+    return f"{kind} {model.name!r} has no such blob{near_names or f'; it {does} {_listed(blobs)}'}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(map(repr, names[:_NAMES])) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+
+
+def _not_given(error: JrnnError, net: Net, blobs: Mapping[str, Any], args: argparse.Namespace) -> str:
+    """Returns what to give if an error is of blobs that a net reads and that were not given, or ""."""
+    missing = [name for name in reads(net) if name not in blobs]
+    if not any(f"reads blob {name!r}" in str(error) for name in missing):
+        return ""
+    path = Path(args.net)
+    init = path.with_name(path.name.replace("predict_net", "init_net"))
+    found = init if init != path and init.is_file() else "INIT_NET"
+    parameters = "" if args.init else f", and parameters with --init {found}"
+    return f"missing: {_listed(missing)}; give inputs with --feed BLOB=VALUE{parameters}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -197,11 +233,17 @@ def _subject(args: argparse.Namespace) -> Subject:
         return subject_of_net(
             net, _run_before(before, _load_blobs(args), args.seed), loss, key=jax.random.key(args.seed)
         )
-    return subject_of_file(args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed))
+    try:
+        return subject_of_file(args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed))
+    except NetError as e:
+        hint = _not_given(e, read_net(Path(args.net)), _load_blobs(args), args) if Path(args.net).is_file() else ""
+        raise (NetError(f"{e}; {hint}") if hint else e) from None
 
 
 def convert_command(args: argparse.Namespace) -> int:
     source, out = Path(args.source), Path(args.out)
+    if out.suffix == ".onnx":
+        raise UsageError(f"{out}: jrnn convert writes nets and Python; in Python, jrnn.to_onnx writes ONNX files")
     if args.to == "py":
         if _is_run(source):
             package = export_run(source)
@@ -281,13 +323,15 @@ def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict
 def _opened(args: argparse.Namespace) -> tuple[Net | Plan, dict[str, Any]]:
     """Returns the net or the plan of `run` and `show`, and the blobs of --init and --feed. A folder is a package."""
     if (folder := Path(args.net)).is_dir() and (folder / PREDICT).is_file():
-        args = argparse.Namespace(**{**vars(args), "net": folder / PREDICT, "init": args.init or folder / INIT})
+        args.net, args.init = folder / PREDICT, args.init or folder / INIT
+    elif folder.is_dir():
+        raise UsageError(f"{folder}: has no {PREDICT}; name the file of a net, or a folder with {INIT} and {PREDICT}")
     model, blobs = read_net_or_plan(Path(args.net)), _load_blobs(args)
     if isinstance(model, Net):
         known = dict.fromkeys((*model.external_inputs, *all_names(model)))
         for name in (feed.partition("=")[0] for feed in args.feed):
             if name not in known:
-                raise UsageError(f"--feed {name}: net {model.name!r} has no such blob{near(name, known)}")
+                raise UsageError(f"--feed {name}: {_no_blob(model, name, known, 'reads', reads(model))}")
     return model, blobs
 
 

@@ -117,7 +117,8 @@ def seeds_of(name: str, outputs: Mapping[str, Any], point: Mapping[str, Any]) ->
     sizes = [int(np.prod(shape)) for shape in smooth.values()]
     total = sum(sizes)
     if not total:
-        raise GradientError(f"{name!r} has no output of floating point numbers to differentiate: {', '.join(outputs)}")
+        given = f"its outputs are {', '.join(outputs)}" if outputs else "it declares no external_output"
+        raise GradientError(f"{name!r} has no output of floating point numbers to differentiate; {given}")
     if total * sum(np.size(v) for v in point.values()) > SMALL:
         rng = np.random.default_rng(0)
         return {y: rng.standard_normal((1, *shape)) for y, shape in smooth.items()}

@@ -36,7 +36,7 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
     Args:
         source: a dict of tensors or arrays, such as `model.state_dict()`; the path of a safetensors file; or the path of a
             file of `torch.save(model.state_dict(), path)`, which torch reads with `weights_only=True`: no code in it runs.
-        prefix: the name of a recurrent module in a larger model, such as "encoder.rnn.".
+        prefix: the name of a recurrent module in a larger model, such as "encoder.rnn". The dot after it may be left out.
 
     Returns:
         numpy arrays of the source's own types and bits; give them to `jrnn.nn.functional` or `jrnn.nn.LSTM(...).load`.
@@ -55,6 +55,7 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
         where, entries = "state dict", {str(name): value for name, value in source.items()}
     else:
         where, entries = str(source), _read(Path(source))
+    prefix += "." if any(name.startswith(f"{prefix}.") for name in entries) else ""
     taken = {name: value for name, value in entries.items() if name.startswith(prefix)}
     if inner := [name for name, value in taken.items() if isinstance(value, Mapping)]:
         found = max(

@@ -32,8 +32,14 @@ class Estimate:
     terms: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {_time(seconds)}" for name, seconds in self.terms if seconds >= 0.01 * self.seconds)
-        return f"{_time(self.seconds)}, {_size(self.memory)}" + (f" ({parts})" if parts else "")
+        parts = ", ".join(
+            f"{name} {in_words(seconds)}" for name, seconds in self.terms if seconds >= 0.01 * self.seconds
+        )
+        return self.brief() + (f" ({parts})" if parts else "")
+
+    def brief(self) -> str:
+        """Returns the time and the memory alone."""
+        return f"{in_words(self.seconds)}, {_size(self.memory)}"
 
 
 @dataclass(frozen=True)
@@ -60,10 +66,12 @@ class Choice:
 
     def __str__(self) -> str:
         lines = [f"{self.chosen.name}: {self.chosen.estimate}"]
-        lines += [
-            f"  not {c.name}, {_time(c.estimate.seconds)}, {_size(c.estimate.memory)}: {why}" for c, why in self.others
-        ]
+        lines += [f"  not {c.name}, {c.estimate.brief()}: {why}" for c, why in self.others]
         return "\n".join(lines)
+
+    def of(self, name: str) -> Estimate | None:
+        """Returns the estimate of the candidate with a name, or None if there is none."""
+        return next((c.estimate for c in (self.chosen, *(c for c, _ in self.others)) if c.name == name), None)
 
 
 # What another plan must save of the estimated time to replace the reference: the model is not exact, least of all for loops
@@ -134,7 +142,8 @@ def choose(
     return Choice(best, tuple((c, reasons.get(c.name, "slower")) for c in candidates if c is not best))
 
 
-def _time(seconds: float) -> str:
+def in_words(seconds: float) -> str:
+    """Returns a time as text."""
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,15 +12,18 @@ import jax.extend.core
 import jax.numpy as jnp
 
 from jrnn.errors import ScanError
-from jrnn.loops import jaxprs, newton, primitives
+from jrnn.loops import costs, jaxprs, newton, primitives
 from jrnn.loops.plan import LoopPlan, Target
 from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan
 
+_TITLES = {"forward": "without a gradient", "training": "with a gradient"}
+_NONE = {"forward": "a while loop, which is left as it is", "training": "nothing has one"}
+
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plans of the loops of a scan.
+    """The plans of the loops of a scan. It prints their summaries; a plan prints all that was decided.
 
     Attributes:
         forward: the loop without a gradient.
@@ -38,11 +40,32 @@ class Explanation:
         return self.forward[0].executor if self.forward else "lax.scan"
 
     def __str__(self) -> str:
-        parts = {"without a gradient": self.forward, "with the gradient of everything": self.training}
-        lines = [
-            (f"{title}:", *(textwrap.indent(str(p), "  ") for p in plans)) for title, plans in parts.items() if plans
-        ]
-        return "\n".join(itertools.chain(*lines))
+        parts = {"forward": self.forward, "training": self.training}
+        lines, example = [], ""
+        for name, plans in parts.items():
+            shown = plans[:1] if plans and plans[0].executor == "chunks" else plans
+            lines.append(f"{_TITLES[name]}: {_total(shown) if plans else _NONE[name]}".rstrip())
+            lines += [textwrap.indent(plan.summary(), "  ") for plan in shown]
+            if shown != plans:
+                lines.append(
+                    f"  .{name}[1:] are loops inside of that: over chunks, and over steps for a chunk that overflows"
+                )
+            example = f"{name}[{len(shown) - 1}]" if plans else example
+        if example:
+            lines.append(f"details: print(explain_scan(...).{example})")
+        return "\n".join(lines)
+
+
+def _total(plans: tuple[LoopPlan, ...]) -> str:
+    """Returns the estimated time of loops next to that of `jax.lax.scan`, or "" if it is not known."""
+    choices = [plan.choice for plan in plans]
+    pairs = [(c.chosen.estimate, c.of("lax.scan")) for c in choices if c is not None]
+    ours, theirs = sum(a.seconds for a, _ in pairs), sum(b.seconds for _, b in pairs if b is not None)
+    if len(pairs) < len(plans) or any(b is None for _, b in pairs):
+        return ""
+    return f"estimated {costs.in_words(ours)} on one core" + (
+        ", as lax.scan" if ours == theirs else f", lax.scan {costs.in_words(theirs)}"
+    )
 
 
 def explain_scan(
@@ -78,6 +101,8 @@ def explain_scan(
     def run(init: Any, xs: Any) -> Any:
         return scan(f, init, xs, length, **options)
 
+    if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((init, xs))):
+        jax.eval_shape(lambda: run(init, xs))  # a mistake raises what it raises in `scan`
     forward = plans_of(run, init, xs)
     leaves = [leaf for leaf in jax.tree.leaves((init, xs)) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
     outs = [leaf for leaf in jax.tree.leaves(jax.eval_shape(run, init, xs)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
@@ -88,7 +113,7 @@ def explain_scan(
 
 @dataclass(frozen=True)
 class ProgramExplanation:
-    """The plans of all marked loops of a program.
+    """The plans of all marked loops of a program. It prints their summaries; a plan prints all that was decided.
 
     Attributes:
         loops: one plan for each loop that is lowered, in this order.
@@ -98,9 +123,13 @@ class ProgramExplanation:
 
     def __str__(self) -> str:
         if not self.loops:
-            return "no loop of jrnn.scan or optimize_scans() is lowered in this program"
-        titled = (f"loop {k} of {len(self.loops)}: {plan}" for k, plan in enumerate(self.loops, 1))
-        return "\n".join(titled)
+            return (
+                "no loop of jrnn.scan or optimize_scans() is lowered in this program; "
+                "call jrnn.scan in place of jax.lax.scan, or decorate the function with jrnn.optimize_scans()"
+            )
+        count = len(self.loops)
+        titled = [f"loop {k} of {count}: {plan.summary()}" for k, plan in enumerate(self.loops, 1)]
+        return "\n".join([*titled, f"details: print(explain(...).loops[{count - 1}])"])
 
 
 def explain(fn: Callable, *args: Any, **keywords: Any) -> ProgramExplanation:

@@ -10,8 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn.errors import ScanError
+from jrnn.loops.jax_names import is_traced
 
 
 def masked(
@@ -20,7 +22,7 @@ def masked(
     """Returns the step and the inputs with lengths, resets and skipped steps. `steps` is T, or None if it is unknown."""
     if steps is None:
         return f, xs  # `jax.lax.scan` reports it
-    lengths = None if lengths is None else _checked(lengths, "lengths", int, "integers")
+    lengths = None if lengths is None else _checked_lengths(lengths, steps)
     resets = None if resets is None else _checked(resets, "resets", bool, "booleans")
     if skip is not None:
         alive = ~_of_all_steps(_checked(skip, "skip", bool, "booleans"), "skip", steps)
@@ -48,6 +50,19 @@ def _aligned(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Appends axes of size 1 so that both have as many axes."""
     ndim = max(a.ndim, b.ndim)
     return a.reshape(a.shape + (1,) * (ndim - a.ndim)), b.reshape(b.shape + (1,) * (ndim - b.ndim))
+
+
+def _checked_lengths(lengths: Any, steps: Any) -> Any:
+    given, lengths = lengths, jnp.asarray(lengths)
+    if lengths.dtype == bool:
+        raise ScanError("scan: lengths must be integers, but are bool; give a mask [T, N] as skip=~mask")
+    lengths = _checked(lengths, "lengths", int, "integers")
+    known = not any(map(is_traced, jax.tree.leaves(given))) and getattr(given, "is_fully_addressable", True)
+    if isinstance(steps, int) and known:
+        outside = [n for n in np.ravel(given).tolist() if not 0 <= n <= steps]
+        if outside:
+            raise ScanError(f"scan: lengths must lie between 0 and T = {steps}, but one is {outside[0]}")
+    return lengths
 
 
 def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:

@@ -27,6 +27,7 @@ from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission
 from jrnn.loops.recompute import in_chunks
 
+NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
 _SHOWN = 2  # the most values of each kind that are printed
 _OURS = str(Path(__file__).parents[1]) + os.sep
 source_info_util.register_exclusion(str(Path(__file__).parent))
@@ -132,9 +133,8 @@ class LoopPlan:
 
     @property
     def contractions(self) -> int:
-        """The number of contractions that stay in the loop."""
-        eqns = self.fission.core.eqns if self.fission else self.loop.eqns if self.loop else ()
-        return sum(map(primitives.is_contraction, eqns))
+        """The number of contractions that stay in the loop, with those in its branches and inner loops."""
+        return _contractions(self.fission.core.eqns if self.fission else self.loop.eqns if self.loop else ())
 
     def _items(self, chosen: Callable[[Fission], Iterable[Any]], per_step: bool = True) -> tuple[Item, ...]:
         if self.fission is None:
@@ -148,16 +148,8 @@ class LoopPlan:
         return tuple(Item.of(v, producers, count) for v in jaxprs.variables(found))
 
     def __str__(self) -> str:
-        direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
-        steps = "" if self.loop is None else f" of {self.loop.length} steps"
-        lines = [f"{direction} loop{steps} on {self.target.platform}: {self.executor}"]
-        parts = {
-            "computed for all steps before the loop": self.hoisted,
-            "computed for all steps after the loop": self.sunk,
-            "summed after the loop instead of carried": self.summed,
-            "written by the loop at each step": self.stacked,
-        }
-        for title, items in parts.items():
+        lines = [self._title()]
+        for title, items in (*self._moved().items(), ("written by the loop at each step", self.stacked)):
             if items:
                 shown = [f"    {item}" for item in items[:_SHOWN]]
                 more = [f"    and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
@@ -166,9 +158,41 @@ class LoopPlan:
             lines.append(f"  contractions in the loop: {self.contractions}")
         if self.choice is not None:
             lines += textwrap.indent(str(self.choice), "  ").splitlines()
-        if self.chunk:
-            lines.append(f"  run {self.chunk} steps at a time, so that these arrays stay small")
-        return "\n".join([*lines, *(f"  {note}" for note in (*self.notes, *self._staying()))])
+        return "\n".join([*lines, *self._remarks()])
+
+    def summary(self) -> str:
+        """Returns a shorter text than `str`: how many values moved, what is left, and the estimate next to `lax.scan`'s."""
+        lines = [self._title()]
+        for title, items in self._moved().items():
+            if items:
+                values = "1 value" if len(items) == 1 else f"{len(items)} values"
+                lines.append(f"  {title}: {values}, {sum(i.bytes for i in items):,} bytes")
+        if self.loop is not None and self.executor != "chunks":
+            before = _contractions(self.loop.eqns)
+            of = f" (lax.scan: {before})" if before != self.contractions else ""
+            lines.append(f"  contractions in the loop: {self.contractions}{of}")
+        if self.choice is not None:
+            reference = self.choice.of("lax.scan")
+            other = "" if reference in (None, self.choice.chosen.estimate) else f" (lax.scan: {reference.brief()})"
+            end = f"; {NOTHING}" if NOTHING in self.notes else other
+            lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
+        return "\n".join([*lines, *(remark for remark in self._remarks() if remark.strip() != NOTHING)])
+
+    def _title(self) -> str:
+        direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
+        steps = "" if self.loop is None else f" of {self.loop.length} steps"
+        return f"{direction} loop{steps} on {self.target.platform}: {self.executor}"
+
+    def _moved(self) -> dict[str, tuple[Item, ...]]:
+        return {
+            "computed for all steps before the loop": self.hoisted,
+            "computed for all steps after the loop": self.sunk,
+            "summed after the loop instead of carried": self.summed,
+        }
+
+    def _remarks(self) -> list[str]:
+        chunk = [f"run {self.chunk} steps at a time, so that these arrays stay small"] if self.chunk else []
+        return [f"  {remark}" for remark in (*chunk, *self.notes, *self._staying())]
 
     def _staying(self) -> list[str]:
         """Returns the reasons why equations stay in the loop."""
@@ -177,10 +201,16 @@ class LoopPlan:
         return [f"{name} stays in the loop: {primitives.why_it_stays(eqn)}" for name, eqn in stuck.items()]
 
 
+def _contractions(eqns: Iterable[Eqn]) -> int:
+    inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))
+    return sum(map(primitives.is_contraction, (*eqns, *inner)))
+
+
 def _user_line(eqn: Eqn) -> str:
-    """Returns the line of the user's code that made an equation, with a path relative to the working directory."""
+    """Returns the line of the user's code that made an equation, relative to the working directory or site-packages."""
     where = source_info_util.summarize(eqn.source_info)
-    return "" if where.startswith(_OURS) else where.removeprefix(os.getcwd() + os.sep)
+    installed = os.sep + "site-packages" + os.sep
+    return "" if where.startswith(_OURS) else where.removeprefix(os.getcwd() + os.sep).rpartition(installed)[2]
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def scan(
         reverse: run from the last step to the first.
         unroll: as in `jax.lax.scan`.
         lengths: integers, usually [N]. After its length a sequence keeps its carry, and its outputs are zero. The shape of
-            every leaf of the carry and of the outputs must begin with the shape of `lengths`.
+            every leaf of the carry and of the outputs must begin with the shape of `lengths`. They lie between 0 and T;
+            inside jit, where they are not known, one below 0 counts as 0, and one above T as T.
         resets: booleans, usually [T, N]. Where True, the carry goes back to `init` before that step. The shape of every leaf
             of the carry must begin with the shape of `resets[0]`.
         skip: booleans, usually [T, N]. Where True, the step is left out: the carry is kept, and the outputs are zero. A
@@ -124,6 +125,8 @@ def scan(
     row = executors.find(executor)
     recomputation.check(recompute)
     recomputation.check_memory(memory)
+    if until is not None and not callable(until):
+        raise ScanError(f"scan: until must be a function of the carry that returns booleans, but is {until!r}")
     if row.keeps_states and recompute is not None:
         raise ScanError(f"scan: executor {executor!r} keeps all states, which recompute forbids; use 'auto' or 'scan'")
     if row.name == "cudnn":

@@ -67,6 +67,11 @@ class Parameters(nnx.Module):
         Raises:
             LayerError: if a parameter is missing, unknown, or of another shape. Then no parameter changes.
         """
+        if not isinstance(params, Mapping):
+            raise LayerError(
+                f"{self._name()}: load takes a dict of arrays by name, not {params!r:.80}; "
+                "jrnn.interop.load_state_dict reads one from a file"
+            )
         check_params(self._name(), params, self._shapes())
         for name in self._shapes():
             variable = getattr(self, name)
@@ -94,7 +99,7 @@ class _Stack(Parameters):
         **settings: Any,
     ) -> None:
         self.layout = Layout(unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm)
-        self.settings = read(unit.name, settings, _Stack.__init__.__kwdefaults__)
+        self.settings = read(unit.name, settings, inspect.signature(_Stack.__init__).parameters)
         zoneout_rates(self.settings, unit.states)  # raises here instead of at the first call
         warn_of_dropout(unit.name, self.settings.dropout, num_layers)
         self.deterministic = deterministic

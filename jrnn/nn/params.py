@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError, near
 from jrnn.nn.checks import check_bools, check_integer
-from jrnn.nn.units import Unit
+from jrnn.nn.units import GRU, LSTM, RNN_TANH, Unit
 
 
 class Weights(NamedTuple):
@@ -196,11 +196,29 @@ def check_params(where: str, params: Mapping[str, Any], shapes: Mapping[str, tup
         if name not in params:
             within = next((n.removesuffix(name) for n in params if n.endswith(f".{name}")), "")
             hint = f"; pass prefix={within!r} to load_state_dict" if within else near(name, params)
-            raise LayerError(f"{where}: the parameters lack {name!r} {list(shape)}{hint}")
+            raise LayerError(f"{where}: the parameters lack {name!r} {list(shape)}{_owner(params) or hint}")
         if jnp.shape(params[name]) != shape:
-            raise LayerError(f"{where}: {name} is {list(jnp.shape(params[name]))} but must be {list(shape)}")
+            given = list(jnp.shape(params[name]))
+            raise LayerError(f"{where}: {name} is {given} but must be {list(shape)}{_owner(params)}")
     for name in params:
         if name not in shapes:
-            raise LayerError(
-                f"{where}: the parameter {name!r} has no place here{near(name, shapes)}; known are {list(shapes)}"
-            )
+            hint = _owner(params) or f"{near(name, shapes)}; known are {list(shapes)}"
+            raise LayerError(f"{where}: the parameter {name!r} has no place here{hint}")
+
+
+def _owner(params: Mapping[str, Any]) -> str:
+    """Returns the layer that has exactly these parameters as the end of a message, or ""."""
+    shapes = {name: jnp.shape(value) for name, value in params.items()}
+    rows, width = (*shapes.get("weight_ih_l0", ()), 0, 0)[:2]
+    for unit in (RNN_TANH, GRU, LSTM):
+        options = {
+            "num_layers": sum(f"weight_ih_l{k}" in shapes for k in range(len(shapes))),
+            "bias": "bias_ih_l0" in shapes,
+            "bidirectional": "weight_ih_l0_reverse" in shapes,
+        }
+        hidden, rest = divmod(rows, unit.gates)
+        if width and hidden and not rest and Layout(unit, width, hidden, **options).shapes() == shapes:
+            usual = {"num_layers": 1, "bias": True, "bidirectional": False}
+            other = "".join(f", {name}={value}" for name, value in options.items() if value != usual[name])
+            return f"; these are the parameters of {unit.name}({width}, {hidden}{other})"
+    return ""

@@ -45,7 +45,7 @@ class OnnxModel:
         inputs, outputs: what the function takes and returns.
     """
 
-    params: dict[str, jax.Array]
+    params: dict[str, jax.Array] = field(repr=False)
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec, ...]
     graph: OnnxGraph = field(repr=False)

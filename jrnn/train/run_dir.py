@@ -113,7 +113,8 @@ class RunDir:
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name):
                 raise CheckpointError(
-                    f"{self.path}: is another run: {name} is {old.get(name)!r} there, and {new.get(name)!r} here"
+                    f"{self.path}: is another run: {name} is {old.get(name)!r} there, and {new.get(name)!r} here; "
+                    "leave the key as it is, or start a new run with another --out"
                 )
         length, now = before.optimizer.schedule_steps or before.train.steps, config.train.steps
         if length != now and follows_the_run(config.optimizer):
@@ -122,6 +123,9 @@ class RunDir:
                 f"and train.steps is {now} now; add --set optimizer.schedule_steps={length} to keep it as it is, or "
                 f"--set optimizer.schedule_steps={now} to stretch or shorten it to the run's length"
             )
+        done = max((int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit()), default=0)
+        if now < done:
+            raise ConfigError(f"{self.path}: has {done} steps already, and train.steps is {now}; give more steps")
         if self.load_fingerprint() != json.loads(json.dumps(task.fingerprint())):
             raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
 

@@ -170,7 +170,10 @@ def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = ""
     for key, value in tables.items():
         full = prefix + key
         if key not in fields:
-            raise ConfigError(f"{where}: unknown key {full!r:.200}{hint(key, fields)}")
+            kinds = [(table, kind) for table, kind in annotations.items() if dataclasses.is_dataclass(kind)]
+            inner = [f"{table}.{key}" for table, kind in kinds if key in {f.name for f in dataclasses.fields(kind)}]
+            meant = f"; did you mean {' or '.join(map(repr, inner))}?" if inner else hint(key, fields)
+            raise ConfigError(f"{where}: unknown key {full!r:.200}{meant}")
         kind = annotations[key]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):

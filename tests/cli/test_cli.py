@@ -54,7 +54,12 @@ def test_a_package_is_run_and_shown_by_its_folder(files, capsys):
     assert main(["run", "package", "--feed", "x=x.npy"]) == 0 and "y float32[2,4]" in capsys.readouterr().out
     assert main(["show", "package", "--feed", "x=x.npy"]) == 0
     assert "y [2, 4] float32 = FC(x, w, b)" in capsys.readouterr().out
-    assert "is a folder, not a file" in fails(capsys, "run", ".")
+    assert "error: .: has no predict_net.pb; name the file of a net" in fails(capsys, "run", ".")
+    given = "missing: 'x'; give inputs with --feed BLOB=VALUE, and parameters with --init package/init_net.pb"
+    for command in ("run", "check"):
+        assert given.replace("'x'", "'x', 'w', 'b'") in fails(capsys, command, "package/predict_net.pb")
+    assert main(["show", "package"]) == 0
+    assert capsys.readouterr().out.endswith("missing: 'x'; give inputs with --feed BLOB=VALUE\n")
 
 
 def test_run_prints_and_saves_what_is_fetched(files, capsys):
@@ -144,7 +149,7 @@ def test_run_of_a_net_with_an_endless_loop(files, capsys):
 
 def test_show_draws(files, capsys):
     assert main(["show", "net.pbtxt", "--dot", "net.dot"]) == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "wrote net.dot\n"
     graph = (files / "net.dot").read_text()
     assert graph.startswith('digraph "tiny" {') and '[label="FC"' in graph
     assert main(["show", "net.pbtxt", "--svg", "net.svg"]) == 0
@@ -172,6 +177,12 @@ def test_show_lists_operators_shapes_and_parameters(files, capsys):
     assert "#0 y [2, 4] float32 = FC(x, w, b)" in out
     assert "  w  float32[4,3]" in out
     assert "22 numbers in all" in out
+
+
+def test_show_of_an_unknown_operator_names_it_alone(files, capsys):
+    (files / "typo.pbtxt").write_text(NET.replace("FC", "FCC"))
+    assert main(["show", "typo.pbtxt"]) == 0
+    assert capsys.readouterr().out.endswith("unknown operator 'FCC'; did you mean 'FC'?)\n")
 
 
 def test_convert_writes_the_current_version(files, capsys):
@@ -212,8 +223,12 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
         (["run", "net.pbtxt"], "op #0 FC -> 'y' in net 'tiny': reads blob 'x'"),
         (
             ["run", "net.pbtxt"],
-            "was not given; give inputs with --feed BLOB=VALUE, and parameters with --init INIT_NET",
+            "missing: 'x', 'w', 'b'; give inputs with --feed BLOB=VALUE, and parameters with --init INIT_NET",
         ),
+        (["run", "net.pbtxt", "--fetch", "zzzz"], "no such blob; it writes 'y', 'loss'"),
+        (["show", "net.pbtxt", "--feed", "zzzz=1"], "no such blob; it reads 'x', 'w', 'b'"),
+        (["show", "net.pbtxt", "--svg", "net.png"], "--svg net.png: the file holds SVG"),
+        (["convert", "net.pbtxt", "net.onnx"], "in Python, jrnn.to_onnx writes ONNX files"),
         (["run", "net.pbtxt", "--feed", "xx=1"], "--feed xx: net 'tiny' has no such blob"),
         (["show", "net.pbtxt", "--feed", "xx=1"], "--feed xx: net 'tiny' has no such blob"),
         (["run", "net.pbtxt", "--feed", "x=nope.npy"], "--feed x=nope.npy: no such file"),

@@ -59,6 +59,7 @@ def test_state_dicts_keep_every_bit(tmp_path, dtype):
     interop.save_state_dict(params, tmp_path / "w.safetensors", prefix="encoder.rnn.")
     back = interop.load_state_dict(tmp_path / "w.safetensors", prefix="encoder.rnn.")
     assert sorted(back) == sorted(params)
+    assert sorted(interop.load_state_dict(tmp_path / "w.safetensors", prefix="encoder.rnn")) == sorted(params)
     for name, value in params.items():
         assert back[name].dtype == value.dtype and back[name].shape == value.shape
         assert back[name].tobytes() == value.tobytes()

@@ -140,5 +140,4 @@ def test_explain_scan_shows_the_same_loops():
     assert sum(item.bytes for item in forward.stacked) == T * N * H * 4 * 6  # h, c, three sigmoids, one tanh
     assert {item.type for item in reverse.summed} == {"float32[5,28]", "float32[7,28]", "float32[1,28]"}
     assert forward.loop.length == T and not forward.loop.reverse and reverse.loop.reverse
-    text = str(found)
-    assert "with the gradient of everything:" in text and "cases.py" in text, "source lines are shown"
+    assert "cases.py" in str(reverse), "source lines are shown"

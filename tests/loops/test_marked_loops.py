@@ -119,7 +119,7 @@ def test_a_second_eager_call_does_not_trace_the_step_again():
 
 def test_frames_of_users_are_shown_as_the_source():
     closed = jax.make_jaxpr(lambda xs: scan(rnn, H0, xs))(XS)
-    assert "test_marked_loops.py" in str(explain_scan(rnn, H0, XS))
+    assert "test_marked_loops.py" in str(explain_scan(rnn, H0, XS).forward[0])
     assert [e.primitive.name for e in closed.jaxpr.eqns][-1] == "scan", "to JAX it is a scan"
 
 

@@ -319,6 +319,33 @@ def test_states_and_steps_that_do_not_fit_are_named():
 
 
 @pytest.mark.parametrize(
+    ("kind", "arguments", "options", "given"),
+    [
+        ("LSTM", (3, 4), {"num_layers": 2}, "LSTM(3, 4, num_layers=2)"),
+        ("GRU", (3, 4), {"num_layers": 2, "bidirectional": True}, "GRU(3, 4, num_layers=2, bidirectional=True)"),
+        ("GRU", (3, 5), {"bias": False}, "GRU(3, 5, bias=False)"),
+        ("RNN", (3, 4), {}, "RNN(3, 4)"),
+    ],
+    ids=["layers", "directions", "sizes", "kind"],
+)
+def test_parameters_of_another_layer_are_named(kind, arguments, options, given):
+    params = getattr(nn, kind)(*arguments, **options, rngs=nnx.Rngs(0)).params()
+    with pytest.raises(LayerError) as error:
+        nn.GRU(3, 4, rngs=nnx.Rngs(0)).load(params)
+    assert str(error.value).endswith(f"; these are the parameters of {given}")
+
+
+def test_load_does_not_take_a_path():
+    with pytest.raises(LayerError, match="not 'lstm.pt'; jrnn.interop.load_state_dict reads one from a file"):
+        nn.LSTM(3, 4, rngs=nnx.Rngs(0)).load("lstm.pt")
+
+
+def test_an_unknown_argument_suggests_positional_ones():
+    with pytest.raises(LayerError, match="no setting is called 'num_layer'; did you mean 'num_layers'"):
+        nn.LSTM(3, 4, num_layer=2, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"weight_ih_l0": None}, "the parameters lack 'weight_ih_l0'; did you mean"),

@@ -20,6 +20,7 @@ def test_defaults_need_no_table():
         ({"task": "character"}, "c.toml: there is no task 'character'; did you mean 'characters'?"),
         ({"task": 3}, "there is no task 3; known are characters"),
         ({"model": {"kind": "x"}}, "c.toml: model.kind: task 'characters' has no models of kind 'x'; known are cells"),
+        ({"hidden": 3}, "c.toml: unknown key 'hidden'; did you mean 'model.hidden'?"),
         ({"modle": {}}, "c.toml: unknown key 'modle'; did you mean 'model'?"),
         ({"train": {"zzz": 1}}, "unknown key 'train.zzz'; known are steps, steps_per_call"),
         ({"model": {"hidden": 0}}, "c.toml: model.hidden must be at least 1, is 0"),

@@ -184,6 +184,9 @@ def test_other_steps_need_a_word_on_the_schedule(make_config, quiet, tmp_path):
     assert (result.step, result.validation_loss) == (8, ended)  # the schedule has ended: the learning rate is 0
     with pytest.raises(ConfigError, match="'cosine' over 4 steps, and train.steps is 8 now"):
         train(make_config(train={"steps": 8}), out, resume=True, console=quiet)
+    fewer = make_config(train={"steps": 6}, optimizer={"schedule_steps": 4})
+    with pytest.raises(ConfigError, match="has 8 steps already, and train.steps is 6; give more steps"):
+        train(fewer, out, resume=True, console=quiet)
 
 
 def test_a_step_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):

@@ -31,7 +31,7 @@ from jrnn.loops.passes import (
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plan import LoopPlan, Runner, Target
+from jrnn.loops.plan import NOTHING, LoopPlan, Runner, Target
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 
@@ -61,7 +61,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     if options.executor == native.NAME and search.refusal:
         notes = (f"not native: {search.refusal}",)
     if found.chosen.plan is None:
-        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, "nothing to gain"), choice=found)
+        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, NOTHING), choice=found)
     way: _Way = found.chosen.plan
     if way.native is not None:
         notes = (*notes, str(way.native))

@@ -202,7 +202,9 @@ def read_net_or_plan(path: str | os.PathLike[str], *, limits: Limits = DEFAULT_L
         return net
     try:
         plan = read_plan(path, limits=limits)
-    except FormatError:
+    except FormatError as e:
+        if failure is not None and any(f'"{field}"' in str(failure) for field in ("network", "execution_step")):
+            raise e from None  # text with a plan's fields
         plan = Plan()
     if plan.steps:
         return plan

@@ -25,6 +25,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from jrnn.errors import FormatError, near
 
 _UNKNOWN = re.compile(r"# unknown fields of (\S+): ([0-9a-f]+)\n")
+_NO_FIELD = re.compile(r'Message type "caffe2\.(\w+)" has no field named "(\w+)"')
 _LONG_RUN = "\\" * 64
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")
@@ -267,7 +268,8 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as e:
-        raise FormatError(f"not a {name} as text: line {_shortened(str(e))}") from None
+        why = _shortened(str(e)).removesuffix(".") + _cause(str(e), name)
+        raise FormatError(f"not a {name} as text: line {why}") from None
     except RecursionError:
         raise FormatError(f"not a {name} as text: nested too deeply") from None
     except ValueError as e:
@@ -277,6 +279,16 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
         at = found.end()
         _add_unknown(message, found[1], bytes.fromhex(found[2]) if len(found[2]) % 2 == 0 else b"")
     return message
+
+
+def _cause(error: str, name: str) -> str:
+    """Returns the likely cause of a field that a message in a message `name` does not have, or ""."""
+    if not (found := _NO_FIELD.search(error)):
+        return ""
+    fields = message_class(found[1]).DESCRIPTOR.fields_by_name
+    if found[2] in message_class(name).DESCRIPTOR.fields_by_name:
+        return "; is a brace } missing before it?"
+    return near(found[2], fields)
 
 
 def _shortened(text: str) -> str:

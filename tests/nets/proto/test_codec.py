@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from jrnn.errors import FormatError
 from jrnn.nets.ir import Arg, DeviceOption, Message, Net, Numbers, Op
-from jrnn.nets.proto import format_net, message_class, read_net, serialize_net, tensor_from_numpy, write_net
+from jrnn.nets.proto import (
+    format_net,
+    message_class,
+    read_net,
+    read_net_or_plan,
+    serialize_net,
+    tensor_from_numpy,
+    write_net,
+)
 
 NetDef = message_class("NetDef")
 UNKNOWN = b"\xf8\x3f\x05"  # field 1023, a varint
@@ -369,3 +377,18 @@ def test_a_printable_binary_net_is_told_from_text(size):
 def test_nothing_is_an_empty_net():
     for nothing in ("", b"", b"\n", b"# only a comment\n"):
         assert read_net(nothing) == Net()
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ('op { type: "Relu" inptu: "x" }', "no field named \"inptu\"; did you mean 'input'"),
+        ('op { type: "Relu" input: "x"\nexternal_input: "x"', "is a brace } missing before it"),
+        ('network { name: "n" } excution_step { name: "s" }', "not a PlanDef as text.*did you mean 'execution_step'"),
+    ],
+    ids=["a field", "a brace", "a plan"],
+)
+def test_a_mistake_in_a_text_names_its_cause(text, cause, tmp_path):
+    (tmp_path / "typo.pbtxt").write_text(text)
+    with pytest.raises(FormatError, match=cause):
+        read_net_or_plan(tmp_path / "typo.pbtxt")
