@@ -22,6 +22,15 @@ def load(name):
     return module
 
 
+def test_each_program_is_short_and_on_the_page_and_each_section_has_a_picture():
+    page = (EXAMPLES.parent / "docs" / "examples.md").read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f"\n| [{path.stem}](" in page and f'"notebooks/{path.stem}.ipynb"' in page, path.stem
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 150, path.stem
+    for section in page.split("\n## ")[1:]:
+        assert "\n![" in section, section
+
+
 @pytest.mark.exhaustive
 def test_a_recurrent_policy_learns_what_needs_memory(capsys):
     curve = load("recurrent_policy").train(240, report_every=60)
