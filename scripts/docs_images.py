@@ -10,6 +10,7 @@ By default it draws those that take seconds.
     check       the page that `jrnn check --html` writes for that net, as Chromium shows it
     losses      training and validation losses of two runs of the config `adding` (trains them, some minutes)
     attention   what a trained encoder-decoder attended to (trains it, some minutes)
+    examples    what the programs of examples/ learn (trains them, some minutes)
 
 Needs the extra `plot`; `check` needs Chromium.
 """
@@ -195,8 +196,66 @@ def attention():
         assert command(["sample", run, "--prompt", asked, "--attention", str(IMAGES / "attention.png")]) == 0
 
 
+def examples():
+    """For each program of docs/examples.md, a picture of what it has learned."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import equinox_lstm
+    import finetune_pretrained
+    import hmm
+    import kalman
+    import linear_attention
+    import neural_ode
+    import online_learning
+    import recurrent_ppo
+    import time_series
+
+    def draw(name, x, y, lines, level=None):
+        """Lines by their labels, each a list of values or two lists; `level` is a label and a value to draw across."""
+        figure = Figure(figsize=(4.8, 2.6), layout="constrained")
+        axes = figure.subplots()
+        for (label, values), color in zip(lines.items(), ("#2563eb", "#d97706", "#64748b")):
+            axes.plot(*(values if isinstance(values, tuple) else (values,)), color=color, label=label)
+        if level:
+            axes.axhline(level[1], color="#64748b", linestyle="--", label=level[0])
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        if level or len(lines) > 1:
+            axes.legend()
+        figure.savefig(IMAGES / f"example_{name}.svg", metadata={"Date": None})
+
+    _, lengths = recurrent_ppo.train(jax.random.key(0), 150)
+    draw("recurrent_ppo", "update", "steps of an episode", {"": lengths})
+    _, losses, best, *_ = hmm.train(300)
+    draw("hmm", "step", "nats a symbol", {"learned": losses}, ("true model", best))
+    std, *_ = kalman.train(200)
+    positions, measured = kalman.sample(jax.random.key(9), kalman.TRUE)
+    values = {"measured": measured[:80], "filtered": kalman.kalman(std, measured)[0][:80], "true": positions[:80]}
+    draw("kalman", "step", "position", values)
+    params, *_ = neural_ode.train(400)
+    start = jax.numpy.array([[1.2, 0.5]])
+    fields = {"true": (neural_ode.pendulum, None), "learned": (neural_ode.network, params)}
+    paths = {n: tuple(neural_ode.solve(*field, start, 3 * neural_ode.SEEN)[:, 0].T) for n, field in fields.items()}
+    draw("neural_ode", "angle", "velocity", paths)
+    stream = online_learning.signal(20_000)
+    steps = {"all earlier steps": online_learning.step, "one step": online_learning.truncated}
+    errors = {name: online_learning.windows(online_learning.learn(step, stream)[1], 50) for name, step in steps.items()}
+    draw("online_learning", "steps / 400", "squared error", errors)
+    model, *_ = time_series.train(200)
+    values, length = time_series.data(jax.random.key(5))
+    _, forecast = model(time_series.prepared(values, length)[0], length)
+    n, ahead = int(length[0]), range(int(length[0]), int(length[0]) + time_series.AHEAD)
+    draw(
+        "time_series", "step", "value", {"series": values[: n + time_series.AHEAD, 0], "forecast": (ahead, forecast[0])}
+    )
+    found, _ = finetune_pretrained.main()
+    draw("finetune_pretrained", "", "loss", {"": (["before", "last layer", "all parameters"], found)})
+    draw("linear_attention", "step", "right answers", linear_attention.main())
+    losses = {name: equinox_lstm.train(150, optimized=name == "jrnn")[0] for name in ("jrnn", "lax.scan")}
+    draw("equinox_lstm", "step", "loss", losses)
+
+
 QUICK = (speed, means, linear, scan, net, check)
-ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention)}
+ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention, examples)}
 
 if __name__ == "__main__":
     unknown = [name for name in sys.argv[1:] if name not in ALL]

@@ -22,6 +22,15 @@ def load(name):
     return module
 
 
+def test_each_program_is_short_and_on_the_page_and_each_section_has_a_picture():
+    page = (EXAMPLES.parent / "docs" / "examples.md").read_text(encoding="utf-8")
+    for path in EXAMPLES.glob("*.py"):
+        assert f"\n| [{path.stem}](" in page and f'"notebooks/{path.stem}.ipynb"' in page, path.stem
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 150, path.stem
+    for section in page.split("\n## ")[1:]:
+        assert "\n![" in section, section
+
+
 @pytest.mark.exhaustive
 def test_a_recurrent_policy_learns_what_needs_memory(capsys):
     curve = load("recurrent_policy").train(240, report_every=60)
@@ -134,6 +143,16 @@ def test_a_pretrained_model_is_tuned_layer_by_layer(monkeypatch):
     monkeypatch.setitem(example.CONFIG, "num_hidden_layers", 1)
     (before, last_layer, every), written = example.main(steps=40)
     assert every < last_layer < 0.5 * before and written.startswith("2+3=")
+
+
+@pytest.mark.exhaustive
+def test_the_delta_rule_recalls_what_linear_attention_mixes_up_and_is_trained_in_chunks():
+    example = load("linear_attention")
+    rights = {step.__name__: example.train(step, 50)[1][-1] for step in (example.linear_attention, example.delta_rule)}
+    assert rights["delta_rule"] > 0.9 and rights["linear_attention"] < 0.5
+    assert example.loops(example.delta_rule).loops[0].executor == "chunks"
+    keys, _, last = example.sequences(np.random.default_rng(0))
+    assert (last[0] == -1).all() and (last >= 0).mean() > 0.9 and keys.max() == example.KEYS - 1
 
 
 @pytest.mark.exhaustive

@@ -13,10 +13,18 @@ ROOT = Path(jrnn.__file__).parent
 
 
 PROGRAM = """
-import sys, jrnn
+import importlib.util, sys, jrnn
 assert not {'jax', 'numpy', 'flax', 'jrnn.nets.ops', 'jrnn.loops'} & set(sys.modules)
 jrnn.scan
+import numpy as np
 assert not {'flax', 'google', 'jrnn.nets.ops', 'jrnn.nets.lowering'} & set(sys.modules)
+unneeded = {f'jrnn.loops.{name}' for name in (
+    'chunks', 'cudnn', 'host_devices', 'host_memory', 'kernels.persistent', 'native.runner', 'newton.api', 'online',
+    'segments', 'trips')}  # that a plain scan does not need
+for name in unneeded:
+    assert importlib.util.find_spec(name), name
+jrnn.scan(lambda c, x: (c + x, c), 0.0, np.ones(3))
+assert not unneeded & set(sys.modules), unneeded & set(sys.modules)
 
 import jax
 net = jrnn.read_net('op { type: "Tanh" input: "x" output: "y" } external_input: "x"')

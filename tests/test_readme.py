@@ -13,11 +13,13 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = blocks_of(README)
 
 
-def test_it_opens_with_the_two_commands():
+def test_it_says_what_it_does_and_shows_it_before_the_two_commands_and_before_nets():
     language, first = BLOCKS[0]
     assert language == "sh"
     assert [words[0] for words in commands(first)] == ["scripts/train.sh", "scripts/test.sh"]
-    assert README.index(first) < 100
+    order = ("`jrnn.scan`", "docs/when_not.md", "![", first, "## A scan", "## A Caffe2 net")
+    places = [README.index(part) for part in order]
+    assert places == sorted(places) and len(README[: places[3]].splitlines()) < 35
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,34 @@
-"""The executor behind `jrnn.scan`. It is pure JAX and does not depend on nets."""
+"""The executor behind `jrnn.scan`. It is pure JAX and does not depend on nets.
 
-from jrnn.loops import host_devices, host_memory
-from jrnn.loops.cudnn import LstmStep
+What a plain scan does not need loads when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from jrnn.loops.executors import EXECUTORS
 from jrnn.loops.explain import Explanation, ProgramExplanation, explain, explain_scan
-from jrnn.loops.newton import Newton, ScanStatistics, scan_statistics
-from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
+from jrnn.loops.newton import Newton, ScanStatistics
 from jrnn.loops.optimize import optimize_scans, plain_scans
 from jrnn.loops.scan import scan
-from jrnn.loops.trips import CHECKPOINTED, Trips
 from jrnn.loops.while_loop import while_loop
+
+if TYPE_CHECKING:  # the names of _HOMES for type checkers
+    from jrnn.loops import host_devices, host_memory
+    from jrnn.loops.cudnn import LstmStep
+    from jrnn.loops.newton.api import scan_statistics
+    from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
+    from jrnn.loops.trips import CHECKPOINTED, Trips
+
+_HOMES = {
+    "LstmStep": "cudnn",
+    "scan_statistics": "newton.api",
+    "OnlineGradient": "online",
+    "OnlineState": "online",
+    "online_gradient": "online",
+    "CHECKPOINTED": "trips",
+    "Trips": "trips",
+}
 
 __all__ = [
     "Explanation",
@@ -31,3 +50,12 @@ __all__ = [
     "scan_statistics",
     "while_loop",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("host_devices", "host_memory"):
+        return import_module(f"jrnn.loops.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jrnn.loops' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"jrnn.loops.{_HOMES[name]}"), name)
+    return found

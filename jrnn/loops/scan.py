@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.loops import cudnn, early_exit, executors, mark, newton, segments
+from jrnn.loops import early_exit, executors, mark, newton
 from jrnn.loops import recompute as recomputation
 from jrnn.loops.executors import Executor
 from jrnn.loops.jax_names import is_traced
@@ -134,10 +134,15 @@ def scan(
             raise ScanError(
                 "scan: executor 'cudnn' cannot run this step (cuDNN has no skip or until); use 'auto' or 'scan'"
             )
+        from jrnn.loops import cudnn
+
         return cudnn.scan(f, init, xs, reverse, lengths, resets)
     step, inputs = f, xs
-    place = None if axis_name is None else segments.Place.here(axis_name, bool(reverse))
-    if place is not None:
+    place = None
+    if axis_name is not None:
+        from jrnn.loops import segments
+
+        place = segments.Place.here(axis_name, bool(reverse))
         if row.name == "cudnn" or until is not None:
             what = "until" if until is not None else "executor 'cudnn'"
             raise ScanError(f"scan: {what} cannot be given with axis_name; leave one of them out")
@@ -168,7 +173,9 @@ def scan(
         )
     options = newton.options_of(executor)
     if options is not None and not mark.plain.value:
-        return newton.solve(step, init, inputs, length, reverse, options)[0]
+        from jrnn.loops.newton.api import solve
+
+        return solve(step, init, inputs, length, reverse, options)[0]
     if until is not None and (_steps(inputs, length) or 0):
 
         def bounded(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ Tests that read what the cost model chooses use the fixture `judged`.
 
 import pytest
 
-from jrnn.loops import residuals
+from jrnn.loops import chunks, residuals
 from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.loop import eager_passes, strict_passes
 from jrnn.loops.residuals import NEAR
@@ -31,8 +31,8 @@ def judged(verified, monkeypatch):
 @pytest.fixture
 def in_chunks_always(monkeypatch):
     """Loops over small matrix states and of few steps run in chunks too, so that their tests are quick."""
-    monkeypatch.setattr(in_chunks, "pays", lambda *args: True)
-    monkeypatch.setattr(in_chunks, "compared", lambda *args: Choice(Candidate("in chunks", Estimate(0.0, 0), True)))
+    monkeypatch.setattr(chunks, "pays", lambda *args: True)
+    monkeypatch.setattr(chunks, "compared", lambda *args: Choice(Candidate("in chunks", Estimate(0.0, 0), True)))
     in_chunks._chunked.cache_clear()
     yield
     in_chunks._chunked.cache_clear()

@@ -11,7 +11,7 @@ import jrnn
 from jrnn.loops import chunks, jaxprs
 from jrnn.loops.chunks import compared, runner
 from jrnn.loops.loop import Loop
-from jrnn.loops.rules import in_chunks, lowering
+from jrnn.loops.rules import lowering
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
@@ -279,7 +279,7 @@ def chosen(T, K, **options):
 
 
 def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):
-    monkeypatch.setattr(in_chunks, "compared", compared)
+    monkeypatch.setattr(chunks, "compared", compared)
     plan, _ = chosen(1024, 64)
     (other, reason), mine = plan.choice.others[0], plan.choice.chosen.estimate
     assert (plan.choice.chosen.name, other.name, reason) == ("in chunks", "lax.scan", "slower")

@@ -20,9 +20,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, native, scan
+from jrnn.loops import explain_scan, scan
 from jrnn.loops.kernels import Refused
 from jrnn.loops.native import library, writer
+from jrnn.loops.native.runner import native_of
 from jrnn.loops.native.views import Array, View, collapsed, dense
 from jrnn.loops.rules import lowering
 
@@ -159,7 +160,7 @@ def test_masks_agree(options):
 def test_every_instruction_set_and_number_of_threads_computes_the_same_rows(rows):
     p = weights(x=(T, rows, D), h0=(rows, H), c0=(rows, H))
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
-    runner = native.native_of(loop)
+    runner = native_of(loop)
     args = [[p[k] for k in ("wx", "wh", "b")], [p["h0"], p["c0"]], [p["x"]]]
     args[0] = [next(v for v in args[0] if v.shape == c.aval.shape) for c in loop.consts]
     for level in SETS:
@@ -194,7 +195,7 @@ def test_tanh_and_logistic_are_within_two_units_in_the_last_place(level, request
     size = min(x.size, 2**22)
     zeros = jnp.zeros((size, 1))
     (loop,) = lowering.steps_of(lambda x: jax.lax.scan(step, zeros, x), jnp.zeros((1, size, 1)))
-    runner = replace(native.native_of(loop), level=level)
+    runner = replace(native_of(loop), level=level)
     compiled = jax.jit(lambda x: runner.run([], [zeros], [x], 1)[1])
     with np.errstate(all="ignore"):
         for start in range(0, x.size, size):

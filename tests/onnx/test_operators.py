@@ -197,6 +197,12 @@ def test_integers_that_do_not_fit_32_bits_warn():
     assert square({"x": np.array([3])})["y"].tolist() == [9]
     with jax.enable_x64(True):
         assert jrnn.from_onnx(proto)({"x": np.array([1 << 16])})["y"].tolist() == [1 << 32]
+    known = jrnn.from_onnx(
+        parsed("""agraph (int64[N] x) => (int64[N] y)
+        { a = Constant <value_ints = [65536]> ()  b = Mul(a, a)  y = Add(x, b) }""")
+    )
+    with pytest.warns(UserWarning, match="a number does not fit int32 and wraps around"):
+        jax.jit(known)({"x": jnp.array([1])})
     clipped = jrnn.from_onnx(
         parsed(f"""agraph (int64[N] x) => (int64[N] y)
         {{ low = Constant <value_int = 0> ()  high = Constant <value_int = {(1 << 63) - 1}> ()  y = Clip(x, low, high) }}""")

@@ -5,6 +5,5 @@
 """
 
 from jrnn.loops.kernels.forms import Refused
-from jrnn.loops.kernels.persistent import Persistent, kernel_of
 
-__all__ = ["Persistent", "Refused", "kernel_of"]
+__all__ = ["Refused"]

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
-from jrnn.loops.native.runner import Native, native_of
 
-__all__ = ["NAME", "Native", "native_of", "refusal"]
+__all__ = ["NAME", "refusal"]
 
 NAME = "native"
 
 
 def refusal(loop: Loop) -> str | None:
     """Returns the reason why a loop cannot be a call of the kernel, or None."""
+    from jrnn.loops.native.runner import native_of
+
     try:
         native_of(loop)
     except Refused as why:

@@ -13,7 +13,7 @@ from jax.extend import source_info_util
 from jrnn.errors import ScanError
 from jrnn.loops import early_exit, jaxprs, mark
 from jrnn.loops.masking import masked
-from jrnn.loops.newton.options import Newton, ScanStatistics
+from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
 
 source_info_util.register_exclusion(__file__)
@@ -56,13 +56,6 @@ def scan_statistics(
     if lengths is not None or resets is not None or skip is not None:
         f, xs = masked(f, init, xs, steps, lengths, resets, skip)
     return solve(f, init, xs, length, bool(reverse), options)
-
-
-def options_of(executor: Any) -> Newton | None:
-    """Returns the options of an executor; None for all but "newton"."""
-    if isinstance(executor, Newton):
-        return executor
-    return Newton() if isinstance(executor, str) and executor == "newton" else None
 
 
 def solve(

@@ -59,6 +59,13 @@ class Newton:
             raise ScanError(f"Newton: damping must be from 0 to 1, but is {self.damping}")
 
 
+def options_of(executor: Any) -> Newton | None:
+    """Returns the options of an executor; None for all but "newton"."""
+    if isinstance(executor, Newton):
+        return executor
+    return Newton() if isinstance(executor, str) and executor == "newton" else None
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScanStatistics:

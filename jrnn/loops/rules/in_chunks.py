@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +18,15 @@ with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
 from jrnn.loops import jaxprs, mark
-from jrnn.loops.chunks import (
-    Chunked,
-    NotAffine,
-    chunk_length,
-    chunked,
-    compared,
-    held,
-    opened,
-    pays,
-    stored_states,
-    why,
-)
 from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
 from jrnn.loops.rules import lowering
+
+if TYPE_CHECKING:  # it loads when a marked loop is differentiated
+    from jrnn.loops.chunks import Chunked
 
 # In a program that is differentiated, `checkpoint` only says what must not be stored, and a chunk stores none of it.
 _CALLS = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
@@ -159,35 +150,39 @@ def _chunked(
 
     Returns None for loops that need not be tried.
     """
+    from jrnn.loops import chunks
+
     body = jaxprs.jaxpr_of(jaxpr)
     if not jaxprs.is_known(length) or body.effects:
         return None
-    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not pays(
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not chunks.pays(
         body, n_consts, n_carry, length
     ):
         return None
     try:
         with mark.unmarked():
-            program = opened(jaxpr, _CALLS)
+            program = chunks.opened(jaxpr, _CALLS)
             inputs, end = program.invars, n_consts + n_carry
             outs = program.outvars[:n_carry], program.outvars[n_carry:]
             consts = (*program.constvars, *inputs[:n_consts])
             loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
-            loop, holds = held(loop)
+            loop, holds = chunks.held(loop)
             parts = [h.parts for h in holds] if holds else [1] * n_carry
             carried = [m for m, n in zip(moves[n_consts:end], parts) for _ in range(n)]
-            stored = stored_states(loop, [*(False for _ in program.consts), *moves[:n_consts], *carried, *moves[end:]])
+            stored = chunks.stored_states(
+                loop, [*(False for _ in program.consts), *moves[:n_consts], *carried, *moves[end:]]
+            )
             if not stored:
                 return "not in chunks: this gradient reads no state"
-        found = chunked(loop, dict(zip(loop.consts, program.consts)), holds)
+        found = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
         forms = tuple(form for stage in found.stages for form in stage.forms)
-        choice = compared(found.loop, forms, stored, chunk_length(length), options.memory, machine)
+        choice = chunks.compared(found.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
         if not choice.chosen.plan:
             (other, reason), at = choice.others[0], choice.chosen.estimate
             return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
         return found, program.consts, choice
-    except NotAffine as reason:
-        return f"not in chunks: {why(reason)}"
+    except chunks.NotAffine as reason:
+        return f"not in chunks: {chunks.why(reason)}"
     except Exception as error:
         if strict_passes.value:
             raise

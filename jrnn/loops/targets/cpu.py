@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from jrnn.loops import costs, jaxprs, native
 from jrnn.loops.costs import Candidate, Choice, Estimate
@@ -32,6 +33,9 @@ from jrnn.loops.passes import (
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
 from jrnn.loops.plan import NOTHING, LoopPlan, Runner, Target
+
+if TYPE_CHECKING:  # it loads when a caller chooses the executor "native"
+    from jrnn.loops.native.runner import Native
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 
@@ -90,7 +94,7 @@ class _Way:
 
     fission: Fission
     chunk: int | None
-    native: native.Native | None = None
+    native: Native | None = None
 
 
 class _Search:
@@ -148,11 +152,13 @@ class _Search:
             )
             self.refusal = f"the program is {where}"
             return []
+        from jrnn.loops.native.runner import native_of
+
         found = {}
         for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
             fission = self._split(moves)
             try:
-                runner = native.native_of(fission.core)
+                runner = native_of(fission.core)
             except Refused as why:
                 self.refusal = str(why)
                 continue

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from jrnn.loops.kernels import Persistent, Refused, kernel_of
+from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import WideSums
 from jrnn.loops.plan import LoopPlan, Runner, Target
 from jrnn.loops.targets import accelerator
+
+if TYPE_CHECKING:  # it loads when a loop may become a kernel
+    from jrnn.loops.kernels.persistent import Persistent
 
 KERNEL = "persistent"
 
@@ -34,6 +38,8 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
 
 def refusal(loop: Loop) -> str | None:
     """Returns the reason, other than its size, why a loop cannot be a kernel, or None."""
+    from jrnn.loops.kernels.persistent import kernel_of
+
     try:
         kernel_of(loop, "", interpret=True)
     except Refused as why:
@@ -42,6 +48,8 @@ def refusal(loop: Loop) -> str | None:
 
 
 def _in_kernel(core: Runner | None, target: Target) -> tuple[Runner, Persistent]:
+    from jrnn.loops.kernels.persistent import kernel_of
+
     elsewhere = target.platform != "tpu"
     if target.devices > 1 and not elsewhere:
         raise Refused("the program is divided among devices, and a kernel is not; put the scan inside of jax.shard_map")
