@@ -36,6 +36,7 @@ _SOLVING = 30  # an operation of a solver on small matrices takes so many times 
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
 _PACKED_BYTES = 256 << 10  # smaller operands stay in the caches of a core, where packing them takes little
+_RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
 _BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
@@ -90,14 +91,15 @@ def _reads_rows(eqn: Eqn) -> bool:
 
 
 def _packed(eqn: Eqn, moving: Collection[Var]) -> int:
-    """Returns the bytes of the large operand that is the same at each step, if the product packs it."""
+    """Returns the bytes of the large operand that the product packs at each step, less what larger results would cost."""
     axes, batch = eqn.params["dimension_numbers"]
     moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
     rows = [jaxprs.elements([n for i, n in enumerate(shape) if i not in at]) for shape, at in moved]
     if any(batch) or len(rows) != 1 or rows[0] < _PACKED_ROWS:
         return 0
     size = sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
-    return size if size > _PACKED_BYTES else 0
+    results = sum(map(jaxprs.nbytes, eqn.outvars))
+    return max(size - _RESULTS * results, 0) if size > _PACKED_BYTES else 0
 
 
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
