@@ -6,6 +6,7 @@ evaluation again, so nothing here builds equations by hand.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -99,8 +100,7 @@ def value(env: Env, atom: Atom) -> jax.Array:
 def zeros_of_shape(shape: Sequence[int], like: Any) -> jax.Array:
     """Returns zeros with the dtype and the sharding of the abstract value `like`."""
     zeros = jnp.zeros(shape, like.dtype)
-    explicit = jax.sharding.AxisType.Explicit in like.sharding.mesh.axis_types
-    return jax.sharding.reshard(zeros, like.sharding) if explicit else zeros
+    return jax.sharding.reshard(zeros, like.sharding) if _is_explicit(like) else zeros
 
 
 def evaluate(eqns: Iterable[Eqn], env: Env, calls: Mapping[str, str] | None = None) -> Env:
@@ -123,6 +123,62 @@ def bind(eqn: Eqn, *args: Any, **changed: Any) -> Sequence[Any]:
     """Returns the results of an equation for other operands, with some parameters changed."""
     out = eqn.primitive.bind(*args, **{**eqn.primitive.get_bind_params(eqn.params), **changed})
     return out if eqn.primitive.multiple_results else [out]
+
+
+def over_time(eqns: Iterable[Eqn], env: Env, stacked: Env) -> None:
+    """Evaluates equations for all steps. Adds results to `env`, or to `stacked` [T, ...] if they differ between steps."""
+    for eqn in eqns:
+        moving = [is_in(atom, stacked) for atom in eqn.invars]
+        if not any(moving):
+            evaluate([eqn], env)
+            continue
+        values = [stacked[atom] if moves else read(env, atom) for atom, moves in zip(eqn.invars, moving)]
+        with in_scope(eqn):
+            of_one_step = functools.partial(_with_one_batch_axis if _has_batch_axes(eqn) else bind, eqn)
+            results = jax.vmap(of_one_step, [0 if moves else None for moves in moving])(*values)
+        stacked.update(zip(eqn.outvars, results))
+
+
+def _has_batch_axes(eqn: Eqn) -> bool:
+    if eqn.primitive.name != "dot_general" or eqn.params.get("out_sharding") is not None:
+        return False
+    return len(eqn.params["dimension_numbers"][1][0]) > 1
+
+
+def _with_one_batch_axis(eqn: Eqn, a: Any, b: Any) -> Sequence[Any]:
+    params = eqn.params
+    return [product(a, b, params["dimension_numbers"], params["precision"], params["preferred_element_type"])]
+
+
+def product(a: Any, b: Any, numbers: Any, precision: Any, dtype: Any) -> Any:
+    """Computes `lax.dot_general` with its batch axes joined to one.
+
+    XLA aborts the process where it simplifies products of three batch axes (docs/notes/xla_faults.md), and every `vmap`
+    around a product, such as the one over time, adds a batch axis.
+
+    Args:
+        a, b: the operands.
+        numbers: the dimension numbers.
+        precision: of the product.
+        dtype: of the result.
+    """
+    (contracted, batch), free = numbers, []
+    count = len(batch[0])
+    if count < 2 or any(_is_explicit(jax.typeof(x)) for x in (a, b)):
+        return jax.lax.dot_general(a, b, numbers, precision, dtype)
+    joined = []
+    for x, over, axes in zip((a, b), contracted, batch):
+        rest = [d for d in range(x.ndim) if d not in axes]
+        shape = [x.shape[d] for d in rest]
+        joined.append(jnp.transpose(x, (*axes, *rest)).reshape(math.prod(x.shape[d] for d in axes), *shape))
+        free += [n for d, n in zip(rest, shape) if d not in over]
+    over = tuple(tuple(1 + d - sum(e < d for e in axes) for d in dims) for dims, axes in zip(contracted, batch))
+    result = jax.lax.dot_general(*joined, (over, ((0,), (0,))), precision, dtype)
+    return result.reshape(*(a.shape[d] for d in batch[0]), *free)
+
+
+def _is_explicit(aval: Any) -> bool:
+    return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
 def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -> list[Any]:

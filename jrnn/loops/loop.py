@@ -64,6 +64,15 @@ class Loop:
             assert types[0] == types[1], f"a carry changes from {types[0]} to {types[1]}"
         return self
 
+    def closed(self) -> Any:
+        """Returns the step as a closed jaxpr, from `inputs` to `outputs`."""
+
+        def step(*args: Any) -> list[Any]:
+            env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, args)))
+            return [jaxprs.value(env, a) for a in self.outputs]
+
+        return jax.make_jaxpr(step)(*(v.aval for v in self.inputs))
+
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         """Runs `length` steps with `jax.lax.scan`."""
 
@@ -126,3 +135,11 @@ class Loop:
             ys=program.outvars[n_carry:],
         )
         return made.verify() if strict_passes.value else made
+
+
+def loop_of(program: jaxprs.Program, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int = 1) -> Loop:
+    """Returns the loop of a step. The first of `Loop.consts` are the constants in the program, whose values it has."""
+    inputs, end = program.invars, n_consts + n_carry
+    consts = (*program.constvars, *inputs[:n_consts])
+    outs = program.outvars[:n_carry], program.outvars[n_carry:]
+    return Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)

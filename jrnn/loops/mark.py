@@ -30,6 +30,7 @@ class Options:
         given: the bytes of that loop's xs, which are not temporary.
         gradients: the bytes of gradients of constants that JAX's reverse loop makes at each step.
         stores_less: its step has the derivative rule of `residuals.py`.
+        verify: compare derived programs with the loop before they are used.
     """
 
     executor: str = "auto"
@@ -40,6 +41,7 @@ class Options:
     stores_less: bool = False
     given: int = 0
     gradients: int = 0
+    verify: bool = True
 
     def of_gradient(self, reverse: bool) -> bool:
         """Returns True for a loop in direction `reverse` that JAX made by transposition: its sums are gradients."""

@@ -56,6 +56,7 @@ def scan(
     strict: bool = False,
     memory: int | float | None = None,
     axis_name: Any = None,
+    verify: bool = True,
 ) -> tuple[Any, Any]:
     """Runs `f` over the leading axis of `xs`, as `jax.lax.scan` does, with faster loops.
 
@@ -104,6 +105,8 @@ def scan(
             the devices. `init` is the carry before the whole sequence, the same on every device, and `lengths` count the
             steps of the whole sequence. The last carry is that of the whole sequence, on every device. Affine and matrix
             carries are computed on all devices at the same time; other carries are handed from device to device.
+        verify: compare each derived program (chunks, solutions in rounds) with the loop, on small random numbers, before
+            its first use; one that disagrees is not used. It takes up to 0.3 s for each structure of a step.
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
@@ -162,11 +165,11 @@ def scan(
         ) -> Any:
             if linear:  # the loop that makes the transition of a segment
                 own = executor if same and row.name == "associative" else "auto"
-                return scan(step, carry, xs, steps, reverse, executor=own, memory=memory)
-            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory)
+                return scan(step, carry, xs, steps, reverse, executor=own, memory=memory, verify=verify)
+            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory, verify=verify)
             return scan(step, carry, xs, steps, reverse, unroll, **options)
 
-        return segments.scan(on_one_device, step, init, inputs, length, place, strict)
+        return segments.scan(on_one_device, step, init, inputs, length, place, strict, verify)
     if until is not None and not row.is_loop:
         raise ScanError(
             f"scan: executor {executor!r} computes all steps at once, and until stops between them; use 'auto'"
@@ -179,19 +182,20 @@ def scan(
     if until is not None and (_steps(inputs, length) or 0):
 
         def bounded(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
-            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory)
+            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory, verify=verify)
             return scan(step, carry, xs, length, reverse, unroll, **options)
 
         return early_exit.scan_until(step, init, inputs, length, _steps(inputs, length), reverse, until, bounded)
     if recomputation.is_checkpoints(recompute):
 
         def run(carry: Any, xs: Any, steps: int | None) -> tuple[Any, Any]:
-            return scan(step, carry, xs, steps, reverse, unroll, executor=executor, strict=strict, memory=memory)
+            options = dict(executor=executor, strict=strict, memory=memory, verify=verify)
+            return scan(step, carry, xs, steps, reverse, unroll, **options)
 
         return recomputation.with_checkpoints(run, init, inputs, length, _steps(inputs, length), reverse, recompute)
     if isinstance(recompute, (list, tuple, set, frozenset)):
         recompute = tuple(sorted(recompute))
-    options = Options(row.name, recompute, strict, memory)
+    options = Options(row.name, recompute, strict, memory, verify=verify)
     if mark.plain.value:
         _check(row, step, init, inputs, length, reverse, options)
         return jax.lax.scan(step, init, inputs, length, reverse, unroll)

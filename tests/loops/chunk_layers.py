@@ -138,6 +138,26 @@ def delta_product(S, x):
     return S, tuple(between)
 
 
+def delta_product_written_first(S, x):  # each update before the state
+    for k, v, b in ((x["k"], x["v"], x["b"]), (x["k2"], x["v2"], x["b2"])):
+        S = b[..., None, None] * outer(k, v - read(S, k)) + S
+    return S, read(S, x["q"])
+
+
+def delta_product_as_matrices(S, x):  # as its paper writes it
+    for k, v, b in ((x["k"], x["v"], x["b"]), (x["k2"], x["v2"], x["b2"])):
+        S = (jnp.eye(k.shape[-1])[None, None] - b[..., None, None] * outer(k, k)) @ S + outer(b[..., None] * k, v)
+    return S, read(S, x["q"])
+
+
+def delta_mask_product_delta(S, x):
+    S = x["b"][..., None, None] * outer(x["k"], x["v"] - read(S, x["k"])) + S
+    S = jnp.where(x["r"][..., None, None], 0.5 * S, S)
+    S = (jnp.eye(x["k"].shape[-1])[None, None] - x["b2"][..., None, None] * outer(x["k2"], x["k2"])) @ S
+    S = x["b2"][..., None, None] * outer(x["a"], x["v2"] - read(S, x["a"])) + S
+    return S, read(S, x["q"])
+
+
 def rwkv7(S, x):  # S[v, k]
     sa = ein("bhvk,bhk->bhv", S, -x["a"])
     S = S * jnp.exp(x["gk"])[..., None, :] + outer(sa, x["a"] * x["b2"][..., None]) + outer(x["v"], x["k"])
@@ -268,7 +288,8 @@ def updates_in_a_loop(S, x):
 
 STEPS = [
     linear, linear_by_vmap, linear_read_before, retention, mamba2, gla, gla_transposed, rwkv6, hgrn2, delta,
-    delta_as_matrix, delta_from_the_right, gated_delta, kda, delta_product, rwkv7, rwkv7_as_matrix, resetting,
+    delta_as_matrix, delta_from_the_right, gated_delta, kda, delta_product, delta_product_written_first,
+    delta_product_as_matrices, delta_mask_product_delta, rwkv7, rwkv7_as_matrix, resetting,
     grouped, mlstm, shifted, two_layers, decay_per_column, decay_per_row_and_column, momentum, sum_of_states,
     sums_of_sums_of_states,
     several_rows_at_once, two_reads_in_one_product, product_of_reflections, read_by_all_heads, heads_in_a_loop, flat,

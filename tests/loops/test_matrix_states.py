@@ -54,7 +54,7 @@ def assert_close(pair, tolerance):
             )
 
 
-@pytest.mark.exhaustive
+@pytest.mark.sample("delta_product_as_matrices")
 @pytest.mark.parametrize("step", layers.STEPS, ids=lambda step: step.__name__)
 def test_a_step_trains_in_chunks_as_step_by_step(x64, step):
     init, xs = problem(step, 37, jnp.float64, strong=layers.STEPS.index(step) % 2 == 0)
@@ -81,6 +81,15 @@ def test_float32_with_strong_and_weak_decay(step):
     for strong in (False, True):
         given = problem(step, 70, jnp.float32, strong)
         assert_close((run(*given) for run in runs), 1e-5)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("T", [1, 2, 31, 33])
+@pytest.mark.parametrize(
+    "step", [layers.decay_per_row_and_column, layers.delta_product], ids=lambda step: step.__name__
+)
+def test_few_steps(x64, step, T):
+    assert_close(in_chunks_and_not(step, *problem(step, T, jnp.float64)), 1e-10)
 
 
 @pytest.mark.exhaustive
@@ -147,6 +156,26 @@ def test_a_product_that_the_recurrence_does_not_have_may_overflow():
     xs["v"], init = xs["v"] * np.float32(1e-38), init * 1e-38
     made, expected = in_chunks_and_not(layers.linear, init, xs, reference=jax.jit)  # XLA rounds 1e-39 to 0
     np.testing.assert_allclose(made[0][1][1], expected[0][1][1], rtol=1e-5)
+
+
+def test_products_of_cotangents_that_the_recurrence_does_not_have_may_overflow():
+    """Cotangents of the first steps and states of the last ones are near the largest float: the gradients are not."""
+    init, xs = problem(layers.gated_delta, 128, jnp.float32)
+    given = {n: xs[n] for n in ("q", "k", "v", "b")}
+    growth = np.full_like(xs["g"], np.log(1.99))
+    weight = np.cos(np.arange(xs["v"].size, dtype=np.float32)).reshape(xs["v"].shape)
+
+    def weighted(scan):
+        def of(given):
+            return jnp.sum(weight * scan(layers.gated_delta, init * 0, {**xs, **given, "g": growth})[1])
+
+        return jax.jit(jax.grad(of))
+
+    made, expected = (jax.device_get(weighted(scan)(given)) for scan in (jrnn.scan, jax.lax.scan))
+    assert all(np.all(np.isfinite(v)) for v in expected.values())
+    for name, theirs in expected.items():
+        scale = np.max(np.abs(theirs), axis=tuple(range(1, theirs.ndim)), keepdims=True)
+        np.testing.assert_allclose(made[name] / scale, theirs / scale, atol=1e-3)
 
 
 @pytest.mark.exhaustive

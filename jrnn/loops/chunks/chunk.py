@@ -98,6 +98,7 @@ class Chunk:
                     parts.append(self.factors.product(term.factors, term.sign) or self._one())
                 elif isinstance(term.of, Row):
                     scale = self.factors.product(term.factors, term.sign)
+                    assert term.of in reads, "a row is read before it is computed: the system would not be triangular"
                     here = Read(None, {term.of: self._eye}) if term.of in vectors else reads[term.of]
                     times_scale = (lambda x, scale=scale: x) if scale is None else (lambda x, s=scale: times([x, s]))
                     parts += [times_scale(here.known)] if here.known is not None else []
@@ -105,7 +106,7 @@ class Chunk:
                         scores[u] = plus([scores[u], times_scale(m)]) if u in scores else times_scale(m)
             reads[row] = Read(plus(parts) if parts else None, scores)
 
-        solved = self._solved({row: reads[row] for row in vectors})
+        solved = self._solved({row: read for row, read in reads.items() if row in vectors})
         rows = dict(solved)
         for row in rows_of([t for v in form.cuts.values() for t in v.terms]):
             if row not in rows:
@@ -264,7 +265,11 @@ class Chunk:
         return found
 
     def _solved(self, reads: dict[Row, Read]) -> dict[Row, Labeled]:
-        """Solves `u = known_u + sum over w of scores[w] . w` for all rows u, [T, ...]."""
+        """Solves `u = known_u + sum over w of scores[w] . w` for all rows u, [T, ...].
+
+        Args:
+            reads: what each row is, after the rows of the same step that it reads: then the system is triangular.
+        """
         free, n, steps = self.form.free, len(reads), self.steps
         zero = Labeled(jnp.zeros((), self.factors.dtype), ())
         right = {row: read.known or zero for row, read in reads.items()}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs
@@ -68,7 +67,7 @@ def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled
     shared = [l for l in a.labels if l in b.labels]
     batch, over = [l for l in shared if l in out], [l for l in shared if l not in out]
     numbers = tuple(tuple(tuple(map(x.labels.index, axes)) for x in (a, b)) for axes in (over, batch))
-    made = jax.lax.dot_general(a.array, b.array, numbers, precision, a.array.dtype)
+    made = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
     labels = (*batch, *(l for x in (a, b) for l in x.labels if l not in shared))
     kept = [l for l in out if l in labels]
     return Labeled(Labeled(made, labels).along(kept), tuple(kept))

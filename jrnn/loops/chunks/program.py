@@ -1,10 +1,11 @@
 """The chunk program: C steps of a loop with affine matrix carries as a few products of matrices.
 
 Between chunks only S is carried. For the reverse pass only S at the
-chunk boundaries is stored, besides the inputs: the tangent of a chunk is behind a checkpoint.
+chunk boundaries is stored, besides the inputs: the tangent of a chunk is one operation, which has nothing else to store.
 
 Products such as `q . k` are no values of the recurrence. If one of them overflows, or an input is NaN or infinite, the
-results of a chunk are not all finite. Then the chunk runs step by step, so that every result is one of the recurrence.
+results of a chunk are not all finite. Then the chunk runs step by step, so that every result is one of the recurrence. The
+same holds for tangents and cotangents (`guarded.py`).
 
 Shapes: T time, C steps of a chunk.
 """
@@ -23,6 +24,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jrnn.loops import jaxprs
 from jrnn.loops.chunks.chunk import Chunk
+from jrnn.loops.chunks.guarded import all_finite, linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.recognize import Affine
 from jrnn.loops.chunks.solve import Kept
@@ -30,17 +32,9 @@ from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 
 
 def over_time(eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, steps: Env) -> None:
-    """Evaluates equations for all steps. Adds results to `env`, or to `steps` [T, ...] if they differ from step to step."""
+    """Evaluates what leads to `outs` for all steps, as `jaxprs.over_time` does."""
     needed, _ = jaxprs.needed(eqns, outs, {*env, *steps})
-    for eqn in needed:
-        moving = [jaxprs.is_in(a, steps) for a in eqn.invars]
-        if not any(moving):
-            jaxprs.evaluate([eqn], env)
-            continue
-        values = [steps[a] if m else jaxprs.read(env, a) for a, m in zip(eqn.invars, moving)]
-        with jaxprs.in_scope(eqn):
-            results = jax.vmap(functools.partial(jaxprs.bind, eqn), [0 if m else None for m in moving])(*values)
-        steps.update(zip(eqn.outvars, results))
+    jaxprs.over_time(needed, env, steps)
 
 
 @dataclass(frozen=True)
@@ -96,25 +90,24 @@ class Body:
             ]
             smooth = [jnp.issubdtype(m.dtype, jnp.inexact) for m in made]
 
-            def unpacked(args: Sequence[Any], moving: Sequence[Any]) -> tuple[Any, Any]:
-                left = iter(moving)
-                found = [next(left) if m else _no_tangent(a) for a, m in zip(args, moves)]
-                return tree.unflatten(args), tree.unflatten(found)
+            def unpacked(flat: Sequence[Any]) -> tuple[Any, Any, Any]:
+                args, left = flat[: len(moves)], iter(flat[len(moves) + len(kept) :])
+                tangents = [next(left) if m else _no_tangent(a) for a, m in zip(args, moves)]
+                return tree.unflatten(args), flat[len(moves) : len(moves) + len(kept)], tree.unflatten(tangents)
 
-            def of_products(args: Sequence[Any], kept: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
-                made = jax.jvp(
-                    lambda args: together(args, kept)[0], [tree.unflatten(args)], [unpacked(args, moving)[1]]
-                )[1]
-                return [t for t, s in zip(made, smooth) if s]
+            def of_products(*flat: Any) -> list[Any]:
+                args, kept, moved = unpacked(flat)
+                results = jax.jvp(lambda args: together(args, kept)[0], [args], [moved])[1]
+                return [t for t, s in zip(results, smooth) if s]
 
-            def of_steps(args: Sequence[Any], _: Any, moving: Sequence[Any]) -> list[Any]:
-                return [t for t, s in zip(self.tangents_by_steps(*unpacked(args, moving)), smooth) if s]
+            def of_steps(*flat: Any) -> list[Any]:
+                args, _, moved = unpacked(flat)
+                return [t for t, s in zip(self.tangents_by_steps(args, moved), smooth) if s]
 
-            given = [t for t, m in zip(tangents, moves) if m]
-            branches = (jax.checkpoint(of, prevent_cse=False) for of in (of_products, of_steps))
-            found = iter(jax.lax.cond(good, *branches, list(args), kept, given))
+            moving = [t for t, m in zip(tangents, moves) if m]
+            results = iter(linear_map(of_products, of_steps, good, [*args, *kept], moving))
             zeros = (SymbolicZero(jax.typeof(m).to_tangent_aval()) for m in made)
-            return made, [next(found) if s else zero for s, zero in zip(smooth, zeros)]
+            return made, [next(results) if s else zero for s, zero in zip(smooth, zeros)]
 
         run.defjvp(rule, symbolic_zeros=True)
         flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
@@ -187,14 +180,3 @@ def _no_tangent(x: Any) -> Any:
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return jnp.zeros_like(x)
     return np.zeros(x.shape, jax.dtypes.float0)
-
-
-@jax.custom_batching.custom_vmap
-def all_finite(arrays: Sequence[Any]) -> Any:
-    """Returns True if all elements of all arrays are finite."""
-    return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in arrays])
-
-
-@all_finite.def_vmap
-def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
-    return all_finite(arrays), False  # one condition for the whole batch: `vmap` of a condition runs both branches

@@ -9,12 +9,10 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jrnn.loops import jaxprs, primitives
@@ -99,17 +97,8 @@ def shifted(stack: Any, first: Any, reverse: bool) -> Any:
 
 def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) -> None:
     """Evaluates equations for all steps and adds `outs` to `stacked`, which holds [T, ...]; `env` holds constants."""
-    env = dict(env)
     stacked_here = dict(stacked)
-    for eqn in eqns:
-        moving = [jaxprs.is_in(a, stacked_here) for a in eqn.invars]
-        if not any(moving):
-            jaxprs.evaluate([eqn], env)
-            continue
-        values = [stacked_here[a] if m else jaxprs.read(env, a) for a, m in zip(eqn.invars, moving)]
-        with jaxprs.in_scope(eqn):
-            results = jax.vmap(functools.partial(jaxprs.bind, eqn), [0 if m else None for m in moving])(*values)
-        stacked_here.update(zip(eqn.outvars, results))
+    jaxprs.over_time(eqns, dict(env), stacked_here)
     stacked.update({v: stacked_here[v] for v in outs if v in stacked_here})
 
 

@@ -14,9 +14,11 @@ with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
     from jax._src import config as private_config
 
 from jrnn.errors import ScanError
-from jrnn.loops import jaxprs, mark, residuals
+from jrnn.loops import derived, jaxprs, mark, residuals
 from jrnn.loops.loop import strict_passes
 from jrnn.loops.mark import Options
+
+_COMPARED = 2  # steps for which a derivative rule is compared with the derivative of the step
 
 
 def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
@@ -29,7 +31,7 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
             return rule(*args, jaxpr=jaxpr, **params)
         counts = jaxprs.scan_counts(params)
         near = residuals.NEAR / max(jaxprs.extent(params["length"]), 1) if jax.default_backend() == "cpu" else 0.0
-        step = _step_storing_less(jaxpr, *counts, near, options.recompute)
+        step = _step_storing_less(jaxpr, *counts, near, options.recompute, options.verify)
         if options.written is None:
             inputs = jaxprs.jaxpr_of(jaxpr).invars
             given = sum(map(jaxprs.nbytes, inputs[sum(counts) :])) * jaxprs.extent(params["length"])
@@ -89,7 +91,7 @@ def _checkpoint(fn: Callable) -> Callable:
 
 
 @functools.lru_cache(maxsize=256)
-def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, near: float, recompute: Any) -> Any:
+def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, near: float, recompute: Any, verify: bool) -> Any:
     avals = [v.aval for v in jaxprs.jaxpr_of(jaxpr).invars]
     try:
         step = residuals.storing_less(jaxpr, n_consts, n_carry, near, recompute, _checkpoint)
@@ -98,7 +100,15 @@ def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, near: float, rec
         with mark.unmarked():
             made = jax.make_jaxpr(step)(*avals)
         same = [v.aval for v in made.jaxpr.invars] == avals and list(made.out_avals) == list(jaxpr.out_avals)
-        return made if same else jaxpr
+        if not same or not verify:
+            return made if same else jaxpr
+
+        def storing_less(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable | None:
+            rule = residuals.storing_less(step, n_consts, n_carry, near, recompute, _checkpoint)
+            return rule and derived.scanned(rule, n_consts, n_carry, length, reverse)
+
+        agrees, _ = derived.verdict(jaxpr, n_consts, n_carry, _COMPARED, False, f"residuals {recompute}", storing_less)
+        return made if agrees else jaxpr
     except ScanError:
         raise
     except Exception:

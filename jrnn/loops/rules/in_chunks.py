@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,9 +18,9 @@ import jax.numpy as jnp
 with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
-from jrnn.loops import jaxprs, mark
+from jrnn.loops import derived, jaxprs, mark
 from jrnn.loops.costs import Choice
-from jrnn.loops.loop import Loop, strict_passes
+from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
@@ -27,6 +28,10 @@ from jrnn.loops.rules import lowering
 
 if TYPE_CHECKING:  # it loads when a marked loop is differentiated
     from jrnn.loops.chunks import Chunked
+
+# A program in chunks is compared with its loop for three chunks of this length, of which the last is not full.
+_COMPARED_CHUNK = 4
+_COMPARED = 11
 
 # In a program that is differentiated, `checkpoint` only says what must not be stored, and a chunk stores none of it.
 _CALLS = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
@@ -161,12 +166,8 @@ def _chunked(
         return None
     try:
         with mark.unmarked():
-            program = chunks.opened(jaxpr, _CALLS)
-            inputs, end = program.invars, n_consts + n_carry
-            outs = program.outvars[:n_carry], program.outvars[n_carry:]
-            consts = (*program.constvars, *inputs[:n_consts])
-            loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
-            loop, holds = chunks.held(loop)
+            program, loop, holds = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
+            end = n_consts + n_carry
             parts = [h.parts for h in holds] if holds else [1] * n_carry
             carried = [m for m, n in zip(moves[n_consts:end], parts) for _ in range(n)]
             stored = chunks.stored_states(
@@ -180,6 +181,11 @@ def _chunked(
         if not choice.chosen.plan:
             (other, reason), at = choice.others[0], choice.chosen.estimate
             return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
+        if options.verify and found.stages:
+            agrees, note = derived.verdict(jaxpr, n_consts, n_carry, _COMPARED, reverse, "chunks", _small)
+            if not agrees:
+                return f"not in chunks: {note}"
+            found = replace(found, notes=(*found.notes, note)) if note else found
         return found, program.consts, choice
     except chunks.NotAffine as reason:
         return f"not in chunks: {chunks.why(reason)}"
@@ -187,3 +193,28 @@ def _chunked(
         if strict_passes.value:
             raise
         return f"not in chunks: {type(error).__name__} (please report it): {error}"
+
+
+def _read(
+    jaxpr: Any, n_consts: int, n_carry: int, length: int, reverse: bool, unroll: int
+) -> tuple[jaxprs.Program, Loop, Any]:
+    """Returns the program of a step, its loop, and how the loop holds the carries."""
+    from jrnn.loops import chunks
+
+    program = chunks.opened(jaxpr, _CALLS)
+    return program, *chunks.held(loop_of(program, n_consts, n_carry, length, reverse, unroll))
+
+
+def _small(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., list[Any]]:
+    """Returns the loop of a step in chunks of few steps, as a function of constants, carries and inputs."""
+    from jrnn.loops import chunks
+
+    program, loop, holds = _read(step, n_consts, n_carry, length, reverse, 1)
+    made = replace(chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds), size=_COMPARED_CHUNK)
+    end = n_consts + n_carry
+
+    def run(*args: Any) -> list[Any]:
+        carry, ys = made.run([*program.consts, *args[:n_consts]], args[n_consts:end], args[end:], length)
+        return [*carry, *ys]
+
+    return run

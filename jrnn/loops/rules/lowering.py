@@ -19,7 +19,7 @@ from jax.interpreters import mlir
 
 from jrnn.errors import ScanError
 from jrnn.loops import jaxprs, machines, mark, targets
-from jrnn.loops.loop import Loop, strict_passes
+from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
 
@@ -61,11 +61,7 @@ def _parts(params: dict[str, Any]) -> tuple[Any, ...]:
 def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
     """Returns the loop of a scan's equation, and values for the first of `Loop.consts`: the constants in the jaxpr."""
     program = jaxprs.opened(jaxpr, jaxprs.LOWERED_CALLS)
-    inputs, end = program.invars, n_consts + n_carry
-    consts = (*program.constvars, *inputs[:n_consts])
-    outs = program.outvars[:n_carry], program.outvars[n_carry:]
-    loop = Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
-    return loop, program.consts
+    return loop_of(program, n_consts, n_carry, length, reverse, unroll), program.consts
 
 
 # Lowering -------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.loops import early_exit, jaxprs, mark
+from jrnn.loops import derived, early_exit, jaxprs, mark
 from jrnn.loops.jax_names import is_traced
-from jrnn.loops.loop import Loop
+from jrnn.loops.loop import Loop, loop_of
 from jrnn.loops.rules import lowering
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
 from jrnn.loops.segments.stages import Stage, stages
@@ -22,11 +23,12 @@ from jrnn.loops.segments.starts import Segment, Solver, replaced
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
+_COMPARED = 4  # steps for which the summary of a segment is compared with the loop
 _OPENED = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
 
 
 def scan(
-    run: Callable[..., Any], f: Callable, init: Any, xs: Any, length: Any, place: Place, strict: bool
+    run: Callable[..., Any], f: Callable, init: Any, xs: Any, length: Any, place: Place, strict: bool, verify: bool
 ) -> tuple[Any, Any]:
     """Runs a scan whose time axis is divided among devices.
 
@@ -36,6 +38,7 @@ def scan(
         xs, length: this device's part.
         place: where its segment stands.
         strict: raise if all carries are handed from device to device.
+        verify: compare summaries of segments with the loop on random numbers.
     """
     init = jax.tree.map(lambda v: place.varying(jnp.asarray(v)), init)
     step = _typed(f)
@@ -55,6 +58,8 @@ def scan(
     communicates = _communicates(closed, place)
     loop, consts = _loop(closed, len(leaves), steps, place)
     found = stages(*_analyzed(closed, len(leaves), steps, place.reverse), place.count)
+    if verify:
+        found = _verified(found, closed, len(leaves), place)
     _tell(found, place, strict)
     segment = Segment(loop, run)
     solver = Solver(place, segment, tuple(found), alone=not communicates)
@@ -175,6 +180,49 @@ def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Pla
                 return jnp.asarray(value)
             same.update(eqn.outvars)
     return place.varying(jnp.asarray(value))
+
+
+def _verified(found: Sequence[Stage], closed: Any, n_carry: int, place: Place) -> list[Stage]:
+    """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
+    program = jaxprs.opened(closed, _OPENED)
+    traced = [v for v, c in zip(program.constvars, program.consts) if is_traced(c)]
+    fixed = {v: c for v, c in zip(program.constvars, program.consts) if v not in traced}
+    names = (*traced, *program.invars)
+
+    def step(*args: Any) -> list[Any]:
+        env = jaxprs.evaluate(program.eqns, fixed | dict(zip(names, args)))
+        return [jaxprs.value(env, a) for a in program.outvars]
+
+    def summarized(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., Values]:
+        opened, end = jaxprs.opened(step, _OPENED), n_consts + n_carry
+        loop = loop_of(opened, n_consts, n_carry, length, reverse)
+
+        def run(f: Callable, init: Any, xs: Any, length: int, linear: bool = False, same: bool = False) -> Any:
+            return lax.scan(f, init, xs, length, reverse)
+
+        segment = Segment(loop, run)
+        of_small = stages(loop, dict(zip(opened.constvars, opened.consts)), place.count)
+
+        def of(*args: Any) -> Values:
+            consts, start, xs = [*opened.consts, *args[:n_consts]], list(args[n_consts:end]), list(args[end:])
+            last, ys = segment.whole(consts, start, xs)
+            for stage in (s for s in of_small if s.kind != "handed"):
+                first = [start[i] for i in stage.carry]
+                zeros = replaced(start, stage.carry, list(map(jnp.zeros_like, first)))
+                ends = segment.end(stage, consts, zeros, xs)
+                matrices = [segment.matrix(stage, t, consts, start, xs) for t in stage.transitions]
+                last = replaced(last, stage.carry, stage.applied(matrices, first, ends))
+            return [*last, *ys]
+
+        return of
+
+    with mark.unmarked():
+        lifted = jax.make_jaxpr(step)(*(v.aval for v in names))
+    kind = f"over {place.count} devices"
+    agrees, note = derived.verdict(lifted, len(traced), n_carry, _COMPARED, place.reverse, kind, summarized)
+    if note:
+        lowering.record_note(note)
+    return list(found) if agrees else [replace(s, kind="handed", transitions=(), why=note) for s in found]
 
 
 def _tell(found: Sequence[Stage], place: Place, strict: bool) -> None:

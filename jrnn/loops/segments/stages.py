@@ -100,6 +100,15 @@ class Stage:
     transitions: tuple[Transition, ...] = ()
     why: str = ""
 
+    def applied(self, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()) -> Values:
+        """Returns `A start + b` for the carries at these positions, by default all of the stage; b if they are kept."""
+        carry = carry or self.carry
+        new = dict(zip(carry, b))
+        for t, a in zip(self.transitions, matrices):
+            places = [carry.index(i) for i in t.carry]
+            new.update(zip(t.carry, t.applied(a, [start[p] for p in places], [b[p] for p in places])))
+        return [new[i] for i in carry]
+
 
 def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[Stage]:
     """Returns the stages of a loop, each after those that it reads.

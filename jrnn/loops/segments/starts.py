@@ -182,11 +182,7 @@ class Solver:
             return place.handed(first, end, alone)
 
         def apply(matrices: Any, start: Values, b: Values) -> Values:
-            made: dict[int, Any] = {}
-            for t, a in zip(stage.transitions, matrices):
-                places = [carry.index(i) for i in t.carry]
-                made.update(zip(t.carry, t.applied(a, [start[p] for p in places], [b[p] for p in places])))
-            return [made[i] for i in carry]
+            return stage.applied(matrices, start, b, carry)
 
         b = end(list(map(jnp.zeros_like, first)))
         start = place.chained(first, matrices, b, apply)

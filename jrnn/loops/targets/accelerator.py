@@ -6,14 +6,18 @@ rounds without being asked, and only their sums leave the loop.
 
 from __future__ import annotations
 
-from jrnn.loops import jaxprs
-from jrnn.loops.loop import Loop, eager_passes
+from collections.abc import Callable
+from typing import Any
+
+from jrnn.loops import derived, jaxprs
+from jrnn.loops.loop import Loop, eager_passes, loop_of
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, movable, split, widen_sums
 from jrnn.loops.plan import LoopPlan, Target
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 
+_COMPARED = 5  # steps for which a solution in rounds is compared with the loop
 _SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an estimate, not measured
 
 
@@ -40,4 +44,23 @@ def _not_solved(core: Loop, options: Options) -> str | None:
         return "the order of its sums would change; ask for it by executor='associative'"
     if why is None and options.executor != "associative" and not associative.is_bounded(core):
         return "its factors are not provably at most 1, so products of them could overflow"
+    if why is None and options.verify:
+        agrees, note = derived.verdict(
+            core.closed(), len(core.consts), len(core.carry), _COMPARED, core.reverse, "in rounds", _in_rounds
+        )
+        return None if agrees else note
     return why
+
+
+def _in_rounds(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., list[Any]] | None:
+    program = jaxprs.opened(step, jaxprs.LOWERED_CALLS)
+    loop, end = loop_of(program, n_consts, n_carry, length, reverse), n_consts + n_carry
+    if associative.refusal(loop) is not None:
+        return None
+
+    def run(*args: Any) -> list[Any]:
+        consts = [*program.consts, *args[:n_consts]]
+        carry, ys = associative.Solved(loop).run(consts, args[n_consts:end], args[end:], length)
+        return [*carry, *ys]
+
+    return run

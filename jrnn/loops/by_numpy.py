@@ -1,0 +1,305 @@
+"""Jaxprs evaluated by numpy, without a compiler: for checks of derived programs (`derived.py`), and for references of tests.
+
+XLA takes about a second to compile the gradient of a small loop; numpy runs a few steps of it in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from scipy import special
+
+from jrnn.loops.jaxprs import Eqn, bind, scan_counts
+
+
+def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool = False) -> list[Any]:
+    """Returns the outputs of a jaxpr. A primitive that is not in the tables is run by JAX.
+
+    Args:
+        jaxpr: the jaxpr.
+        consts, args: the values of its constants and inputs.
+        wide: compute in float64 and complex128, whatever types the jaxpr has.
+    """
+    values: dict[Any, Any] = {}
+
+    def typed(value: Any, dtype: Any) -> Any:
+        return np.asarray(value, _widened(dtype) if wide else dtype)
+
+    def read(atom: Any) -> Any:
+        return typed(atom.val, atom.aval.dtype) if hasattr(atom, "val") else values[atom]
+
+    def write(var: Any, value: Any) -> None:
+        dtype = var.aval.dtype
+        if dtype == jax.dtypes.float0:
+            value = np.zeros(var.aval.shape, dtype)
+        elif not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            value = typed(value, dtype)
+        values[var] = value
+
+    for var, value in [*zip(jaxpr.constvars, consts, strict=True), *zip(jaxpr.invars, args, strict=True)]:
+        write(var, value)
+    for eqn in jaxpr.eqns:
+        given, name = [read(atom) for atom in eqn.invars], eqn.primitive.name
+        with np.errstate(all="ignore"):
+            if wide and name in ("convert_element_type", "reduce_precision") and _are_wide(eqn):
+                outs = given
+            elif name in LOOPS:
+                outs = LOOPS[name](partial(evaluate, wide=wide), given, **eqn.params)
+            elif name in MATHS and all(v.dtype.kind in MATHS[name][0] for v in given):
+                outs = [MATHS[name][1](*given)]
+            elif name in MOVES and (out := MOVES[name](*given, **eqn.params)) is not None:
+                outs = out if eqn.primitive.multiple_results else [out]
+            else:
+                outs = _by_jax(eqn, given, wide)
+        for var, value in zip(eqn.outvars, outs, strict=True):
+            write(var, value)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _widened(dtype: Any) -> Any:
+    if jax.dtypes.issubdtype(dtype, np.floating):
+        return np.dtype(np.float64)
+    return np.dtype(np.complex128) if jax.dtypes.issubdtype(dtype, np.complexfloating) else dtype
+
+
+def _are_wide(eqn: Eqn) -> bool:
+    kinds = [jax.dtypes.issubdtype(v.aval.dtype, np.floating) for v in (*eqn.invars[:1], *eqn.outvars)]
+    return all(kinds)
+
+
+def _by_jax(eqn: Eqn, given: Sequence[Any], wide: bool) -> Any:
+    with jax.ensure_compile_time_eval():
+        if wide and eqn.primitive.name not in ("convert_element_type", "iota"):
+            with jax.enable_x64(True):
+                return jax.device_get(bind(eqn, *given))
+        return bind(eqn, *given)
+
+
+# Functions of elements, and the kinds of the types for which numpy and XLA define them alike; V is bfloat16.
+
+ANY, REAL, FLOAT = "biufcV", "iufcV", "fcV"
+MATHS = {
+    **dict.fromkeys(("add", "add_any"), (REAL, np.add)),
+    "sub": (REAL, np.subtract),
+    "mul": (REAL, np.multiply),
+    "div": (FLOAT, np.divide),
+    "neg": (REAL, np.negative),
+    "abs": (REAL, np.abs),
+    "square": (REAL, np.square),
+    "sqrt": (FLOAT, np.sqrt),
+    "cbrt": ("f", np.cbrt),
+    "pow": ("fc", np.power),
+    "exp2": ("f", np.exp2),
+    "erf": ("f", special.erf),
+    "erfc": ("f", special.erfc),
+    "lgamma": ("f", special.gammaln),
+    "digamma": ("f", special.digamma),
+    "conj": ("c", np.conj),
+    "one_minus_square": (FLOAT, lambda x: 1 - x * x),
+    "rsqrt": (FLOAT, lambda x: 1 / np.sqrt(x)),
+    "max": ("iufV", np.maximum),
+    "min": ("iufV", np.minimum),
+    "clamp": ("iufV", lambda low, x, high: np.minimum(np.maximum(x, low), high)),
+    **{
+        name: (FLOAT, getattr(np, name))
+        for name in ["sin", "cos", "tan", "tanh", "sinh", "cosh", "exp", "log", "log1p", "expm1"]
+    },
+    "logistic": (FLOAT, lambda x: 1 / (1 + np.exp(-x))),
+    "floor": ("fV", np.floor),
+    "ceil": ("fV", np.ceil),
+    "sign": ("if", np.sign),
+    "rem": ("f", np.fmod),
+    "atan2": ("f", np.arctan2),
+    "is_finite": ("fV", np.isfinite),
+    "real": ("c", np.real),
+    "imag": ("c", np.imag),
+    "complex": ("f", lambda x, y: x + 1j * y),
+    "not": ("b", np.logical_not),
+    "and": ("b", np.logical_and),
+    "or": ("b", np.logical_or),
+    **{
+        ours: (ANY, getattr(np, theirs))
+        for ours, theirs in dict(
+            eq="equal", ne="not_equal", lt="less", le="less_equal", gt="greater", ge="greater_equal"
+        ).items()
+    },
+}
+
+
+# Operations with parameters. None: not this case.
+
+
+def broadcast_in_dim(x, *, shape, broadcast_dimensions, **_):
+    inner = [1] * len(shape)
+    for size, axis in zip(x.shape, broadcast_dimensions, strict=True):
+        inner[axis] = size
+    return np.broadcast_to(x.reshape(inner), shape)
+
+
+def dot_general(a, b, *, dimension_numbers, preferred_element_type, **_):
+    wanted = preferred_element_type or np.result_type(a, b)  # sums of int8 are made in int32
+    kinds = {np.dtype(v).kind for v in (wanted, a.dtype, b.dtype)}
+    dtype = np.dtype(np.float32) if "V" in kinds else np.result_type(a, b, wanted)
+    sides = []
+    for x, over, batch in zip((a, b), *dimension_numbers, strict=True):
+        free = [d for d in range(x.ndim) if d not in (*over, *batch)]
+        sizes = [[x.shape[d] for d in dims] for dims in (batch, free, over)]
+        moved = x.astype(dtype).transpose(*batch, *free, *over)
+        sides.append((moved.reshape(*sizes[0], math.prod(sizes[1]), math.prod(sizes[2])), sizes))
+    (left, (batch, rows, _)), (right, (_, columns, _)) = sides
+    return np.reshape(left @ right.swapaxes(-1, -2), (*batch, *rows, *columns))
+
+
+def convert_element_type(x, *, new_dtype, **_):
+    """XLA has rules of its own for numbers that do not fit, and for the imaginary part."""
+    to = np.dtype(new_dtype).kind
+    return x.astype(new_dtype) if to == "c" or (to in FLOAT and x.dtype.kind != "c") or x.dtype.kind == "b" else None
+
+
+def pad(x, value, *, padding_config):
+    if any(low < 0 or high < 0 for low, high, _ in padding_config):
+        return None
+    shape = [low + high + max(0, n + (n - 1) * inside) for n, (low, high, inside) in zip(x.shape, padding_config)]
+    out = np.full(shape, value, x.dtype)
+    inner = (slice(low, low + n + max(0, n - 1) * k, k + 1) for n, (low, _, k) in zip(x.shape, padding_config))
+    out[tuple(inner)] = x
+    return out
+
+
+def window(shape, sizes, starts):
+    starts = [min(max(int(at), 0), n - size) for at, n, size in zip(starts, shape, sizes)]
+    return tuple(slice(at, at + size) for at, size in zip(starts, sizes))
+
+
+def dynamic_update_slice(x, new, *starts, **_):
+    out = np.array(x)
+    out[window(x.shape, new.shape, starts)] = new
+    return out
+
+
+def wide(reduce):
+    """Sums of 16-bit numbers are made in 32 bits."""
+
+    def of(x, *, axes, **_):
+        return reduce(x.astype(np.float32) if x.dtype.kind == "V" else x, axis=tuple(axes)) if x.size else None
+
+    return of
+
+
+def running(accumulate):
+    def of(x, *, axis, reverse):
+        if x.dtype.kind == "V":
+            return None
+        return np.flip(accumulate(np.flip(x, axis), axis), axis) if reverse else accumulate(x, axis)
+
+    return of
+
+
+MOVES = {
+    "broadcast_in_dim": broadcast_in_dim,
+    "dot_general": dot_general,
+    "pad": pad,
+    "dynamic_update_slice": dynamic_update_slice,
+    "dynamic_slice": lambda x, *starts, slice_sizes: x[window(x.shape, slice_sizes, starts)],
+    "slice": lambda x, *, start_indices, limit_indices, strides: x[
+        tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))
+    ],
+    "reshape": lambda x, *, new_sizes, dimensions, **_: x.reshape(new_sizes) if dimensions is None else None,
+    "squeeze": lambda x, *, dimensions: x.reshape([n for i, n in enumerate(x.shape) if i not in dimensions]),
+    "transpose": lambda x, *, permutation: x.transpose(permutation),
+    "rev": lambda x, *, dimensions: np.flip(x, dimensions),
+    "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
+    "stack": lambda *xs, axis: np.stack(xs, axis),
+    "unstack": lambda x, *, axis: list(np.moveaxis(x, axis, 0)),
+    "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+    "select_n": lambda which, *cases: np.where(which, *cases[::-1]) if which.dtype == bool else None,
+    "convert_element_type": convert_element_type,
+    "integer_pow": lambda x, *, y: x**y if x.dtype.kind in FLOAT else None,
+    "iota": lambda *, dtype, shape, dimension, **_: np.broadcast_to(
+        np.arange(shape[dimension]).reshape([-1 if i == dimension else 1 for i in range(len(shape))]), shape
+    ),
+    "reduce_sum": wide(np.sum),
+    "reduce_max": wide(np.max),
+    "reduce_or": lambda x, *, axes, **_: x.any(tuple(axes)) if x.dtype == bool else None,
+    "reduce_and": lambda x, *, axes, **_: x.all(tuple(axes)) if x.dtype == bool else None,
+    "reduce_prod": lambda x, *, axes, **_: np.prod(x, tuple(axes)) if x.dtype.kind != "V" else None,
+    "reduce_min": lambda x, *, axes, **_: x.min(tuple(axes)) if x.size and x.dtype.kind in "iuf" else None,
+    "argmax": lambda x, *, axes, **_: x.argmax(axes[0]) if np.isfinite(x).all() else None,
+    "argmin": lambda x, *, axes, **_: x.argmin(axes[0]) if np.isfinite(x).all() else None,
+    "cumsum": running(np.cumsum),
+    "cumprod": running(np.cumprod),
+    "stop_gradient": lambda x: x,
+    "copy": lambda x: x,
+    "copy_p": lambda x: x,
+    "name": lambda x, **_: x,
+}
+
+
+# Jaxprs within --------------------------------------------------------------------------------------------------------
+
+Values = Sequence[Any]
+
+
+def _closed(of: Callable, closed: Any, given: Values) -> list[Any]:
+    return of(closed.jaxpr, closed.consts, given) if hasattr(closed, "consts") else of(closed, (), given)
+
+
+def _call(of: Callable, given: Values, *, jaxpr: Any = None, call_jaxpr: Any = None, **_: Any) -> list[Any]:
+    return _closed(of, jaxpr if call_jaxpr is None else call_jaxpr, given)
+
+
+def _scan(of: Callable, given: Values, *, jaxpr: Any, length: int, reverse: bool, **params: Any) -> list[Any]:
+    num_consts, num_carry = scan_counts(params)
+    consts, carry, xs = given[:num_consts], given[num_consts : num_consts + num_carry], given[num_consts + num_carry :]
+    ys: list[Any] = [np.zeros((length, *a.shape), a.dtype) for a in jaxpr.out_avals[num_carry:]]
+    for number, t in enumerate(range(length)[::-1] if reverse else range(length)):
+        out = _closed(of, jaxpr, [*consts, *carry, *(x[t] for x in xs)])
+        carry = out[:num_carry]
+        if number == 0:
+            ys = [np.zeros((length, *v.shape), v.dtype) for v in out[num_carry:]]
+        for y, value in zip(ys, out[num_carry:], strict=True):
+            y[t] = value
+    return [*carry, *ys]
+
+
+def _while(
+    of: Callable,
+    given: Values,
+    *,
+    cond_jaxpr: Any,
+    cond_nconsts: int,
+    body_jaxpr: Any,
+    body_nconsts: int,
+    **_: Any,
+) -> Values:
+    asked, used = given[:cond_nconsts], given[cond_nconsts : cond_nconsts + body_nconsts]
+    carry = given[cond_nconsts + body_nconsts :]
+    while _closed(of, cond_jaxpr, [*asked, *carry])[0]:
+        carry = _closed(of, body_jaxpr, [*used, *carry])
+    return carry
+
+
+def _cond(of: Callable, given: Values, *, branches: Any, **_: Any) -> list[Any]:
+    return _closed(of, branches[min(max(int(given[0]), 0), len(branches) - 1)], given[1:])
+
+
+def _checked(of: Callable, given: Values, *, products: Any, steps: Any, **_: Any) -> list[Any]:
+    results = _closed(of, products, given[1:])
+    return results if given[0] and all(np.isfinite(v).all() for v in results) else _closed(of, steps, given[1:])
+
+
+LOOPS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"), _call),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call),
+    "custom_vmap_call": lambda of, given, *, call, **_: _closed(of, call, given),
+    "optimization_barrier": lambda of, given, **_: given,
+    "checked_linear_map": _checked,
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}

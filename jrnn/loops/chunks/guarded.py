@@ -1,0 +1,124 @@
+"""Linear maps that are computed in products, or step by step where a result of the products is not finite.
+
+The tangents of a chunk are such a map, and so is its transpose, the reverse pass. Products of cotangents with rows of a
+chunk are no values of the recurrence, so they may overflow where the gradients of the recurrence do not. `linear_p` is a
+primitive, so that JAX differentiates, transposes and batches both ways of a map together, and each result is checked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.loops.jax_names import Primitive, ad, batching, jaxpr_as_fun, mlir
+
+linear_p = Primitive("checked_linear_map")
+linear_p.multiple_results = True
+
+
+@jax.custom_batching.custom_vmap
+def all_finite(arrays: Sequence[Any]) -> Any:
+    """Returns True if all elements of all arrays are finite."""
+    return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in arrays])
+
+
+@all_finite.def_vmap
+def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
+    return all_finite(arrays), False  # one condition for the whole batch: `vmap` of a condition runs both branches
+
+
+def linear_map(
+    products: Callable, steps: Callable, good: Any, residuals: Sequence[Any], moving: Sequence[Any]
+) -> list[Any]:
+    """Returns `products(*residuals, *moving)`, or `steps(...)` if `good` is False or a result is not finite.
+
+    Args:
+        products, steps: functions that return the same lists of floating-point arrays, and are linear in `moving`.
+        good: a boolean.
+        residuals, moving: arrays.
+    """
+    given = [*residuals, *moving]
+    traced = (jax.make_jaxpr(fn)(*map(jax.typeof, given)) for fn in (products, steps))
+    return _bind(good, given, *traced, len(moving))
+
+
+def _bind(good: Any, given: Sequence[Any], products: Any, steps: Any, count: int) -> list[Any]:
+    return linear_p.bind(good, *given, products=products, steps=steps, count=count)
+
+
+@linear_p.def_impl
+def _impl(good: Any, *given: Any, products: Any, steps: Any, count: int) -> list[Any]:
+    results = jaxpr_as_fun(products)(*given)
+    good = good & all_finite(results)
+    return jax.lax.cond(good, lambda results, _: results, lambda _, given: jaxpr_as_fun(steps)(*given), results, given)
+
+
+linear_p.def_abstract_eval(lambda good, *given, products, steps, count: products.out_avals)
+mlir.register_lowering(linear_p, mlir.lower_fun(_impl, multiple_results=True))
+
+
+def _rewritten(closed: Any, rewrite: Callable[[Callable], Callable], given: Sequence[Any]) -> Any:
+    return jax.make_jaxpr(rewrite(jaxpr_as_fun(closed)))(*map(jax.typeof, given))
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, products: Any, steps: Any, count: int
+) -> tuple[list[Any], list[Any]]:
+    good, *given = primals
+    moves = [type(t) is not ad.Zero for t in tangents[1:]]
+    moving = [t for t, m in zip(tangents[1:], moves) if m]
+
+    def tangents_of(fn: Callable) -> Callable:
+        def of(*args: Any) -> list[Any]:
+            fixed, moved = args[: len(given)], args[len(given) :]
+
+            def of_moving(*some: Any) -> list[Any]:
+                values = iter(some)
+                return fn(*(next(values) if m else a for a, m in zip(fixed, moves)))
+
+            return jax.jvp(of_moving, [a for a, m in zip(fixed, moves) if m], list(moved))[1]
+
+        return of
+
+    every = [*given, *moving]
+    both = (_rewritten(closed, tangents_of, every) for closed in (products, steps))
+    return _bind(good, given, products, steps, count), _bind(good, every, *both, len(moving))
+
+
+def _transpose(
+    cotangents: Sequence[Any], good: Any, *given: Any, products: Any, steps: Any, count: int
+) -> list[Any | None]:
+    residuals, moving = given[:-count], given[-count:]
+    cotangents = [ad.instantiate_zeros(ct) for ct in cotangents]
+    wanted = [ad.is_undefined_primal(m) for m in moving]
+    avals = [m.aval if w else jax.typeof(m) for m, w in zip(moving, wanted)]
+
+    def transpose_of(fn: Callable) -> Callable:
+        def of(*args: Any) -> list[Any]:
+            fixed = args[: len(residuals)]
+            back = jax.linear_transpose(lambda *moving: fn(*fixed, *moving), *avals)(list(args[len(residuals) :]))
+            return [ct for ct, w in zip(back, wanted) if w]
+
+        return of
+
+    every = [*residuals, *cotangents]
+    both = (_rewritten(closed, transpose_of, every) for closed in (products, steps))
+    found = iter(_bind(good, every, *both, len(cotangents)))
+    return [None] * (1 + len(residuals)) + [next(found) if w else None for w in wanted]
+
+
+def _batched(args: Sequence[Any], axes: Sequence[Any], *, products: Any, steps: Any, count: int) -> tuple[Any, Any]:
+    (good, *given), (of_good, *of_given) = args, axes
+    good = good if of_good is None else jnp.all(good)
+    both = (_rewritten(closed, lambda fn: jax.vmap(fn, tuple(of_given)), given) for closed in (products, steps))
+    results = _bind(good, given, *both, count)
+    return results, [0] * len(results)
+
+
+ad.primitive_jvps[linear_p] = _jvp
+ad.primitive_transposes[linear_p] = _transpose
+batching.primitive_batchers[linear_p] = _batched

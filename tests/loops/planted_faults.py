@@ -1,0 +1,78 @@
+"""What the comparison with the loop says of derived programs of one kind: python planted_faults.py KIND
+
+tests/loops/test_derived.py runs it with copies of jrnn that have the faults of planted_faults.toml.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+FAULTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+
+def main(kind):
+    import chunk_layers as layers
+    import jax
+    import jax.numpy as jnp
+
+    import jrnn
+    from jrnn.loops import chunks, machines, mark, targets
+    from jrnn.loops.costs import Candidate, Choice, Estimate
+    from jrnn.loops.loop import loop_of
+    from jrnn.loops.plan import Target
+    from jrnn.loops.rules import differentiation, lowering
+
+    if kind == "newton":
+        import newton_faults
+
+        return newton_faults.main()
+    if kind in ("chunks", "residuals"):
+        chunks.pays = lambda *args: kind == "chunks"
+        chunks.compared = lambda *args: Choice(Candidate("in chunks", Estimate(0.0, 0), True))
+        names = "delta_product_as_matrices gated_delta kda gla mlstm resetting linear decay_per_row_and_column momentum"
+        for name in names.split():
+            step = getattr(layers, name)
+            xs = layers.data(40, 1, 2)
+            init = layers.first_carry(step, 1, 2, 4, 4, "float32")
+
+            def loss(xs, step=step, init=init):
+                return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(jrnn.scan(step, init, xs)))
+
+            with lowering.recorded() as plans:
+                jax.make_jaxpr(jax.grad(loss, allow_int=True))(xs)
+            print(*plans.notes)
+    if kind == "residuals":
+        program = jax.make_jaxpr(lambda w, h, x: (jnp.tanh(h @ w + x) * h, jnp.sin(h)))(*3 * [jnp.ones((3, 3))])
+        same = differentiation._step_storing_less(program, 1, 1, 0.0, None, True) is program
+        print("on random numbers" * same)
+    if kind == "segments":
+        mesh = jax.make_mesh((4,), ("time",), axis_types=(jax.sharding.AxisType.Auto,))
+        spec = jax.sharding.PartitionSpec
+
+        def elementwise(h, x):
+            return (h := x["b2"] * h + x["i"]), h
+
+        for step in (layers.delta, elementwise):
+            xs = layers.data(16, 1, 2)
+            init = jnp.zeros((1, 2)) if step is elementwise else layers.first_carry(step, 1, 2, 4, 4, "float32")
+            time = spec("time")
+            in_time = jax.shard_map(
+                lambda init, xs, step=step: jrnn.scan(step, init, xs, axis_name="time"),
+                mesh=mesh, in_specs=(spec(), time), out_specs=(spec(), time),
+            )  # fmt: skip
+            with lowering.recorded() as plans:
+                jax.make_jaxpr(in_time)(init, xs)
+            print(*plans.notes)
+    if kind == "rounds":
+        step = jax.make_jaxpr(lambda h, g, x: (jnp.tanh(x) * h + 0.5 * g, 0.2 * h - 0.3 * g + x))(*3 * [jnp.ones(3)])
+        from jrnn.loops import jaxprs
+
+        loop = loop_of(jaxprs.opened(step), 0, 2, 128, False)
+        options = mark.Options("associative")
+        print(*targets.plan(loop, Target("cuda", 1, "", False, machines.of("cuda")), options).notes)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
