@@ -1,11 +1,11 @@
-"""`jax.jit` in tests of what is traced: numpy evaluates it (`jrnn.loops.by_numpy`), and nothing is compiled."""
+"""`jax.jit` in tests of what is traced: numpy evaluates it (`jrnn.jaxprs.by_numpy`), and nothing is compiled."""
 
 from __future__ import annotations
 
 import jax
 
-from jrnn.loops.by_numpy import evaluate
-from jrnn.loops.jax_names import is_traced
+from jrnn.jaxprs.by_numpy import evaluate
+from jrnn.jaxprs.names import is_traced
 
 
 def by_numpy(fn):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from by_numpy import COMPILED, by_numpy, jit
 
-from jrnn.loops.by_numpy import LOOPS, MATHS, MOVES, evaluate
+from jrnn.jaxprs import all_equations
+from jrnn.jaxprs.by_numpy import LOOPS, MATHS, MOVES, evaluate
 from jrnn.loops.chunks import all_finite
-from jrnn.loops.jaxprs import all_equations
 
 X = np.random.RandomState(0).standard_normal((3, 4))
 

@@ -32,21 +32,22 @@ ROOMS = {
     "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
     "files": Room(50, "files that are written completely or not at all, and what is no file", "errors"),
     "named": Room(80, "objects that are named as MODULE:NAME", "errors"),
-    "loops": Room(14_650, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars"),
-    "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors loops"),
+    "jaxprs": Room(1_700, "jaxprs read, evaluated and retraced; a table of primitives"),
+    "loops": Room(13_450, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars jaxprs"),
+    "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
     "nets/ir": Room(260, "nets as frozen records", "errors scalars"),
     "nets/execution_step": Room(70, "plans as frozen records", "nets/ir"),
     "nets/registry": Room(310, "the table of operators", "errors nets/ir"),
     "nets/gradient_maker": Room(165, "operators to gradient operators", "errors nets/ir nets/registry"),
     "nets/proto": Room(1_370, "the wire format", "errors files nets/ir nets/execution_step"),
-    "nets/graph": Room(2_030, "nets to nets, and nets to facts", "errors nets/ir printable"),
+    "nets/graph": Room(2_030, "nets to nets, and nets to facts", "errors printable nets/ir"),
     "nets/builder": Room(330, "building a net call by call", "errors nets/ir nets/registry nets/graph"),
     "nets/schedule": Room(
         100, "the operators of a net, checked and in order", "errors nets/ir nets/registry nets/graph"
     ),
     "nets/lowering": Room(
-        420, "a net as a JAX function", "errors loops nets/ir nets/registry nets/graph nets/schedule memory"
+        420, "a net as a JAX function", "errors memory loops nets/ir nets/registry nets/graph nets/schedule"
     ),
     "nets/autodiff": Room(
         430, "the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"
@@ -54,8 +55,8 @@ ROOMS = {
     "nets/ops": Room(
         9_420,
         "the operators; in contrib those that recurrent networks do not need",
-        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/schedule nets/lowering "
-        "nets/autodiff memory printable",
+        "errors printable memory jaxprs loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph "
+        "nets/schedule nets/lowering nets/autodiff",
     ),
     "nets/recurrent": Room(
         360,
@@ -68,25 +69,25 @@ ROOMS = {
     "nets/plans": Room(
         470,
         "loops over nets, run by the host",
-        "errors nets/ir nets/execution_step nets/proto nets/graph nets/lowering printable",
+        "errors printable nets/ir nets/execution_step nets/proto nets/graph nets/lowering",
     ),
     "corpus": Room(590, "texts as memory-mapped tokens", "errors files"),
     "models": Room(2_250, "pretrained recurrent language models", "errors nn"),
-    "interop": Room(785, "weights of other systems", "errors nn memory nets/proto"),
+    "interop": Room(785, "weights of other systems", "errors memory nn nets/proto"),
     "convert": Room(
         4_130,
         "JAX functions to nets; packages; nets to Python",
-        "errors files named loops nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops nets/recurrent "
-        "printable",
+        "errors printable files named jaxprs nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops "
+        "nets/recurrent",
     ),
     "gradcheck": Room(
         1_800,
         "proofs of gradients",
-        "errors loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering nets/autodiff "
-        "nets/ops convert printable",
+        "errors printable jaxprs nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/lowering "
+        "nets/autodiff nets/ops convert",
     ),
     "onnx": Room(
-        3_140, "ONNX models in and out (the extra `onnx`)", "errors loops nn interop convert memory nets/proto"
+        3_140, "ONNX models in and out (the extra `onnx`)", "errors memory jaxprs loops nn nets/proto interop convert"
     ),
     "testing": Room(
         1_500, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
@@ -94,27 +95,27 @@ ROOMS = {
     "train": Room(
         6_150,
         "training from a config",
-        "errors files named loops nn nets/ir nets/registry nets/proto nets/graph nets/builder nets/schedule nets/lowering "
-        "nets/autodiff nets/ops nets/recurrent nets/cells convert gradcheck printable arrays corpus models",
+        "errors printable arrays files named jaxprs nn nets/ir nets/registry nets/proto nets/graph nets/builder "
+        "nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models convert gradcheck",
     ),
     "bench": Room(
         3_250,
         "measurements",
-        "errors loops nn nets/ir nets/graph convert onnx train nets/autodiff nets/lowering nets/proto",
+        "errors jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff convert onnx train",
     ),
     "cli": Room(
         1_340,
         "the command `jrnn`: one sub-command calls one function",
-        "errors version files loops nets/ir nets/execution_step nets/proto nets/graph nets/lowering nets/ops nets/plans "
-        "corpus models convert gradcheck train bench printable memory arrays",
+        "errors version printable memory arrays files loops nets/ir nets/execution_step nets/proto nets/graph "
+        "nets/lowering nets/ops nets/plans corpus models convert gradcheck train bench",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(
         155,
         "the public names, which load lazily",
         "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
-        "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans corpus models interop convert gradcheck "
-        "onnx testing train",
+        "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans corpus models interop convert "
+        "gradcheck onnx testing train",
     ),
 }
 ONLY_IN = {  # third-party package: the rooms that may know it

@@ -24,7 +24,7 @@ from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.peers import FUNCTIONS, in_mode, versions
 from jrnn.bench.sizes import CELLS, MODES, Size, check_names, flops
 from jrnn.errors import ConfigError
-from jrnn.loops.jax_names import topologies
+from jrnn.jaxprs.names import topologies
 
 _H100 = """
 gpu_device_info {

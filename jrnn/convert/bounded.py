@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.convert.flat import Graph, Node, evaluate, flatten, read
-from jrnn.loops.jaxprs import scan_counts
+from jrnn.jaxprs import scan_counts
 
 TRIPS = 10_000
 

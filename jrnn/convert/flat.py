@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.loops import jaxprs
-from jrnn.loops.jax_names import expanded, source_line
+from jrnn import jaxprs
+from jrnn.jaxprs.names import expanded, source_line
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 

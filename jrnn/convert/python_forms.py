@@ -20,8 +20,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
-from jrnn.loops.jaxprs import Eqn
-from jrnn.loops.primitives import ELEMENTWISE
+from jrnn.jaxprs import Eqn
+from jrnn.jaxprs.primitives import ELEMENTWISE
 
 INFIX = {
     "add": "+", "add_any": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",

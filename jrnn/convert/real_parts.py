@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jrnn import jaxprs
 from jrnn.errors import ConversionError
-from jrnn.loops import jaxprs
-from jrnn.loops.jax_names import source_line
+from jrnn.jaxprs.names import source_line
 
 # Linear in every complex operand; other operands, such as indices, are given to both parts.
 _LINEAR = {

@@ -46,7 +46,7 @@ from jrnn.convert.python_forms import (
 from jrnn.convert.verify import close, drawn
 from jrnn.errors import ConversionError, FormatError, OpError
 from jrnn.files import write_whole
-from jrnn.loops.jaxprs import Eqn, is_literal, scan_counts
+from jrnn.jaxprs import Eqn, is_literal, scan_counts
 from jrnn.nets.lowering import to_jax
 from jrnn.printable import printable
 

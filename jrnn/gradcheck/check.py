@@ -36,7 +36,7 @@ from jrnn.gradcheck.held import holding, rule_name, stopping_lines
 from jrnn.gradcheck.kinks import near_kinks
 from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
 from jrnn.gradcheck.subject import Subject, function_of, subject_of_net
-from jrnn.loops.jaxprs import Eqn, Program, Var, evaluate, opened, read, scan_counts, trace
+from jrnn.jaxprs import Eqn, Program, Var, evaluate, opened, read, scan_counts, trace
 from jrnn.nets.graph.scope import Workspace, reads, workspace_of
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import run_net

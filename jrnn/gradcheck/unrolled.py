@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.convert.flat import body_of
-from jrnn.loops.jaxprs import Eqn, all_equations, bind, in_scope, jaxpr_of, read, scan_counts
+from jrnn.jaxprs import Eqn, all_equations, bind, in_scope, jaxpr_of, read, scan_counts
 
 MOST_STEPS = 64  # a longer scan stays one operator
 

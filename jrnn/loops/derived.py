@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from jrnn.loops import jaxprs, mark
-from jrnn.loops.by_numpy import evaluate
+from jrnn import jaxprs
+from jrnn.jaxprs.by_numpy import evaluate
+from jrnn.jaxprs.resized import resized
+from jrnn.loops import mark
 from jrnn.loops.equation_costs import operations
 from jrnn.loops.loop import strict_passes
-from jrnn.loops.resized import resized
 
 TOLERANCE = 1e-9  # in units of the largest element of each result; two right programs differ by 1e-13
 _SCALE = 0.4  # of random numbers: carries that grow by their square stay small

@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.loops.jax_names import jaxpr_as_fun
+from jrnn.jaxprs.names import jaxpr_as_fun
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 

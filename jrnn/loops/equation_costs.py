@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.loops.machines import CPU, Machine
 
 # Times of functions, compared with one such as tanh.

@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jrnn.loops import jaxprs, primitives
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.loops.costs import Estimate
 from jrnn.loops.equation_costs import (
     LOOKUPS,
@@ -26,7 +27,6 @@ from jrnn.loops.equation_costs import (
     operations,
     product_seconds,
 )
-from jrnn.loops.jaxprs import Atom, Eqn, Var
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission

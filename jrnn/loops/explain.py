@@ -11,8 +11,10 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import costs, jaxprs, newton, primitives
+from jrnn.jaxprs import primitives
+from jrnn.loops import costs, newton
 from jrnn.loops.plan import LoopPlan, Target
 from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan

@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Eqn, Var
 
 Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-_KEY = "jrnn_scan"
+from jrnn.jaxprs import MARK
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ plain = jax.make_user_context(False)
 
 def marked(options: Options) -> AbstractContextManager[None]:
     """Marks every scan that is traced in this context."""
-    return set_xla_metadata(**{_KEY: json.dumps(asdict(options))})
+    return set_xla_metadata(**{MARK: json.dumps(asdict(options))})
 
 
 def unmarked() -> AbstractContextManager[None]:
     """Leaves what is traced in this context unmarked."""
-    return set_xla_metadata(**{_KEY: None})
+    return set_xla_metadata(**{MARK: None})
 
 
 def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
     """Returns the options in an equation's metadata, or None if it has no mark."""
-    text = (metadata or {}).get(_KEY)
+    text = (metadata or {}).get(MARK)
     if text is None:
         return None
     found = json.loads(text)

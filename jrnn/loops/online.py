@@ -22,8 +22,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError, near
-from jrnn.loops import early_exit, jaxprs
+from jrnn.loops import early_exit
 from jrnn.loops.newton.solver import why_no_jacobian
 from jrnn.loops.newton.structure import Axes, Group, joint_group, reads_of
 

@@ -19,9 +19,10 @@ from typing import Any, Protocol
 import jax
 from jax.extend import source_info_util
 
-from jrnn.loops import jaxprs, machines, primitives
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.loops import machines
 from jrnn.loops.costs import Choice
-from jrnn.loops.jaxprs import Eqn, Var
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.passes.fission import Fission

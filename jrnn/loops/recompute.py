@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import source_info_util
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError, near
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Eqn, Var
+from jrnn.jaxprs import Eqn, Var, primitives
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None

@@ -21,8 +21,9 @@ import jax.extend.core
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jrnn.loops import equation_costs, jaxprs, machines, primitives, recompute
-from jrnn.loops.jaxprs import Atom, Eqn, Program, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Program, Var, primitives
+from jrnn.loops import equation_costs, machines, recompute
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
 _LONGEST = 2000

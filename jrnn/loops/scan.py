@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
+from jrnn.jaxprs.names import is_traced
 from jrnn.loops import early_exit, executors, mark, newton
 from jrnn.loops import recompute as recomputation
 from jrnn.loops.executors import Executor
-from jrnn.loops.jax_names import is_traced
 from jrnn.loops.mark import Options
 from jrnn.loops.masking import masked
 from jrnn.loops.newton import Newton

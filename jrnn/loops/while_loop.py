@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import ScanError
+from jrnn.jaxprs.names import is_traced
 from jrnn.loops import early_exit
-from jrnn.loops.jax_names import is_traced
 from jrnn.loops.rules import tracing
 from jrnn.scalars import plain
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.names import Primitive
 from jrnn.loops import LstmStep, scan
-from jrnn.loops.jax_names import Primitive
 from jrnn.loops.masking import with_resets
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings

@@ -9,7 +9,7 @@ import numpy as np
 
 from jrnn.convert.flat import flatten
 from jrnn.interop.cells import convention, reorder
-from jrnn.loops.jaxprs import scan_counts
+from jrnn.jaxprs import scan_counts
 from jrnn.nn.units import RNN_RELU
 from jrnn.onnx.emit import Emitter, Fill, Ref, Value, known, rule
 

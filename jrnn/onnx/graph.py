@@ -19,7 +19,7 @@ from onnx import AttributeProto, helper, numpy_helper
 
 from jrnn.convert.emit import registering
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
-from jrnn.loops.jax_names import is_traced
+from jrnn.jaxprs.names import is_traced
 from jrnn.memory import check_call, check_results, check_size
 
 STANDARD = ("", "ai.onnx")

@@ -67,7 +67,7 @@ def main(kind):
             print(*plans.notes)
     if kind == "rounds":
         step = jax.make_jaxpr(lambda h, g, x: (jnp.tanh(x) * h + 0.5 * g, 0.2 * h - 0.3 * g + x))(*3 * [jnp.ones(3)])
-        from jrnn.loops import jaxprs
+        from jrnn import jaxprs
 
         loop = loop_of(jaxprs.opened(step), 0, 2, 128, False)
         options = mark.Options("associative")

@@ -12,8 +12,9 @@ import pytest
 from jax.extend.core.primitives import scan_p
 
 import jrnn
+from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import jaxprs, scan, targets
+from jrnn.loops import scan, targets
 from jrnn.loops.plan import LoopPlan
 from jrnn.loops.rules import tracing
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 import jrnn
+from jrnn import jaxprs
 from jrnn.bench.suites.never_worse import LOOPS, H, programs
 from jrnn.errors import ScanError
-from jrnn.loops import costs, jaxprs, machines, residuals
+from jrnn.loops import costs, machines, residuals
 from jrnn.loops.costs import Candidate, Estimate
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.explain import plans_of

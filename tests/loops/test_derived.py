@@ -15,9 +15,10 @@ import pytest
 from planted_faults import FAULTS
 
 import jrnn
-from jrnn.loops import derived, jaxprs
-from jrnn.loops.by_numpy import evaluate
-from jrnn.loops.resized import resized
+from jrnn import jaxprs
+from jrnn.jaxprs.by_numpy import evaluate
+from jrnn.jaxprs.resized import resized
+from jrnn.loops import derived
 
 HERE = Path(__file__).parent
 

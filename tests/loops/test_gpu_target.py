@@ -14,10 +14,11 @@ import pytest
 from by_numpy import by_numpy
 
 import jrnn
-from jrnn import nn
+from jrnn import jaxprs, nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
-from jrnn.loops import jaxprs, primitives, scan, targets
+from jrnn.jaxprs import primitives
+from jrnn.loops import scan, targets
 from jrnn.loops.loop import Loop
 from jrnn.loops.passes import Packed, one_kernel_a_stage, pack_stacks
 from jrnn.loops.plan import Target

@@ -8,7 +8,8 @@ import pytest
 from by_numpy import by_numpy
 
 import jrnn
-from jrnn.loops import chunks, jaxprs
+from jrnn import jaxprs
+from jrnn.loops import chunks
 from jrnn.loops.chunks import compared, runner
 from jrnn.loops.loop import Loop
 from jrnn.loops.rules import lowering

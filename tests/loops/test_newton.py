@@ -16,10 +16,10 @@ from by_numpy import COMPILED, by_numpy
 from newton_cells import CELLS, H, N, example
 
 import jrnn
-from jrnn import Newton
+from jrnn import Newton, jaxprs
 from jrnn.bench.hlo import Module
 from jrnn.errors import ScanError
-from jrnn.loops import jaxprs, scan, scan_statistics
+from jrnn.loops import scan, scan_statistics
 from jrnn.loops.newton import recurrence
 from jrnn.loops.newton.structure import groups
 

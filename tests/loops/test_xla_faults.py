@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 
 # The reverse pass of a delta rule with momentum has products with three batch axes, of which two are the caller's.
 MOMENTUM = """

@@ -18,7 +18,7 @@ from jrnn.convert.rules.elementwise import binary, is_static
 from jrnn.convert.rules.reduce import from_halves, halves
 from jrnn.convert.rules.shapes import cut, join, pick, reverse
 from jrnn.errors import ConversionError, GradientError
-from jrnn.loops.jaxprs import scan_counts
+from jrnn.jaxprs import scan_counts
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.graph import live_ops
 from jrnn.nets.ir import Net

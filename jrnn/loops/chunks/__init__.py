@@ -9,7 +9,7 @@ equations. `recognize.py` decides which carries have one, and in which order the
 from jrnn.loops.chunks.estimate import compared
 from jrnn.loops.chunks.guarded import all_finite
 from jrnn.loops.chunks.normal import held, opened
-from jrnn.loops.chunks.recognize import affine, groups, why
+from jrnn.loops.chunks.recognize import affine, why
 from jrnn.loops.chunks.runner import Chunked, chunk_length, chunked, pays, stored_states
 from jrnn.loops.chunks.terms import NotAffine
 
@@ -21,7 +21,6 @@ __all__ = [
     "chunk_length",
     "chunked",
     "compared",
-    "groups",
     "held",
     "opened",
     "pays",

@@ -14,12 +14,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jrnn.jaxprs import Var
 from jrnn.loops.chunks.decay import MIXED, Decay, Mixing, decay_of, mixing_of, sums
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
 from jrnn.loops.chunks.recognize import Affine, rows_of
 from jrnn.loops.chunks.solve import Kept, unit_lower_solve
 from jrnn.loops.chunks.terms import Factor, Row, Term, Value
-from jrnn.loops.jaxprs import Var
 
 
 @dataclass(frozen=True)

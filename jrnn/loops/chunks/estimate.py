@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 from jrnn.loops.chunks.recognize import Affine, rows_of
 from jrnn.loops.costs import Candidate, Choice, Estimate, bound, choose
 from jrnn.loops.estimates import Estimator

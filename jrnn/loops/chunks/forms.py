@@ -9,11 +9,11 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var
 from jrnn.loops.chunks.known import SUMS, Known
 from jrnn.loops.chunks.terms import Factor, NotAffine, Row, Term, Value
 from jrnn.loops.chunks.views import SAME, long_pairs, view
-from jrnn.loops.jaxprs import Atom, Eqn, Var
 
 
 class Forms(Known):

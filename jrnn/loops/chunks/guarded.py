@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops.jax_names import Primitive, ad, batching, jaxpr_as_fun, mlir
+from jrnn.jaxprs.names import Primitive, ad, batching, jaxpr_as_fun, mlir
 
 linear_p = Primitive("checked_linear_map")
 linear_p.multiple_results = True

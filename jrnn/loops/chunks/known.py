@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var
 from jrnn.loops.chunks.terms import Axes, Factor, Labels, Term, Value
 from jrnn.loops.chunks.views import constant, long_pairs, unviewed, varying_axes
-from jrnn.loops.jaxprs import Atom, Eqn, Var
 
 SUMS = ("add", "add_any", "sub")
 

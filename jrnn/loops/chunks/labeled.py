@@ -13,9 +13,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
+from jrnn.jaxprs import Env, Var
 from jrnn.loops.chunks.terms import Factor, Term
-from jrnn.loops.jaxprs import Env, Var
 
 Label = int | str
 

@@ -15,8 +15,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var
 from jrnn.loops.loop import Loop
 
 _LONGEST = 8  # steps of an inner loop that is unrolled; slices of a carry

@@ -22,13 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.guarded import all_finite, linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.recognize import Affine
 from jrnn.loops.chunks.solve import Kept
-from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
 
 
 def over_time(eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, steps: Env) -> None:
@@ -130,14 +130,7 @@ class Body:
 
     def _outs(self, env: Env, steps: Env, count: int) -> list[Any]:
         over_time(self.eqns, self.outs, env, steps)
-
-        def out(atom: Atom) -> Any:
-            if jaxprs.is_in(atom, steps):
-                return steps[atom]
-            value = jaxprs.value(env, atom)
-            return jnp.broadcast_to(value, (count, *value.shape))
-
-        return list(map(out, self.outs))
+        return [jaxprs.stack(atom, env, steps, count) for atom in self.outs]
 
     def by_steps(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
         states, outs = jax.lax.scan(lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps)

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
-from jrnn.loops import jaxprs, primitives
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.chunks.forms import Forms
 from jrnn.loops.chunks.terms import Factor, NotAffine, Row, Term, Value
-from jrnn.loops.jaxprs import Eqn, Var
 from jrnn.loops.loop import Loop
 
 _MOST = 3  # carries that read each other as wholes
@@ -207,17 +207,6 @@ def why(error: NotAffine) -> str:
     """Returns the reason with the place in the user's code."""
     where = source_info_util.summarize(error.eqn.source_info) if error.eqn is not None else ""
     return f"{error} at {where}" if where else str(error)
-
-
-def groups(loop: Loop) -> tuple[list[tuple[int, ...]], list[set[int]]]:
-    """Returns the groups of carries that read each other, each after those that it reads; and what each carry reads."""
-    count = range(len(loop.carry))
-    reach = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
-    reads = [{j for j in count if jaxprs.is_in(out, reach[j])} | {i} for i, out in enumerate(loop.carry_out)]
-    for k in count:  # the transitive closure
-        reads = [r | reads[k] if k in r else r for r in reads]
-    found = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
-    return sorted(found, key=lambda g: len(reads[g[0]])), reads
 
 
 def is_evaluable(eqn: Eqn) -> bool:

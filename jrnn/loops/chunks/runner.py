@@ -15,15 +15,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, mark, primitives
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Var, primitives
+from jrnn.loops import mark
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body, over_time
-from jrnn.loops.chunks.recognize import Affine, affine, groups, is_evaluable, why
+from jrnn.loops.chunks.recognize import Affine, affine, is_evaluable, why
 from jrnn.loops.chunks.terms import NotAffine
-from jrnn.loops.jaxprs import Atom, Env, Var
 from jrnn.loops.loop import Loop, Results
-from jrnn.loops.passes.fission import shifted
+from jrnn.loops.recompute import in_chunks
 
 _LEAST = (
     2048  # elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96
@@ -146,15 +147,15 @@ class Chunked:
             elif stage.is_shift:
                 (i,), (value,) = stage.carry, first
                 over_time(loop.eqns, [loop.carry_out[i]], env, steps)
-                stack = _stack(loop.carry_out[i], env, steps, length)
-                steps[loop.carry[i]] = shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
+                stack = jaxprs.stack(loop.carry_out[i], env, steps, length)
+                steps[loop.carry[i]] = jaxprs.shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
                 final = [stack[0 if loop.reverse else -1]]
             else:
                 final, before = _one_by_one(loop, stage, first, env, steps, length)
                 steps.update(zip([loop.carry[i] for i in stage.carry], before))
             last.update(zip(stage.carry, final))
         over_time(loop.eqns, loop.ys, env, steps)
-        return [last[i] for i in range(len(init))], [_stack(y, env, steps, length) for y in loop.ys]
+        return [last[i] for i in range(len(init))], [jaxprs.stack(y, env, steps, length) for y in loop.ys]
 
 
 def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None) -> Chunked:
@@ -173,7 +174,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
         raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    pending, reads = groups(loop)
+    pending, reads = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
     stages: list[Stage] = []
     done: set[int] = set()
     notes: list[str] = []
@@ -264,33 +265,17 @@ def _projections(loop: Loop) -> list[Var]:
     return found
 
 
-def _stack(atom: Atom, env: Env, steps: Env, length: int) -> Any:
-    if jaxprs.is_in(atom, steps):
-        return steps[atom]
-    value = jaxprs.value(env, atom)
-    return jnp.broadcast_to(value, (length, *value.shape))
-
-
 def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
     """Runs all steps one by one. The reverse pass keeps the carries at chunk boundaries, and runs each chunk again."""
-    count, rest = divmod(length, _BOUNDARY)
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def chunk(carry: Any, xs: Any) -> Any:
+    def some(carry: Any, xs: Any, steps: Any) -> Results:
         with mark.marked(mark.Options()):  # the passes of other loops apply
-            carry, ys = loop.run(consts, carry, xs, len(xs[0]) if xs else _BOUNDARY)
+            carry, ys = loop.run(consts, carry, xs, steps)
         return list(carry), list(ys)
 
-    first, last = slice(length - rest), slice(length - rest, None)  # in the order of time that the loop has
-    first, last = (slice(rest, None), slice(rest)) if loop.reverse else (first, last)
-    whole = [x[first].reshape(count, _BOUNDARY, *x.shape[1:]) for x in xs]
     init = [jnp.asarray(c, v.aval.dtype) for c, v in zip(init, loop.carry)]
-    carry, stacks = jax.lax.scan(chunk, init, whole, count, reverse=loop.reverse)
-    ys = [y.reshape(count * _BOUNDARY, *y.shape[2:]) for y in stacks]
-    if rest:
-        carry, tail = chunk(carry, [x[last] for x in xs])
-        ys = [jnp.concatenate([t, y] if loop.reverse else [y, t]) for y, t in zip(ys, tail)]
-    return list(carry), ys
+    wrap = functools.partial(jax.checkpoint, prevent_cse=False)
+    return in_chunks(some, init, list(xs), length, _BOUNDARY, loop.reverse, wrap)
 
 
 def _one_by_one(loop: Loop, stage: Stage, first: Sequence[Any], env: Env, steps: Env, length: int) -> Results:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jrnn.loops.jaxprs import Eqn, Var
+from jrnn.jaxprs import Eqn, Var
 
 Labels = tuple[int | None, ...]  # None: constant along this axis
 

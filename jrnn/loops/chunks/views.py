@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from jrnn.loops import jaxprs, primitives
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.loops.chunks.terms import Labels, NotAffine
-from jrnn.loops.jaxprs import Atom, Eqn, Var
 
 SAME = ("copy", "copy_p", "name", "reduce_precision")
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 
 FLAT, UPRIGHT, WHOLE = "flat", "upright", "whole"  # a vector as [1, n] or as [n, 1]; anything else
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Atom
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom
 from jrnn.loops.kernels import mosaic
 from jrnn.loops.kernels.forms import Form, Refused, from_memory, to_memory
 from jrnn.loops.kernels.tiles import Tiled, memory_type, tiled

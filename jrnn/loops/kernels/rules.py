@@ -13,8 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Atom, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var
 from jrnn.loops.kernels.forms import (
     FLAT,
     UPRIGHT,

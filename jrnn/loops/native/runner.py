@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 from jrnn.loops.costs import Estimate
 from jrnn.loops.estimates import Split
 from jrnn.loops.kernels import Refused
@@ -62,14 +62,7 @@ class Native:
         last = [value.astype(v.aval.dtype) for value, v in zip(out, core.carry)]
         stacked.update((y, value) for y, value in zip(core.ys, out[len(last) :]) if not jaxprs.is_literal(y))
         over_time(program.late, [v for e in program.late for v in e.outvars], env, stacked)
-
-        def stack(atom: Any) -> Any:
-            if jaxprs.is_in(atom, stacked):
-                return stacked[atom]
-            value = jaxprs.value(env, atom)
-            return jnp.broadcast_to(value, (length, *value.shape))
-
-        return last, [stack(y) for y in loop.ys]
+        return last, [jaxprs.stack(y, env, stacked, length) for y in loop.ys]
 
     def useful_threads(self) -> int:
         return max(1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK)))

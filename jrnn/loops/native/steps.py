@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 from jrnn.loops.kernels import Refused
 from jrnn.loops.native.views import Array, Dims, View, collapsed, dense
 

@@ -13,8 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
 from jrnn.loops.native.stages import add_in_products, in_stages

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import early_exit, jaxprs, mark
+from jrnn.loops import early_exit, mark
 from jrnn.loops.masking import masked
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run

@@ -24,13 +24,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Program
+from jrnn.jaxprs import Program, primitives
 from jrnn.loops.newton import recurrence
 from jrnn.loops.newton.options import Newton
 from jrnn.loops.newton.structure import Group, groups
-from jrnn.loops.passes.fission import shifted
 
 _ULPS = 32  # the default tolerance, in units of the last place
 _PART = 1024.0
@@ -84,12 +83,12 @@ def run(
         reports.append(report)
         for i, out, state in zip(group.carries, outs, solved):
             states[i] = state
-            stacked[carry[i]] = shifted(state, init[i], False)
+            stacked[carry[i]] = jaxprs.shifted(state, init[i], False)
             if not jaxprs.is_literal(out) and out not in known:
                 stacked.setdefault(out, state)
     outs = program.outvars[len(init) :]
     eqns, _ = jaxprs.needed(program.eqns, outs, {*known, *stacked})
-    ys = _over_time(lambda env: jaxprs.evaluate(eqns, env), outs, known, stacked, length)
+    ys = _over_time(eqns, outs, known, stacked, length)
     ordered = [states[i] for i in range(len(init))]
     last = [state[-1] for state in ordered]
     if reverse:
@@ -135,15 +134,11 @@ def _check_sizes(found: Sequence[Group], init: Sequence[Any], length: int, optio
             )
 
 
-def _over_time(evaluation: Callable, outs: Sequence[Any], known: Any, stacked: Any, length: int) -> list[Any]:
+def _over_time(eqns: Sequence[Any], outs: Sequence[Any], known: Any, stacked: Any, length: int) -> list[Any]:
     """Evaluates equations for all steps: the values of `outs`, [T, ...]."""
-    names = list(stacked)
-
-    def one(values: list[Any]) -> list[Any]:
-        env = evaluation({**known, **dict(zip(names, values))})
-        return [jaxprs.value(env, a) for a in outs]
-
-    return jax.vmap(one, axis_size=length)([stacked[v] for v in names])
+    env, stacks = dict(known), dict(stacked)
+    jaxprs.over_time(eqns, env, stacks)
+    return [jaxprs.stack(a, env, stacks, length) for a in outs]
 
 
 # One group of carries -------------------------------------------------------------------------------------------------
@@ -180,7 +175,7 @@ class _Part:
         varying = [v for v in wanted if v in timed]
         fixed = [v for v in wanted if v not in timed]
         later = [e for e in outer if any(v in timed for v in e.outvars)]
-        stacks = _over_time(lambda values: jaxprs.evaluate(later, values), varying, env, stacked, length)
+        stacks = _over_time(later, varying, env, stacked, length)
 
         def fn(consts: Sequence[Any], stack: Sequence[Any], old: Sequence[Any]) -> list[Any]:
             env = dict(zip((*fixed, *varying, *mine), (*consts, *stack, *old)))
@@ -238,11 +233,11 @@ def _solve(part: _Part, init: list[Any], guess: Any, length: int, options: Newto
         states, report = states_of(*primals)
 
         def step_from(consts: Any, stacks: Any, init: Any) -> list[Any]:
-            return part.all_steps(consts, stacks, [shifted(s, h, False) for s, h in zip(states, init)])
+            return part.all_steps(consts, stacks, [jaxprs.shifted(s, h, False) for s, h in zip(states, init)])
 
         _, moved = jax.jvp(step_from, primals, tangents)
         consts, stacks, init = primals
-        old = [shifted(s, h, False) for s, h in zip(states, init)]
+        old = [jaxprs.shifted(s, h, False) for s, h in zip(states, init)]
         if diagonal:
             found = _pushed_step_by_step(part, consts, stacks, old, moved)
         else:
@@ -283,7 +278,7 @@ def _iterate(
         return [jnp.zeros((length, *h.shape), h.dtype) for h in init]
 
     def old_of(states: Sequence[Any]) -> list[Any]:
-        return [shifted(s, h, False) for s, h in zip(states, init)]
+        return [jaxprs.shifted(s, h, False) for s, h in zip(states, init)]
 
     def scale(states: Sequence[Any]) -> jax.Array:
         """The largest finite value of each carry, within limits, for each place of a block, [1, ..., M]."""

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Eqn, Program, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Program, Var, primitives
 
 # For each axis of a carry, the axis of a value that is aligned with it, or None.
 Axes = tuple[int | None, ...]
@@ -88,13 +88,8 @@ def groups(program: Program, n_consts: int, n_carry: int) -> list[Group]:
     """
     carry = program.invars[n_consts : n_consts + n_carry]
     outs = reads_of(program, carry, n_carry)
-    count = range(n_carry)
-    reach = [set(reads) | {i} for i, reads in enumerate(outs)]
-    for k in count:  # the transitive closure
-        reach = [r | reach[k] if k in r else r for r in reach]
-    together = dict.fromkeys(tuple(j for j in count if j in reach[i] and i in reach[j]) for i in count)
-    made = [_group(members, [tuple(carry[i].aval.shape) for i in members], outs) for members in together]
-    return sorted(made, key=lambda group: len(reach[group.carries[0]]))
+    together, _ = jaxprs.components(outs)
+    return [_group(members, [tuple(carry[i].aval.shape) for i in members], outs) for members in together]
 
 
 def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -> list[Reads]:

@@ -21,11 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
+from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.loop import Loop, Results
-from jrnn.loops.passes.fission import shifted
-from jrnn.loops.passes.ranges import largest_size
 
 _MOST_TOGETHER = 4  # two steps of K carries compose with K^3 products
 
@@ -56,14 +55,10 @@ class Solved:
                 out = loop.carry_out[i]
                 if not jaxprs.is_literal(out) and out not in known:
                     stacked.setdefault(out, states[i])
-                stacked[loop.carry[i]] = shifted(states[i], init[i], loop.reverse)
+                stacked[loop.carry[i]] = jaxprs.shifted(states[i], init[i], loop.reverse)
         eqns, _ = jaxprs.needed(loop.eqns, loop.ys, {*known, *stacked})
-
-        def outputs(values: list[Any]) -> list[Any]:
-            env = jaxprs.evaluate(eqns, {**known, **dict(zip(stacked, values))})
-            return [jaxprs.value(env, y) for y in loop.ys]
-
-        ys = jax.vmap(outputs, axis_size=length)(list(stacked.values()))
+        jaxprs.over_time(eqns, known, stacked)
+        ys = [jaxprs.stack(y, known, stacked, length) for y in loop.ys]
         return [states[i][0 if loop.reverse else -1] for i in range(len(loop.carry))], ys
 
 
@@ -172,15 +167,10 @@ class NotAffine(Exception):
 
 def _groups(loop: Loop) -> list[tuple[int, ...]]:
     """Groups the positions of carries that read each other, each group after the groups that it reads."""
-    count = range(len(loop.carry))
-    of_carry = [jaxprs.depends(loop.eqns, [v]) for v in loop.carry]
-    reads = [{j for j in count if jaxprs.is_in(out, of_carry[j])} | {i} for i, out in enumerate(loop.carry_out)]
-    for k in count:  # the transitive closure
-        reads = [r | reads[k] if k in r else r for r in reads]
-    groups = dict.fromkeys(tuple(j for j in count if j in reads[i] and i in reads[j]) for i in count)
+    groups, _ = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
     if max(map(len, groups), default=0) > _MOST_TOGETHER:
         raise NotAffine(f"more than {_MOST_TOGETHER} carries read each other")
-    return sorted(groups, key=lambda g: len(reads[g[0]]))
+    return groups
 
 
 def _coefficients(loop: Loop, group: Sequence[int], env: Env, like: Sequence[Any]) -> tuple[Rows, list[Any]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.loop import Loop, Results, strict_passes
 from jrnn.loops.passes import sums
 from jrnn.loops.passes.sums import Contract, as_written
@@ -67,7 +67,7 @@ class Fission:
         stacked.update(zip(self.core.ys, core_ys))
         for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
             if v not in stacked and jaxprs.is_in(out, stacked):
-                stacked[v] = shifted(stacked[out], first, loop.reverse)
+                stacked[v] = jaxprs.shifted(stacked[out], first, loop.reverse)
         over_time(self.sunk, self.late, env, stacked)
 
         carry = dict(zip(kept, last))
@@ -79,20 +79,8 @@ class Fission:
                 grown = grown + sums.total(v, made, stacked, env, length, wide, self.contract)
             carry[i] = grown.astype(loop.carry[i].aval.dtype)
 
-        def stack(atom: Atom) -> Any:
-            if jaxprs.is_in(atom, stacked):
-                return stacked[atom]
-            value = jaxprs.value(env, atom)
-            return jnp.broadcast_to(value, (length, *value.shape))
-
-        return [carry[i] for i in range(len(loop.carry))], [stack(atom) for atom in loop.ys]
-
-
-def shifted(stack: Any, first: Any, reverse: bool) -> Any:
-    """Returns the carries before each step, from the carries after each step and the first one, [T, ...]."""
-    if reverse:
-        return jnp.concatenate([stack[1:], first[None]])
-    return jnp.concatenate([first[None], stack[:-1]])
+        ys = [jaxprs.stack(atom, env, stacked, length) for atom in loop.ys]
+        return [carry[i] for i in range(len(loop.carry))], ys
 
 
 def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.loop import Loop
 
 _DEEPEST_SUM = 4  # the number of additions that a slice is moved through at most

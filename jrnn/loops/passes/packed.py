@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.sums import WideSums, widen_sums
 

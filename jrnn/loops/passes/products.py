@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.loop import Loop
 
 Order = tuple[int, ...]

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.loops import jaxprs
-from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.loop import Loop
 from jrnn.loops.passes.gates import cuts_of
 

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Env, Eqn, Var
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.loop import Loop, Results
 
 # A value that is not a contraction or a reduction is stacked only if it has at most these bytes: otherwise adding in place

@@ -13,8 +13,9 @@ import jax
 with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
     from jax._src import config as private_config
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import derived, jaxprs, mark, residuals
+from jrnn.loops import derived, mark, residuals
 from jrnn.loops.loop import strict_passes
 from jrnn.loops.mark import Options
 

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
-from jrnn.loops import derived, jaxprs, mark
+from jrnn import jaxprs
+from jrnn.loops import derived, mark
 from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.machines import Machine

@@ -17,8 +17,9 @@ import jax
 from jax.extend.core.primitives import scan_p
 from jax.interpreters import mlir
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import jaxprs, machines, mark, targets
+from jrnn.loops import machines, mark, targets
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target

@@ -12,9 +12,10 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import source_info_util
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import derived, early_exit, jaxprs, mark
-from jrnn.loops.jax_names import is_traced
+from jrnn.jaxprs.names import is_traced
+from jrnn.loops import derived, early_exit, mark
 from jrnn.loops.loop import Loop, loop_of
 from jrnn.loops.rules import lowering
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import jaxprs, mark
+from jrnn.loops import mark
 
 _GATHERED = 2**20  # bytes of the summaries of all devices up to which every device gets them all
 

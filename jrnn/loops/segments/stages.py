@@ -13,7 +13,8 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jax import lax
 
-from jrnn.loops import chunks, jaxprs
+from jrnn import jaxprs
+from jrnn.loops import chunks
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.passes import associative
 from jrnn.loops.segments.place import Values, like
@@ -118,7 +119,7 @@ def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[Stage]:
         constants: values of variables that are known now.
         count: D.
     """
-    pending, reads = chunks.groups(loop)
+    pending, reads = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
     done: set[int] = set()
     found: list[Stage] = []
     while pending:

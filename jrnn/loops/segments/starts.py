@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import source_info_util
 
-from jrnn.loops import chunks, jaxprs
+from jrnn import jaxprs
+from jrnn.loops import chunks
 from jrnn.loops.loop import Loop
 from jrnn.loops.segments.place import Place, Values, like
 from jrnn.loops.segments.stages import Stage, Transition

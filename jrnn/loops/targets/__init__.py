@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 from jrnn.loops.loop import Loop
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target

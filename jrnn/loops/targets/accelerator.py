@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jrnn.loops import derived, jaxprs
+from jrnn import jaxprs
+from jrnn.loops import derived
 from jrnn.loops.loop import Loop, eager_passes, loop_of
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, movable, split, widen_sums

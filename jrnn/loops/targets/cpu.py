@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from jrnn.loops import costs, jaxprs, native
+from jrnn import jaxprs
+from jrnn.loops import costs, native
 from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.equation_costs import is_call
 from jrnn.loops.estimates import Estimator, Split

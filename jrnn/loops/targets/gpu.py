@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import Fission, Packed, Staged, one_kernel_a_stage, pack_stacks, split, widen_sums

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.loops.jax_names import is_traced
+from jrnn.jaxprs.names import is_traced
 
 # TensorProto.DataType: the numbers that arguments such as `dtype` hold. STRING has no dtype.
 STRING = 4

@@ -8,8 +8,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.names import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.loops import scan
-from jrnn.loops.jax_names import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.loops.trips import run_trips
 from jrnn.onnx.graph import op
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from jrnn.loops.jaxprs import Eqn, bind, scan_counts
+from jrnn.jaxprs import Eqn, bind, scan_counts
 
 
 def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool = False) -> list[Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-from jrnn.loops import jaxprs, primitives
-from jrnn.loops.jaxprs import Atom, Eqn, Program
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Program, primitives
 
 Axis = tuple[Any, int]  # a variable, and the position of an axis
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import jaxprs
+from jrnn import jaxprs
 
 # One value per element of the operands. Cheap enough to be computed again in the reverse loop instead of stored.
 # fmt: off

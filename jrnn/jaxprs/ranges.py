@@ -10,7 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.loops import jaxprs, primitives
+from jrnn import jaxprs
+from jrnn.jaxprs import primitives
 
 Range = tuple[float, float]
 _ANY = (-math.inf, math.inf)

@@ -1,0 +1,91 @@
+"""Jaxprs: reading, evaluating and retracing the programs that JAX traces. It imports nothing else of jrnn.
+
+`programs` traces, opens and evaluates, `queries` asks what equations read and make, `over_time` evaluates for all steps, and
+`components` groups carries. `primitives` is the table of what is known about each primitive. `axes` and `ranges` follow axes
+and bounds through equations, `resized` makes arrays smaller, and `by_numpy` evaluates without a compiler. `names` has the
+names of JAX that move between releases.
+"""
+
+from jrnn.jaxprs.components import carry_groups, components
+from jrnn.jaxprs.over_time import over_time, product, shifted, stack
+from jrnn.jaxprs.programs import (
+    CALLS,
+    LOWERED_CALLS,
+    MARK,
+    Atom,
+    Env,
+    Eqn,
+    Program,
+    Var,
+    bind,
+    called,
+    evaluate,
+    in_scope,
+    is_in,
+    is_literal,
+    jaxpr_of,
+    opened,
+    read,
+    trace,
+    value,
+    variables,
+    zeros_of_shape,
+)
+from jrnn.jaxprs.queries import (
+    all_equations,
+    depends,
+    elements,
+    extent,
+    free_variables,
+    inputs,
+    is_known,
+    is_zero,
+    nbytes,
+    needed,
+    producers,
+    scan_counts,
+    sub_jaxprs,
+)
+
+__all__ = [
+    "CALLS",
+    "LOWERED_CALLS",
+    "MARK",
+    "Atom",
+    "Env",
+    "Eqn",
+    "Program",
+    "Var",
+    "all_equations",
+    "bind",
+    "called",
+    "carry_groups",
+    "components",
+    "depends",
+    "elements",
+    "evaluate",
+    "extent",
+    "free_variables",
+    "in_scope",
+    "inputs",
+    "is_in",
+    "is_known",
+    "is_literal",
+    "is_zero",
+    "jaxpr_of",
+    "nbytes",
+    "needed",
+    "opened",
+    "over_time",
+    "producers",
+    "product",
+    "read",
+    "scan_counts",
+    "shifted",
+    "stack",
+    "sub_jaxprs",
+    "trace",
+    "value",
+    "variables",
+    "zeros_of_shape",
+]

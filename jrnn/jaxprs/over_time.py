@@ -1,0 +1,83 @@
+"""All steps at once: equations of one step evaluated over a leading axis of time, and stacks of values.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.jaxprs.programs import Atom, Env, Eqn, bind, evaluate, in_scope, is_explicit, is_in, read, value
+
+
+def over_time(eqns: Iterable[Eqn], env: Env, stacked: Env) -> None:
+    """Evaluates equations for all steps. Adds results to `env`, or to `stacked` [T, ...] if they differ between steps."""
+    for eqn in eqns:
+        moving = [is_in(atom, stacked) for atom in eqn.invars]
+        if not any(moving):
+            evaluate([eqn], env)
+            continue
+        values = [stacked[atom] if moves else read(env, atom) for atom, moves in zip(eqn.invars, moving)]
+        with in_scope(eqn):
+            of_one_step = functools.partial(_with_one_batch_axis if _has_batch_axes(eqn) else bind, eqn)
+            results = jax.vmap(of_one_step, [0 if moves else None for moves in moving])(*values)
+        stacked.update(zip(eqn.outvars, results))
+
+
+def _has_batch_axes(eqn: Eqn) -> bool:
+    if eqn.primitive.name != "dot_general" or eqn.params.get("out_sharding") is not None:
+        return False
+    return len(eqn.params["dimension_numbers"][1][0]) > 1
+
+
+def _with_one_batch_axis(eqn: Eqn, a: Any, b: Any) -> Sequence[Any]:
+    params = eqn.params
+    return [product(a, b, params["dimension_numbers"], params["precision"], params["preferred_element_type"])]
+
+
+def product(a: Any, b: Any, numbers: Any, precision: Any, dtype: Any) -> Any:
+    """Computes `lax.dot_general` with its batch axes joined to one.
+
+    XLA aborts the process where it simplifies products of three batch axes (docs/notes/xla_faults.md), and every `vmap`
+    around a product, such as the one over time, adds a batch axis.
+
+    Args:
+        a, b: the operands.
+        numbers: the dimension numbers.
+        precision: of the product.
+        dtype: of the result.
+    """
+    (contracted, batch), free = numbers, []
+    count = len(batch[0])
+    if count < 2 or any(is_explicit(jax.typeof(x)) for x in (a, b)):
+        return jax.lax.dot_general(a, b, numbers, precision, dtype)
+    joined = []
+    for x, over, axes in zip((a, b), contracted, batch):
+        rest = [d for d in range(x.ndim) if d not in axes]
+        shape = [x.shape[d] for d in rest]
+        joined.append(jnp.transpose(x, (*axes, *rest)).reshape(math.prod(x.shape[d] for d in axes), *shape))
+        free += [n for d, n in zip(rest, shape) if d not in over]
+    over = tuple(tuple(1 + d - sum(e < d for e in axes) for d in dims) for dims, axes in zip(contracted, batch))
+    result = jax.lax.dot_general(*joined, (over, ((0,), (0,))), precision, dtype)
+    return result.reshape(*(a.shape[d] for d in batch[0]), *free)
+
+
+def stack(atom: Atom, env: Env, stacked: Env, length: Any) -> Any:
+    """Returns the values of an atom at all steps, [T, ...]: those in `stacked`, or its value in `env`, repeated."""
+    if is_in(atom, stacked):
+        return stacked[atom]
+    each = value(env, atom)
+    return jnp.broadcast_to(each, (length, *each.shape))
+
+
+def shifted(stacked: Any, first: Any, reverse: bool) -> Any:
+    """Returns the carries before each step, from the carries after each step and the first one, [T, ...]."""
+    if reverse:
+        return jnp.concatenate([stacked[1:], first[None]])
+    return jnp.concatenate([first[None], stacked[:-1]])

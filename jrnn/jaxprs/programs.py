@@ -1,0 +1,157 @@
+"""Programs: jaxprs that are traced, opened, and evaluated equation by equation.
+
+A piece of a jaxpr is a list of equations that is evaluated in an environment `{variable: value}`. A rewrite traces such an
+evaluation again, so nothing here builds equations by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend import source_info_util
+
+Var = jex.Var
+Eqn = jex.JaxprEqn
+Atom = Any  # Var | Literal
+Env = dict[Var, Any]
+
+# Primitives that only call a jaxpr, with the parameter that holds it.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
+# These matter to transformations only: in a program that is being lowered, they are calls too.
+LOWERED_CALLS = {
+    **CALLS,
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+}
+_IDENTITIES = ("copy", "copy_p")  # in a program that is being lowered
+MARK = "jrnn_scan"  # the key of XLA metadata that marks a scan, and not what is evaluated for it
+
+
+@dataclass(frozen=True)
+class Program:
+    """A jaxpr's equations, inputs and outputs. `consts` are the values of `constvars`."""
+
+    constvars: tuple[Var, ...]
+    consts: tuple[Any, ...]
+    invars: tuple[Var, ...]
+    eqns: tuple[Eqn, ...]
+    outvars: tuple[Atom, ...]
+
+
+def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
+    """Traces a function from flat arguments of these types to a flat sequence, and opens the calls inside it."""
+    return opened(jax.make_jaxpr(fn)(*avals))
+
+
+def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
+    """Returns the program of a closed jaxpr with the calls inside it opened.
+
+    Args:
+        closed: the closed jaxpr.
+        calls: the primitives to open, with the parameter that holds the jaxpr of each.
+    """
+    jaxpr = jaxpr_of(closed)
+    if any(called(eqn, calls) or eqn.primitive.name in _IDENTITIES for eqn in jaxpr.eqns):
+        closed = jax.make_jaxpr(lambda *args: _opened(closed, args, calls))(*(v.aval for v in jaxpr.invars))
+        jaxpr = closed.jaxpr
+    parts = jaxpr.constvars, closed.consts, jaxpr.invars, jaxpr.eqns, jaxpr.outvars
+    return Program(*map(tuple, parts))
+
+
+def jaxpr_of(closed: Any) -> Any:
+    """Returns the jaxpr of a closed jaxpr; returns a plain jaxpr as it is."""
+    return getattr(closed, "jaxpr", closed)
+
+
+def is_literal(atom: Atom) -> bool:
+    return not isinstance(atom, Var)
+
+
+def is_in(atom: Atom, found: Collection[Var]) -> bool:
+    """Returns True if an atom is a variable in a collection. Literals have no hash."""
+    return not is_literal(atom) and atom in found
+
+
+def variables(atoms: Iterable[Atom]) -> list[Var]:
+    return [atom for atom in atoms if not is_literal(atom)]
+
+
+def read(env: Env, atom: Atom) -> Any:
+    return atom.val if is_literal(atom) else env[atom]
+
+
+def value(env: Env, atom: Atom) -> jax.Array:
+    """Returns an atom's value as an array of the atom's dtype (a literal may be a Python number)."""
+    return jnp.asarray(atom.val, atom.aval.dtype) if is_literal(atom) else env[atom]
+
+
+def zeros_of_shape(shape: Sequence[int], like: Any) -> jax.Array:
+    """Returns zeros with the dtype and the sharding of the abstract value `like`."""
+    zeros = jnp.zeros(shape, like.dtype)
+    return jax.sharding.reshard(zeros, like.sharding) if is_explicit(like) else zeros
+
+
+def is_explicit(aval: Any) -> bool:
+    """Returns True for a value in a mesh with explicit axes, whose type has its sharding."""
+    return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
+
+
+def evaluate(eqns: Iterable[Eqn], env: Env, calls: Mapping[str, str] | None = None) -> Env:
+    """Evaluates equations, adds their results to `env`, and returns it. The primitives in `calls` are opened."""
+    for eqn in eqns:
+        args = [read(env, atom) for atom in eqn.invars]
+        with in_scope(eqn):
+            body = called(eqn, calls) if calls else None
+            if body is not None:
+                out = _opened(body, args, calls)
+            elif calls is LOWERED_CALLS and eqn.primitive.name in _IDENTITIES:
+                out = args
+            else:
+                out = bind(eqn, *args)
+        env.update(zip(eqn.outvars, out))
+    return env
+
+
+def bind(eqn: Eqn, *args: Any, **changed: Any) -> Sequence[Any]:
+    """Returns the results of an equation for other operands, with some parameters changed."""
+    out = eqn.primitive.bind(*args, **{**eqn.primitive.get_bind_params(eqn.params), **changed})
+    return out if eqn.primitive.multiple_results else [out]
+
+
+def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -> list[Any]:
+    jaxpr = jaxpr_of(closed)
+    env = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
+    env.update(zip(jaxpr.invars, args))
+    evaluate(jaxpr.eqns, env, calls)
+    return [read(env, atom) for atom in jaxpr.outvars]
+
+
+def in_scope(eqn: Eqn) -> ExitStack:
+    """Enters an equation's context: its source lines, its `jax.named_scope`, and `eqn.ctx` without the mark."""
+    stack = ExitStack()
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
+    stack.enter_context(eqn.ctx.manager)
+    if MARK in (eqn.ctx.xla_metadata or {}) and eqn.primitive.name != "scan":
+        stack.enter_context(set_xla_metadata(**{MARK: None}))
+    return stack
+
+
+def called(eqn: Eqn, calls: Mapping[str, str]) -> Any | None:
+    """Returns the jaxpr of an equation that is one of `calls`, or None. A `jit` with its own shardings is not opened."""
+    parameter = calls.get(eqn.primitive.name)
+    if parameter is None or eqn.effects:
+        return None
+    placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    if any(type(s).__name__ != "UnspecifiedValue" for s in placed):
+        return None
+    return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # the name in `eval_jaxpr` since jax 0.12

@@ -1,0 +1,116 @@
+"""Queries about equations: sizes, inner jaxprs, what a result needs, and what follows from a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrnn.jaxprs.programs import Atom, Eqn, Var, is_literal, jaxpr_of, variables
+
+# Sizes ---------------------------------------------------------------------------------------------------------------
+
+_OPEN = 64  # the size that a symbolic dimension counts as where sizes are compared
+
+
+def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
+    """Yields the jaxprs in an equation's parameters."""
+    for value in eqn.params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if hasattr(jaxpr_of(item), "eqns"):
+                yield jaxpr_of(item)
+
+
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr and of the jaxprs inside it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in sub_jaxprs(eqn):
+            yield from all_equations(inner)
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns the numbers of constants and carries of a scan's equation."""
+    if "ft_in" in params:  # jax 0.12
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(list(consts)), len(list(carry))
+    return params["num_consts"], params["num_carry"]
+
+
+def is_known(dimension: Any) -> bool:
+    """Returns True if a dimension is a number, and False if it is a symbolic dimension of `jax.export`."""
+    return isinstance(dimension, (int, np.integer))
+
+
+def extent(dimension: Any) -> int:
+    """Returns a dimension as a number; symbolic dimensions count as 64."""
+    return int(dimension) if is_known(dimension) else _OPEN
+
+
+def elements(shape: Sequence[Any]) -> int:
+    return math.prod(map(extent, shape))
+
+
+def nbytes(atom: Atom) -> int:
+    return elements(atom.aval.shape) * getattr(atom.aval.dtype, "itemsize", 4)  # extended dtypes may have no itemsize
+
+
+# Pieces --------------------------------------------------------------------------------------------------------------
+
+
+def inputs(eqn: Eqn) -> list[Var]:
+    return variables(eqn.invars)
+
+
+def needed(
+    eqns: Sequence[Eqn], outs: Iterable[Atom], available: Collection[Var], effects: bool = False
+) -> tuple[list[Any], list[Var]]:
+    """Returns the equations that compute `outs` from `available`, and the variables of `available` that they read.
+
+    With `effects`, equations with side effects are included.
+
+    >>> import jax
+    >>> from jrnn.jaxprs import trace
+    >>> p = trace(lambda a, b: [a + b, a * b], [jax.typeof(1.0), jax.typeof(2.0)])
+    >>> [e.primitive.name for e in needed(p.eqns, p.outvars[:1], set(p.invars))[0]]
+    ['add']
+    """
+    want = dict.fromkeys(variables(outs))
+    kept = []
+    for eqn in reversed(eqns):
+        made = [v for v in eqn.outvars if v in want and v not in available]
+        if made or (effects and eqn.effects):
+            kept.append(eqn)
+            want.update(dict.fromkeys(inputs(eqn)))
+    return kept[::-1], [v for v in want if v in available]
+
+
+def free_variables(eqns: Sequence[Eqn]) -> list[Var]:
+    """Returns the variables that equations read but do not define."""
+    made = {v for eqn in eqns for v in eqn.outvars}
+    return list(dict.fromkeys(v for eqn in eqns for v in inputs(eqn) if v not in made))
+
+
+def depends(eqns: Sequence[Eqn], roots: Iterable[Var]) -> set[Var]:
+    """Returns `roots` and every variable computed from one of them."""
+    found = set(roots)
+    for eqn in eqns:
+        if any(v in found for v in inputs(eqn)):
+            found.update(eqn.outvars)
+    return found
+
+
+def producers(eqns: Iterable[Eqn]) -> dict[Var, Any]:
+    return {v: eqn for eqn in eqns for v in eqn.outvars}
+
+
+def is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:
+    """Returns True if a value is an array of zeros. `made` maps variables to their equations."""
+    while not is_literal(atom):
+        eqn = made.get(atom)
+        if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
+            return False
+        atom = eqn.invars[0]
+    return bool(np.all(np.asarray(atom.val) == 0))
