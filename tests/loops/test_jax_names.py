@@ -127,4 +127,6 @@ def test_no_other_file_uses_them():
         for name, line in _names(path):
             assert not name.startswith("jax._src"), f"{path}:{line}: {name} belongs into loops/rules"
             if parts[0] not in ("jaxprs", "loops"):
-                assert ".".join(name.split(".")[:2]) not in MOVING, f"{path}:{line}: {name} belongs into jaxprs/names.py"
+                assert ".".join(name.split(".")[:2]) not in MOVING, (
+                    f"{path}:{line}: {name} belongs into jaxprs/names.py"
+                )

@@ -11,9 +11,11 @@ from jax import numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.jaxprs.axes import aligned
 from jrnn.loops.chunks.terms import Labels, NotAffine
 
 SAME = ("copy", "copy_p", "name", "reduce_precision")
+_VIEWS = (*SAME, "broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze", "transpose")
 
 
 def long_pairs(eqn: Eqn) -> list[tuple[int, int]]:
@@ -27,21 +29,13 @@ def long_pairs(eqn: Eqn) -> list[tuple[int, int]]:
 
 def sources_of(eqn: Eqn) -> list[int | None] | None:
     """For each axis of the result of a view, the axis of the operand that it is; None if the equation is no such view."""
-    name, operand, out = eqn.primitive.name, eqn.invars[0].aval, eqn.outvars[0].aval
-    if name in SAME or name == "convert_element_type":
-        return list(range(out.ndim))
-    if name == "broadcast_in_dim":
-        axes = eqn.params["broadcast_dimensions"]
-        return [axes.index(d) if d in axes else None for d in range(out.ndim)]
-    if name == "transpose":
-        return list(eqn.params["permutation"])
-    if name in ("reshape", "squeeze", "expand_dims"):
-        long = [d for d, n in enumerate(operand.shape) if n != 1]
-        if [operand.shape[d] for d in long] == [n for n in out.shape if n != 1]:
-            left = iter(long)
-            return [None if n == 1 else next(left) for n in out.shape]
+    if eqn.primitive.name not in _VIEWS:
+        return None
+    follow = aligned(eqn, 0, eqn.outvars[0])
+    if any(n != 1 and d not in follow for d, n in enumerate(eqn.invars[0].aval.shape)):
         raise NotAffine("it merges or splits axes")
-    return None
+    back = {axis: d for d, axis in follow.items()}
+    return [back.get(d) for d in range(eqn.outvars[0].aval.ndim)]
 
 
 def view(eqn: Eqn, labels: Labels) -> Labels | None:

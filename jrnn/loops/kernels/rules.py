@@ -15,6 +15,7 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var
+from jrnn.jaxprs.axes import aligned
 from jrnn.loops.kernels.forms import (
     FLAT,
     UPRIGHT,
@@ -153,16 +154,12 @@ def _view(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
 
 def _axes_in_result(eqn: Eqn) -> list[int]:
     """Returns the axes of the result that the operand's axes longer than 1 become."""
-    operand, out, name = eqn.invars[0].aval, eqn.outvars[0].aval, eqn.primitive.name
-    axes = long_axes(operand.shape)
-    if name == "broadcast_in_dim":
-        return [eqn.params["broadcast_dimensions"][a] for a in axes]
-    if name == "transpose":
-        return [eqn.params["permutation"].index(a) for a in axes]
-    into = long_axes(out.shape)
-    if [operand.shape[a] for a in axes] != [out.shape[a] for a in into]:
-        raise Refused(f"the kernel cannot reshape {list(operand.shape)} to {list(out.shape)}")
-    return list(into)
+    operand, out = eqn.invars[0].aval, eqn.outvars[0]
+    follow = aligned(eqn, 0, out)
+    try:
+        return [follow[a] for a in long_axes(operand.shape)]
+    except KeyError:
+        raise Refused(f"the kernel cannot reshape {list(operand.shape)} to {list(out.aval.shape)}") from None
 
 
 def _placed(axes: Sequence[int], shape: Sequence[int], form: Form) -> Form:

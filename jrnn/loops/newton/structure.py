@@ -12,7 +12,7 @@ Shapes: A the aligned axes, M the size of a block, H hidden.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Program, Var, primitives
+from jrnn.jaxprs import Eqn, Program, Var
+from jrnn.jaxprs.axes import aligned
 
 # For each axis of a carry, the axis of a value that is aligned with it, or None.
 Axes = tuple[int | None, ...]
@@ -118,111 +119,16 @@ def _group(members: tuple[int, ...], shapes: list[tuple[int, ...]], outs: Sequen
     return Group(members, tuple(shapes), aligned)
 
 
-# One rule a primitive: the axis of the operand -> the axis of the result, or None. --------------------------------------
-
-
 def _through(eqn: Eqn, found: Mapping[Var, Reads]) -> list[Reads]:
     """Returns what the results of an equation read."""
-    rule = _RULES.get(eqn.primitive.name, _nothing)
     made: list[Reads] = [{} for _ in eqn.outvars]
     for place, atom in enumerate(eqn.invars):
         if not jaxprs.is_in(atom, found) or not found[atom]:
             continue
         for reads, out in zip(made, eqn.outvars):
-            follow = rule(eqn, place, out)
+            follow = aligned(eqn, place, out)
             for carry, axes in found[atom].items():
                 now = tuple(None if axis is None else follow.get(axis) for axis in axes)
                 before = reads.get(carry, now)
                 reads[carry] = tuple(a if a == b else None for a, b in zip(before, now))
     return made
-
-
-Follow = dict[int, int]
-
-
-def _nothing(eqn: Eqn, place: int, out: Any) -> Follow:
-    return {}
-
-
-def _elementwise(eqn: Eqn, place: int, out: Any) -> Follow:
-    same = eqn.invars[place].aval.shape == out.aval.shape
-    return {k: k for k in range(out.aval.ndim)} if same else {}
-
-
-def _broadcast(eqn: Eqn, place: int, out: Any) -> Follow:
-    shape, to = eqn.invars[place].aval.shape, eqn.params["broadcast_dimensions"]
-    return {k: axis for k, axis in enumerate(to) if shape[k] == out.aval.shape[axis]} if place == 0 else {}
-
-
-def _reshape(eqn: Eqn, place: int, out: Any) -> Follow:
-    if eqn.params.get("dimensions") is not None:
-        return {}
-    old, new = eqn.invars[place].aval.shape, out.aval.shape
-    starts = {(math.prod(new[:k]), new[k]): k for k in range(len(new)) if new[k] != 1}
-    pairs = ((k, starts.get((math.prod(old[:k]), old[k]))) for k in range(len(old)) if old[k] != 1)
-    return {k: axis for k, axis in pairs if axis is not None}
-
-
-def _without(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
-    """The rule of primitives that remove axes."""
-
-    def rule(eqn: Eqn, place: int, out: Any) -> Follow:
-        gone = axes(eqn)
-        kept = [k for k in range(eqn.invars[place].aval.ndim) if k not in gone]
-        return {k: axis for axis, k in enumerate(kept)}
-
-    return rule
-
-
-def _except(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
-    """The rule of primitives that mix elements along some axes, and keep all axes."""
-
-    def rule(eqn: Eqn, place: int, out: Any) -> Follow:
-        return {k: k for k in range(eqn.invars[place].aval.ndim) if k not in axes(eqn)}
-
-    return rule
-
-
-def _cut(eqn: Eqn) -> list[int]:
-    shape = eqn.invars[0].aval.shape
-    return [k for k, size in enumerate(eqn.outvars[0].aval.shape) if size != shape[k]]
-
-
-def _product(eqn: Eqn, place: int, out: Any) -> Follow:
-    contracted, batch = eqn.params["dimension_numbers"]
-    free = [
-        [k for k in range(a.aval.ndim) if k not in contracted[side] and k not in batch[side]]
-        for side, a in enumerate(eqn.invars)
-    ]
-    follow = {k: axis for axis, k in enumerate(batch[place])}
-    start = len(batch[0]) + (len(free[0]) if place else 0)
-    return {**follow, **{k: start + axis for axis, k in enumerate(free[place])}}
-
-
-_RULES: dict[str, Callable[..., Follow]] = {
-    **dict.fromkeys(primitives.ELEMENTWISE, _elementwise),
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "squeeze": _without(lambda eqn: eqn.params["dimensions"]),
-    **dict.fromkeys(
-        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"),
-        _without(lambda eqn: eqn.params["axes"]),
-    ),
-    "transpose": lambda eqn, place, out: {k: axis for axis, k in enumerate(eqn.params["permutation"])},
-    "slice": _except(_cut),
-    "split": _except(lambda eqn: [eqn.params["axis"]]),
-    "concatenate": _except(lambda eqn: [eqn.params["dimension"]]),
-    "stack": lambda eqn, place, out: {k: k + (k >= eqn.params["axis"]) for k in range(eqn.invars[place].aval.ndim)},
-    "unstack": _without(lambda eqn: [eqn.params["axis"]]),
-    "tile": lambda eqn, place, out: {
-        k: k for k, reps in enumerate(eqn.params["reps"]) if reps == 1 and len(eqn.params["reps"]) == out.aval.ndim
-    },
-    "rev": _except(lambda eqn: eqn.params["dimensions"]),
-    "pad": lambda eqn, place, out: (
-        {k: k for k, padding in enumerate(eqn.params["padding_config"]) if padding == (0, 0, 0)} if place == 0 else {}
-    ),
-    **dict.fromkeys(
-        ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _except(lambda eqn: [eqn.params["axis"]])
-    ),
-    "dot_general": _product,
-}

@@ -1,0 +1,126 @@
+"""How axes follow from the operands of an equation to its results: one rule a primitive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jrnn.jaxprs import primitives
+from jrnn.jaxprs.programs import Eqn, Var
+
+Follow = dict[int, int]  # an axis of an operand -> the axis of a result
+
+_RUNNING = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
+REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
+
+
+def is_followed(eqn: Eqn) -> bool:
+    """Returns True if axes are followed through the primitive of an equation."""
+    return eqn.primitive.name in _RULES
+
+
+def aligned(eqn: Eqn, place: int, out: Var) -> Follow:
+    """Returns the axes of an operand that are aligned with axes of a result.
+
+    Element i of the result along such an axis depends on element i of the operand alone.
+
+    Args:
+        eqn: the equation.
+        place: the position of the operand.
+        out: the result.
+
+    >>> import jax, jax.numpy as jnp
+    >>> (eqn,) = jax.make_jaxpr(lambda a, b: a @ b)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns
+    >>> [aligned(eqn, place, eqn.outvars[0]) for place in (0, 1)]
+    [{0: 0}, {1: 1}]
+    """
+    rule = _RULES.get(eqn.primitive.name)
+    return {} if rule is None else rule(eqn, place, out)
+
+
+def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
+    """Returns `aligned` with axes along which elements are mixed, but whose size is that of an axis of the result."""
+    if eqn.primitive.name in ("rev", *_RUNNING):
+        return {k: k for k in range(out.aval.ndim)}
+    return aligned(eqn, place, out)
+
+
+def _elementwise(eqn: Eqn, place: int, out: Any) -> Follow:
+    same = eqn.invars[place].aval.shape == out.aval.shape
+    return {k: k for k in range(out.aval.ndim)} if same else {}
+
+
+def _broadcast(eqn: Eqn, place: int, out: Any) -> Follow:
+    shape, to = eqn.invars[place].aval.shape, eqn.params["broadcast_dimensions"]
+    return {k: axis for k, axis in enumerate(to) if shape[k] == out.aval.shape[axis]} if place == 0 else {}
+
+
+def _reshape(eqn: Eqn, place: int, out: Any) -> Follow:
+    if place or eqn.params.get("dimensions") is not None:
+        return {}
+    old, new = eqn.invars[place].aval.shape, out.aval.shape
+    starts = {(math.prod(new[:k]), new[k]): k for k in range(len(new)) if new[k] != 1}
+    pairs = ((k, starts.get((math.prod(old[:k]), old[k]))) for k in range(len(old)) if old[k] != 1)
+    return {k: axis for k, axis in pairs if axis is not None}
+
+
+def _without(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
+    """The rule of primitives that remove axes."""
+
+    def rule(eqn: Eqn, place: int, out: Any) -> Follow:
+        gone = axes(eqn)
+        kept = [k for k in range(eqn.invars[place].aval.ndim) if k not in gone]
+        return {k: axis for axis, k in enumerate(kept)}
+
+    return rule
+
+
+def _except(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
+    """The rule of primitives that mix elements along some axes, and keep all axes."""
+
+    def rule(eqn: Eqn, place: int, out: Any) -> Follow:
+        return {k: k for k in range(eqn.invars[place].aval.ndim) if k not in axes(eqn)}
+
+    return rule
+
+
+def _cut(eqn: Eqn) -> list[int]:
+    shape = eqn.invars[0].aval.shape
+    return [k for k, size in enumerate(eqn.outvars[0].aval.shape) if size != shape[k]]
+
+
+def _product(eqn: Eqn, place: int, out: Any) -> Follow:
+    contracted, batch = eqn.params["dimension_numbers"]
+    free = [
+        [k for k in range(a.aval.ndim) if k not in contracted[side] and k not in batch[side]]
+        for side, a in enumerate(eqn.invars)
+    ]
+    follow = {k: axis for axis, k in enumerate(batch[place])}
+    start = len(batch[0]) + (len(free[0]) if place else 0)
+    return {**follow, **{k: start + axis for axis, k in enumerate(free[place])}}
+
+
+_RULES: dict[str, Callable[..., Follow]] = {
+    **dict.fromkeys((*primitives.ELEMENTWISE, "optimization_barrier", "pcast", "pvary"), _elementwise),
+    "broadcast_in_dim": _broadcast,
+    **dict.fromkeys(("expand_dims", "reshape"), _reshape),
+    "squeeze": _without(lambda eqn: eqn.params["dimensions"]),
+    **dict.fromkeys(REDUCTIONS, _without(lambda eqn: eqn.params["axes"])),
+    "transpose": lambda eqn, place, out: {k: axis for axis, k in enumerate(eqn.params["permutation"])},
+    "slice": _except(_cut),
+    "split": _except(lambda eqn: [eqn.params["axis"]]),
+    "concatenate": _except(lambda eqn: [eqn.params["dimension"]]),
+    "stack": lambda eqn, place, out: {k: k + (k >= eqn.params["axis"]) for k in range(eqn.invars[place].aval.ndim)},
+    "unstack": _without(lambda eqn: [eqn.params["axis"]]),
+    "tile": lambda eqn, place, out: {
+        k: k for k, reps in enumerate(eqn.params["reps"]) if reps == 1 and len(eqn.params["reps"]) == out.aval.ndim
+    },
+    "rev": _except(lambda eqn: eqn.params["dimensions"]),
+    "pad": lambda eqn, place, out: (
+        {k: k for k, padding in enumerate(eqn.params["padding_config"]) if padding == (0, 0, 0)} if place == 0 else {}
+    ),
+    **dict.fromkeys(_RUNNING, _except(lambda eqn: [eqn.params["axis"]])),
+    "dot_general": _product,
+    "iota": lambda eqn, place, out: {},
+}
