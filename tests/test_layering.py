@@ -33,7 +33,7 @@ ROOMS = {
     "files": Room(50, "files that are written completely or not at all, and what is no file", "errors"),
     "named": Room(80, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_700, "jaxprs read, evaluated and retraced; a table of primitives"),
-    "loops": Room(13_450, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars jaxprs"),
+    "loops": Room(13_480, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars jaxprs"),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
     "nets/ir": Room(260, "nets as frozen records", "errors scalars"),
@@ -90,7 +90,7 @@ ROOMS = {
         3_140, "ONNX models in and out (the extra `onnx`)", "errors memory jaxprs loops nn nets/proto interop convert"
     ),
     "testing": Room(
-        1_500, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
+        1_520, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
         6_150,
@@ -133,8 +133,9 @@ ONLY_IN = {  # third-party package: the rooms that may know it
 LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas, which loads much, for TPUs
     ("loops/cudnn.py", "jax"), ("loops/kernels/mosaic.py", "jax"),
     # what a plain scan does not need, so that its first use takes little longer than `import jax`
-    ("loops/scan.py", "jrnn.loops.cudnn"), ("loops/scan.py", "jrnn.loops.segments"),
-    ("loops/scan.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
+    ("loops/pipeline.py", "jrnn.loops.cudnn"), ("loops/pipeline.py", "jrnn.loops.segments"),
+    ("loops/scan.py", "jrnn.loops.segments"),
+    ("loops/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
     ("loops/native/__init__.py", "jrnn.loops.native.runner.native_of"),
     ("loops/targets/cpu.py", "jrnn.loops.native.runner.native_of"),
     ("loops/targets/tpu.py", "jrnn.loops.kernels.persistent.kernel_of"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from jrnn.errors import ScanError, near
@@ -13,9 +13,9 @@ from jrnn.loops.newton import Newton
 from jrnn.loops.passes import associative, split
 from jrnn.loops.targets import tpu
 
-
-def _of_any(loop: Loop) -> None:
-    return None
+_KEEPS = {"recompute": "keeps all states, which recompute forbids"}
+_AT_ONCE = {"until": "computes all steps at once, and until stops between them"}
+_CUDNN = {"skip": "has no skip", "axis_name": "runs on one device, and axis_name divides time among devices"}
 
 
 @dataclass(frozen=True)
@@ -24,38 +24,38 @@ class Executor:
 
     Attributes:
         name: what the caller gives.
-        refusal: returns the reason why it cannot run a core (the loop that stays when contractions have moved out), or None.
-        keeps_states: it keeps the carries of all steps, which the option `recompute` forbids.
-        is_loop: it runs one step after the other, so that a loop can stop early.
+        refusal: returns the reason why it cannot run a core (the loop that stays when contractions have moved out), or None;
+            None for an executor that runs every loop.
+        excludes: the options that cannot be given with it, with the reason.
         on_marked_loops: it runs marked loops, so that `optimize_scans` can choose it.
     """
 
     name: str
-    refusal: Callable[[Loop], str | None] = _of_any
-    keeps_states: bool = False
+    refusal: Callable[[Loop], str | None] | None = None
+    excludes: Mapping[str, str] = field(default_factory=dict)
     on_marked_loops: bool = True
-    is_loop: bool = False
 
-    @property
-    def refuses_some(self) -> bool:
-        """Whether there are loops that it cannot run."""
-        return self.refusal is not _of_any
+    def check_options(self, given: Mapping[str, Any]) -> None:
+        """Raises a ScanError if an option is given, and is not None, that cannot be combined with it."""
+        for option, why in self.excludes.items():
+            if given[option] is not None:
+                raise ScanError(f"scan: executor {self.name!r} {why}; use 'auto' or 'scan'")
 
     def check(self, loop: Loop) -> None:
         """Raises a ScanError if it cannot run a loop."""
-        why = self.refusal(split(loop).core) if self.refuses_some else None
+        why = self.refusal(split(loop).core) if self.refusal is not None else None
         if why is not None:
             raise ScanError(f"scan: executor {self.name!r} cannot run this step ({why}); use 'auto' or 'scan'")
 
 
 _ROWS = (
-    Executor("auto", is_loop=True),
-    Executor("scan", is_loop=True),
-    Executor("associative", associative.refusal, keeps_states=True),
-    Executor(tpu.KERNEL, tpu.refusal),
-    Executor(native.NAME, native.refusal),
-    Executor("cudnn", on_marked_loops=False),
-    Executor("newton", keeps_states=True, on_marked_loops=False),
+    Executor("auto"),
+    Executor("scan"),
+    Executor("associative", associative.refusal, _KEEPS | _AT_ONCE),
+    Executor(tpu.KERNEL, tpu.refusal, _AT_ONCE),
+    Executor(native.NAME, native.refusal, _AT_ONCE),
+    Executor("cudnn", None, _KEEPS | _AT_ONCE | _CUDNN, on_marked_loops=False),
+    Executor("newton", None, _KEEPS | _AT_ONCE, on_marked_loops=False),
 )
 EXECUTORS = {row.name: row for row in _ROWS}
 
@@ -64,9 +64,9 @@ def find(name: Any) -> Executor:
     """Returns the row of a name, or of the options of an executor; raises a ScanError if there is none."""
     if isinstance(name, Newton):
         return EXECUTORS["newton"]
-    found = EXECUTORS.get(name) if isinstance(name, str) else None
-    if found is None:
+    row = EXECUTORS.get(name) if isinstance(name, str) else None
+    if row is None:
         raise ScanError(
             f"scan: there is no executor {name!r}; there are {', '.join(EXECUTORS)}{near(str(name), EXECUTORS)}"
         )
-    return found
+    return row

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
-from jrnn.loops import costs, newton
+from jrnn.loops import costs, newton, recorder
 from jrnn.loops.plan import LoopPlan, Target
 from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan
@@ -163,7 +163,7 @@ def explain(fn: Callable, *args: Any, **keywords: Any) -> ProgramExplanation:
     if not callable(fn):
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
     lowered = fn if hasattr(fn, "lower") else jax.jit(fn)
-    with lowering.recorded() as plans:
+    with recorder.recorded() as plans:
         lowered.lower(*args, **keywords)
     return ProgramExplanation(tuple(plans))
 
@@ -188,13 +188,13 @@ def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:
     A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
     platform.
     """
-    with lowering.recorded() as differentiated:
+    with recorder.recorded() as differentiated:
         closed = jax.make_jaxpr(fn)(*args)
     given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
     if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(closed.jaxpr)):
         plans = lowering.plans_in(closed.jaxpr, Target.here())
     else:
-        with lowering.recorded() as plans:
+        with recorder.recorded() as plans:
             jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*given)
     plans[:0] = differentiated
     if plans and differentiated.notes:

@@ -129,7 +129,7 @@ class _Linearized(NamedTuple):
 
 def _linearized(run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...]) -> _Linearized:
     """Separates a step whose arguments have tangents where `moving` says so."""
-    program = _with_tangents(run, avals, [i for i, m in enumerate(moving) if m])
+    program = _with_tangents(run, avals, moving)
     n_in = len(avals)
     smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
     later = jaxprs.depends(program.eqns, program.invars[n_in:])
@@ -180,6 +180,9 @@ def _derivative(
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
     parts = _linearized(run, avals, moving)
     program, later, n_in = parts.program, parts.later, parts.n_in
+    if any(jaxprs.is_in(a, later) for a in program.outvars[: parts.n_out]):
+        # One equation makes a result and its tangent, such as the loop in a rule of `jax.custom_jvp`: JAX separates them.
+        return lambda primals, tangents: jax.jvp(*_of_moving(run, primals, moving), list(tangents))
     again, _ = jaxprs.needed(parts.step, parts.wanted, _at_hand(parts, n_consts, n_carry, near, option))
     reverse_part = (*again, *parts.linear)
     fixed = {v for e in reverse_part for v in e.outvars} | later
@@ -208,25 +211,29 @@ def _derivative(
     return rule
 
 
-def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], places: Sequence[int]) -> Program:
+def _of_moving(run: Callable[..., Flat], args: Flat, moving: Sequence[bool]) -> tuple[Callable[..., Flat], Flat]:
+    """Returns a step as a function of the arguments that move, and these arguments."""
+
+    def of(*values: Any) -> Flat:
+        given = iter(values)
+        return run(*(next(given) if m else a for a, m in zip(args, moving)))
+
+    return of, [a for a, m in zip(args, moving) if m]
+
+
+def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], moving: Sequence[bool]) -> Program:
     """Traces a step with its tangents.
 
-    The program takes the arguments and the tangents of those at `places`. It returns the results and the tangents of the
+    The program takes the arguments and the tangents of those that move. It returns the results and the tangents of the
     floating-point ones.
     """
     n = len(avals)
 
     def both(*args: Any) -> Flat:
-        def of_moving(*values: Any) -> Flat:
-            full = list(args[:n])
-            for i, v in zip(places, values):
-                full[i] = v
-            return run(*full)
-
-        outs, tangents = jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))
+        outs, tangents = jax.jvp(*_of_moving(run, args[:n], moving), list(args[n:]))
         return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
 
-    program = jaxprs.trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+    program = jaxprs.trace(both, [*avals, *(a.to_tangent_aval() for a, m in zip(avals, moving) if m)])
     return replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
 
 

@@ -1,8 +1,9 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-It wraps the step for `lengths`, `resets` and `skip` (`masking.py`) and `until` (`early_exit.py`), cuts the loop into chunks
-for checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the loop's equation that holds its
-`Options` (`mark.py`). The rewriting happens when JAX differentiates or lowers the marked equation (`rules/`).
+It checks the options. `pipeline.py` wraps the step for `lengths`, `resets` and `skip` (`masking.py`) and `until`
+(`early_exit.py`), cuts the loop for checkpoints (`recompute.py`), and calls `jax.lax.scan` with a mark: XLA metadata on the
+loop's equation that holds its `Options` (`mark.py`). The rewriting happens when JAX differentiates or lowers the marked
+equation (`rules/`).
 
 The executor "associative" solves affine steps in parallel over time (`passes/associative.py`). "persistent" is one kernel
 for the whole loop (`kernels/`). "native" is one call of a compiled kernel for CPUs (`native/`). "cudnn" is NVIDIA's kernel
@@ -18,20 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import is_traced
-from jrnn.loops import early_exit, executors, mark, newton
+from jrnn.loops import executors, newton, pipeline
 from jrnn.loops import recompute as recomputation
-from jrnn.loops.executors import Executor
-from jrnn.loops.mark import Options
-from jrnn.loops.masking import masked
 from jrnn.loops.newton import Newton
+from jrnn.loops.pipeline import Call
 from jrnn.loops.recompute import Recompute
-from jrnn.loops.rules import lowering, tracing
+from jrnn.loops.rules import tracing
 from jrnn.scalars import plain
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
@@ -123,98 +120,33 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
-    given = (length, reverse, unroll, recompute, strict, memory)  # `jax.lax.scan` reports an option that is traced
-    length, reverse, unroll, recompute, strict, memory = (v if is_traced(v) else plain(v) for v in given)
+    given = (
+        length,
+        reverse,
+        unroll,
+        recompute,
+        strict,
+        memory,
+        verify,
+    )  # `jax.lax.scan` reports an option that is traced
+    length, reverse, unroll, recompute, strict, memory, verify = (v if is_traced(v) else plain(v) for v in given)
     row = executors.find(executor)
     recomputation.check(recompute)
     recomputation.check_memory(memory)
+    for name, flag in {"strict": strict, "verify": verify}.items():
+        if not isinstance(flag, bool):
+            raise ScanError(f"scan: {name} must be True or False, but is {flag!r}")
     if until is not None and not callable(until):
         raise ScanError(f"scan: until must be a function of the carry that returns booleans, but is {until!r}")
-    if row.keeps_states and recompute is not None:
-        raise ScanError(f"scan: executor {executor!r} keeps all states, which recompute forbids; use 'auto' or 'scan'")
-    if row.name == "cudnn":
-        if skip is not None or until is not None:
-            raise ScanError(
-                "scan: executor 'cudnn' cannot run this step (cuDNN has no skip or until); use 'auto' or 'scan'"
-            )
-        from jrnn.loops import cudnn
-
-        return cudnn.scan(f, init, xs, reverse, lengths, resets)
-    step, inputs = f, xs
+    row.check_options(dict(recompute=recompute, until=until, skip=skip, axis_name=axis_name))
     place = None
     if axis_name is not None:
         from jrnn.loops import segments
 
         place = segments.Place.here(axis_name, bool(reverse))
-        if row.name == "cudnn" or until is not None:
-            what = "until" if until is not None else "executor 'cudnn'"
-            raise ScanError(f"scan: {what} cannot be given with axis_name; leave one of them out")
-        lengths = place.lengths(lengths, _steps(xs, length))
-    if lengths is not None or resets is not None or skip is not None:
-        step, inputs = masked(f, init, xs, _steps(xs, length), lengths, resets, skip)
-    if place is not None:
-        if newton.options_of(executor) is not None and place.is_checked:
-            why = "executor 'newton' needs jax.shard_map(..., check_vma=False)"
-            if strict:
-                raise ScanError(f"scan: strict=True, but {why}")
-            lowering.record_note(f"{why}: each device runs its segment as a loop")
-            executor = "auto"
-
-        def on_one_device(
-            step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False
-        ) -> Any:
-            if linear:  # the loop that makes the transition of a segment
-                own = executor if same and row.name == "associative" else "auto"
-                return scan(step, carry, xs, steps, reverse, executor=own, memory=memory, verify=verify)
-            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory, verify=verify)
-            return scan(step, carry, xs, steps, reverse, unroll, **options)
-
-        return segments.scan(on_one_device, step, init, inputs, length, place, strict, verify)
-    if until is not None and not row.is_loop:
-        raise ScanError(
-            f"scan: executor {executor!r} computes all steps at once, and until stops between them; use 'auto'"
-        )
-    options = newton.options_of(executor)
-    if options is not None and not mark.plain.value:
-        from jrnn.loops.newton.api import solve
-
-        return solve(step, init, inputs, length, reverse, options)[0]
-    if until is not None and (_steps(inputs, length) or 0):
-
-        def bounded(step: Callable, carry: Any, xs: Any) -> tuple[Any, Any]:
-            options = dict(recompute=recompute, executor=executor, strict=strict, memory=memory, verify=verify)
-            return scan(step, carry, xs, length, reverse, unroll, **options)
-
-        return early_exit.scan_until(step, init, inputs, length, _steps(inputs, length), reverse, until, bounded)
-    if recomputation.is_checkpoints(recompute):
-
-        def run(carry: Any, xs: Any, steps: int | None) -> tuple[Any, Any]:
-            options = dict(executor=executor, strict=strict, memory=memory, verify=verify)
-            return scan(step, carry, xs, steps, reverse, unroll, **options)
-
-        return recomputation.with_checkpoints(run, init, inputs, length, _steps(inputs, length), reverse, recompute)
-    if isinstance(recompute, (list, tuple, set, frozenset)):
-        recompute = tuple(sorted(recompute))
-    options = Options(row.name, recompute, strict, memory, verify=verify)
-    if mark.plain.value:
-        _check(row, step, init, inputs, length, reverse, options)
-        return jax.lax.scan(step, init, inputs, length, reverse, unroll)
-    unmarked = tracing.unmarked_step(step)  # the mark is for this loop only, not for loops inside the step
-    _check(row, unmarked, init, inputs, length, reverse, options)
-    with mark.marked(options):
-        return jax.lax.scan(unmarked, init, inputs, length, reverse, unroll)
-
-
-def _steps(xs: Any, length: int | None) -> Any:
-    return next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
-
-
-def _check(row: Executor, step: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Options) -> None:
-    """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
-    if not row.refuses_some and not isinstance(options.recompute, tuple):
-        return
-    loops = lowering.steps_of(lambda init, xs: jax.lax.scan(step, init, xs, length, reverse), init, xs)
-    for loop in loops:
-        if isinstance(options.recompute, tuple):
-            recomputation.check_names(options.recompute, loop.eqns)
-        row.check(loop)
+        if until is not None:
+            raise ScanError("scan: until cannot be given with axis_name; leave one of them out")
+    masks = dict(lengths=lengths, resets=resets, skip=skip, until=until)
+    options = dict(recompute=recompute, strict=strict, memory=memory, place=place, verify=verify)
+    call = Call(f, init, xs, length, reverse, unroll, row, newton.options_of(executor), **masks, **options)
+    return pipeline.run(call)

@@ -86,7 +86,8 @@ def _differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None
             return f"{name} has shape {list(a.shape)}, not {list(b.shape)}"
         if a.dtype.kind not in "fc":
             continue
-        a, b = a.astype(np.float64), b.astype(np.float64)
+        wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+        a, b = a.astype(wide), b.astype(wide)
         scale = max(1.0, float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b))))
         same = (np.abs(a - b) <= tolerance * scale) | (a == b) | (np.isnan(a) & np.isnan(b))
         if not same.all():
@@ -248,7 +249,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
                 def loss(params: Any, x: Any) -> Any:
                     y, last = layer.call(params, x, layer.state, lengths=lengths)
                     kept = jnp.where(mask.reshape(mask.shape[:2] + (1,) * (y.ndim - 2)), y, 0)
-                    return jnp.sum(kept) + sum(map(jnp.sum, jax.tree.leaves(last)))
+                    return jnp.sum(kept) + sum(jnp.sum(v.real + v.imag) for v in jax.tree.leaves(last))
 
                 smooth, join = _smooth(layer.params)
                 of_params, of_x = jax.grad(lambda p, x: loss(join(p), x), (0, 1))(smooth, jnp.asarray(x))
@@ -269,7 +270,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     steps, batch = layer.size
     both = layer.bidirectional  # then each direction begins at another end: states are not handed on, nor compared
     first = None if both else layer.state
-    anew = first if layer.reset_to == "initial" or first is None else jax.tree.map(np.zeros_like, first)
+    anew = {"initial": first, "own": None}.get(layer.reset_to, jax.tree.map(np.zeros_like, first))
     for where in ([0], [steps - 1], *([t] for t in range(1, steps - 1)), range(steps)):
         flags = np.zeros((steps, batch), bool)
         flags[list(where), 0] = True
@@ -301,16 +302,25 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     if _differs("y", other, y, 0.0) is None:
         return "y is the same for another initial state"
     dy = np.random.default_rng(0).standard_normal(y.shape).astype(y.dtype)
-    for name, gradient in _named("the initial state", _gradients(layer, layer.x, layer.state, dy)[1]):
-        if not np.any(gradient):
+    leaves, structure = jax.tree.flatten(layer.state)
+    gradients = jax.tree.leaves(_gradients(layer, layer.x, layer.state, dy)[1])
+    for k, (name, leaf) in enumerate(_named("the initial state", layer.state)):
+        if leaf.dtype.kind not in "fc" or np.any(gradients[k]):
+            continue
+        moved = jax.tree.unflatten(structure, [*leaves[:k], leaf + np.asarray(0.5, leaf.dtype), *leaves[k + 1 :]])
+        if _differs("y", _run(layer, layer.x, moved)[0], y, tolerance) is not None:
             return f"the gradient of {name} is zero"
     return None
 
 
 def _gradients(layer: AdaptedLayer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
-    """The gradients of sum(y * dy) with respect to x and the state."""
+    """The gradients of sum(y * dy) with respect to x and the state; that of an integer is of no meaning."""
     if layer.in_jax:
-        return jax.grad(lambda x, s: jnp.sum(layer.call(layer.params, x, s)[0] * dy), (0, 1))(jnp.asarray(x), state)
+
+        def total(x: Any, state: Any) -> Any:
+            return jnp.sum(layer.call(layer.params, x, state)[0] * dy)
+
+        return jax.grad(total, (0, 1), allow_int=True)(jnp.asarray(x), state)
     _need(layer.gradients is not None, "the layer is not JAX's, and has no `gradients`")
     assert layer.gradients is not None
     return layer.gradients(layer.params, x, state, dy)
@@ -351,7 +361,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
             return f"y is {y.dtype} for float64 inputs, weights and states"
         dy = rng.standard_normal(y.shape)
         if layer.in_jax:
-            found = jax.jit(jax.grad(lambda p: jnp.sum(call(p) * dy)))(point)
+            found = jax.jit(jax.grad(lambda p: jnp.sum(call(p) * dy), allow_int=True))(point)
             value = jax.jit(lambda p: jnp.sum(call(p) * dy))
         else:
             found = dict(zip(("x", "state"), _gradients(layer, point["x"], point["state"], dy)))
@@ -363,10 +373,11 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
                 continue
             d = rng.standard_normal(leaves[k].shape)
             ends = []
-            for h in (STEP, -STEP):
+            for h in (STEP, -STEP, 2 * STEP, -2 * STEP):
                 moved = [v + h * d if j == k else v for j, v in enumerate(leaves)]
                 ends.append(float(value(jax.tree.unflatten(structure, moved))))
-            slope, difference = float(np.sum(np.asarray(gradient) * d)), (ends[0] - ends[1]) / (2 * STEP)
+            slope = float(np.sum(np.asarray(gradient) * d))
+            difference = (8 * (ends[0] - ends[1]) - (ends[2] - ends[3])) / (12 * STEP)  # off by STEP**4
             if not abs(slope - difference) <= 1e-6 * max(1.0, abs(difference)):
                 return (
                     f"along a random direction the slope of {names[k]} is {slope:.8g}, by differences {difference:.8g}"
@@ -379,9 +390,10 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
     for dtype in (jnp.float32, jnp.bfloat16) if layer.in_jax else (np.float32,):
         smooth, join = _smooth(layer.params)
         params = join([jnp.asarray(v, dtype) for v in smooth]) if layer.in_jax else layer.params
-        state = jax.tree.map(lambda v: v.astype(dtype), layer.state)  # noqa: B023
+        state = _wide(layer.state, dtype)
         y, last = _run(replace(layer, params=params), layer.x.astype(dtype), state)
-        for name, value in [*_named("y", y), *_named("the last state", last)]:
+        wide = layer.wide_states and dtype != jnp.float32
+        for name, value in [*_named("y", y), *(() if wide else _named("the last state", last))]:
             if (value.dtype.kind == "f" or value.dtype == jnp.bfloat16) and value.dtype != dtype:
                 return f"{name} is {value.dtype} for inputs, weights and states of {np.dtype(dtype).name}"
     return None

@@ -33,7 +33,8 @@ class AdaptedLayer:
         lengths, resets: whether the layer takes them.
         bidirectional: whether outputs may depend on later inputs; the last axis of y then holds both directions.
         swap: a function of the params that exchanges both directions' weights, for the check of time reversal.
-        reset_to: what a reset puts the state back to: "zeros" or the "initial" state that was given.
+        reset_to: what a reset puts the state back to: "zeros", the "initial" state that was given, or the layer's "own".
+        wide_states: whether states are float32 also where inputs and weights have a narrower type.
         in_jax: whether `call` can be traced by JAX, and so be differentiated and compiled by it.
         gradients: `gradients(params, x, state, dy) -> (dx, dstate)` of a layer that is not JAX's.
     """
@@ -48,6 +49,7 @@ class AdaptedLayer:
     bidirectional: bool = False
     swap: Callable[[Any], Any] | None = None
     reset_to: str = "zeros"
+    wide_states: bool = False
     in_jax: bool = True
     gradients: Callable[..., tuple[Any, Any]] | None = None
 
@@ -238,11 +240,14 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapte
         y, last = nnx.merge(graph, params)(_turned(x, time_axis), state, lengths=lengths, resets=resets)
         return _turned(y, time_axis), last
 
+    stacked = hasattr(layer, "layout")  # PyTorch's layers; states of others are [N, ...], and may have to be reachable
     if state is None:
-        _, last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None))
-        state = _drawn(last)
-    both = bool(layer.layout.bidirectional)
-    fields = {"state_axis": 1, "lengths": True, "resets": True, "swap": _swap_of_torch if both else None}
+        last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None)[1]) if stacked else None
+        state = _drawn(last) if stacked else jax.device_get(call(held, jnp.asarray(x), None)[1])
+    both = stacked and bool(layer.layout.bidirectional)
+    fields = {"state_axis": int(stacked), "lengths": True, "resets": True, "swap": _swap_of_torch if both else None}
+    if not stacked:
+        fields |= {"reset_to": "own", "wide_states": True}
     return AdaptedLayer(call, held, x, state, bidirectional=both, **fields)
 
 
@@ -374,7 +379,7 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapt
 
 
 _ADAPTERS: tuple[tuple[Callable, Callable, Callable], ...] = (
-    (_is("jrnn.nn."), _jrnn, lambda layer: 1 if layer.settings.batch_first else 0),
+    (_is("jrnn.nn."), _jrnn, lambda layer: int(getattr(layer, "settings", layer).batch_first)),
     (_is("flax.nnx.nn.recurrent.", "flax.nnx.nn.recurrent"), _nnx, lambda layer: 0 if layer.time_major else 1),
     (_is("flax.linen.recurrent."), _linen, lambda layer: 0 if layer.time_major else 1),
     (_is("equinox.nn."), _equinox, lambda layer: 0),

@@ -18,11 +18,11 @@ def main(kind):
     import jax.numpy as jnp
 
     import jrnn
-    from jrnn.loops import chunks, machines, mark, targets
+    from jrnn.loops import chunks, machines, mark, recorder, targets
     from jrnn.loops.costs import Candidate, Choice, Estimate
     from jrnn.loops.loop import loop_of
     from jrnn.loops.plan import Target
-    from jrnn.loops.rules import differentiation, lowering
+    from jrnn.loops.rules import differentiation
 
     if kind == "newton":
         import newton_faults
@@ -40,7 +40,7 @@ def main(kind):
             def loss(xs, step=step, init=init):
                 return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(jrnn.scan(step, init, xs)))
 
-            with lowering.recorded() as plans:
+            with recorder.recorded() as plans:
                 jax.make_jaxpr(jax.grad(loss, allow_int=True))(xs)
             print(*plans.notes)
     if kind == "residuals":
@@ -62,7 +62,7 @@ def main(kind):
                 lambda init, xs, step=step: jrnn.scan(step, init, xs, axis_name="time"),
                 mesh=mesh, in_specs=(spec(), time), out_specs=(spec(), time),
             )  # fmt: skip
-            with lowering.recorded() as plans:
+            with recorder.recorded() as plans:
                 jax.make_jaxpr(in_time)(init, xs)
             print(*plans.notes)
     if kind == "rounds":

@@ -123,6 +123,11 @@ def sharded(mesh, check, **options):
     return run
 
 
+def turning(w, h, x):
+    """Complex literals, and factors that do not vary between devices."""
+    return (h := h * jnp.exp(1j * w * jnp.arange(3.0)) + x), h
+
+
 def sent(run, name, steps):
     from jrnn.bench.hlo import Module
 
@@ -146,6 +151,8 @@ def main():
     for name, (mesh, check) in {**places, "rnn": (four, True)}.items():
         wanted = everything(functools.partial(whole, **masks), name, steps)
         found[name] = off(everything(sharded(mesh, check, **masks), name, steps), wanted)
+    complex_case = turning, jnp.ones(3), jnp.zeros((B, 3), complex), jnp.ones((steps, B, 3), complex)
+    found["complex literals"] = off(sharded(four, True)(*complex_case), whole(*complex_case))
     jax.config.update("jax_disable_most_optimizations", False)
     sizes = ("gated_delta", sharded(eight, False)), ("min_gru", sharded(eight, True))
     found["sent"] = [[sent(run, name, steps) for steps in (16, 64)] for name, run in sizes]

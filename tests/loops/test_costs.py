@@ -16,7 +16,7 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.bench.suites.never_worse import LOOPS, H, programs
 from jrnn.errors import ScanError
-from jrnn.loops import costs, machines, residuals
+from jrnn.loops import costs, machines, recorder, residuals
 from jrnn.loops.costs import Candidate, Estimate
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.explain import plans_of
@@ -349,7 +349,7 @@ def test_accelerators_run_small_matrix_states_in_chunks(machine, chunks, monkeyp
     def loss(s, xs):
         return jnp.sum(jnp.sin(jrnn.scan(step, s, xs)[1]))
 
-    with lowering.recorded() as plans:
+    with recorder.recorded() as plans:
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(jnp.ones((2, 4, 32, 32)), (jnp.ones((200, 2, 4, 32)),) * 3)
     assert [plan.executor for plan in plans] == ["chunks"] * chunks
     assert bool(plans.notes) != chunks

@@ -254,6 +254,33 @@ def test_cudnn_is_refused_by_name_where_it_cannot_run():
 
 
 @pytest.mark.parametrize(
+    "options, error, message",
+    [
+        (dict(strict="x"), ScanError, "strict must be True or False"),
+        (dict(verify=1), ScanError, "verify must be True or False"),
+        (dict(axis_name="no such axis"), ScanError, "runs on one device|is no axis here"),
+        (dict(unroll=-3), ValueError, "unroll"),
+        (dict(length=99), ValueError, "length"),
+        (dict(memory=-1), ScanError, "memory must be"),
+    ],
+)
+@pytest.mark.parametrize("executor", ["auto", "cudnn", "newton"])
+def test_options_are_checked_whatever_the_executor(executor, options, error, message):
+    if executor == "newton" and "unroll" in options:
+        pytest.skip("it ignores unroll")
+    with pytest.raises(error, match=message):
+        scan(*lstm_step(), executor=executor, **options)
+
+
+def test_plain_scans_stop_cudnn(monkeypatch):
+    monkeypatch.setattr(cudnn, "scan", None)
+    step, carry, xs = lstm_step()
+    with plain_scans():
+        jaxpr = jax.make_jaxpr(lambda xs: scan(step, carry, xs, executor="cudnn"))(xs)
+    assert [eqn.primitive.name for eqn in jaxpr.eqns].count("scan") == 1
+
+
+@pytest.mark.parametrize(
     "precision, why", [("bfloat16", "float32 and TF32"), ("highest", None), ("tensorfloat32", None)]
 )
 def test_cudnn_takes_the_precisions_that_it_has(precision, why):

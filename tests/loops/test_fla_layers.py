@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn.loops.rules import lowering
+from jrnn.loops import recorder
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
@@ -139,7 +139,7 @@ def test_a_step_is_the_layer_of_its_authors(x64, step):
         found = {"out": out, "state": jax.tree.leaves(last)[0]}
         return jnp.sum(out * w) + ("state" in expected) * jnp.sum(found["state"] * w_state), found
 
-    with lowering.recorded() as plans:
+    with recorder.recorded() as plans:
         (_, found), grads = jax.jit(jax.value_and_grad(run, has_aux=True))(given)
     assert [p for p in plans if p.executor == "chunks"], plans.notes
     found |= {f"grad_{key}": v for key, v in grads.items()}

@@ -12,7 +12,7 @@ import pytest
 from cases import D, H, N, T, draw, lstm_step
 
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, scan, targets
+from jrnn.loops import explain_scan, recorder, scan, targets
 from jrnn.loops.explain import plans_of
 from jrnn.loops.loop import strict_passes
 from jrnn.loops.rules import lowering
@@ -55,14 +55,14 @@ def test_the_forward_and_the_reverse_loop_are_planned():
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 def test_the_target_is_the_platform_that_is_lowered_for(platform):
     """Whatever the platform that this process runs on."""
-    with lowering.recorded() as plans:
+    with recorder.recorded() as plans:
         jax.jit(lambda xs: scan(rnn, H0, xs)).trace(XS).lower(lowering_platforms=(platform,))
     assert [plan.target.platform for plan in plans] == [platform]
 
 
 def test_one_export_for_several_platforms():
     """Each platform gets the loop of its own target; the CPU's runs here."""
-    with lowering.recorded() as plans:
+    with recorder.recorded() as plans:
         exported = jax.export.export(jax.jit(lambda xs: scan(rnn, H0, xs)), platforms=("cpu", "cuda", "tpu"))(XS)
     assert {plan.target.platform for plan in plans} == {"cpu", "cuda", "tpu"}
     if jax.default_backend() == "cpu":

@@ -18,8 +18,7 @@ from cases import draw
 from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import ScanError
-from jrnn.loops import EXECUTORS, scan
-from jrnn.loops.rules import lowering
+from jrnn.loops import EXECUTORS, recorder, scan
 from jrnn.loops.targets import tpu
 
 T, N, H = 6, 3, 4
@@ -140,7 +139,7 @@ def test_every_form_of_recompute(recompute, names, x64):
 @pytest.mark.sample("resets")
 @pytest.mark.parametrize("names", MASKS)
 def test_chunks(names, x64, in_chunks_always):
-    with lowering.recorded() as plans:
+    with recorder.recorded() as plans:
         agrees(matrix, names, names == "all")
     assert "chunks" in [plan.executor for plan in plans], plans.notes
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import explain_scan, recorder, scan
 from jrnn.loops.kernels import Refused
 from jrnn.loops.native import library, writer
 from jrnn.loops.native.runner import native_of
@@ -110,7 +110,7 @@ def both(make, p, init, dtype=jnp.float32, **options):
 
     found = []
     for executor in ("native", "scan"):
-        with lowering.recorded() as plans:
+        with recorder.recorded() as plans:
             found.append(jax.jit(jax.value_and_grad(functools.partial(value, executor=executor), has_aux=True))(p))
         assert {plan.executor for plan in plans} == {executor} or executor == "scan", [plan.notes for plan in plans]
     return found

@@ -9,7 +9,7 @@ import pytest
 from cases import gru_step, lstm_step
 from jax.sharding import PartitionSpec as Spec
 
-from jrnn.loops import mark, scan, targets
+from jrnn.loops import mark, recorder, scan, targets
 from jrnn.loops.kernels import mosaic
 from jrnn.loops.loop import strict_passes
 from jrnn.loops.plan import Target
@@ -31,7 +31,7 @@ def loss(p, x, make=lstm_step, **options):
 
 
 def lowered(fn, *args, platforms=("tpu",)):
-    with lowering.recorded() as plans:
+    with recorder.recorded() as plans:
         text = jax.jit(fn).trace(*args).lower(lowering_platforms=platforms).as_text()
     return text, plans
 

@@ -140,11 +140,10 @@ def eight():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.exhaustive
 def test_on_eight_devices(eight):
     """Values and gradients with lengths and resets, on meshes of 8 and of 4 x 2, with and without checked types."""
     found = {name: size for name, size in eight.items() if name != "sent"}
-    assert len(found) == 5 and max(found.values()) < 1e-12, found
+    assert len(found) == 6 and max(found.values()) < 1e-12, found
 
 
 def test_bytes_that_are_sent_do_not_depend_on_the_number_of_steps(eight):
@@ -169,7 +168,7 @@ def test_errors():
         return str(caught.value)
 
     assert "until" in refusal(plain, until=lambda h: jnp.sum(h) > 0)
-    assert "'cudnn'" in refusal(LstmStep(w, w, w[0]), executor="cudnn")
+    assert "runs on one device" in refusal(LstmStep(w, w, w[0]), executor="cudnn")
     assert "one after the other" in refusal(plain, strict=True)
     assert "a collective over 'time'" in refusal(lambda h, x: (jax.lax.psum(h, "time"), h))
 

@@ -135,6 +135,26 @@ def test_the_memory_of_a_gradient_grows_with_the_logarithm():
     assert temporary(256, checkpoints=256) > 2 * temporary(256)
 
 
+@pytest.mark.parametrize("stop", ["while_loop", "until"])
+def test_a_loop_that_stops_inside_of_a_step(stop, x64):
+    """A rule for derivatives makes results and tangents in one loop there, which nothing separates."""
+
+    def loss(scan, w):
+        def step(h, x):
+            if stop == "until":
+                h, _ = jrnn.scan(lambda h, x: (h * w + x, None), h, jnp.ones((5, 3)), until=lambda h: jnp.sum(h) > 8)
+            else:
+                h = jrnn.while_loop(lambda h: jnp.sum(h) < 5, lambda h: 1.5 * w * h + 0.1, h, max_steps=8)
+            return 0.3 * h + x, h
+
+        last, ys = scan(step, jnp.ones(3), jnp.ones((4, 3)))
+        return jnp.sum(last) + jnp.sum(ys**2)
+
+    of_order = [jax.value_and_grad(functools.partial(loss, scan)) for scan in (jrnn.scan, jax.lax.scan)]
+    ours, theirs = (jax.jit(lambda w, f=f: (f(w), jax.jvp(f, (w,), (1.0,))[1]))(1.1) for f in of_order)
+    close(ours, theirs)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -12,6 +12,7 @@ from flax import nnx
 from jrnn import nn
 from jrnn.errors import LayerError
 from jrnn.nn import span
+from jrnn.testing import check_layer
 
 T, N, D = 6, 3, 8
 LENGTHS = np.array([6, 0, 4])
@@ -285,3 +286,23 @@ def test_it_learns_to_recall_the_first_symbol(name):
 
     _, values = host(jax.jit(lambda p: jax.lax.scan(update, (p, optimizer.init(p)), length=120))(params))
     assert values[0] > 1.2 and values[-1] < 0.3
+
+
+@pytest.mark.sample("MinGRU")
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_conforms(name):
+    """`jrnn.testing.check_layer` finds nothing wrong with the layers that come with it."""
+    x = inputs()[0][:4]
+    report = check_layer(made(name), x)
+    assert not report.findings, str(report.findings[0])
+    assert set(report.skipped) == {"directions"} and len(report.holds) > 12
+
+
+def test_an_own_step_conforms():
+    def step(params, h, x):
+        h = jnp.tanh(h @ params["w"] + x)
+        return h, h
+
+    layer = nn.Recurrent(step, D, lambda n: jnp.zeros((n, D)), {"w": jnp.eye(D) / 2}, rngs=nnx.Rngs(0))
+    report = check_layer(layer, inputs()[0][:3], only=["causality", "resets", "lengths", "initial state"])
+    assert not report.findings and not report.skipped

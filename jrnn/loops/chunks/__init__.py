@@ -10,7 +10,7 @@ from jrnn.loops.chunks.estimate import compared
 from jrnn.loops.chunks.guarded import all_finite
 from jrnn.loops.chunks.normal import held, opened
 from jrnn.loops.chunks.recognize import affine, why
-from jrnn.loops.chunks.runner import Chunked, chunk_length, chunked, pays, stored_states
+from jrnn.loops.chunks.runner import Chunked, check, chunk_length, chunked, pays, stored_states
 from jrnn.loops.chunks.terms import NotAffine
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "NotAffine",
     "affine",
     "all_finite",
+    "check",
     "chunk_length",
     "chunked",
     "compared",

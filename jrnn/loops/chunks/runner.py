@@ -158,6 +158,13 @@ class Chunked:
         return [last[i] for i in range(len(init))], [jaxprs.stack(y, env, steps, length) for y in loop.ys]
 
 
+def check(loop: Loop) -> None:
+    """Raises NotAffine if an equation of a loop cannot be evaluated for all steps of a chunk."""
+    stuck = next((e for e in loop.eqns if not is_evaluable(e)), None)
+    if stuck is not None:
+        raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
+
+
 def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None) -> Chunked:
     """Returns the loop in chunks.
 
@@ -169,9 +176,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
     Raises:
         NotAffine: if no carry runs in chunks, with the reasons.
     """
-    if not all(map(is_evaluable, loop.eqns)):
-        stuck = next(e for e in loop.eqns if not is_evaluable(e))
-        raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
+    check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
     pending, reads = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)

@@ -19,13 +19,12 @@ with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
 from jrnn import jaxprs
-from jrnn.loops import derived, mark
+from jrnn.loops import derived, mark, recorder
 from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
-from jrnn.loops.rules import lowering
 
 if TYPE_CHECKING:  # it loads when a marked loop is differentiated
     from jrnn.loops.chunks import Chunked
@@ -90,7 +89,7 @@ def _report(error: Exception) -> None:
     """Notes why a program could not be traced, such as for types of `jax.shard_map`. Raises the error in tests."""
     if strict_passes.value:
         raise error
-    lowering.record_note(f"not in chunks: {type(error).__name__} (please report it): {error}")
+    recorder.note(f"not in chunks: {type(error).__name__} (please report it): {error}")
 
 
 def _of_moving(run: Callable, primals: Sequence[Any], moves: Sequence[bool]) -> Callable:
@@ -126,10 +125,10 @@ def _program(
     if found is None:
         return None
     if isinstance(found, str):
-        lowering.record_note(found)
+        recorder.note(found)
         return None
     program, values, choice = found
-    lowering.record(LoopPlan(target, program.loop, None, None, "chunks", notes=program.notes, choice=choice))
+    recorder.record(LoopPlan(target, program.loop, None, None, "chunks", notes=program.notes, choice=choice))
 
     def run(args: Sequence[Any]) -> list[Any]:
         with mark.unmarked():
@@ -168,6 +167,7 @@ def _chunked(
     try:
         with mark.unmarked():
             program, loop, holds = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
+            chunks.check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
             end = n_consts + n_carry
             parts = [h.parts for h in holds] if holds else [1] * n_carry
             carried = [m for m, n in zip(moves[n_consts:end], parts) for _ in range(n)]

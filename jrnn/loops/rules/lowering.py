@@ -8,8 +8,7 @@ JAX. `jaxprs.opened` inlines the calls in a jaxpr.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,37 +18,10 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import machines, mark, targets
+from jrnn.loops import machines, mark, recorder, targets
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
-
-# The list that collects the plans of lowered loops, or None.
-_recorder = jax.make_user_context(None)
-
-
-@contextmanager
-def recorded() -> Iterator[_Plans]:
-    """Collects the plans of the loops that are lowered in this context."""
-    plans = _Plans()
-    with _recorder(plans):
-        yield plans
-
-
-class _Plans(list):
-    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches.
-
-    Attributes:
-        notes: reasons why loops were differentiated step by step.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__
-
 
 # Reading the equation -------------------------------------------------------------------------------------------------
 
@@ -93,14 +65,14 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
             plan = _left_by(error, plan.target, plan.loop)
             reasons = (*plan.notes, *reasons)
             continue
-        record(plan)
+        recorder.record(plan)
         if options.strict and options.executor not in ("auto", plan.executor):
             raise ScanError(
                 f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}"
             )
         return lowered
     plan = replace(plan, notes=reasons or plan.notes)
-    record(plan)
+    recorder.record(plan)
     if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
     with mark.unmarked():
@@ -129,16 +101,6 @@ def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
     if strict_passes.value or isinstance(error, ScanError):
         raise error
     return LoopPlan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
-
-
-def record(plan: LoopPlan) -> None:
-    if _recorder.value is not None:
-        _recorder.value.append(plan)
-
-
-def record_note(note: str) -> None:
-    if _recorder.value is not None and note not in _recorder.value.notes:
-        _recorder.value.notes.append(note)
 
 
 def _target(platform: str, ctx: Any) -> Target:

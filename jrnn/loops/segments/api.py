@@ -14,10 +14,10 @@ from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
+from jrnn.jaxprs import primitives
 from jrnn.jaxprs.names import is_traced
-from jrnn.loops import derived, early_exit, mark
+from jrnn.loops import derived, early_exit, mark, recorder
 from jrnn.loops.loop import Loop, loop_of
-from jrnn.loops.rules import lowering
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
 from jrnn.loops.segments.stages import Stage, stages
 from jrnn.loops.segments.starts import Segment, Solver, replaced
@@ -156,10 +156,15 @@ def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Va
     def step(*args: Any) -> list[Any]:
         env = dict(zip(names, args))
         for eqn in program.eqns:
+            operands = [jaxprs.value(env, a) for a in eqn.invars]
             if eqn.primitive.name == "pvary":
-                env[eqn.outvars[0]] = cast(jaxprs.value(env, eqn.invars[0]), eqn.params["axes"])
-            else:
+                env[eqn.outvars[0]] = cast(operands[0], eqn.params["axes"])
+            elif any(True for _ in jaxprs.sub_jaxprs(eqn)) or eqn.primitive.name in primitives.COLLECTIVES:
                 jaxprs.evaluate([eqn], env)
+            else:  # values that did not vary may now, and literals next to them do not
+                axes = set().union(*(jax.typeof(v).manual_axis_type.varying for v in operands))
+                with jaxprs.in_scope(eqn):
+                    env.update(zip(eqn.outvars, jaxprs.bind(eqn, *(cast(v, axes) for v in operands))))
         return [jaxprs.value(env, a) for a in program.outvars]
 
     made = jaxprs.trace(step, [*map(jax.typeof, consts), *(v.aval for v in program.invars)])
@@ -222,7 +227,7 @@ def _verified(found: Sequence[Stage], closed: Any, n_carry: int, place: Place) -
     kind = f"over {place.count} devices"
     agrees, note = derived.verdict(lifted, len(traced), n_carry, _COMPARED, place.reverse, kind, summarized)
     if note:
-        lowering.record_note(note)
+        recorder.note(note)
     return list(found) if agrees else [replace(s, kind="handed", transitions=(), why=note) for s in found]
 
 
@@ -240,7 +245,7 @@ def _tell(found: Sequence[Stage], place: Place, strict: bool) -> None:
         else:
             notes.append(f"{carries}: one device after the other ({stage.why})")
     for note in notes:
-        lowering.record_note(note)
+        recorder.note(note)
     if strict and place.count > 1 and not any(stage.kind == "affine" for stage in found):
         why = "; ".join(stage.why for stage in found if stage.kind == "handed")
         if why:

@@ -26,7 +26,13 @@ from jrnn.nn.span import Span, along_last, heads
 
 def _complex_linear(x: jax.Array, re: jax.Array, im: jax.Array, span: Span) -> jax.Array:
     """The real x times a complex weight."""
-    return jax.lax.complex(span.linear(x, re), span.linear(x, im))
+    return _complex(span.linear(x, re), span.linear(x, im))
+
+
+def _complex(re: jax.Array, im: jax.Array) -> jax.Array:
+    """A complex number of float32 parts or wider: there are none of 16-bit parts."""
+    dtype = jnp.promote_types(re.dtype, jnp.float32)
+    return jax.lax.complex(re.astype(dtype), im.astype(dtype))
 
 
 def _diagonal(h: jax.Array, transition: jax.Array, u: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
@@ -106,7 +112,7 @@ class LRU(_ComplexState):
         return super()._initial(key, dtype) | {name: value.astype(dtype) for name, value in drawn.items()}
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
-        transition = jnp.exp(jax.lax.complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"]))).astype(h.dtype)
+        transition = jnp.exp(_complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"]))).astype(h.dtype)
         u = _complex_linear(x, p["B_re"], p["B_im"], span)
         hs, h = _diagonal(h, transition, along_last(jnp.exp(p["gamma_log"]), u) * u, span)
         y = span.linear(hs.real, p["C_re"]) - span.linear(hs.imag, p["C_im"])
@@ -175,7 +181,7 @@ class S5(_ComplexState):
         return super()._initial(key, dtype) | {name: value.astype(dtype) for name, value in drawn.items()}
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
-        poles = jax.lax.complex(jnp.minimum(p["Lambda_re"], -1e-4), p["Lambda_im"]).astype(h.dtype)
+        poles = _complex(jnp.minimum(p["Lambda_re"], -1e-4), p["Lambda_im"]).astype(h.dtype)
         transition = jnp.exp(poles * jnp.exp(p["log_step"]))
         u = _complex_linear(x, p["B_re"], p["B_im"], span)
         hs, h = _diagonal(h, transition, along_last((transition - 1) / poles, u) * u, span)
