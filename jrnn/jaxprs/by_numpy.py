@@ -293,12 +293,19 @@ def _checked(of: Callable, given: Values, *, products: Any, steps: Any, **_: Any
     return results if given[0] and all(np.isfinite(v).all() for v in results) else _closed(of, steps, given[1:])
 
 
+def _linear_solve(of: Callable, given: Values, *, const_lengths: Any, jaxprs: Any, **_: Any) -> list[Any]:
+    start = const_lengths.matvec + const_lengths.vecmat
+    consts = given[start : start + const_lengths.solve]
+    return _closed(of, jaxprs.solve, [*consts, *given[sum(const_lengths) :]])
+
+
 LOOPS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"), _call),
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call),
     "custom_vmap_call": lambda of, given, *, call, **_: _closed(of, call, given),
     "optimization_barrier": lambda of, given, **_: given,
     "checked_linear_map": _checked,
+    "custom_linear_solve": _linear_solve,
     "scan": _scan,
     "while": _while,
     "cond": _cond,

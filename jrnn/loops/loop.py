@@ -21,8 +21,6 @@ Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
 
 # Tests set this to verify every loop that a pass returns, and to raise errors inside passes.
 strict_passes = jax.make_user_context(False)
-# Tests set this to move everything that can leave a loop, whatever it costs: a number of steps to run at a time, 0 for all.
-eager_passes = jax.make_user_context(None)
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _by_newton(call: Call, rest: Rest) -> Results:
         return rest(call)
     from jrnn.loops.newton.api import solve
 
-    return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton)[0]
+    return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton, call.verify)[0]
 
 
 def _stopping(call: Call, rest: Rest) -> Results:

@@ -5,10 +5,11 @@ Tests that read what the cost model chooses use the fixture `judged`.
 """
 
 import pytest
+from eager import eager_passes
 
 from jrnn.loops import chunks, residuals
 from jrnn.loops.costs import Candidate, Choice, Estimate
-from jrnn.loops.loop import eager_passes, strict_passes
+from jrnn.loops.loop import strict_passes
 from jrnn.loops.residuals import NEAR
 from jrnn.loops.rules import in_chunks
 

@@ -25,9 +25,22 @@ def main(kind):
     from jrnn.loops.rules import differentiation
 
     if kind == "newton":
-        import newton_faults
 
-        return newton_faults.main()
+        def turned(h, x):
+            return (h := jnp.tanh(0.3 * h + 0.5 * h[::-1] + x)), h
+
+        def turned_first(h, x):
+            return (h := jnp.tanh(0.5 * h[::-1] + 0.3 * h + x)), h
+
+        def pair(carry, x):
+            return (jnp.tanh(carry[0] + 0.5 * carry[1]), jnp.sin(carry[1] - 0.1 * carry[0] + x)), carry
+
+        for step, init in ((turned, jnp.ones(3)), (turned_first, jnp.ones(3)), (pair, (jnp.ones(3), jnp.ones(3)))):
+            with recorder.recorded() as plans:
+                jax.make_jaxpr(lambda x, step=step, init=init: jrnn.scan(step, init, x, executor="newton"))(
+                    jnp.ones((9, 3))
+                )
+            print(*plans.notes)
     if kind in ("chunks", "residuals"):
         chunks.pays = lambda *args: kind == "chunks"
         chunks.compared = lambda *args: Choice(Candidate("in chunks", Estimate(0.0, 0), True))

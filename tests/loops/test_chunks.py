@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from by_numpy import by_numpy
 from cases import CASES, T, lstm_step
+from eager import eager_passes
 
 from jrnn.loops import scan
 from jrnn.loops.explain import plans_of
-from jrnn.loops.loop import eager_passes
 
 
 @pytest.fixture

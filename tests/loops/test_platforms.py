@@ -23,7 +23,7 @@ import json
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jrnn import scan
-from jrnn.loops.loop import eager_passes
+from eager import eager_passes
 from jrnn.loops import recorder
 
 assert jax.device_count() == 8

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,15 @@ from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import early_exit, mark
+from jrnn.jaxprs.names import jaxpr_as_fun
+from jrnn.loops import derived, early_exit, mark, recorder
 from jrnn.loops.masking import masked
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
 
 source_info_util.register_exclusion(__file__)
+
+_COMPARED = 3  # steps for which derivatives are compared with those of the loop
 
 
 def scan_statistics(
@@ -31,11 +35,12 @@ def scan_statistics(
     resets: Any = None,
     skip: Any = None,
     executor: Newton | str = "newton",
+    verify: bool = True,
 ) -> tuple[tuple[Any, Any], ScanStatistics]:
     """Runs `scan` with the executor "newton", and returns what the executor did too.
 
     Args:
-        f, init, xs, length, reverse, lengths, resets, skip: as in `scan`.
+        f, init, xs, length, reverse, lengths, resets, skip, verify: as in `scan`.
         executor: "newton", or an object of `Newton`.
 
     Returns:
@@ -56,11 +61,11 @@ def scan_statistics(
     steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
     if lengths is not None or resets is not None or skip is not None:
         f, xs = masked(f, init, xs, steps, lengths, resets, skip)
-    return solve(f, init, xs, length, bool(reverse), options)
+    return solve(f, init, xs, length, bool(reverse), options, verify)
 
 
 def solve(
-    f: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Newton
+    f: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Newton, verify: bool
 ) -> tuple[tuple[Any, Any], ScanStatistics]:
     """Runs a scan of pytrees: `((carry, ys), statistics)`."""
     last, ys = jax.eval_shape(lambda init, xs: jax.lax.scan(f, init, xs, length, reverse), init, xs)  # JAX's errors
@@ -70,12 +75,6 @@ def solve(
     steps = stacks[0].shape[0] if stacks else length
     if not jaxprs.is_known(steps):
         raise ScanError(f"scan: executor 'newton' needs a number of steps, but it is symbolic ({steps}); use 'auto'")
-    if not steps:
-        nothing = jax.tree.map(lambda h: jnp.zeros((0, *h.shape), h.dtype), init)
-        zero = jnp.zeros(())
-        return jax.lax.scan(f, init, xs, length, reverse), ScanStatistics(
-            jnp.int32(0), zero, zero, jnp.int32(0), nothing
-        )
     if not isinstance(options.guess, str):
         options = replace(options, guess=_guess(options.guess, init, tree, steps))
 
@@ -85,11 +84,56 @@ def solve(
         typed = [jnp.asarray(v, h.dtype) for v, h in zip(jax.tree.leaves(new), leaves)]
         return [*typed, *jax.tree.leaves(y)]
 
+    def by_loop() -> tuple[tuple[Any, Any], Any]:
+        """Returns the results, and the carries after every step."""
+
+        def kept(h: Any, x: Any) -> tuple[Any, Any]:
+            new, y = f(h, x)
+            return new, (y, jax.tree.map(lambda v, h: jnp.asarray(v, h.dtype), new, h))
+
+        with mark.unmarked():
+            last, (ys, states) = jax.lax.scan(kept, init, xs, length, reverse)
+        return (last, ys), states
+
+    if not steps or (verify and not _agrees(step, leaves, stacks)):
+        results, states = by_loop()
+        zero = jnp.zeros(())
+        return results, ScanStatistics(jnp.int32(0), zero, zero, jnp.int32(steps), states)
     found = run(step, leaves, stacks, int(steps), reverse, options)
-    iterations, residual, error, sequential = (jnp.stack(part).max() for part in zip(*found.reports))
-    statistics = ScanStatistics(iterations, residual, error, sequential, jax.tree.unflatten(tree, found.states))
-    results = jax.tree.unflatten(tree, found.carry), jax.tree.unflatten(jax.tree.structure(ys), found.ys)
+    iterations, residual, error, certified = (jnp.stack(part) for part in zip(*found.reports))
+    failed = early_exit.some(
+        ~jnp.all(certified)
+    )  # of any example under `vmap`: a condition of each would run both ways
+    solved = jax.tree.unflatten(tree, found.carry), jax.tree.unflatten(jax.tree.structure(ys), found.ys)
+    by_newton = solved, jax.tree.unflatten(tree, found.states)
+    results, states = jax.lax.cond(failed, lambda _: by_loop(), lambda found: found, by_newton)
+    sequential = jnp.where(failed, jnp.int32(steps), 0)
+    error = jnp.where(failed, 0, error.max())
+    statistics = ScanStatistics(iterations.max(), residual.max(), error, sequential, states)
     return results, jax.tree.map(jax.lax.stop_gradient, statistics)
+
+
+def _agrees(step: Callable, carry: Sequence[Any], stacks: Sequence[Any]) -> bool:
+    """Returns whether the derivatives of a loop by blocks of Jacobians are those of the loop, on random numbers."""
+    closed = jax.make_jaxpr(step)(list(carry), [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks])
+    lifted, n_consts = derived.lifted(jaxprs.opened(closed))
+
+    def by_blocks(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., list[Any]]:
+        end = n_consts + n_carry
+
+        def of(*args: Any) -> list[Any]:
+            own = functools.partial(jaxpr_as_fun(step), *args[:n_consts])
+            found = run(
+                lambda h, x: own(*h, *x), args[n_consts:end], args[end:], length, reverse, Newton(), by_steps=True
+            )
+            return [*found.carry, *found.ys]
+
+        return of
+
+    agrees, why = derived.verdict(lifted, n_consts, len(carry), _COMPARED, False, "newton", by_blocks)
+    if why:
+        recorder.note(f"newton: {why}")
+    return agrees
 
 
 def _guess(guess: Any, init: Any, tree: Any, steps: int) -> list[Any]:

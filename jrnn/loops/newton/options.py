@@ -19,8 +19,8 @@ class Newton:
 
     Attributes:
         iterations: the most updates. If the certificate does not hold then, the loop is run step by step.
-        tolerance: the largest residual `|h[t] - f(h[t-1], x[t])|`, in units of the largest value of that carry; None: 32
-            units of the last place of the dtype.
+        tolerance: the largest residual `|h[t] - f(h[t-1], x[t])|` of any element, in units of the scale of that element at
+            that step; None: 32 units of the last place of the dtype.
         guess: what the iteration starts from: "zeros"; "sweep", one step from the initial carry at every time; or the
             carries after every step, a pytree with leaves [T, ...], as in `ScanStatistics.states` of the last training step.
         jacobian: "exact"; or "diagonal", which leaves out what is not on the diagonal of dense blocks (quasi-Newton): less
@@ -73,9 +73,9 @@ class ScanStatistics:
 
     Attributes:
         iterations: the number of updates; of several groups of carries that are solved one after the other, the most.
-        residual: the largest `|h[t] - f(h[t-1], x[t])|`, in units of the largest value of the carry.
-        error: the estimated distance from the result of the loop, in the same units.
-        sequential_steps: how many steps were run one after the other; 0 if the certificate held.
+        residual: the largest `|h[t] - f(h[t-1], x[t])|` of any element, in units of its scale at that step.
+        error: a bound of the distance from the result of the loop, in the same units; 0 if the loop was run.
+        sequential_steps: how many steps were run one after the other: T, or 0 if the certificate held.
         states: the carries after every step, a pytree with leaves [T, ...].
     """
 

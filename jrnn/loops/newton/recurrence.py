@@ -40,6 +40,17 @@ def in_rounds(j: jax.Array, b: jax.Array) -> jax.Array:
     return lax.associative_scan(compose, (j, b))[1]
 
 
+def largest_in_rounds(j: jax.Array, b: jax.Array) -> jax.Array:
+    """Solves `w[t] = max(b[t], j[t] w[t-1])`, with the largest products in place of sums; all numbers are at least 0."""
+
+    def compose(first: Any, second: Any) -> Any:
+        (p, q), (r, s) = first, second
+        pairs = jnp.max(r[..., :, :, None] * p[..., None, :, :], -2)
+        return pairs, jnp.maximum(jnp.max(r * q[..., None, :], -1), s)
+
+    return lax.associative_scan(compose, (j, b))[1]
+
+
 def before(d: jax.Array) -> jax.Array:
     """Returns d shifted by a step: d[t-1], and 0 at the first step."""
     return jnp.concatenate([jnp.zeros_like(d[:1]), d[:-1]])

@@ -1,10 +1,8 @@
 """Newton's method for all steps of a loop at once: iteration, certificate, fallback, and exact derivatives.
 
 The states h of `h[t] = f(h[t-1], x[t])` are the root of the residuals `r[t] = f(h[t-1], x[t]) - h[t]`. An update d solves
-`d[t] = J[t] d[t-1] + r[t]`, a linear recurrence with the Jacobians of f (`recurrence.py`), and is also the estimate of the
-error of h. So the certificate asks for a small residual and a small update: in a chaotic loop a small residual alone proves
-little. If it does not hold after the last iteration, the loop is run step by step, from the first step that failed; if
-errors before that step grow later, from the first step.
+`d[t] = J[t] d[t-1] + r[t]`, a linear recurrence with the Jacobians of f (`recurrence.py`). The result counts only with a
+certificate (`certificate.py`), which bounds the error of each element; without one, the caller runs the loop.
 
 Derivatives do not depend on the iteration. The tangents of the states solve one linear recurrence, cotangents its adjoint.
 
@@ -28,6 +26,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import Program, primitives
 from jrnn.loops.newton import recurrence
+from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii
 from jrnn.loops.newton.options import Newton
 from jrnn.loops.newton.structure import Group, groups
 
@@ -43,11 +42,17 @@ class Solution:
     carry: list[Any]
     ys: list[Any]
     states: list[Any]
-    reports: list[Any]  # (iterations, residual, error, sequential steps)
+    reports: list[Any]  # (iterations, residual, error, whether the states are certified)
 
 
 def run(
-    step: Callable, init: Sequence[Any], xs: Sequence[Any], length: int, reverse: bool, options: Newton
+    step: Callable,
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    length: int,
+    reverse: bool,
+    options: Newton,
+    by_steps: bool = False,
 ) -> Solution:
     """Runs a loop of flat lists: `step(carry, x) -> [*carry, *y]`.
 
@@ -57,6 +62,7 @@ def run(
         length: T, at least 1.
         reverse: whether time runs backwards.
         options: the options; `guess` is a list of stacks, or a name.
+        by_steps: compute the states one after the other; the derivatives are the same.
     """
     closed = jax.make_jaxpr(lambda carry, x: step(list(carry), list(x)))(
         list(init), [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
@@ -79,7 +85,7 @@ def run(
         outs = [program.outvars[i] for i in group.carries]
         part = _Part.of(program, group, outs, known, stacked, length)
         first = None if isinstance(guess, str) else [guess[i] for i in group.carries]
-        solved, report = _solve(part, [init[i] for i in group.carries], first, length, options)
+        solved, report = _solve(part, [init[i] for i in group.carries], first, length, options, by_steps)
         reports.append(report)
         for i, out, state in zip(group.carries, outs, solved):
             states[i] = state
@@ -220,13 +226,15 @@ class _Part:
         return jax.vmap(one)(stacks, list(old))
 
 
-def _solve(part: _Part, init: list[Any], guess: Any, length: int, options: Newton) -> tuple[list[Any], Any]:
+def _solve(
+    part: _Part, init: list[Any], guess: Any, length: int, options: Newton, by_steps: bool
+) -> tuple[list[Any], Any]:
     """Returns the states of a group, with derivatives, and what was done."""
     diagonal = options.jacobian == "diagonal" and part.group.block > 1
 
     @jax.custom_jvp
     def states_of(consts: Any, stacks: Any, init: Any) -> Any:
-        return _iterate(part, consts, stacks, init, guess, length, options)
+        return (_by_steps if by_steps else _iterate)(part, consts, stacks, init, guess, length, options)
 
     @states_of.defjvp
     def _(primals: Any, tangents: Any) -> Any:
@@ -261,51 +269,71 @@ def _pushed_step_by_step(part: _Part, consts: Any, stacks: Any, old: Sequence[An
     return lax.scan(step, [jnp.zeros_like(m[0]) for m in moved], (stacks, list(old), list(moved)))[1]
 
 
+def _by_steps(
+    part: _Part, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
+) -> tuple[list[Any], Any]:
+    """Returns what `_iterate` does, without an iteration."""
+
+    def step(h: list[Any], stack: Any) -> tuple[list[Any], list[Any]]:
+        new = part.fn(consts, stack, h)
+        return new, new
+
+    zero = jnp.zeros(())
+    return lax.scan(step, init, list(stacks), length)[1], (jnp.int32(0), zero, zero, jnp.asarray(True))
+
+
 # Iteration ------------------------------------------------------------------------------------------------------------
 
 
 def _iterate(
     part: _Part, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
 ) -> tuple[list[Any], Any]:
-    """Returns the states, and (iterations, residual, error, sequential steps)."""
-    group = part.group
-    diagonal = options.jacobian == "diagonal" and group.block > 1
+    """Returns the states, and (iterations, residual, error, whether the states are certified)."""
+    diagonal = options.jacobian == "diagonal" and part.group.block > 1
     eps = max(float(jnp.finfo(h.dtype).eps) for h in init)
     tolerance = _ULPS * eps if options.tolerance is None else options.tolerance
-    most_error = max(tolerance, eps**0.75)
-
-    def zeros() -> list[Any]:
-        return [jnp.zeros((length, *h.shape), h.dtype) for h in init]
+    one = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in stacks]
+    enclosures = Enclosures.of(part.group, part.fn, consts, one, [jax.typeof(h) for h in init])
+    dtype = jnp.result_type(jnp.float32, *init)
 
     def old_of(states: Sequence[Any]) -> list[Any]:
         return [jaxprs.shifted(s, h, False) for s, h in zip(states, init)]
 
-    def scale(states: Sequence[Any]) -> jax.Array:
-        """The largest finite value of each carry, within limits, for each place of a block, [1, ..., M]."""
-        sizes = []
-        for s, h, n in zip(states, init, group.sizes):
-            both = jnp.concatenate([s, h[None]]).astype(jnp.result_type(jnp.float32, s))
-            largest = jnp.max(jnp.where(jnp.isfinite(both), jnp.abs(both), 0))
-            limits = jnp.finfo(both.dtype)
-            # XLA multiplies by the reciprocal, which must be a normal number.
-            sizes.append(jnp.broadcast_to(jnp.clip(largest, limits.tiny * _PART, limits.max / _PART), (n,)))
-        return jnp.concatenate(sizes)[(None,) * (1 + len(group.batch))]
+    def at_all_times(fn: Callable, old: Sequence[Any], *more: Any) -> Any:
+        return jax.vmap(lambda stack, old, *more: fn([*consts, *stack, *old], *more))(list(stacks), list(old), *more)
 
-    def largest(v: jax.Array, states: Sequence[Any]) -> jax.Array:
-        """The size at each step, [T], in units of the carries; infinite where it is not a number."""
-        sizes = jnp.abs(v) / scale(states)
-        sizes = jnp.where(jnp.isnan(sizes), jnp.inf, sizes)
-        return jnp.max(sizes.reshape(length, -1), axis=1)
+    def residuals(states: Sequence[Any]) -> tuple[list[Any], Any, Any, Any, Any]:
+        """Returns the new carries, the residual, what rounding may change, the Jacobian or its diagonal, and scales.
 
-    def update(states: list[Any], error: Any, damping: Any) -> tuple[Any, Any, Any]:
-        """Returns the new carries, the residual and the update."""
+        The scale of an element at a step is that of its terms, and of what it still holds of earlier steps, [T, A, M].
+        """
         old = old_of(states)
         new = part.all_steps(consts, stacks, old)
-        r = part.join(new) - part.join(states)
+        joined = part.join(states)
+        if enclosures is None:  # then only residuals of 0 prove anything
+            rounding = jnp.zeros_like(joined)
+        else:
+            rounding = at_all_times(enclosures.rounding, old).astype(dtype)
+        slopes = part.columns(consts, stacks, old, diagonal)
+        limits = jnp.finfo(dtype)
+        own = jnp.nan_to_num(jnp.abs(joined) + rounding / eps, nan=jnp.inf)
+        own = jnp.clip(
+            own, limits.tiny * _PART, limits.max / _PART
+        )  # XLA multiplies by the reciprocal, a normal number
+        held = jnp.nan_to_num(jnp.clip(jnp.abs(slopes), 0, 1))
+        if diagonal:
+            scale = recurrence.largest_in_rounds(held[..., None, None], own[..., None])[..., 0]
+        else:
+            scale = recurrence.largest_in_rounds(held, own)
+        return new, part.join(new) - joined, rounding, slopes, scale
+
+    def update(states: list[Any], r: Any, slopes: Any, error: Any, damping: Any) -> tuple[Any, Any]:
+        """Returns the update, and the estimated error."""
+        slopes = (1 - damping) * slopes
         if not diagonal:
-            d = recurrence.in_rounds((1 - damping) * part.columns(consts, stacks, old), r)
-            return new, r, (d, d)
-        slopes = (1 - damping) * part.columns(consts, stacks, old, diagonal=True)
+            d = recurrence.in_rounds(slopes, r)
+            return d, d
+        old = old_of(states)
 
         def rounds(b: Any) -> Any:
             return recurrence.in_rounds(slopes[..., None, None], b[..., None])[..., 0]
@@ -313,79 +341,54 @@ def _iterate(
         # The update leaves out a part of the Jacobian, so the error has an iteration of its own, with all of it.
         shift = part.part(recurrence.before(error), states)
         pushed = jax.jvp(lambda old: part.all_steps(consts, stacks, old), (old,), (shift,))[1]
-        return new, r, (rounds(r), rounds(r + part.join(pushed) - slopes * recurrence.before(error)))
+        return rounds(r), rounds(r + part.join(pushed) - slopes * recurrence.before(error))
 
     def iteration(state: Any) -> Any:
-        k, states, _, residual_before, damping, error_before = state
-        new, r, (d, error) = update(states, error_before, damping)
-        residual = largest(r, states)
-        off = largest(error, states) + (largest(error - error_before, states) if diagonal else 0)
-        failed = ~((residual <= tolerance) & (off <= most_error))
-        done = ~jnp.any(failed) & (damping == 0)
+        k, phase, states, residual_before, damping, error_before, _ = state
+        new, r, rounding, slopes, scale = residuals(states)
+        d, error = update(states, r, slopes, error_before, damping)
+        residual = _largest(r / scale)
+        done = (residual <= tolerance) & (_largest(error / scale) <= max(tolerance, eps**0.75)) & (damping == 0)
         if options.damping is None:
-            grew = ~(jnp.max(residual) <= 2 * residual_before)
+            grew = ~(residual <= 2 * residual_before)
             damping = jnp.where(grew, (1 + damping) / 2, jnp.where(damping > 0.3, damping / 2, 0))
         else:
-            damping = jnp.where(jnp.max(residual) <= tolerance, 0.0, options.damping)
+            damping = jnp.where(residual <= tolerance, 0.0, options.damping).astype(dtype)
         moved = part.part(part.join(states) + d, states)
         # Where an update overflows, the step itself is taken, or nothing is known.
         moved = [
             jnp.where(jnp.isfinite(m), m, jnp.where(jnp.isfinite(n), n, jnp.zeros_like(n))) for m, n in zip(moved, new)
         ]
-        now = jnp.where(done, k, k + 1)
-        sizes = jnp.max(residual), jnp.max(off)
-        # The last update is made, too: it is known, and what is left after it is of the order of its square.
-        return now, moved, (done, failed, *sizes), jnp.max(residual), damping, error
+        # The last update is made, too: it is known, and what is left after it is of the order of its square. Then one more
+        # evaluation has the residuals of the states that are returned.
+        moves = phase == 0
+        states = [jnp.where(moves, m, s) for m, s in zip(moved, states)]
+        k = k + (moves & ~done)
+        phase = jnp.where(moves & ~done & (k < options.iterations), 0, phase + 1)
+        return k, phase, states, residual, damping, error, (r, rounding, scale)
 
     if guess is not None:
         states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, init)]
     elif options.guess == "sweep":
         states = part.all_steps(consts, stacks, [jnp.broadcast_to(h, (length, *h.shape)) for h in init])
     else:
-        states = zeros()
-    infinite = jnp.asarray(jnp.inf, jnp.result_type(jnp.float32, *init))
-    start = (
-        jnp.int32(0),
-        states,
-        (jnp.asarray(False), jnp.ones(length, bool), infinite, infinite),
-        infinite,
-        jnp.asarray(0.0 if options.damping is None else options.damping, infinite.dtype),
-        jnp.zeros_like(part.join(states)),
-    )
+        states = [jnp.zeros((length, *h.shape), h.dtype) for h in init]
+    damping = jnp.asarray(0.0 if options.damping is None else options.damping, dtype)
+    nothing = jnp.zeros_like(part.join(states))
+    start = jnp.int32(0), jnp.int32(0), states, jnp.asarray(jnp.inf, dtype), damping, nothing, (nothing,) * 3
+    k, _, states, *_, (r, rounding, scale) = lax.while_loop(lambda state: state[1] < 2, iteration, start)
+    radius = max(tolerance, eps**0.5) * scale
+    error = jnp.full_like(r, jnp.inf)
+    if enclosures is not None:
+        before, added = recurrence.before(radius), jnp.abs(r) + 2 * rounding
+        if diagonal:
+            error = bounds_in_radii(*at_all_times(enclosures.spread, old_of(states), before), added, radius)
+        else:
+            error = bounds(*at_all_times(enclosures.slopes, old_of(states), before), added)
+    error = jnp.where(jnp.any(~(r == 0)), error, 0)
+    return states, (k, _largest(r / scale), _largest(error / scale), jnp.all(error <= radius))
 
-    def goes_on(state: Any) -> Any:
-        return ~state[2][0] & (state[0] <= options.iterations)
 
-    k, states, (done, failed, residual, off), *_ = lax.while_loop(goes_on, iteration, start)
-    iterations = jnp.minimum(k, options.iterations)
-
-    # Fallback: step by step from the first step that failed; then, unless the certificate holds, from the first step.
-    def sequential(states: list[Any], first: Any) -> list[Any]:
-        def trip(carried: Any) -> Any:
-            t, h, states = carried
-            stack = [lax.dynamic_index_in_dim(s, t, keepdims=False) for s in stacks]
-            h = part.fn(consts, stack, h)
-            return t + 1, h, [lax.dynamic_update_index_in_dim(s, v, t, 0) for s, v in zip(states, h)]
-
-        before = [
-            jnp.where(first == 0, h, lax.dynamic_index_in_dim(s, jnp.maximum(first - 1, 0), keepdims=False))
-            for s, h in zip(states, init)
-        ]
-        return lax.while_loop(lambda carried: carried[0] < length, trip, (first, before, states))[2]
-
-    def attempt(carried: Any) -> Any:
-        _, first, states, _, _ = carried
-        states = sequential(states, first)
-        _, r, (_, error) = update(states, jnp.zeros_like(part.join(states)), jnp.zeros_like(infinite))
-        residual, off = largest(r, states), largest(error, states)
-        holds = jnp.all((residual <= tolerance) & (off <= most_error))
-        again = ~holds & (first > 0)
-        return ~again, jnp.where(again, 0, first), states, jnp.max(residual), jnp.where(first > 0, jnp.max(off), 0)
-
-    first = jnp.where(done, length, jnp.argmax(failed)).astype(jnp.int32)
-    # A diagonal Jacobian gives no estimate of how errors before the first failed step grow.
-    first = jnp.where(done, first, 0) if diagonal else first
-    _, first, states, residual, off = lax.while_loop(
-        lambda carried: ~carried[0], attempt, (done, first, states, residual, off)
-    )
-    return states, (iterations, residual, off, length - first)
+def _largest(v: jax.Array) -> jax.Array:
+    """The largest absolute value; infinite if one is not a number."""
+    return jnp.max(jnp.where(jnp.isnan(v), jnp.inf, jnp.abs(v)))

@@ -190,14 +190,6 @@ def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Pla
 
 def _verified(found: Sequence[Stage], closed: Any, n_carry: int, place: Place) -> list[Stage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
-    program = jaxprs.opened(closed, _OPENED)
-    traced = [v for v, c in zip(program.constvars, program.consts) if is_traced(c)]
-    fixed = {v: c for v, c in zip(program.constvars, program.consts) if v not in traced}
-    names = (*traced, *program.invars)
-
-    def step(*args: Any) -> list[Any]:
-        env = jaxprs.evaluate(program.eqns, fixed | dict(zip(names, args)))
-        return [jaxprs.value(env, a) for a in program.outvars]
 
     def summarized(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., Values]:
         opened, end = jaxprs.opened(step, _OPENED), n_consts + n_carry
@@ -222,10 +214,9 @@ def _verified(found: Sequence[Stage], closed: Any, n_carry: int, place: Place) -
 
         return of
 
-    with mark.unmarked():
-        lifted = jax.make_jaxpr(step)(*(v.aval for v in names))
+    lifted, count = derived.lifted(jaxprs.opened(closed, _OPENED))
     kind = f"over {place.count} devices"
-    agrees, note = derived.verdict(lifted, len(traced), n_carry, _COMPARED, place.reverse, kind, summarized)
+    agrees, note = derived.verdict(lifted, count, n_carry, _COMPARED, place.reverse, kind, summarized)
     if note:
         recorder.note(note)
     return list(found) if agrees else [replace(s, kind="handed", transitions=(), why=note) for s in found]

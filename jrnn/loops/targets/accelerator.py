@@ -11,7 +11,7 @@ from typing import Any
 
 from jrnn import jaxprs
 from jrnn.loops import derived
-from jrnn.loops.loop import Loop, eager_passes, loop_of
+from jrnn.loops.loop import Loop, loop_of
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, movable, split, widen_sums
 from jrnn.loops.plan import LoopPlan, Target
@@ -28,12 +28,17 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     for rewrite in PASSES:
         loop = rewrite(loop)
     fission = split(loop)
-    if fission.summed and eager_passes.value is None and not options.of_gradient(loop.reverse):
+    if fission.summed and _keeps_order(loop, options):
         fission = split(loop, moves=movable(fission, floating_sums=False))
     why = _not_solved(fission.core, options)
     if why is None:
         return LoopPlan(target, original, fission, associative.Solved(fission.core), "associative")
     return LoopPlan(target, original, fission, widen_sums(fission.core), "scan", notes=(f"not associative: {why}",))
+
+
+def _keeps_order(loop: Loop, options: Options) -> bool:
+    """Returns True for loops whose floating-point sums stay in the loop: those that the caller wrote."""
+    return not options.of_gradient(loop.reverse)
 
 
 def _not_solved(core: Loop, options: Options) -> str | None:

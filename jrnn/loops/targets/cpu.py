@@ -12,7 +12,7 @@ from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.equation_costs import is_call
 from jrnn.loops.estimates import Estimator, Split
 from jrnn.loops.kernels import Refused
-from jrnn.loops.loop import Loop, eager_passes
+from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import (
@@ -50,7 +50,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     for rewrite in PASSES:
         loop = rewrite(loop)
     turned = columns(batch_first(loop))
-    if eager_passes.value is not None or _turning_pays(loop, turned, target.machine):
+    if _turning_pays(loop, turned, target.machine):
         loop = turned
     notes: tuple[str, ...] = ()
     if options.executor == "associative":
@@ -128,9 +128,6 @@ class _Search:
             if called:
                 chosen = min(called, key=lambda way: way.estimate.seconds)
                 return Choice(chosen, tuple((way, "slower") for way in called if way is not chosen))
-        if eager_passes.value is not None:
-            way = _Way(everything, eager_passes.value or None)
-            return Choice(Candidate("everything", self.estimator.split(everything).at_once(), way))
         most = movable(everything, self.options.of_gradient(self.loop.reverse))
         tried = {Moves(): self._candidate("simplify", Moves())}
         for name, field in (("hoist", "early"), ("sink", "late"), ("sum after the loop", "summed")):
