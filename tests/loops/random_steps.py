@@ -24,13 +24,15 @@ from typing import Any
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-    import conftest  # noqa: F401  XLA's flags, before JAX starts
+    if "--as-users" not in sys.argv:
+        import conftest  # noqa: F401  XLA's flags, before JAX starts
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from step_ingredients import CARRIES, INPUTS, OPERATIONS, OUTPUTS, params
 
+import jrnn
 from jrnn.loops import scan
 from jrnn.loops.loop import strict_passes
 
@@ -146,7 +148,9 @@ def loop_of(program: Program, run: Run, p: dict[str, Any], tell: Callable) -> An
     ts = jnp.arange(p["xs"]["x"].shape[0])
     if run is scan:
         keywords |= dict(program.keywords)
-        keywords |= {"lengths": dict(lengths=2), "resets": dict(resets=ts % 2 == 1)}.get(program.masked, {})
+        keywords |= {"lengths": dict(lengths=min(2, program.steps)), "resets": dict(resets=ts % 2 == 1)}.get(
+            program.masked, {}
+        )
     elif program.masked:
         run = functools.partial(_masked, ts, program.masked == "resets")
     out = AROUND[program.around](functools.partial(run, **keywords), step, init, xs)
@@ -186,6 +190,22 @@ def _on_mapped_axis(run: Run, step: Callable, init: Any, xs: Any) -> Any:
     return jax.vmap(one, axis_name="copies")(jnp.asarray([1.0, 0.5], xs["x"].dtype))
 
 
+def _on_devices(run: Run, step: Callable, init: Any, xs: Any) -> Any:
+    """Inside of a `jax.shard_map` over one device."""
+    mesh = jax.make_mesh((1,), ("copies",), axis_types=(jax.sharding.AxisType.Auto,))
+    none = jax.sharding.PartitionSpec()
+    inside = jax.shard_map(
+        functools.partial(run, step), mesh=mesh, in_specs=(none, none), out_specs=none, check_vma=False
+    )
+    return inside(init, xs)
+
+
+def _in_while_loop(run: Run, step: Callable, init: Any, xs: Any) -> Any:
+    """In a loop that stops early, twice."""
+    state = 0, run(step, init, xs)
+    return jrnn.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 1, run(step, s[1][0], xs)), state, max_steps=2)[1]
+
+
 AROUND: dict[str, Callable[[Run, Callable, Any, Any], Any]] = dict(
     plain=lambda run, step, init, xs: run(step, init, xs),
     checkpointed_step=lambda run, step, init, xs: run(jax.checkpoint(step, prevent_cse=False), init, xs),
@@ -201,6 +221,11 @@ AROUND: dict[str, Callable[[Run, Callable, Any, Any], Any]] = dict(
     ),
     outer_loop=_in_outer_loop,
     mapped_axis=_on_mapped_axis,
+    donated=lambda run, step, init, xs: jax.jit(functools.partial(run, step), donate_argnums=0)(
+        jax.tree.map(jnp.copy, init), xs
+    ),
+    devices=_on_devices,
+    while_loop=_in_while_loop,
     twice=lambda run, step, init, xs: (run(step, run(step, init, xs)[0], xs), run(step, init, xs)),
     length=lambda run, step, init, xs: run(step, init, xs, length=xs["x"].shape[0]),
 )
@@ -443,6 +468,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--no-minimize", action="store_true")
+    parser.add_argument("--as-users", action="store_true", help="compile with XLA's default flags")
     asked = parser.parse_args()
     tally = Counter()
     with strict_passes(True):

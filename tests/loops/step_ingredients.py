@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+import jrnn
+
 N, H = 2, 4
 FIXED = np.linspace(-1, 1, H * H).reshape(H, H)  # closed over as a numpy array
 
@@ -89,6 +91,13 @@ OPERATIONS: dict[str, Operation] = dict(
     softmax=lambda p, a, b: jax.nn.softmax(a) * jax.nn.softplus(b),
     leaky=lambda p, a, b: jax.nn.leaky_relu(a) + jax.nn.elu(b) + jax.nn.relu6(b),
     normalized=lambda p, a, b: jax.nn.standardize(a) + jax.nn.logsumexp(b, axis=-1, keepdims=True),
+    # loops that stop early
+    bounded_while_loop=lambda p, a, b: jrnn.while_loop(
+        lambda s: jnp.max(s) < 2, lambda s: 1.5 * s + 0.3, jnp.tanh(a), max_steps=4
+    ),
+    until=lambda p, a, b: jrnn.scan(
+        lambda c, x: (c * jnp.tanh(b) + x, None), a, jnp.ones(3, a.dtype), until=lambda c: jnp.sum(c) > 4
+    )[0],
     # contractions
     product_with_weights=lambda p, a, b: a @ p["w"],
     transposed_weights=lambda p, a, b: a @ p["w"].T,

@@ -1,0 +1,21 @@
+"""A sample of random compositions of matrix states in chunks. More: `python tests/loops/random_compositions.py`."""
+
+from __future__ import annotations
+
+import pytest
+import random_compositions
+from random_compositions import fault
+
+from jrnn.loops import chunks
+
+
+@pytest.mark.sample("0")
+@pytest.mark.parametrize("start", range(0, 3000, 60))
+def test_results_and_gradients_are_those_of_the_loop(start, monkeypatch):
+    for name in ("pays", "compared"):
+        monkeypatch.setattr(chunks, name, getattr(chunks, name))  # they are set again after the test
+    random_compositions.often_in_chunks()
+    if start == 0:
+        assert [fault(seed, True) for seed in (1, 2, 7, 17)] == [(None, True)] * 4  # all run in chunks
+    else:
+        assert [what for seed in range(start, start + 60) if (what := fault(seed, True)[0])] == []
