@@ -8,8 +8,8 @@ from __future__ import annotations
 import jax
 
 from jrnn.loops import native
+from jrnn.loops.backends import accelerator, cpu
 from jrnn.loops.costs import Candidate, Choice
-from jrnn.loops.targets import accelerator, cpu
 
 # A number of steps to run at a time, 0 for all, or None.
 eager_passes = jax.make_user_context(None)

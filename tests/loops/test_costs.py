@@ -20,7 +20,7 @@ from jrnn.loops import costs, machines, recorder, residuals
 from jrnn.loops.costs import Candidate, Estimate
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.explain import plans_of
-from jrnn.loops.plan import Target
+from jrnn.loops.plans.plan import Target
 from jrnn.loops.residuals import min_cut
 from jrnn.loops.rules import lowering
 

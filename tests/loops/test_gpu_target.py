@@ -18,10 +18,10 @@ from jrnn import jaxprs, nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
-from jrnn.loops import scan, targets
+from jrnn.loops import backends, scan
 from jrnn.loops.loop import Loop
 from jrnn.loops.passes import Packed, one_kernel_a_stage, pack_stacks
-from jrnn.loops.plan import Target
+from jrnn.loops.plans.plan import Target
 from jrnn.loops.rules import lowering
 
 SIZE = Size(7, 2, 3, 4)  # no multiple of the steps of a trip
@@ -54,8 +54,8 @@ def given_to_xla(core):
 @pytest.fixture
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's processor."""
-    plan, seen = targets.plan, []
-    monkeypatch.setattr(targets, "plan", lambda loop, _, options: seen.append(loop) or plan(loop, CUDA, options))
+    plan, seen = backends.plan, []
+    monkeypatch.setattr(backends, "plan", lambda loop, _, options: seen.append(loop) or plan(loop, CUDA, options))
     return seen
 
 

@@ -24,7 +24,7 @@ from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
-from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.plans.plan import LoopPlan, Target
 
 if TYPE_CHECKING:  # it loads when a marked loop is differentiated
     from jrnn.loops.chunks import Chunked

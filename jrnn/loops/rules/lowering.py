@@ -1,7 +1,7 @@
 """Lowering of a marked loop, forward or reverse: it is planned for the platform, and the plan is lowered.
 
 To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop.py`) and gets its `LoopPlan`
-(`plan.py`) from `targets.plan`. `LoopPlan.run` is traced in place of the loop. A plan without a `fission` leaves the loop to
+(`plans/plan.py`) from `backends.plan`. `LoopPlan.run` is traced in place of the loop. A plan without a `fission` leaves the loop to
 JAX. `jaxprs.opened` inlines the calls in a jaxpr.
 """
 
@@ -18,10 +18,10 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import machines, mark, recorder, targets
+from jrnn.loops import backends, machines, mark, recorder
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.mark import Options
-from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.plans.plan import LoopPlan, Target
 
 # Reading the equation -------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ def _planned(
         loop, values = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in jaxprs.jaxpr_of(jaxpr).eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
-        return targets.plan(loop, target, options), values
+        return backends.plan(loop, target, options), values
     except Exception as error:
         return _left_by(error, target, loop), ()
 

@@ -33,7 +33,7 @@ from jrnn.loops.passes import (
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plan import NOTHING, LoopPlan, Runner, Target
+from jrnn.loops.plans.plan import NOTHING, LoopPlan, Runner, Target
 
 if TYPE_CHECKING:  # it loads when a caller chooses the executor "native"
     from jrnn.loops.native.runner import Native

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jrnn import jaxprs
+from jrnn.loops.backends import accelerator
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import Fission, Packed, Staged, one_kernel_a_stage, pack_stacks, split, widen_sums
-from jrnn.loops.plan import LoopPlan, Runner, Target
-from jrnn.loops.targets import accelerator
+from jrnn.loops.plans.plan import LoopPlan, Runner, Target
 
 _STEPS = 4  # steps per trip of the loop: they share the kernels that count the trips and write the stacks
 _LONGEST = 400  # a step with more equations runs once per trip, because the program would become long

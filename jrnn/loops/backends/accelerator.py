@@ -14,7 +14,7 @@ from jrnn.loops import derived
 from jrnn.loops.loop import Loop, loop_of
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, movable, split, widen_sums
-from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.plans.plan import LoopPlan, Target
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from jrnn.loops.backends import accelerator
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import WideSums
-from jrnn.loops.plan import LoopPlan, Runner, Target
-from jrnn.loops.targets import accelerator
+from jrnn.loops.plans.plan import LoopPlan, Runner, Target
 
 if TYPE_CHECKING:  # it loads when a loop may become a kernel
     from jrnn.loops.kernels.persistent import Persistent

@@ -1,6 +1,6 @@
 """LoopPlan: what was decided for a loop. It is run, cached, and printed by `explain_scan`.
 
-A target (`targets/`) makes it. Its passes rewrite the loop, and `passes/fission.py` splits it into work for all steps before
+A backend (`backends/`) makes it. Its passes rewrite the loop, and `passes/fission.py` splits it into work for all steps before
 the loop (early), the loop that stays (core), and work for all steps after it (late, summed). If the arrays of all steps
 would be too large, `recompute.in_chunks` runs a few steps at a time.
 
@@ -30,8 +30,8 @@ from jrnn.loops.recompute import in_chunks
 
 NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
 _SHOWN = 2  # the most values of each kind that are printed
-_OURS = str(Path(__file__).parents[1]) + os.sep
-source_info_util.register_exclusion(str(Path(__file__).parent))
+_OURS = str(Path(__file__).parents[2]) + os.sep
+source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 
 class Runner(Protocol):

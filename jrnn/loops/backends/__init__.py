@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jrnn import jaxprs
+from jrnn.loops.backends import accelerator, cpu, gpu, tpu
 from jrnn.loops.loop import Loop
 from jrnn.loops.mark import Options
-from jrnn.loops.plan import LoopPlan, Target
-from jrnn.loops.targets import accelerator, cpu, gpu, tpu
+from jrnn.loops.plans.plan import LoopPlan, Target
 
 _TARGETS = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
 _BY_NAME = {tpu.KERNEL: tpu}  # executors with a plan of their own; the kernel is interpreted on other platforms
