@@ -49,12 +49,12 @@ class Candidate:
     Attributes:
         name: what it does, in a few words.
         estimate: what it costs.
-        plan: what to run if it is chosen; whoever chooses knows its type.
+        node: what to run if it is chosen (`plans/nodes.py`).
     """
 
     name: str
     estimate: Estimate
-    plan: Any = field(repr=False, compare=False)
+    node: Any = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)

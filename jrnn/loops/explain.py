@@ -15,7 +15,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.loops import costs, newton, recorder
-from jrnn.loops.plans.plan import LoopPlan, Target
+from jrnn.loops.plans import LoopPlan, Target
 from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan
 

@@ -21,7 +21,7 @@ def main(kind):
     from jrnn.loops import backends, chunks, machines, mark, recorder
     from jrnn.loops.costs import Candidate, Choice, Estimate
     from jrnn.loops.loop import loop_of
-    from jrnn.loops.plans.plan import Target
+    from jrnn.loops.plans import Target
     from jrnn.loops.rules import differentiation
 
     if kind == "newton":

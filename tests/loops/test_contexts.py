@@ -15,7 +15,7 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.loops import backends, scan
-from jrnn.loops.plans.plan import LoopPlan
+from jrnn.loops.plans import Description, LoopPlan
 from jrnn.loops.rules import tracing
 
 XS, H0 = jnp.linspace(-1, 1, 24).reshape(4, 2, 3), jnp.ones((2, 3))
@@ -231,10 +231,13 @@ def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
         def run(self, *args):
             raise NotImplementedError(self.why)
 
+        def describe(self):
+            return Description()
+
     def planned(loop, target, options):
         found = plan(loop, target, options)
-        broken = [LoopPlan(target, loop, found.fission, Broken(why), "persistent") for why in ("first", "second")]
-        return LoopPlan(target, loop, found.fission, Broken("zeroth"), "persistent", otherwise=(*broken, found))
+        broken = [LoopPlan(target, loop, Broken(why), "persistent") for why in ("first", "second")]
+        return LoopPlan(target, loop, Broken("zeroth"), "persistent", otherwise=(*broken, found))
 
     monkeypatch.setattr(backends, "plan", planned)
     with jrnn.loops.loop.strict_passes(False):

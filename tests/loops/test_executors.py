@@ -17,7 +17,7 @@ from jrnn import plain_scans
 from jrnn.errors import ScanError
 from jrnn.loops import LstmStep, backends, cudnn, explain_scan, mark, scan
 from jrnn.loops.passes import associative, split
-from jrnn.loops.plans.plan import Target
+from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))

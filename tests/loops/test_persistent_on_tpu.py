@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as Spec
 from jrnn.loops import backends, mark, recorder, scan
 from jrnn.loops.kernels import mosaic
 from jrnn.loops.loop import strict_passes
-from jrnn.loops.plans.plan import Target
+from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
 T, N, D, H = 20, 8, 16, 128

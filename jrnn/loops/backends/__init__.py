@@ -1,19 +1,28 @@
-"""The backends that a loop is planned for: one file each, with a function `plan(loop, target, options) -> LoopPlan`."""
+"""The backends that a loop is planned for, one file each. A backend proposes nodes (`plans/`); `BACKENDS` is the table."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from jrnn import jaxprs
 from jrnn.loops.backends import accelerator, cpu, gpu, tpu
 from jrnn.loops.loop import Loop
 from jrnn.loops.mark import Options
-from jrnn.loops.plans.plan import LoopPlan, Target
+from jrnn.loops.plans import LoopPlan, Target
 
-_TARGETS = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
-_BY_NAME = {tpu.KERNEL: tpu}  # executors with a plan of their own; the kernel is interpreted on other platforms
+# The platform, or the executor that chooses the backend on every platform.
+BACKENDS: dict[str, Callable[[Loop, Target, Options], LoopPlan]] = {
+    "cpu": cpu.plan,
+    "cuda": gpu.plan,
+    "rocm": gpu.plan,
+    "tpu": tpu.plan,
+    tpu.KERNEL: tpu.plan,
+}
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
+    """Returns the plan of a loop."""
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.left(target, loop, "it has no steps")
-    platforms = _TARGETS.get(target.platform, accelerator)
-    return _BY_NAME.get(options.executor, platforms).plan(loop, target, options)
+    of_platform = BACKENDS.get(target.platform, accelerator.plan)
+    return BACKENDS.get(options.executor, of_platform)(loop, target, options)

@@ -1,22 +1,16 @@
-"""The CPU target. docs/notes/cpu_log.md has the measurements behind its passes."""
+"""The CPU backend. docs/notes/cpu_log.md has the measurements behind its passes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
 from jrnn import jaxprs
-from jrnn.loops import costs, native
-from jrnn.loops.costs import Candidate, Choice, Estimate
-from jrnn.loops.equation_costs import is_call
-from jrnn.loops.estimates import Estimator, Split
+from jrnn.loops import native
+from jrnn.loops.costs import Candidate, Choice
+from jrnn.loops.estimates import Estimator
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
 from jrnn.loops.passes import (
-    Fission,
     Moves,
     activate_together,
     associative,
@@ -26,213 +20,111 @@ from jrnn.loops.passes import (
     direct_views,
     distinct,
     gates,
-    movable,
     slice_apart,
     split,
-    widen_sums,
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plans.plan import NOTHING, LoopPlan, Runner, Target
-
-if TYPE_CHECKING:  # it loads when a caller chooses the executor "native"
-    from jrnn.loops.native.runner import Native
+from jrnn.loops.plans import NOTHING, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
+from jrnn.loops.search import Search
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
-
-_CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
-_EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
 
 
-def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
+def plan(loop: Loop, target: Target, options: Options, take: str | None = None) -> LoopPlan:
+    """Returns the plan of a loop on a CPU.
+
+    Args:
+        loop: the loop as JAX made it.
+        target: what it is lowered for.
+        options: the caller's.
+        take: the name of the node to use, if it is among the candidates, or None for the cheapest one.
+    """
+    search = searched(loop, target, options)
+    notes: tuple[str, ...] = ()
+    if options.executor == "associative":
+        # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
+        # multiplications and additions stay in the loop, in their order.
+        why = associative.refusal(split(search.loop).core)
+        if why is None:
+            fission = split(search.loop, computation, contract=smaller_first)
+            return LoopPlan(target, loop, Split(fission, by_steps(fission.core)), "associative")
+        notes = (f"not associative: {why}",)
+    choice, refusal = _choice(search, target, options, take)
+    if refusal:
+        notes = (f"not native: {refusal}",)
+    if choice.chosen is search.reference:
+        return LoopPlan.left(target, loop, *notes, NOTHING, choice=choice)
+    node = at_leaf(choice.chosen.node, _for_xla)
+    return LoopPlan(target, loop, node, native.NAME if _is_call(node) else "scan", notes, choice)
+
+
+def searched(loop: Loop, target: Target, options: Options) -> Search:
+    """Returns the search among ways to run a loop, after the passes."""
     original = loop
     for rewrite in PASSES:
         loop = rewrite(loop)
     turned = columns(batch_first(loop))
     if _turning_pays(loop, turned, target.machine):
         loop = turned
-    notes: tuple[str, ...] = ()
-    if options.executor == "associative":
-        # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
-        # multiplications and additions stay in the loop, in their order.
-        why = associative.refusal(split(loop).core)
-        if why is None:
-            fission = split(loop, computation, contract=smaller_first)
-            return LoopPlan(target, original, fission, widen_sums(fission.core), "associative")
-        notes = (f"not associative: {why}",)
-    search = _Search(original, loop, options, target)
-    found = search.choice()
-    if options.executor == native.NAME and search.refusal:
-        notes = (f"not native: {search.refusal}",)
-    if found.chosen.plan is None:
-        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, NOTHING), choice=found)
-    way: _Way = found.chosen.plan
-    if way.native is not None:
-        notes = (*notes, str(way.native))
-        return LoopPlan(target, original, way.fission, way.native, native.NAME, way.chunk, notes, found)
-    core = way.fission.core
-    if gates.better_apart(core):
-        inner: Runner = split(slice_apart(core), slices)
-    else:
-        inner = widen_sums(activate_together(core))
-    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, found)
+    return Search(original, loop, options, target.machine, smaller_first)
+
+
+def _choice(search: Search, target: Target, options: Options, take: str | None) -> tuple[Choice, str]:
+    """Returns the chosen candidate, and the reason why no candidate is a call of a kernel that was asked for, or ""."""
+    refusal = ""
+    if options.executor == native.NAME:
+        called, refusal = calls(search, target)
+        if called:
+            chosen = min(called, key=lambda candidate: candidate.estimate.seconds)
+            return Choice(chosen, tuple((other, "slower") for other in called if other is not chosen)), refusal
+    return search.choose(search.candidates(), take), refusal
+
+
+def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
+    """Returns the candidates whose loop is one call of the native kernel, and why there are not more, or "".
+
+    Products of inputs are in the loop, or before it.
+    """
+    if target.exported or target.devices > 1:
+        where = "exported" if target.exported else "divided among devices; put the scan inside of jax.shard_map"
+        return [], f"the program is {where}"
+    from jrnn.loops.native.runner import native_of
+
+    most, candidates, refusal = search.movable, {}, ""
+    for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
+        fission = search.split(moves)
+        try:
+            kernel = native_of(fission.core)
+        except Refused as why:
+            refusal = str(why)
+            continue
+        candidates[moves] = search.candidate(name, Split(fission, OneCall(kernel, fission.core)))
+    return [*candidates.values()], refusal
+
+
+def _for_xla(leaf: Node) -> Node:
+    """Returns the loop that stays as XLA:CPU compiles it best."""
+    if not isinstance(leaf, Steps):
+        return leaf
+    if gates.better_apart(leaf.loop):
+        fission = split(slice_apart(leaf.loop), slices)
+        return Split(fission, Steps(fission.core))
+    return by_steps(activate_together(leaf.loop))
+
+
+def _is_call(node: Node) -> bool:
+    return isinstance(getattr(node, "inner", node), OneCall)
 
 
 def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
     """Returns True if products in another layout save a part of the time of a loop. Tiny products have no layout to gain."""
     if turned is loop:
         return False
-    steps = jaxprs.extent(loop.length)
-    costs_of = [Estimator(found, machine).split(split(found, moves=Moves())) for found in (loop, turned)]
-    before, after = (found.inside.products * steps for found in costs_of)
-    return before - after > _LEAST_GAIN * costs_of[0].at_once().seconds
-
-
-@dataclass(frozen=True)
-class _Way:
-    """A loop in parts, run `chunk` steps at a time, or all at once if None. `native` runs the loop that stays, if given."""
-
-    fission: Fission
-    chunk: int | None
-    native: Native | None = None
-
-
-class _Search:
-    """Proposes candidates for a loop, and chooses one.
-
-    Args:
-        original: the loop as JAX made it.
-        loop: the loop after the passes.
-        options: the caller's.
-        target: what it is lowered for.
-
-    Attributes:
-        refusal: the reason why no candidate is a call of the native kernel, or "".
-    """
-
-    def __init__(self, original: Loop, loop: Loop, options: Options, target: Target):
-        self.loop, self.options, self.target = loop, options, target
-        self.refusal = ""
-        self.reference = Candidate("lax.scan", Estimator(original, target.machine).whole(), None)
-        self.estimator = Estimator(loop, target.machine)
-        self.held, self.saved = _besides(original, options, self.reference.estimate)
-        # The forward loop has half of the products of its reverse loop.
-        self.besides = options.of_gradient(loop.reverse) * self.reference.estimate.seconds / 2
-        self.left = _EFFORT
-
-    def choice(self) -> Choice:
-        everything = self._split(None)
-        if self.options.executor == native.NAME:
-            called = self._called(movable(everything, self.options.of_gradient(self.loop.reverse)))
-            if called:
-                chosen = min(called, key=lambda way: way.estimate.seconds)
-                return Choice(chosen, tuple((way, "slower") for way in called if way is not chosen))
-        most = movable(everything, self.options.of_gradient(self.loop.reverse))
-        tried = {Moves(): self._candidate("simplify", Moves())}
-        for name, field in (("hoist", "early"), ("sink", "late"), ("sum after the loop", "summed")):
-            moves = Moves(**{field: getattr(most, field)})
-            if moves not in tried:
-                tried[moves] = self._candidate(name, moves)
-        if most not in tried:
-            tried[most] = self._candidate("all of these", most)
-        start = min(tried, key=lambda moves: self._rank(tried[moves]))
-        chosen = self._improved(start, tried[start], most)
-        candidates = [self.reference, *tried.values(), *chosen]
-        margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
-        return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
-
-    def _called(self, most: Moves) -> list[Candidate]:
-        """Returns the candidates whose loop is one call of the native kernel, with products of inputs in it or before it."""
-        if self.target.exported or self.target.devices > 1:
-            where = (
-                "exported" if self.target.exported else "divided among devices; put the scan inside of jax.shard_map"
-            )
-            self.refusal = f"the program is {where}"
-            return []
-        from jrnn.loops.native.runner import native_of
-
-        found = {}
-        for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
-            fission = self._split(moves)
-            try:
-                runner = native_of(fission.core)
-            except Refused as why:
-                self.refusal = str(why)
-                continue
-            found[moves] = Candidate(name, runner.estimate(self.estimator.split(fission)), _Way(fission, None, runner))
-        return [*found.values()]
-
-    def _split(self, moves: Moves | None) -> Fission:
-        self.left -= len(self.loop.eqns)
-        return split(self.loop, contract=smaller_first, moves=moves)
-
-    def _candidate(self, name: str, moves: Moves) -> Candidate:
-        """Returns the fastest way to run a split that fits the bound of memory, or the smallest way if none does."""
-        fission = self._split(moves)
-        parts = self.estimator.split(fission)
-        ways = [Candidate(name, parts.at_once(n), _Way(fission, n)) for n in self._chunks(parts)]
-        fitting = [way for way in ways if self._fits(way)]
-        if fitting:
-            return min(fitting, key=lambda way: way.estimate.seconds)
-        return min(ways, key=lambda way: way.estimate.memory)
-
-    def _bound(self, ratio: float = 1.0) -> float:
-        theirs = self.reference.estimate.memory + self.held + self.saved
-        return costs.bound(self.options.memory, theirs, ratio) - self.held
-
-    def _fits(self, way: Candidate) -> bool:
-        ours, theirs = (c.estimate.seconds + self.besides for c in (way, self.reference))
-        return way.estimate.memory <= self._bound(ours / theirs)
-
-    def _chunks(self, parts: Split) -> Iterator[int | None]:
-        """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
-        yield None
-        length = self.loop.length
-        if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2:
-            return
-        least = parts.at_once(1).memory - parts.per_step(True)
-        for most in (_CHUNK, self._bound() - least):
-            n = int(most / parts.per_step(True))
-            if 2 <= n < length:
-                # A divisor of the length leaves no shorter last chunk, whose results would be copied.
-                yield next((m for m in range(n, n // 2, -1) if length % m == 0), n)
-
-    def _improved(self, start: Moves, best: Candidate, most: Moves) -> list[Candidate]:
-        """Adds and removes moves one at a time as long as that gains. Returns the better candidate, if there is one."""
-        at, changed = start, True
-        units = [(field, v) for field in ("summed", "early", "late") for v in getattr(most, field)]
-        while changed and len(units) > 1:
-            changed = False
-            for field, v in units:
-                if self.left < 0:
-                    break
-                moved = replace(at, **{field: getattr(at, field) ^ {v}})
-                found = self._candidate("a selection", moved)
-                if self._rank(found) < self._rank(best):
-                    best, at, changed = found, moved, True
-        return [best] if at != start else []
-
-    def _rank(self, way: Candidate) -> tuple[bool, float]:
-        return not self._fits(way), way.estimate.seconds
-
-
-def _besides(loop: Loop, options: Options, reference: Estimate) -> tuple[int, int]:
-    """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would hold besides.
-
-    Next to the same stacks, its reverse loop makes gradients of constants at each step. That is more than its forward loop
-    needs, which sets what ours may need.
-    """
-    if not options.of_gradient(loop.reverse):
-        return 0, max(options.gradients - reference.memory, 0)
-    steps = jaxprs.extent(loop.length)
-    held = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - options.given, 0)
-    if not options.stores_less or options.recompute is not None:
-        return held, 0
-    # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
-    again = [e for e in loop.eqns if "rematted_computation" in str(e.source_info.name_stack)]
-    made = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
-    rest = {v for e in loop.eqns if not any(v in made for v in e.outvars) for v in jaxprs.inputs(e)}
-    read = {v for e in again for v in jaxprs.inputs(e)}
-    instead = sum(jaxprs.nbytes(v) for v in loop.xs if v in read and v not in rest)
-    return held, steps * max(sum(map(jaxprs.nbytes, made & rest)) - instead, 0)
+    steps, products, seconds = jaxprs.extent(loop.length), [], []
+    for either in (loop, turned):
+        fission, estimator = split(either, moves=Moves()), Estimator(either, machine)
+        products.append(steps * estimator.part(fission.core.eqns, fission.core.outputs).products)
+        seconds.append(Split(fission, Steps(fission.core)).estimate(machine, estimator).seconds)
+    return products[0] - products[1] > _LEAST_GAIN * seconds[0]

@@ -21,6 +21,7 @@ from jrnn.loops.kernels import mosaic
 from jrnn.loops.kernels.forms import Form, Refused, from_memory, to_memory
 from jrnn.loops.kernels.tiles import Tiled, memory_type, tiled
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.machines import Machine
 
 # The share of the memory on the chip that a kernel may use, as this file counts it and as the compiler does.
 _SHARE, _LIMIT = 0.75, 0.9
@@ -39,6 +40,7 @@ class Persistent:
 
     tiled: Tiled
     chip: str
+    name = "persistent"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         plan, loop = self.tiled, self.tiled.loop
@@ -58,6 +60,10 @@ class Persistent:
         carry = {i: from_memory(tile, loop.carry[i].aval) for (i, _), tile in zip(plan.carry, last)}
         stacks = [from_memory(tiles, y.aval) for y, tiles in zip(loop.ys, ys)]
         return [carry[i] for i in range(len(loop.carry))], stacks
+
+    def seconds(self, machine: Machine, steps: float) -> float:
+        """Returns the time of all steps without the stacks: they start no kernels of their own."""
+        return machine.call + steps
 
     @property
     def block(self) -> int:

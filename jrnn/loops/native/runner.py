@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.loops.costs import Estimate
-from jrnn.loops.estimates import Split
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.machines import Machine
 from jrnn.loops.native import costs, library
 from jrnn.loops.native.writer import Program, program_of
 from jrnn.loops.passes.fission import over_time
@@ -34,6 +33,7 @@ class Native:
     program: Program
     level: int = 0
     threads: int | None = None
+    name = "native"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         program, loop, core = self.program, self.program.loop, self.program.core
@@ -67,15 +67,9 @@ class Native:
     def useful_threads(self) -> int:
         return max(1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK)))
 
-    def estimate(self, parts: Split) -> Estimate:
-        """Returns the estimate of a loop in parts, whose loop that stays is this call.
-
-        The memory is that of arrays of all steps. Packed matrices and the values of one step are not counted.
-        """
-        whole = parts.at_once()
-        inside, terms = parts.estimator.trips(parts.fission.core, parts.inside)
-        own = costs.seconds(self.program) + dict(terms)["stacks"]
-        return Estimate(whole.seconds - inside + own, whole.memory, (("kernel", own), *whole.terms[len(terms) :]))
+    def seconds(self, machine: Machine, steps: float) -> float:
+        """Returns the time of all steps on one core, without the stacks."""
+        return costs.seconds(self.program)
 
     @property
     def flops(self) -> int:

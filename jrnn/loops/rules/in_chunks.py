@@ -24,7 +24,7 @@ from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
-from jrnn.loops.plans.plan import LoopPlan, Target
+from jrnn.loops.plans import LoopPlan, Target
 
 if TYPE_CHECKING:  # it loads when a marked loop is differentiated
     from jrnn.loops.chunks import Chunked
@@ -128,7 +128,7 @@ def _program(
         recorder.note(found)
         return None
     program, values, choice = found
-    recorder.record(LoopPlan(target, program.loop, None, None, "chunks", notes=program.notes, choice=choice))
+    recorder.record(LoopPlan(target, program.loop, None, "chunks", program.notes, choice))
 
     def run(args: Sequence[Any]) -> list[Any]:
         with mark.unmarked():
@@ -179,7 +179,7 @@ def _chunked(
         found = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
         forms = tuple(form for stage in found.stages for form in stage.forms)
         choice = chunks.compared(found.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
-        if not choice.chosen.plan:
+        if not choice.chosen.node:
             (other, reason), at = choice.others[0], choice.chosen.estimate
             return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
         if options.verify and found.stages:

@@ -1,8 +1,8 @@
 """Lowering of a marked loop, forward or reverse: it is planned for the platform, and the plan is lowered.
 
 To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop.py`) and gets its `LoopPlan`
-(`plans/plan.py`) from `backends.plan`. `LoopPlan.run` is traced in place of the loop. A plan without a `fission` leaves the loop to
-JAX. `jaxprs.opened` inlines the calls in a jaxpr.
+(`plans/plan.py`) from `backends.plan`. The plan's node is traced in place of the loop. A plan without a node leaves the loop
+to JAX. `jaxprs.opened` inlines the calls in a jaxpr.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jrnn.errors import ScanError
 from jrnn.loops import backends, machines, mark, recorder
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.mark import Options
-from jrnn.loops.plans.plan import LoopPlan, Target
+from jrnn.loops.plans import LoopPlan, Node, Target
 
 # Reading the equation -------------------------------------------------------------------------------------------------
 
@@ -51,11 +51,12 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
     reasons: tuple[str, ...] = ()
     for plan in (planned, *planned.otherwise):
         plan = replace(plan, notes=(*plan.notes, *reasons))
-        if plan.fission is None:
+        if plan.node is None:
             break
 
-        def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
-            carry, ys = plan.run([*values, *args[:n_consts]], args[n_consts:first_x], args[first_x:])
+        def run(*args: Any, node: Node = plan.node) -> list[Any]:
+            consts, init, xs = args[:n_consts], args[n_consts:first_x], args[first_x:]
+            carry, ys = node.run([*values, *consts], init, xs, params["length"])
             return [*carry, *ys]
 
         try:
