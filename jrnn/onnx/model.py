@@ -16,7 +16,7 @@ from onnx import checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
 from jrnn.memory import available
-from jrnn.nets.proto.codec import check_file
+from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
 from jrnn.onnx.graph import STANDARD, OnnxGraph, as_jax, evaluate, read_graph
 
@@ -146,14 +146,15 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
 def _load(source: Any) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
+    data = source if isinstance(source, bytes) else file_bytes(source, DEFAULT_LIMITS)
     try:
-        if not isinstance(source, bytes):
-            check_file(Path(source), DEFAULT_LIMITS)
         if isinstance(source, bytes):
-            return onnx.load_model_from_string(source)
-        return onnx.load(os.fspath(source))
-    except FormatError as error:
-        raise error.at(str(source)[:200]) from None
+            return onnx.load_model_from_string(data)
+        path = Path(source)
+        kind = onnx.serialization.registry.get_format_from_file_extension(path.suffix) or "protobuf"
+        proto = onnx.load_model_from_string(data, kind)
+        onnx.load_external_data_for_model(proto, str(path.parent))
+        return proto
     except (DecodeError, ValueError, OSError, checker.ValidationError) as error:
         where = "the bytes" if isinstance(source, bytes) else os.fspath(source)
         hint = "; jrnn.read_net reads nets of Caffe2" if where.endswith((".pb", ".pbtxt")) else ""

@@ -7,9 +7,9 @@ read only if no sealed checkpoint loads.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jrnn.errors import CheckpointError
-from jrnn.train.toml_codec import parse_json
+from jrnn.files import digest_of, kind_of, read_json, write_whole
 
 SEAL = "sha256.json"
 
@@ -128,13 +128,17 @@ class Checkpoints:
 
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(SEAL))
-    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    return {p.relative_to(folder).as_posix(): digest_of(p, CheckpointError) for p in files}
 
 
 def _seal(folder: Path) -> None:
-    aside = folder / (SEAL + ".tmp")
-    aside.write_text(json.dumps(_digests(folder), indent=1))
-    aside.replace(folder / SEAL)
+    write_whole(folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Returns the steps whose checkpoints a folder holds."""
+    names = (p.name for p in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
@@ -146,20 +150,17 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def is_sealed(folder: Path) -> bool:
-    return (folder / SEAL).exists()
+    return kind_of(folder / SEAL) != ""
 
 
 def broken_seal(folder: Path) -> str | None:
     """Describes what is wrong with the files of a checkpoint; None if nothing is, or there is no seal."""
-    try:
-        sealed = parse_json((folder / SEAL).read_text())
-        found = _digests(folder)
-    except FileNotFoundError:
+    if not is_sealed(folder):
         return None
-    except (OSError, ValueError) as e:
-        return f"{SEAL}: {_first_line(e)}"
-    if not isinstance(sealed, dict):
-        return f"{SEAL} is not what was written"
+    try:
+        sealed, found = read_json(folder / SEAL, CheckpointError), _digests(folder)
+    except CheckpointError as e:
+        return _first_line(e)
     return next((f"{name} is not what was written" for name in sealed if found.get(name) != sealed[name]), None)
 
 
