@@ -31,7 +31,7 @@ ROOMS = {
     "memory": Room(150, "the bound on what operators make", "errors files"),
     "arrays": Room(110, "arrays in files of strangers", "errors files memory"),
     "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
-    "named": Room(80, "objects that are named as MODULE:NAME", "errors"),
+    "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
     "loops": Room(
         14_050, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars files jaxprs"
@@ -106,9 +106,9 @@ ROOMS = {
         "errors files jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff convert onnx train",
     ),
     "cli": Room(
-        1_350,
+        1_370,
         "the command `jrnn`: one sub-command calls one function",
-        "errors version printable memory arrays files loops nets/ir nets/execution_step nets/proto nets/graph "
+        "errors version printable memory arrays files named loops nets/ir nets/execution_step nets/proto nets/graph "
         "nets/lowering nets/ops nets/plans corpus models convert gradcheck train bench",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,8 @@ class Package:
     choice. A caller may pass any other blob too, which replaces what the init net fills. `shapes` are the shapes and types
     of the inputs whose shapes are known.
     """
+
+    FILES: ClassVar = (INIT, PREDICT, SHAPES)  # what `save` replaces
 
     init_net: Net
     predict_net: Net
@@ -181,7 +183,7 @@ class Package:
 
         Known shapes of inputs are written to `value_info.json`, as in Caffe2's model zoo: name -> [data type, sizes].
         """
-        with new_folder(folder, FormatError, replaces=(SHAPES,)) as new:
+        with new_folder(folder, FormatError, replaces=self.FILES) as new:
             write_net(self.init_net, new / INIT)
             write_net(self.predict_net, new / PREDICT)
             if self.shapes:

@@ -19,6 +19,7 @@ from jrnn.files.tensors import open_tensors, write_tensors
 from jrnn.models.family import Family, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILES = ("config.json", WEIGHTS, "model-*.safetensors", INDEX)  # what `write` replaces
 ALIGNMENT = 64  # bytes, of XLA's buffers
 BLOCK = 1 << 24  # bytes of a tensor that are read at once
 _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
@@ -158,7 +159,7 @@ def write(
             shards[-1].append((part, name, None if parts == [name] else k))
             filled, total = filled + size, total + size
     places = {}
-    with new_folder(folder, FormatError, replaces=(WEIGHTS, "model-*.safetensors", INDEX)) as new:
+    with new_folder(folder, FormatError, replaces=FILES) as new:
         write_whole(new / "config.json", text.encode(), FormatError)
         for number, shard in enumerate(shards, 1):
             file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"

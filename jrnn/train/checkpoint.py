@@ -7,8 +7,10 @@ read only if no sealed checkpoint loads.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,10 +29,10 @@ SEAL = "sha256.json"
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps orbax's own warnings off the terminal; this module checks for the same faults."""
+    """Keeps orbax's own warnings and tracebacks off the terminal; this module reports the same faults."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
@@ -77,7 +79,9 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
             _seal(self.folder / str(step))
         except (OSError, ValueError, RuntimeError) as e:
-            raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {_first_line(e)}") from e
+            full = os.strerror(errno.ENOSPC)  # which tensorstore says at the end of a long line
+            why = full if full in str(e) else _first_line(e)
+            raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {why}") from e
 
     @_quiet()
     def restore(self, like: Any) -> tuple[Any, list[str]]:
@@ -155,6 +159,9 @@ def is_sealed(folder: Path) -> bool:
 
 def broken_seal(folder: Path) -> str | None:
     """Describes what is wrong with the files of a checkpoint; None if nothing is, or there is no seal."""
+    for path in folder.rglob("*"):
+        if (kind := kind_of(path)) not in ("a file", "a folder"):
+            return f"{path.name} is {kind or 'missing'}"
     if not is_sealed(folder):
         return None
     try:

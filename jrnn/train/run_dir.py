@@ -32,7 +32,7 @@ from flax.traverse_util import flatten_dict
 from jrnn.convert import Package
 from jrnn.corpus.corpus import TOKENIZER
 from jrnn.errors import CheckpointError, ConfigError, DataError
-from jrnn.files import kind_of, read_json, record, write_whole
+from jrnn.files import kind_of, new_folder, read_json, record, write_whole
 from jrnn.models import LanguageModel
 from jrnn.named import from_the_root
 from jrnn.train.checkpoint import Checkpoints, steps_in
@@ -304,15 +304,17 @@ def _exported(run_dir: str | Path, trained: Trained) -> Package | LanguageModel:
 
 
 def save_run(run_dir: str | Path, out: str | Path) -> None:
-    """Writes what `export_run` returns to a folder; a language model has the tokenizer of its corpus there.
+    """Writes what `export_run` returns to a folder, in one step; a language model has the tokenizer of its corpus there.
 
     Raises:
         CheckpointError, ConfigError: as `export_run`.
     """
     trained = load_trained(RunDir(run_dir))
-    _exported(run_dir, trained).save(out)
-    if isinstance(trained.model, PretrainedModel):
-        write_whole(Path(out) / TOKENIZER, trained.fingerprint["tokenizer"].encode(), ConfigError)
+    found = _exported(run_dir, trained)
+    with new_folder(out, ConfigError, replaces=found.FILES) as new:
+        found.save(new)
+        if isinstance(trained.model, PretrainedModel):
+            write_whole(new / TOKENIZER, trained.fingerprint["tokenizer"].encode(), ConfigError)
 
 
 def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
