@@ -27,7 +27,7 @@ ROOMS = {
     "errors": Room(150, "the errors that jrnn raises"),
     "version": Room(10, "the version"),
     "printable": Room(30, "text of strangers, made safe to show"),
-    "files": Room(540, "the one opener, reader of JSON and writer of files", "errors"),
+    "files": Room(560, "the one opener, reader of JSON and writer of files", "errors"),
     "memory": Room(150, "the bound on what operators make", "errors files"),
     "arrays": Room(110, "arrays in files of strangers", "errors files memory"),
     "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
@@ -89,7 +89,9 @@ ROOMS = {
         "nets/autodiff nets/ops convert",
     ),
     "onnx": Room(
-        3_140, "ONNX models in and out (the extra `onnx`)", "errors memory jaxprs loops nn nets/proto interop convert"
+        3_165,
+        "ONNX models in and out (the extra `onnx`)",
+        "errors files memory jaxprs loops nn nets/proto interop convert",
     ),
     "testing": Room(
         1_520, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"

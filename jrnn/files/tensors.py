@@ -29,9 +29,11 @@ def open_tensors(path: str | os.PathLike[str], error: type[JrnnError]) -> Iterat
     with open_file(path, error, None) as opened:
         size = min(int.from_bytes(opened.read(8), "little"), _LONGEST_HEADER)
         header = opened.read(size)
+    parse_json(
+        header, f"{path}: cannot be read as safetensors: the header", error
+    )  # also for a tensor that is there twice
     try:
         with safe_open(path, framework="np") as tensors:
-            parse_json(header, f"{path}: the header", error)  # the package takes the last of two tensors with one name
             yield tensors
     except (SafetensorError, OSError, ValueError) as e:
         if isinstance(e, JrnnError):

@@ -14,6 +14,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from jrnn.errors import JrnnError
 from jrnn.files.reading import kind_of
@@ -22,7 +23,7 @@ _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool = False) -> None:
-    """Writes a file in one step, with `parents` also the folders that it is in; a device or a pipe is written to.
+    """Writes a file in one step, with `parents` also its folders; a device, or a pipe with a reader, is written to.
 
     Raises:
         JrnnError: of type `error`, if the file cannot be written.
@@ -31,10 +32,31 @@ def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
         if kind_of(target) in ("a pipe", "a device"):
-            target.write_bytes(data)
+            with open(target, "wb", opener=_at_once) as opened:
+                os.set_blocking(opened.fileno(), True)
+                opened.write(data)
             return
     with new_file(target, error) as half, open(half, "xb") as f:
         f.write(data)
+
+
+def append_to(target: Path, error: type[JrnnError]) -> TextIO:
+    """Opens a file to write lines at its end, which is closed by the caller.
+
+    Raises:
+        JrnnError: of type `error`, if it cannot be opened, or is no file.
+    """
+    with _reporting(target, error):
+        opened = open(target, "a", encoding="utf-8", newline="", opener=_at_once)  # noqa: SIM115
+    if (kind := kind_of(target)) != "a file":
+        opened.close()
+        raise error(f"{target!s:.300}: is {kind}, not a file")
+    return opened
+
+
+def _at_once(name: str, flags: int) -> int:
+    """Opens without waiting for the other end of a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
+from jrnn.files import new_file
 from jrnn.memory import available
 from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
@@ -88,6 +89,7 @@ class OnnxModel:
 
         Raises:
             OpError: a parameter that is unknown or of another shape.
+            FormatError: if the file cannot be written.
         """
         given = dict(params or {})
         for name, value in given.items():
@@ -96,7 +98,7 @@ class OnnxModel:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         _replace(proto.graph, given)
-        onnx.save(proto, os.fspath(path))
+        save_model(proto, path)
 
 
 def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
@@ -151,14 +153,23 @@ def _load(source: Any) -> onnx.ModelProto:
         if isinstance(source, bytes):
             return onnx.load_model_from_string(data)
         path = Path(source)
-        kind = onnx.serialization.registry.get_format_from_file_extension(path.suffix) or "protobuf"
-        proto = onnx.load_model_from_string(data, kind)
+        proto = onnx.load_model_from_string(data, _format(path))
         onnx.load_external_data_for_model(proto, str(path.parent))
         return proto
     except (DecodeError, ValueError, OSError, checker.ValidationError) as error:
         where = "the bytes" if isinstance(source, bytes) else os.fspath(source)
         hint = "; jrnn.read_net reads nets of Caffe2" if where.endswith((".pb", ".pbtxt")) else ""
         raise FormatError(f"{where}: cannot be read as ONNX: {error}{hint}") from error
+
+
+def _format(path: Path) -> Any:
+    return onnx.serialization.registry.get_format_from_file_extension(path.suffix) or "protobuf"
+
+
+def save_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
+    """Writes a model in one step; raises FormatError if it cannot be written."""
+    with new_file(path, FormatError) as half:
+        onnx.save(proto, str(half), _format(Path(path)))
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:

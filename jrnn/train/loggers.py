@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jrnn.errors import ConfigError, TrainError
-from jrnn.files import kind_of, read_file, write_whole
+from jrnn.files import append_to, kind_of, read_file, write_whole
 from jrnn.memory import free
 from jrnn.named import load_named
 from jrnn.printable import printable
@@ -70,11 +70,8 @@ class Csv:
         text = io.StringIO(newline="")
         csv.writer(text).writerows([("step", "name", "value"), *kept])
         write_whole(self._path, text.getvalue().encode(), TrainError)
-        try:
-            self._file = open(self._path, "a", encoding="utf-8", newline="")  # noqa: SIM115 - closed by `close`
-            self._rows = csv.writer(self._file)
-        except OSError as e:
-            raise TrainError(f"{self._path}: cannot be written: {e.strerror}") from None
+        self._file = append_to(self._path, TrainError)
+        self._rows = csv.writer(self._file)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         try:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TextIO
 import numpy as np
 
 from jrnn.errors import DataError, TrainError, describe_value
-from jrnn.files import AtLeast, checked, kind_of, parse_json, read_file, write_whole
+from jrnn.files import AtLeast, append_to, checked, kind_of, parse_json, read_file, write_whole
 from jrnn.memory import free
 from jrnn.train.config import TrainConfig
 from jrnn.train.loggers import Logger
@@ -33,9 +33,8 @@ class MetricsFile:
         """Starts anew, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
         self._loggers = loggers
         kept = [] if resume_at is None else [line for line, m in _whole_lines(path) if m["step"] <= resume_at]
-        with _reporting(path):
-            write_whole(path, "".join(line + "\n" for line in kept).encode(), TrainError)
-            self._file: TextIO = path.open("a", encoding="utf-8")
+        write_whole(path, "".join(line + "\n" for line in kept).encode(), TrainError)
+        self._file: TextIO = append_to(path, TrainError)
 
     def write(self, step: int, **values: Any) -> None:
         """Writes a line; raises TrainError if it cannot."""
