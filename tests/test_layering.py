@@ -99,23 +99,24 @@ ROOMS = {
         "nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models convert gradcheck",
     ),
     "bench": Room(
-        3_250,
+        3_700,
         "measurements",
-        "errors jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff convert onnx train",
+        "errors printable named jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff convert gradcheck "
+        "onnx train",
     ),
     "cli": Room(
-        1_340,
+        1_385,
         "the command `jrnn`: one sub-command calls one function",
         "errors version printable memory arrays files loops nets/ir nets/execution_step nets/proto nets/graph "
         "nets/lowering nets/ops nets/plans corpus models convert gradcheck train bench",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(
-        155,
+        160,
         "the public names, which load lazily",
         "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
         "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans corpus models interop convert "
-        "gradcheck onnx testing train",
+        "gradcheck onnx testing train bench",
     ),
 }
 ONLY_IN = {  # third-party package: the rooms that may know it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -31,6 +31,7 @@ class Record:
     compile_seconds: float | None
     peak_bytes: int | None
     flops_per_second: float
+    least: float | None = None  # None in files that were written before it was kept
 
     @property
     def job(self) -> tuple[str, str, str]:
@@ -125,7 +126,8 @@ def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """Returns the conditions and records that `save` wrote; raises DataError for any other file."""
     try:
         data = json.loads(path.read_text())
-        return data["conditions"], [Record(**r) for r in data["records"]]
+        known = [field.name for field in fields(Record)]  # a user's step has more
+        return data["conditions"], [Record(**{k: v for k, v in r.items() if k in known}) for r in data["records"]]
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise DataError(f"{path}: not a benchmark's JSON ({e}); `jrnn bench --json` writes one") from e
 
