@@ -227,7 +227,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     command(tools.doctor_command, "doctor", "print packages and devices, and how to install what is missing")
 
-    p = command(tools.bench_command, "bench", "measure your own step, or cells next to other libraries, in turns")
+    p = command(tools.bench_command, "bench", "measure your own step, or cells next to other libraries")
     p.add_argument(
         "step",
         nargs="?",
