@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.loops import online_gradient as online_gradient
     from jrnn.loops import optimize_scans as optimize_scans
     from jrnn.loops import plain_scans as plain_scans
+    from jrnn.loops import report as report
     from jrnn.loops import scan as scan
     from jrnn.loops import scan_statistics as scan_statistics
     from jrnn.loops import while_loop as while_loop
@@ -90,6 +91,7 @@ _HOMES = {  # name -> module, for the names that load lazily
             "online_gradient",
             "optimize_scans",
             "plain_scans",
+            "report",
             "scan",
             "scan_statistics",
             "while_loop",
