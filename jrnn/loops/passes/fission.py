@@ -60,7 +60,9 @@ class Fission:
         """Returns the values that are the same at all steps."""
         return jaxprs.evaluate(self.once, dict(zip(self.loop.consts, consts)))
 
-    def run_with(self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None) -> Results:
+    def run_with(
+        self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
+    ) -> Results:
         """Runs `length` steps with the values of `constants`, which some callers compute once for several runs."""
         loop, env = self.loop, dict(env)
         stacked = dict(zip(loop.xs, xs))
