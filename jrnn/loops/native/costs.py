@@ -22,15 +22,15 @@ _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
 _SCALARS = frozenset(("cos", "erf", "sin"))
 
 
-def packed_bytes(program: Program) -> int:
-    """Returns the bytes of the packed matrices."""
+def matrix_bytes(program: Program) -> int:
+    """Returns the bytes of the matrices, which are packed unless there is one row."""
     found = {(o.matrix.array, o.matrix.offset): o.width * o.matrix.dims[0][0] for o in _products(program)}
     return sum(found.values()) * program.dtype.itemsize
 
 
 def terms(program: Program, machine: Machine) -> dict[str, float]:
     """Returns the time of all steps on one core, by the names of `loops/costs.py`."""
-    size = packed_bytes(program)
+    size = matrix_bytes(program)
     wide, steps = program.dtype.itemsize / 4, program.loop.length
     operations = sum(2 * program.rows * o.width * o.matrix.dims[0][0] for o in _products(program)) * wide
     products = max(operations / (_RATE * machine.products), size / machine.cached)
@@ -42,7 +42,7 @@ def terms(program: Program, machine: Machine) -> dict[str, float]:
         "products": steps * products,
         "elements": steps * elements,
         "calls": _CALL * machine.kernel + steps * calls,
-        "packing": _PACKING * size / machine.read,
+        "packing": _PACKING * size / machine.read * (program.rows > 1),
     }
 
 
