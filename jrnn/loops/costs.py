@@ -117,7 +117,9 @@ def choose(
     margin: float = MARGIN,
     besides: float = 0.0,
 ) -> Choice:
-    """Chooses the fastest candidate that fits the bound of memory. The first candidate is the reference.
+    """Chooses the fastest candidate that fits the bound of memory, or an earlier one that may be as fast.
+
+    The first candidate is the reference; those that change more come later.
 
     Args:
         candidates: the reference, and others.
@@ -146,7 +148,7 @@ def choose(
             reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
         elif ratio > 1 - margin or saved_seconds < doubt(estimate, reference.estimate):
             reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
-        elif estimate.seconds < best.estimate.seconds:
+        elif best.estimate.seconds - estimate.seconds > doubt(estimate, best.estimate):
             reasons[best.name] = "slower"
             best = candidate
         else:
