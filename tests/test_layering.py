@@ -74,7 +74,7 @@ ROOMS = {
         "errors printable nets/ir nets/execution_step nets/proto nets/graph nets/lowering",
     ),
     "corpus": Room(650, "texts as files of tokens", "errors files"),
-    "models": Room(2_250, "pretrained recurrent language models", "errors files nn"),
+    "models": Room(2_250, "pretrained recurrent language models", "errors files memory nn"),
     "interop": Room(785, "weights of other systems", "errors files memory nn"),
     "convert": Room(
         4_130,
