@@ -85,6 +85,14 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
     return [atom for atom in atoms if not is_literal(atom)]
 
 
+def replaced(values: Sequence[Any], places: Sequence[int], new: Iterable[Any]) -> list[Any]:
+    """Returns the values, with new ones at some places."""
+    given = list(values)
+    for i, v in zip(places, new):
+        given[i] = v
+    return given
+
+
 def read(env: Env, atom: Atom) -> Any:
     return atom.val if is_literal(atom) else env[atom]
 

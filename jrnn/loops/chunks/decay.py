@@ -16,13 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.loops.chunks.labeled import Label, Labeled, dot, times, union
+from jrnn.loops.chunks.labeled import Label, Labeled, dot, summed, times, union
 from jrnn.loops.chunks.solve import Kept, neighbors, unit_lower_inverse
+
+MIXED = ("of", "from")  # labels: the state that a decay leads to, and the state that it leads from
 
 
 @dataclass(frozen=True)
 class Decay:
-    """The decays of a chunk.
+    """The decays of a chunk. For states that read each other, W(t, s) are small matrices, with the labels MIXED.
 
     Attributes:
         pre: W(t, start) for each t, or None if nothing decays.
@@ -48,7 +50,7 @@ class Decay:
 
     def writer(self, p: Labeled) -> Labeled:
         """Prepares a vector p_s, with the labels T and K, for `scores`."""
-        return (p if self.levels is None else self._level_by_level(p, 0)).renamed("T", "S")
+        return (p if self.levels is None else self._level_by_level(p, 0)).renamed("T", "S").renamed(*MIXED)
 
     def _level_by_level(self, a: Labeled, which: int) -> Labeled:
         """The vectors of every second block of each level, or of the others, times the decay to or from its start."""
@@ -60,15 +62,25 @@ class Decay:
 
     def from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
         """Returns a reader of the state before the chunk, and what scales the results."""
-        return a, self.pre
+        if self.pre is None or MIXED[0] not in self.pre.labels:
+            return a, self.pre
+        turned = self.pre.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1])
+        return self._scaled(a, turned), None
 
     def to_end(self, p: Labeled) -> Labeled:
         """Returns what is left of a vector at the end of the chunk."""
-        return times([p, self.suf]) if self.suf is not None else p
+        return self._scaled(p, self.suf)
 
     def after(self, start: Labeled) -> Labeled:
         """Returns what is left of the state before the chunk."""
-        return times([start, self.total]) if self.total is not None else start
+        return self._scaled(start, self.total)
+
+    def _scaled(self, a: Labeled, decay: Labeled | None) -> Labeled:
+        """Returns `a` times a decay; for states that read each other, `sum_j decay[i, j] a[j]`."""
+        if decay is None or MIXED[1] not in decay.labels:
+            return times([a, decay])
+        a = a.renamed(*MIXED)
+        return dot(a, decay, [l for l in union([a, decay]) if l != MIXED[1]], self.precision)
 
     def scores(self, reader: Labeled, writer: Labeled, keep: Kept) -> Labeled:
         """Returns `sum_k a_t W(t, s) p_s` for s < t, and zero for s >= t, with the labels T and S at the end.
@@ -77,11 +89,12 @@ class Decay:
         """
         if self.levels is not None:
             return _product(reader, writer, self.k, self.precision, keep, _of_levels)
-        made = _product(reader, writer, self.k, self.precision, keep)
+        product = _product(reader, writer, self.k, self.precision, keep)
         if self.between is not None:
-            return times([made, self.between])
+            product = times([product, self.between])
+            return summed(product, [l for l in MIXED if l in product.labels])
         below = np.tril(np.ones((self.steps, self.steps), bool), -1)
-        return made.map(lambda m: jnp.where(below, m, 0))
+        return product.map(lambda m: jnp.where(below, m, 0))
 
     def spread(self, scores: Labeled, values: Labeled, out: Sequence[Label]) -> Labeled:
         """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K, and values v_s with the labels S and K."""
@@ -165,72 +178,12 @@ def _levels_of(scores: Any) -> Any:
     return jnp.stack(made, -3)
 
 
-@dataclass(frozen=True)
-class Mixing:
-    """The decays of a chunk for states that read each other: W(t, s) are small matrices, with the labels MIXED.
-
-    Attributes:
-        pre, suf, total, between: as in `Decay`, none of them along K.
-    """
-
-    k: int
-    precision: Any
-    pre: Labeled
-    suf: Labeled
-    total: Labeled
-    between: Labeled
-
-    def reader(self, a: Labeled) -> Labeled:
-        return a
-
-    def writer(self, p: Labeled) -> Labeled:
-        return p.renamed("T", "S").renamed(*MIXED)
-
-    def scores(self, a: Labeled, p: Labeled, keep: Kept) -> Labeled:
-        made = times([_product(a, p, self.k, self.precision, keep), self.between])
-        labels = tuple(l for l in made.labels if l not in MIXED)
-        return Labeled(jnp.sum(made.array, tuple(map(made.labels.index, MIXED))), labels)
-
-    def from_start(self, a: Labeled) -> tuple[Labeled, None]:
-        made = self._product(a, self.pre.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1]))
-        return made, None
-
-    def to_end(self, p: Labeled) -> Labeled:
-        return self._product(p, self.suf)
-
-    def after(self, start: Labeled) -> Labeled:
-        return self._product(start, self.total)
-
-    def _product(self, a: Labeled, matrix: Labeled) -> Labeled:
-        """Returns `sum_j matrix[i, j] a[j]`."""
-        a = a.renamed(*MIXED)
-        return dot(a, matrix, [l for l in union([a, matrix]) if l != MIXED[1]], self.precision)
-
-
-MIXED = ("of", "from")  # labels: the state that a decay leads to, and the state that it leads from
-
-
-def mixing_of(factor: Labeled, k: int, precision: Any, keep: Kept) -> Mixing:
-    """Returns the products of decays that mix states.
-
-    Args:
-        factor: the decay of each step, with the labels T and MIXED.
-        k: the label of K.
-        precision: of the contractions.
-        keep: keeps the products.
-    """
-    rest = tuple(l for l in factor.labels if l not in ("T", *MIXED))
-    of, start = MIXED
-    labels = (*rest, "T", of, start), (*rest, of, "S", start), (*rest, of, start), (*rest, "T", of, "S", start)
-    pre, suf, total, between = map(Labeled, _products(factor.along(labels[0]), keep), labels)
-    return Mixing(k, precision, pre, suf.renamed("S", "T"), total, between)
-
-
 def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, keep: Kept) -> Decay:
     """Returns the products of decays.
 
     Args:
-        factor: the decay of each step, with the label T; None if nothing decays.
+        factor: the decay of each step, with the label T, and for states that read each other with the labels MIXED; None if
+            nothing decays.
         steps: C, a power of two.
         k: the label of K.
         precision: of the contractions.
@@ -238,14 +191,20 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, keep: K
     """
     if factor is None:
         return Decay(steps, k, precision)
-    rest = tuple(l for l in factor.labels if l != "T")
+    of, start = MIXED
+    gone = () if of in factor.labels else MIXED
+    rest = tuple(l for l in factor.labels if l not in ("T", *MIXED))
     if k in rest:
         lead = tuple(l for l in rest if l != k)
         return _per_row(factor.along((*lead, "T", k)), lead, steps, k, precision)
-    pre, suf, total, between = _products(factor.along((*rest, "T"))[..., None, None], keep)
-    pre, suf = Labeled(pre[..., 0, 0], (*rest, "T")), Labeled(suf[..., 0, :, 0], (*rest, "T"))
-    total, between = Labeled(total[..., 0, 0], rest), Labeled(between[..., 0, :, 0], (*rest, "T", "S"))
-    return Decay(steps, k, precision, pre, suf, total, between)
+
+    def labeled(array: Any, labels: tuple[Label, ...]) -> Labeled:
+        kept = [(n, l) for n, l in zip(array.shape, (*rest, *labels)) if l not in gone]
+        return Labeled(array.reshape([n for n, _ in kept]), tuple(l for _, l in kept))
+
+    labels = ("T", of, start), (of, "T", start), (of, start), ("T", of, "S", start)
+    products = _products(factor.along((*rest, "T", *MIXED)), keep)
+    return Decay(steps, k, precision, *map(labeled, products, labels))
 
 
 def _products(d: Any, keep: Kept) -> tuple[Any, Any, Any, Any]:

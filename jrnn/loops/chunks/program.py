@@ -24,10 +24,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var
+from jrnn.loops.affine.matrix import Affine
 from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.guarded import all_finite, linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
-from jrnn.loops.chunks.recognize import Affine
 from jrnn.loops.chunks.solve import Kept
 
 

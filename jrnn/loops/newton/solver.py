@@ -1,7 +1,7 @@
 """Newton's method for all steps of a loop at once: iteration, certificate, fallback, and exact derivatives.
 
 The states h of `h[t] = f(h[t-1], x[t])` are the root of the residuals `r[t] = f(h[t-1], x[t]) - h[t]`. An update d solves
-`d[t] = J[t] d[t-1] + r[t]`, a linear recurrence with the Jacobians of f (`recurrence.py`). The result counts only with a
+`d[t] = J[t] d[t-1] + r[t]`, a linear recurrence with the Jacobians of f (`affine/rounds.py`). The result counts only with a
 certificate (`certificate.py`), which bounds the error of each element; without one, the caller runs the loop.
 
 Derivatives do not depend on the iteration. The tangents of the states solve one linear recurrence, cotangents its adjoint.
@@ -9,7 +9,7 @@ Derivatives do not depend on the iteration. The tangents of the states solve one
 Sources: Lim et al., "Parallelizing non-linear sequential models over the sequence length" (DEER), 2024; Gonzalez et al.,
 "Towards scalable and stable parallelization of nonlinear RNNs" (ELK), 2024.
 
-Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks (`structure.py`).
+Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks (`affine/blocks.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs import Program, primitives
-from jrnn.loops.newton import recurrence
+from jrnn.jaxprs import primitives
+from jrnn.loops.affine import rounds
+from jrnn.loops.affine.blocks import Blocks, blocks_of
+from jrnn.loops.affine.carries import Part, in_order
+from jrnn.loops.loop import loop_of
 from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii
 from jrnn.loops.newton.options import Newton
-from jrnn.loops.newton.structure import Group, groups
 
 _ULPS = 32  # the default tolerance, in units of the last place
 _PART = 1024.0
@@ -70,36 +72,29 @@ def run(
     why = why_no_jacobian(closed, init)
     if why is not None:
         raise ScanError(_REFUSED.format(why))
-    found = groups(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 0, len(init))
-    _check_sizes(found, init, length, options)
+    structure = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), len(init))
+    _check_sizes(structure, init, length, options)
     program = jaxprs.opened(closed)
-    xs = [x[::-1] for x in xs] if reverse else list(xs)
-    guess = options.guess if isinstance(options.guess, str) else [g[::-1] if reverse else g for g in options.guess]
-
-    carry, inputs = program.invars[: len(init)], program.invars[len(init) :]
-    known = dict(zip(program.constvars, program.consts))
-    stacked = dict(zip(inputs, xs))
-    states: dict[int, Any] = {}
-    reports = []
-    for group in found:
-        outs = [program.outvars[i] for i in group.carries]
-        part = _Part.of(program, group, outs, known, stacked, length)
-        first = None if isinstance(guess, str) else [guess[i] for i in group.carries]
-        solved, report = _solve(part, [init[i] for i in group.carries], first, length, options, by_steps)
-        reports.append(report)
-        for i, out, state in zip(group.carries, outs, solved):
-            states[i] = state
-            stacked[carry[i]] = jaxprs.shifted(state, init[i], False)
-            if not jaxprs.is_literal(out) and out not in known:
-                stacked.setdefault(out, state)
-    outs = program.outvars[len(init) :]
-    eqns, _ = jaxprs.needed(program.eqns, outs, {*known, *stacked})
-    ys = _over_time(eqns, outs, known, stacked, length)
-    ordered = [states[i] for i in range(len(init))]
-    last = [state[-1] for state in ordered]
+    guess = options.guess
     if reverse:
-        ys, ordered = [y[::-1] for y in ys], [state[::-1] for state in ordered]
-    return Solution(last, ys, ordered, reports)
+        xs, guess = [x[::-1] for x in xs], guess if isinstance(guess, str) else [g[::-1] for g in guess]
+    reports = []
+
+    def solve(number: int, part: Part, first: list[Any]) -> list[Any]:
+        blocks = structure[number]
+        given = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
+        states, report = _solve(
+            _Step(part.fn, part.consts, part.stacks, blocks), first, given, length, options, by_steps
+        )
+        reports.append(report)
+        return states
+
+    groups = [blocks.carries for blocks in structure]
+    loop = loop_of(program, 0, len(init), length, False)
+    (last, ys), states = in_order(loop, groups, solve, program.consts, init, xs, length)
+    if reverse:
+        ys, states = [y[::-1] for y in ys], [state[::-1] for state in states]
+    return Solution(last, ys, states, reports)
 
 
 def why_no_jacobian(closed: Any, carry: Sequence[Any]) -> str | None:
@@ -120,13 +115,13 @@ def why_no_jacobian(closed: Any, carry: Sequence[Any]) -> str | None:
     return why
 
 
-def jacobian_bytes(group: Group, length: int, itemsize: int, options: Newton) -> int:
+def jacobian_bytes(group: Blocks, length: int, itemsize: int, options: Newton) -> int:
     """Returns the bytes of the Jacobians of a group for all steps."""
     rows = 1 if options.jacobian == "diagonal" else group.block
     return length * itemsize * rows * sum(jaxprs.elements(shape) for shape in group.shapes)
 
 
-def _check_sizes(found: Sequence[Group], init: Sequence[Any], length: int, options: Newton) -> None:
+def _check_sizes(found: Sequence[Blocks], init: Sequence[Any], length: int, options: Newton) -> None:
     for group in found:
         itemsize = max(4, *(init[i].dtype.itemsize for i in group.carries))
         needed = jacobian_bytes(group, length, itemsize, options)
@@ -140,97 +135,46 @@ def _check_sizes(found: Sequence[Group], init: Sequence[Any], length: int, optio
             )
 
 
-def _over_time(eqns: Sequence[Any], outs: Sequence[Any], known: Any, stacked: Any, length: int) -> list[Any]:
-    """Evaluates equations for all steps: the values of `outs`, [T, ...]."""
-    env, stacks = dict(known), dict(stacked)
-    jaxprs.over_time(eqns, env, stacks)
-    return [jaxprs.stack(a, env, stacks, length) for a in outs]
-
-
 # One group of carries -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The part of a step that makes the new carries of a group; what does not need the old ones is computed.
+class _Step(Part):
+    """The part of a step that makes the new carries of a group, and how they are vectors."""
 
-    Attributes:
-        group: the group.
-        fn: `(consts, stack at one step, old carries) -> new carries`.
-        consts: values of all steps.
-        stacks: values of each step, [T, ...].
-    """
-
-    group: Group
-    fn: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
-    consts: list[Any]
-    stacks: list[Any]
-
-    @staticmethod
-    def of(program: Program, group: Group, outs: Sequence[Any], known: Any, stacked: Any, length: int) -> _Part:
-        mine = [program.invars[i] for i in group.carries]
-        body, _ = jaxprs.needed(program.eqns, outs, {*known, *stacked, *mine})
-        moving = jaxprs.depends(body, mine)
-        inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
-        outer = [eqn for eqn in body if not any(v in moving for v in eqn.outvars)]
-        free = dict.fromkeys([*jaxprs.free_variables(inner), *jaxprs.variables(outs)])
-        made = {v for eqn in inner for v in eqn.outvars}
-        wanted = [v for v in free if v not in made and v not in mine]
-        timed = jaxprs.depends(outer, stacked)
-        env = jaxprs.evaluate([e for e in outer if not any(v in timed for v in e.outvars)], dict(known))
-        varying = [v for v in wanted if v in timed]
-        fixed = [v for v in wanted if v not in timed]
-        later = [e for e in outer if any(v in timed for v in e.outvars)]
-        stacks = _over_time(later, varying, env, stacked, length)
-
-        def fn(consts: Sequence[Any], stack: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-            env = dict(zip((*fixed, *varying, *mine), (*consts, *stack, *old)))
-            jaxprs.evaluate(inner, env)
-            return [jaxprs.value(env, a) for a in outs]
-
-        return _Part(group, fn, [env[v] for v in fixed], stacks)
-
-    def all_steps(self, consts: Any, stacks: Any, old: Sequence[Any]) -> list[Any]:
-        """Returns the new carries of all steps from the old carries of all steps."""
-        return jax.vmap(lambda stack, old: self.fn(consts, stack, old))(stacks, list(old))
+    blocks: Blocks
 
     def join(self, leaves: Sequence[Any], lead: int = 1) -> jax.Array:
         """Returns carries as vectors [T, A, M], in float32 or wider."""
         dtype = jnp.result_type(jnp.float32, *leaves)
-        return self.group.join([leaf.astype(dtype) for leaf in leaves], lead)
+        return self.blocks.join([leaf.astype(dtype) for leaf in leaves], lead)
 
     def part(self, joined: jax.Array, like: Sequence[Any], lead: int = 1) -> list[Any]:
         """The inverse of `join`, with the dtypes of `like`."""
-        return [leaf.astype(a.dtype) for leaf, a in zip(self.group.part(joined, lead), like)]
+        return [leaf.astype(a.dtype) for leaf, a in zip(self.blocks.part(joined, lead), like)]
 
     def columns(self, consts: Any, stacks: Any, old: Sequence[Any], diagonal: bool = False) -> jax.Array:
         """Returns the Jacobians of all steps, [T, A, M, M]; or their diagonals, [T, A, M]."""
-        group, size = self.group, self.group.block
+        blocks, wide = self.blocks, jnp.result_type(jnp.float32, *old)
 
         def one(stack: Any, old: Sequence[Any]) -> jax.Array:
             _, push = jax.linearize(lambda old: self.fn(consts, stack, old), list(old))
 
-            def column(k: Any) -> jax.Array:
-                unit = jnp.broadcast_to(jax.nn.one_hot(k, size), (*group.batch, size))
-                return self.join(push(self.part(unit, old, 0)), 0)
+            def own(k: Any) -> jax.Array:
+                return lax.dynamic_index_in_dim(blocks.join(push(blocks.basis(k, old))), k, -1, keepdims=False)
 
             if diagonal:
-                found = lax.map(lambda k: lax.dynamic_index_in_dim(column(k), k, -1, keepdims=False), jnp.arange(size))
-                return jnp.moveaxis(found, 0, -1)
-            return (
-                jnp.stack([column(k) for k in range(size)], -1)
-                if size <= 4
-                else jnp.moveaxis(jax.vmap(column)(jnp.arange(size)), 0, -1)
-            )
+                return jnp.moveaxis(lax.map(own, jnp.arange(blocks.block)), 0, -1).astype(wide)
+            return blocks.jacobian(push, old).astype(wide)
 
         return jax.vmap(one)(stacks, list(old))
 
 
 def _solve(
-    part: _Part, init: list[Any], guess: Any, length: int, options: Newton, by_steps: bool
+    part: _Step, init: list[Any], guess: Any, length: int, options: Newton, by_steps: bool
 ) -> tuple[list[Any], Any]:
     """Returns the states of a group, with derivatives, and what was done."""
-    diagonal = options.jacobian == "diagonal" and part.group.block > 1
+    diagonal = options.jacobian == "diagonal" and part.blocks.block > 1
 
     @jax.custom_jvp
     def states_of(consts: Any, stacks: Any, init: Any) -> Any:
@@ -249,7 +193,7 @@ def _solve(
         if diagonal:
             found = _pushed_step_by_step(part, consts, stacks, old, moved)
         else:
-            d = recurrence.solved(part.columns(consts, stacks, old), part.join(moved))
+            d = rounds.solved(part.columns(consts, stacks, old), part.join(moved))
             found = part.part(d, states)
         nothing = jax.tree.map(lambda v: jnp.zeros(v.shape, jax.typeof(v).to_tangent_aval().dtype), report)
         return (states, report), (found, nothing)
@@ -257,7 +201,7 @@ def _solve(
     return states_of(part.consts, part.stacks, init)
 
 
-def _pushed_step_by_step(part: _Part, consts: Any, stacks: Any, old: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+def _pushed_step_by_step(part: _Step, consts: Any, stacks: Any, old: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
     """Solves the recurrence of tangents without Jacobians, one step after the other."""
 
     def step(d: list[Any], given: Any) -> tuple[list[Any], list[Any]]:
@@ -270,7 +214,7 @@ def _pushed_step_by_step(part: _Part, consts: Any, stacks: Any, old: Sequence[An
 
 
 def _by_steps(
-    part: _Part, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
+    part: _Step, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
 ) -> tuple[list[Any], Any]:
     """Returns what `_iterate` does, without an iteration."""
 
@@ -286,14 +230,14 @@ def _by_steps(
 
 
 def _iterate(
-    part: _Part, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
+    part: _Step, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
 ) -> tuple[list[Any], Any]:
     """Returns the states, and (iterations, residual, error, whether the states are certified)."""
-    diagonal = options.jacobian == "diagonal" and part.group.block > 1
+    diagonal = options.jacobian == "diagonal" and part.blocks.block > 1
     eps = max(float(jnp.finfo(h.dtype).eps) for h in init)
     tolerance = _ULPS * eps if options.tolerance is None else options.tolerance
     one = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in stacks]
-    enclosures = Enclosures.of(part.group, part.fn, consts, one, [jax.typeof(h) for h in init])
+    enclosures = Enclosures.of(part.blocks, part.fn, consts, one, [jax.typeof(h) for h in init])
     dtype = jnp.result_type(jnp.float32, *init)
 
     def old_of(states: Sequence[Any]) -> list[Any]:
@@ -322,26 +266,26 @@ def _iterate(
         )  # XLA multiplies by the reciprocal, a normal number
         held = jnp.nan_to_num(jnp.clip(jnp.abs(slopes), 0, 1))
         if diagonal:
-            scale = recurrence.largest_in_rounds(held[..., None, None], own[..., None])[..., 0]
+            scale = rounds.largest_in_rounds(held[..., None, None], own[..., None])[..., 0]
         else:
-            scale = recurrence.largest_in_rounds(held, own)
+            scale = rounds.largest_in_rounds(held, own)
         return new, part.join(new) - joined, rounding, slopes, scale
 
     def update(states: list[Any], r: Any, slopes: Any, error: Any, damping: Any) -> tuple[Any, Any]:
         """Returns the update, and the estimated error."""
         slopes = (1 - damping) * slopes
         if not diagonal:
-            d = recurrence.in_rounds(slopes, r)
+            d = rounds.in_rounds(slopes, r)
             return d, d
         old = old_of(states)
 
-        def rounds(b: Any) -> Any:
-            return recurrence.in_rounds(slopes[..., None, None], b[..., None])[..., 0]
+        def solved(b: Any) -> Any:
+            return rounds.in_rounds(slopes[..., None, None], b[..., None])[..., 0]
 
         # The update leaves out a part of the Jacobian, so the error has an iteration of its own, with all of it.
-        shift = part.part(recurrence.before(error), states)
+        shift = part.part(rounds.before(error), states)
         pushed = jax.jvp(lambda old: part.all_steps(consts, stacks, old), (old,), (shift,))[1]
-        return rounds(r), rounds(r + part.join(pushed) - slopes * recurrence.before(error))
+        return solved(r), solved(r + part.join(pushed) - slopes * rounds.before(error))
 
     def iteration(state: Any) -> Any:
         k, phase, states, residual_before, damping, error_before, _ = state
@@ -380,7 +324,7 @@ def _iterate(
     radius = max(tolerance, eps**0.5) * scale
     error = jnp.full_like(r, jnp.inf)
     if enclosures is not None:
-        before, added = recurrence.before(radius), jnp.abs(r) + 2 * rounding
+        before, added = rounds.before(radius), jnp.abs(r) + 2 * rounding
         if diagonal:
             error = bounds_in_radii(*at_all_times(enclosures.spread, old_of(states), before), added, radius)
         else:

@@ -42,16 +42,12 @@ def jvp(rule: Callable, current_metadata: Callable) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-        moves = [type(t) is not ad.Zero for t in tangents]
-        run = _program(current_metadata(), params, moves) if any(moves) else None
-        if run is None:
+        places = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+        moving = [tangents[i] for i in places]
+        results = _in_chunks(current_metadata(), params, primals, places, lambda of, at: jax.jvp(of, at, moving))
+        if results is None:
             return rule(primals, tangents, **params)
-        of = _of_moving(run, primals, moves)
-        try:
-            outs, moved = jax.jvp(of, *([v for v, m in zip(given, moves) if m] for given in (primals, tangents)))
-        except Exception as error:
-            _report(error)
-            return rule(primals, tangents, **params)
+        outs, moved = results
         return outs, [_tangent(o, t) for o, t in zip(outs, moved)]
 
     return differentiate
@@ -62,42 +58,47 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
-        moves = [nz and jnp.issubdtype(jax.typeof(p).dtype, jnp.inexact) for nz, p in zip(nonzeros, primals)]
-        run = _program(current_metadata(), params, moves) if any(moves) else None
-        if run is None:
+        smooth = [jnp.issubdtype(jax.typeof(p).dtype, jnp.inexact) for p in primals]
+        places = [i for i, nz in enumerate(nonzeros) if nz and smooth[i]]
+        results = _in_chunks(current_metadata(), params, primals, places, lambda of, at: jax.linearize(of, *at))
+        if results is None:
             return rule(is_vjp, nonzeros, *primals, **params)
-        of = _of_moving(run, primals, moves)
-        try:
-            outs, linear = jax.linearize(of, *(p for p, m in zip(primals, moves) if m))
-        except Exception as error:
-            _report(error)
-            return rule(is_vjp, nonzeros, *primals, **params)
-        smooth = [jnp.issubdtype(o.dtype, jnp.inexact) for o in outs]
+        outs, linear = results
 
         def linearized(*args: Any) -> list[Any]:
             tangents = args[-len(primals) :]  # after the residuals, which `linear` holds
-            moved = linear(*(ad.instantiate_zeros(t) for t, m in zip(tangents, moves) if m))
+            moved = linear(*(ad.instantiate_zeros(tangents[i]) for i in places))
             return [_tangent(o, t) for o, t in zip(outs, moved)]
 
         structured = () if jax.__version_info__ < (0, 12) else (None,)
-        return outs, smooth, jax.tree.leaves(linear), *structured, linearized
+        moves = [jnp.issubdtype(o.dtype, jnp.inexact) for o in outs]
+        return outs, moves, jax.tree.leaves(linear), *structured, linearized
 
     return differentiate
 
 
-def _report(error: Exception) -> None:
-    """Notes why a program could not be traced, such as for types of `jax.shard_map`. Raises the error in tests."""
-    if strict_passes.value:
-        raise error
-    recorder.note(f"not in chunks: {type(error).__name__} (please report it): {error}")
+def _in_chunks(
+    metadata: Any, params: dict[str, Any], primals: Sequence[Any], places: Sequence[int], transform: Callable
+) -> Any:
+    """Returns what a transformation makes of the program in chunks, or None to leave the scan to JAX's rule.
 
-
-def _of_moving(run: Callable, primals: Sequence[Any], moves: Sequence[bool]) -> Callable:
-    def of(*some: Any) -> list[Any]:
-        left = iter(some)
-        return run([next(left) if m else p for p, m in zip(primals, moves)])
-
-    return of
+    Args:
+        metadata: the mark.
+        params: those of the equation.
+        primals: its arguments.
+        places: of the arguments that have tangents.
+        transform: of a function of these arguments, and their values.
+    """
+    run = _program(metadata, params, [i in places for i in range(len(primals))]) if places else None
+    if run is None:
+        return None
+    try:
+        return transform(lambda *some: run(jaxprs.replaced(primals, places, some)), [primals[i] for i in places])
+    except Exception as error:  # such as for types of `jax.shard_map`
+        if strict_passes.value:
+            raise
+        recorder.note(f"not in chunks: {type(error).__name__} (please report it): {error}")
+        return None
 
 
 def _tangent(out: Any, tangent: Any) -> Any:
@@ -189,7 +190,7 @@ def _chunked(
             found = replace(found, notes=(*found.notes, note)) if note else found
         return found, program.consts, choice
     except chunks.NotAffine as reason:
-        return f"not in chunks: {chunks.why(reason)}"
+        return f"not in chunks: {reason.place}"
     except Exception as error:
         if strict_passes.value:
             raise

@@ -10,8 +10,8 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var
-from jrnn.loops.chunks.terms import Axes, Factor, Labels, Term, Value
-from jrnn.loops.chunks.views import constant, long_pairs, unviewed, varying_axes
+from jrnn.loops.affine.renaming import constant, long_pairs, unviewed, varying_axes
+from jrnn.loops.affine.terms import Axes, Factor, Labels, Term, Value
 
 SUMS = ("add", "add_any", "sub")
 

@@ -11,23 +11,16 @@ Shapes: S [batch axes, K, V] in any order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jrnn.jaxprs import Eqn, Var
+from jrnn.jaxprs import Var
+from jrnn.loops.affine.carries import NotAffine
 
 Labels = tuple[int | None, ...]  # None: constant along this axis
 
 _FEW = 8  # an axis that S does not have, and over which rows are summed, is unrolled if it is this short
-
-
-class NotAffine(Exception):
-    """Raised for a step that cannot run in chunks; the message is the reason, and `eqn` the operation, if there is one."""
-
-    def __init__(self, why: str, eqn: Eqn = None):
-        super().__init__(why)
-        self.eqn = eqn
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +103,12 @@ class Axes:
     def labels_of(self, factor: Factor) -> set[int]:
         return {l for l in self.found(factor.labels) if l is not None}
 
-    def free_of(self, *factors: Factor) -> tuple[int, ...]:
-        """Returns the axes of S, without K, that are in none of the factors."""
-        fixed = {self.contracted}.union(*map(self.labels_of, factors))
-        return tuple(l for l in self.axes if l is not None and l not in fixed)
+    def labels_in(self, terms: Iterable[Term]) -> set[int]:
+        return set().union(*(self.labels_of(f) for t in terms for f in t.factors))
+
+    def free_of(self, fixed: Collection[int]) -> tuple[int, ...]:
+        """Returns the axes of S, without K and those that are fixed."""
+        return tuple(l for l in self.axes if l is not None and l != self.contracted and l not in fixed)
 
     def _fresh(self, size: int) -> int:
         label = next(self._numbers)

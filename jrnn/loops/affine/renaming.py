@@ -12,7 +12,8 @@ from jax import numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.axes import aligned
-from jrnn.loops.chunks.terms import Labels, NotAffine
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.terms import Labels
 
 SAME = ("copy", "copy_p", "name", "reduce_precision")
 _VIEWS = (*SAME, "broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze", "transpose")

@@ -11,9 +11,10 @@ from jax import numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var
-from jrnn.loops.chunks.known import SUMS, Known
-from jrnn.loops.chunks.terms import Factor, NotAffine, Row, Term, Value
-from jrnn.loops.chunks.views import SAME, long_pairs, view
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.known import SUMS, Known
+from jrnn.loops.affine.renaming import SAME, long_pairs, view
+from jrnn.loops.affine.terms import Factor, Row, Term, Value
 
 
 class Forms(Known):
@@ -76,14 +77,14 @@ class Forms(Known):
             return first.scaled(sign=-1)
         if name in SUMS:
             sides = [f or self._known(a, first, out.ndim) for a, f in zip(ins, forms)]
-            return self._sum(sides[0], sides[1].scaled(sign=-1) if name == "sub" else sides[1])
+            return self.sum(sides[0], sides[1].scaled(sign=-1) if name == "sub" else sides[1])
         if name == "mul" and not all(moving):
             return self._scaled(first, ins[moving.index(False)])
         if name == "div" and not moving[1]:
             return self._scaled(first, ins[1], "inverse")
         if name == "select_n" and not moving[0] and len(ins) == 3:
             sides = [f or self._known(a, first, out.ndim) for a, f in zip(ins[1:], forms[1:])]
-            return self._sum(*(self._scaled(side, ins[0], how) for side, how in zip(sides, ("unless", "where"))))
+            return self.sum(*(self._scaled(side, ins[0], how) for side, how in zip(sides, ("unless", "where"))))
         labels = view(eqn, first.labels)
         if labels is not None:
             return replace(first, labels=labels)
@@ -106,7 +107,7 @@ class Forms(Known):
             value = self._at(value, value.labels[axis], eqn.params["start_indices"][axis])
         return value
 
-    def _sum(self, a: Value, b: Value) -> Value:
+    def sum(self, a: Value, b: Value) -> Value:
         labels = tuple(self._unified(x, y) for x, y in zip(a.labels, b.labels))
         return Value(labels, (*a.terms, *b.terms))
 
