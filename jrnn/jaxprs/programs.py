@@ -76,9 +76,9 @@ def is_literal(atom: Atom) -> bool:
     return not isinstance(atom, Var)
 
 
-def is_in(atom: Atom, found: Collection[Var]) -> bool:
+def is_in(atom: Atom, variables: Collection[Var]) -> bool:
     """Returns True if an atom is a variable in a collection. Literals have no hash."""
-    return not is_literal(atom) and atom in found
+    return not is_literal(atom) and atom in variables
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:

@@ -144,8 +144,8 @@ class OnlineGradient:
             + plan.columns(j, lambda v, j=j: push(still[0], [*still[1][:j], v, *still[1][j + 1 :]]))
             for j, s in enumerate(state.derivatives)
         ]
-        made = jax.tree.unflatten(of_params, [g.astype(v.dtype) for g, v in zip(gradient, p)])
-        return loss, made, OnlineState(jax.tree.unflatten(tree, new), moved)
+        gradients = jax.tree.unflatten(of_params, [g.astype(v.dtype) for g, v in zip(gradient, p)])
+        return loss, gradients, OnlineState(jax.tree.unflatten(tree, new), moved)
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,10 @@ class _Plan:
             dense, group = group, Blocks(group.carries, group.shapes, tuple(range(len(group.shapes[0]))))
         reads = reads_of(program, program.invars[:first])
         types = tuple(v.aval for v in program.invars[:first])
-        own = tuple(
-            _own(aval.shape, [found[j] for found in reads if j in found], group) for j, aval in enumerate(types)
-        )
+        own = tuple(_own(aval.shape, [axes[j] for axes in reads if j in axes], group) for j, aval in enumerate(types))
         counts = tuple(
             math.prod(n for k, n in enumerate(jnp.shape(v)) if k not in own[j])
-            if any(j in found for found in reads)
+            if any(j in axes for axes in reads)
             else 0
             for j, v in enumerate(p)
         )
@@ -214,8 +212,8 @@ class _Plan:
         units = jnp.eye(count, dtype=aval.dtype).reshape(
             count, *(1 if k in self.own[j] else n for k, n in enumerate(aval.shape))
         )
-        found = jax.vmap(push)(jnp.broadcast_to(units, (count, *aval.shape)))
-        return jnp.moveaxis(self.group.join(found, 1), 0, -1)
+        derivatives = jax.vmap(push)(jnp.broadcast_to(units, (count, *aval.shape)))
+        return jnp.moveaxis(self.group.join(derivatives, 1), 0, -1)
 
     def pulled(self, j: int, of_carry: Sequence[Any], s: jax.Array) -> jax.Array:
         """Returns the gradient with respect to a parameter from that with respect to the carry."""
@@ -244,20 +242,20 @@ class _Plan:
             column = source.join(push(source.basis(k, carry))).reshape(*source.batch, count, each)
             return jax.lax.dynamic_index_in_dim(column, k % each, -1, keepdims=False)
 
-        found = jax.lax.map(same_element, jnp.arange(source.block))  # [K E, A, K]
+        diagonals = jax.lax.map(same_element, jnp.arange(source.block))  # [K E, A, K]
         one = Blocks((0,), source.shapes[:1], source.aligned)
-        found = jnp.moveaxis(found.reshape(count, each, *found.shape[1:]), 1, -1)  # [K, A, K, E]
-        found = jnp.moveaxis(found, -2, 1)  # [from, to, A, E]
-        spread = jax.vmap(jax.vmap(lambda v: one.part(v)[0]))(found)  # [from, to, shape of the carry]
+        diagonals = jnp.moveaxis(diagonals.reshape(count, each, *diagonals.shape[1:]), 1, -1)  # [K, A, K, E]
+        diagonals = jnp.moveaxis(diagonals, -2, 1)  # [from, to, A, E]
+        spread = jax.vmap(jax.vmap(lambda v: one.part(v)[0]))(diagonals)  # [from, to, shape of the carry]
         return jnp.moveaxis(spread, (1, 0), (-2, -1))
 
 
 def _own(shape: Sequence[int], reads: Sequence[Axes], group: Blocks) -> dict[int, int]:
     """Returns the axes of a parameter that are aligned with a batch axis of the group, the same one for every carry."""
-    found = {}
+    aligned = {}
     for k in range(len(shape)):
         to = {axes[k] for axes in reads}
         (axis,) = to if len(to) == 1 else (None,)
         if axis is not None and axis in group.aligned and group.shapes[0][axis] == shape[k]:
-            found[k] = axis
-    return found if len(set(found.values())) == len(found) else {}
+            aligned[k] = axis
+    return aligned if len(set(aligned.values())) == len(aligned) else {}

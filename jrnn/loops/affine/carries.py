@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from jax.extend import source_info_util
 
@@ -167,10 +166,6 @@ class Part:
             return [jaxprs.value(env, a) for a in outs]
 
         return Part(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
-
-    def all_steps(self, consts: Any, stacks: Any, old: Values) -> list[Any]:
-        """Returns the new carries of all steps from the old carries of all steps."""
-        return jax.vmap(lambda stack, old: self.fn(consts, stack, old))(stacks, list(old))
 
 
 Solve = Callable[[int, Part, list[Any]], Values]

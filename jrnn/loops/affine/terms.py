@@ -97,11 +97,11 @@ class Axes:
             label = self._same[label]
         return label
 
-    def found(self, labels: Iterable[int | None]) -> Labels:
+    def resolved(self, labels: Iterable[int | None]) -> Labels:
         return tuple(map(self.find, labels))
 
     def labels_of(self, factor: Factor) -> set[int]:
-        return {l for l in self.found(factor.labels) if l is not None}
+        return {l for l in self.resolved(factor.labels) if l is not None}
 
     def labels_in(self, terms: Iterable[Term]) -> set[int]:
         return set().union(*(self.labels_of(f) for t in terms for f in t.factors))
@@ -128,7 +128,7 @@ class Axes:
     def is_matrix(self, value: Value) -> bool:
         """Returns True for values that are as large as S."""
         whole = any(t.of in self.states for t in value.terms)
-        return whole or (self.contracted is not None and self.contracted in self.found(value.labels))
+        return whole or (self.contracted is not None and self.contracted in self.resolved(value.labels))
 
     # Labels that are replaced by an index or another label
 
@@ -156,7 +156,7 @@ class Axes:
 
     def _with(self, factor: Factor, label: int | None, index: int | None = None, other: int | None = None) -> Factor:
         """The factor at an index of an axis, or with another label for it."""
-        labels = self.found(factor.labels)
+        labels = self.resolved(factor.labels)
         if isinstance(factor.of, tuple):
             of = tuple(self._with(f, label, index, other) for f in factor.of)
             left = tuple(other if l == label else l for l in labels if l != label or other is not None)

@@ -121,11 +121,11 @@ class Chunk:
             for inside, outside in self._readers([t for t in row.terms if t.of in form.forms.states]):
                 vector = self._timed(inside)
                 reader, scale = decay.from_start(vector)
-                found = [times([self._read(reader, start, scale), decays.columns.pre])]
-                found += [self._read(vector, matrix, left) for matrix, left, _ in written.matrices]
+                seen = [times([self._read(reader, start, scale), decays.columns.pre])]
+                seen += [self._read(vector, matrix, left) for matrix, left, _ in written.matrices]
                 reader = decay.reader(vector)
-                found += [self._times(decay.scores(reader, w, self.keep), v, decays.columns) for w, v in wrote]
-                parts += [times([outside, a]) for a in found]
+                seen += [self._times(decay.scores(reader, w, self.keep), v, decays.columns) for w, v in wrote]
+                parts += [times([outside, a]) for a in seen]
                 scores = {row: decay.scores(reader, w, self.keep) for row, w in writes.items()}
             for term in row.terms:
                 if term.of is None:
@@ -283,8 +283,8 @@ class Chunk:
 
     def _cut(self, v: Var, value: Value, rows: dict[Row, Labeled]) -> Any:
         """Returns the values of a variable where S was read."""
-        kept = ("T", *(l for l in self.form.forms.found(value.labels) if l is not None))
-        sums = self.form.forms.found(value.sums)
+        kept = ("T", *(l for l in self.form.forms.resolved(value.labels) if l is not None))
+        sums = self.form.forms.resolved(value.sums)
         shape = (self.steps, *(1 if l is None else n for l, n in zip(value.labels, v.aval.shape)))
         scales = (self.factors.product(t.factors, t.sign) for t in value.terms)
         one = self.factors.value(Term(None))

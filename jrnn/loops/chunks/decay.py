@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.loops.affine import rounds
 from jrnn.loops.chunks.labeled import Label, Labeled, dot, summed, times, union
 from jrnn.loops.chunks.solve import Kept, neighbors, unit_lower_inverse
 
@@ -101,13 +102,13 @@ class Decay:
         assert self.levels is not None
         lead = tuple(l for l in scores.labels if l not in ("T", "S"))
         blocks = Labeled(_levels_of(scores.along((*lead, "T", "S"))), (*lead, "N", "T", "S"))
-        made = dot(blocks, self.writer(values.renamed("S", "T")), ["N", *out], self.precision)
-        made = times([made, self.levels[0]])
-        rest = tuple(l for l in made.labels if l not in ("N", "T"))
-        found, total = made.along((*rest, "N", "T")), []
+        mixed = dot(blocks, self.writer(values.renamed("S", "T")), ["N", *out], self.precision)
+        mixed = times([mixed, self.levels[0]])
+        rest = tuple(l for l in mixed.labels if l not in ("N", "T"))
+        every, total = mixed.along((*rest, "N", "T")), []
         for i, h in enumerate(_blocks(self.steps)):
-            part = found[..., i, :].reshape(*found.shape[:-2], -1, 1, h)
-            total.append(jnp.concatenate([jnp.zeros_like(part), part], -2).reshape(*found.shape[:-2], -1))
+            part = every[..., i, :].reshape(*every.shape[:-2], -1, 1, h)
+            total.append(jnp.concatenate([jnp.zeros_like(part), part], -2).reshape(*every.shape[:-2], -1))
         return Labeled(sum(total), (*rest, "T"))
 
 
@@ -116,11 +117,11 @@ def _product(a: Labeled, p: Labeled, k: int, precision: Any, keep: Kept, then: A
     labels = union((a, p), ("N", "T", "S", k))[:-1]
 
     def product(*arrays: Any) -> Any:
-        made = dot(*(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision).array
-        return made if then is None else then(made)
+        scores = dot(*(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision).array
+        return scores if then is None else then(scores)
 
-    made = keep.result(product, a.array, p.array)
-    return Labeled(made, tuple(l for l in labels if l != "N"))
+    scores = keep.result(product, a.array, p.array)
+    return Labeled(scores, tuple(l for l in labels if l != "N"))
 
 
 def _blocks(steps: int) -> list[int]:
@@ -149,12 +150,12 @@ def _half(x: Any, h: int, which: int) -> Any:
 
 
 @jax.custom_jvp
-def _of_levels(found: Any) -> Any:
+def _of_levels(pairs: Any) -> Any:
     """Returns the pairs of all steps from those of each level, [..., N, T / 2, S / 2] -> [..., T, S]."""
-    *lead, _, half, _ = found.shape
+    *lead, _, half, _ = pairs.shape
     total: Any = 0
     for i, (h, apart) in enumerate(zip(_blocks(2 * half), neighbors(2 * half))):
-        part = found[..., i, :, :].reshape(*lead, -1, 1, h, half // h, 1, h)
+        part = pairs[..., i, :, :].reshape(*lead, -1, 1, h, half // h, 1, h)
         wide = jnp.broadcast_to(part, (*lead, half // h, 2, h, half // h, 2, h))
         total = jnp.where(apart, wide.reshape(*lead, 2 * half, 2 * half), total)
     return total
@@ -162,20 +163,20 @@ def _of_levels(found: Any) -> Any:
 
 @_of_levels.defjvp
 def _(primals: Any, tangents: Any) -> Any:  # the transpose of a broadcast would be a sum for each level
-    (found,), (moved,) = primals, tangents
-    return _of_levels(found), jax.linear_transpose(_levels_of, jnp.zeros_like(_of_levels(found)))(moved)[0]
+    (pairs,), (moved,) = primals, tangents
+    return _of_levels(pairs), jax.linear_transpose(_levels_of, jnp.zeros_like(_of_levels(pairs)))(moved)[0]
 
 
 def _levels_of(scores: Any) -> Any:
     """Returns the pairs of each level, the transpose of `_of_levels`."""
     *lead, steps, _ = scores.shape
-    made = []
+    levels = []
     for h in _blocks(steps):
         n = steps // (2 * h)
         part = scores.reshape(*lead, n, 2, h, n, 2, h)[..., 1, :, :, 0, :]
         part = jnp.where(np.eye(n, dtype=bool)[:, None, :, None], part, 0)
-        made.append(part.reshape(*lead, steps // 2, steps // 2))
-    return jnp.stack(made, -3)
+        levels.append(part.reshape(*lead, steps // 2, steps // 2))
+    return jnp.stack(levels, -3)
 
 
 def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, keep: Kept) -> Decay:
@@ -238,30 +239,24 @@ def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
     labels = ("T", *(l for l in union([a for a in (decay, x) if a is not None]) if l != "T"))
     steps = x.array.shape[x.labels.index("T")]
     d = decay.along(labels) if decay is not None else jnp.ones((steps, *[1] * (len(labels) - 1)), x.array.dtype)
-    total = jnp.broadcast_to(x.along(labels), jnp.broadcast_shapes(x.along(labels).shape, d.shape))
-    d = jnp.broadcast_to(d, total.shape)
-    reach = 1
-    while reach < steps:
-        total = jnp.concatenate([total[:reach], total[reach:] + d[reach:] * total[:-reach]])
-        d = jnp.concatenate([d[:reach], d[reach:] * d[:-reach]])
-        total, d = jax.lax.optimization_barrier((total, d))
-        reach *= 2
-    before = jnp.concatenate([jnp.zeros_like(total[:1]), total[:-1]])
-    return Labeled(before, labels), Labeled(total[-1], labels[1:])
+    shape = jnp.broadcast_shapes(x.along(labels).shape, d.shape)
+    d, x = (jnp.broadcast_to(v, shape)[..., None] for v in (d, x.along(labels)))
+    total = rounds.in_rounds(d[..., None], x)
+    return Labeled(rounds.before(total)[..., 0], labels), Labeled(total[-1, ..., 0], labels[1:])
 
 
 def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:
     """Joins blocks of h steps: their products are those of the two, times the product of the other block."""
-    made, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # pre, suf and total of blocks
+    joined, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # pre, suf and total of blocks
     for h in _blocks(steps):
-        levels.append([_half(made[..., i, :, :], h, 1 - i) for i in range(2)])
-        total = made[..., 2:, :, :]
+        levels.append([_half(joined[..., i, :, :], h, 1 - i) for i in range(2)])
+        total = joined[..., 2:, :, :]
         other = total.reshape(*total.shape[:-2], -1, 2, h, d.shape[-1])[..., ::-1, :, :].reshape(total.shape)
         second = np.arange(steps) // h % 2 == 1
-        made = made * jnp.where(np.stack([second, ~second, second | True])[..., None], other, 1)
-        made = jax.lax.optimization_barrier(made)  # or XLA:CPU fuses all levels into one
-    pre, suf = (Labeled(made[..., i, :, :], (*lead, "T", k)) for i in range(2))
-    decay = Decay(steps, k, precision, pre, suf, Labeled(made[..., 2, 0, :], (*lead, k)))
+        joined = joined * jnp.where(np.stack([second, ~second, second | True])[..., None], other, 1)
+        joined = jax.lax.optimization_barrier(joined)  # or XLA:CPU fuses all levels into one
+    pre, suf = (Labeled(joined[..., i, :, :], (*lead, "T", k)) for i in range(2))
+    decay = Decay(steps, k, precision, pre, suf, Labeled(joined[..., 2, 0, :], (*lead, k)))
     if not levels:
         return decay
     inner = [Labeled(jnp.stack(x, -3), (*lead, "N", "T", k)) for x in zip(*levels)]

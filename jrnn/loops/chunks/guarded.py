@@ -107,8 +107,8 @@ def _transpose(
 
     every = [*residuals, *cotangents]
     both = (_rewritten(closed, transpose_of, every) for closed in (products, steps))
-    found = iter(_bind(good, every, *both, len(cotangents)))
-    return [None] * (1 + len(residuals)) + [next(found) if w else None for w in wanted]
+    results = iter(_bind(good, every, *both, len(cotangents)))
+    return [None] * (1 + len(residuals)) + [next(results) if w else None for w in wanted]
 
 
 def _batched(args: Sequence[Any], axes: Sequence[Any], *, products: Any, steps: Any, count: int) -> tuple[Any, Any]:

@@ -62,17 +62,17 @@ def _evaluate(eqns: Sequence[Eqn], env: jaxprs.Env, outs: Sequence[Any], calls: 
         args = [jaxprs.read(env, a) for a in eqn.invars]
         with jaxprs.in_scope(eqn):
             if eqn.primitive.name in _PARTS:
-                found = _PARTS[eqn.primitive.name](*args, **eqn.params)
+                results = _PARTS[eqn.primitive.name](*args, **eqn.params)
             elif _is_short(eqn):
-                found = _unrolled(eqn.params, args)
+                results = _unrolled(eqn.params, args)
             elif _is_affine(eqn, calls):
                 which, *given = args
-                *first, found = [jex.jaxpr_as_fun(b)(*given) for b in eqn.params["branches"]]
+                *first, results = [jex.jaxpr_as_fun(b)(*given) for b in eqn.params["branches"]]
                 for i, case in reversed(list(enumerate(first))):
-                    found = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, found)]
+                    results = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, results)]
             else:
-                found = jaxprs.bind(eqn, *args)
-        env.update(zip(eqn.outvars, found))
+                results = jaxprs.bind(eqn, *args)
+        env.update(zip(eqn.outvars, results))
     return [jaxprs.read(env, a) for a in outs]
 
 
@@ -82,9 +82,9 @@ def _unrolled(params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
     body, stacks = params["jaxpr"], []
     count = range(params["length"])
     for t in reversed(count) if params["reverse"] else count:
-        found = jex.jaxpr_as_fun(body)(*consts, *carry, *(x[t] for x in xs))
-        carry = found[:n_carry]
-        stacks.append(found[n_carry:])
+        results = jex.jaxpr_as_fun(body)(*consts, *carry, *(x[t] for x in xs))
+        carry = results[:n_carry]
+        stacks.append(results[n_carry:])
     stacks = stacks[::-1] if params["reverse"] else stacks
     return [*carry, *(jnp.stack(ys) for ys in zip(*stacks))]
 

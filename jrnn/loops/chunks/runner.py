@@ -97,7 +97,7 @@ class Chunked:
     Attributes:
         loop: the loop.
         stages: in order; none if all steps run one by one, with the states of chunk boundaries stored.
-        notes: what was found, for `explain_scan`.
+        notes: for `explain_scan`.
         held: how the carries of the step as it was written are held in the loop's; None if they are the same.
         size: C.
     """
@@ -235,12 +235,12 @@ def _projections(loop: Loop) -> list[Var]:
     """Returns products of inputs with constant matrices, which are computed for all steps before the loop."""
     moving = jaxprs.depends(loop.eqns, loop.carry)
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    found = []
+    projected = []
     for eqn in loop.eqns:
         operands = [jaxprs.is_in(a, varying) for a in eqn.invars]
         if eqn.primitive.name == "dot_general" and sum(operands) == 1 and eqn.params["dimension_numbers"][0][0]:
-            found += [v for v in eqn.outvars if v not in moving]
-    return found
+            projected += [v for v in eqn.outvars if v not in moving]
+    return projected
 
 
 def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
@@ -301,8 +301,8 @@ def _in_chunks(
 
     def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         here, values = args
-        made = body.run(states, fixed, [turn(v) for v in values], None if here is None else turn(here))
-        return made[: len(states)], [turn(v) for v in made[len(states) :]]
+        results = body.run(states, fixed, [turn(v) for v in values], None if here is None else turn(here))
+        return results[: len(states)], [turn(v) for v in results[len(states) :]]
 
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
     last, stacks = jax.lax.scan(chunk, wide, (valid, given), reverse=loop.reverse)

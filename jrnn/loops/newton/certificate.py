@@ -69,14 +69,16 @@ class Enclosures:
 
             return jax.jvp(of_old, args[count : count + len(old)], args[count + len(old) :])[1]
 
-        made = jaxprs.opened(jax.make_jaxpr(pushed)(*avals, *old), jaxprs.LOWERED_CALLS)
-        found = Enclosures(group, step, made, count)
+        tangents = jaxprs.opened(jax.make_jaxpr(pushed)(*avals, *old), jaxprs.LOWERED_CALLS)
+        enclosures = Enclosures(group, step, tangents, count)
         radius = jax.ShapeDtypeStruct((*group.batch, group.block), jnp.result_type(jnp.float32, *old))
         try:
-            jax.eval_shape(lambda args, radius: (found.rounding(args), found.slopes(args, radius)), avals, radius)
+            jax.eval_shape(
+                lambda args, radius: (enclosures.rounding(args), enclosures.slopes(args, radius)), avals, radius
+            )
         except NotEnclosed:
             return None
-        return found
+        return enclosures
 
     def _boxes(self, args: Values, radii: Values, tangents: Values | None) -> tuple[list[Box], Any]:
         """Returns the new carries, or their tangents, from old carries with these radii; and whether they may jump."""

@@ -122,13 +122,13 @@ def _program(
     n_consts, n_carry = jaxprs.scan_counts(params)
     loop = params["jaxpr"], n_consts, n_carry, params["length"], params["reverse"], params["unroll"]
     target = Target.here()
-    found = _chunked(*loop, options, tuple(moves), target.machine)
-    if found is None:
+    chunked = _chunked(*loop, options, tuple(moves), target.machine)
+    if chunked is None:
         return None
-    if isinstance(found, str):
-        recorder.note(found)
+    if isinstance(chunked, str):
+        recorder.note(chunked)
         return None
-    program, values, choice = found
+    program, values, choice = chunked
     recorder.record(LoopPlan(target, program.loop, None, None, "chunks", notes=program.notes, choice=choice))
 
     def run(args: Sequence[Any]) -> list[Any]:
@@ -177,18 +177,18 @@ def _chunked(
             )
             if not stored:
                 return "not in chunks: this gradient reads no state"
-        found = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
-        forms = tuple(form for stage in found.stages for form in stage.forms)
-        choice = chunks.compared(found.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
+        chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
+        forms = tuple(form for stage in chunked.stages for form in stage.forms)
+        choice = chunks.compared(chunked.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
         if not choice.chosen.plan:
             (other, reason), at = choice.others[0], choice.chosen.estimate
             return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
-        if options.verify and found.stages:
+        if options.verify and chunked.stages:
             agrees, note = derived.verdict(jaxpr, n_consts, n_carry, _COMPARED, reverse, "chunks", _small)
             if not agrees:
                 return f"not in chunks: {note}"
-            found = replace(found, notes=(*found.notes, note)) if note else found
-        return found, program.consts, choice
+            chunked = replace(chunked, notes=(*chunked.notes, note)) if note else chunked
+        return chunked, program.consts, choice
     except chunks.NotAffine as reason:
         return f"not in chunks: {reason.place}"
     except Exception as error:
@@ -212,11 +212,11 @@ def _small(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -
     from jrnn.loops import chunks
 
     program, loop, holds = _read(step, n_consts, n_carry, length, reverse, 1)
-    made = replace(chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds), size=_COMPARED_CHUNK)
+    chunked = replace(chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds), size=_COMPARED_CHUNK)
     end = n_consts + n_carry
 
     def run(*args: Any) -> list[Any]:
-        carry, ys = made.run([*program.consts, *args[:n_consts]], args[n_consts:end], args[end:], length)
+        carry, ys = chunked.run([*program.consts, *args[:n_consts]], args[n_consts:end], args[end:], length)
         return [*carry, *ys]
 
     return run
