@@ -46,11 +46,12 @@ class Place:
     @staticmethod
     def here(axis: Any, reverse: bool) -> Place:
         try:
+            if not isinstance(axis, (str, tuple)):  # JAX takes an integer for a position
+                raise NameError
             return Place(axis, lax.axis_size(axis), reverse)
-        except NameError:
-            raise ScanError(
-                f"scan: axis_name={axis!r} is no axis here; call scan inside of jax.shard_map, over a mesh with this axis"
-            ) from None
+        except (NameError, TypeError, ValueError):
+            rule = "is no axis here; call scan inside of jax.shard_map, over a mesh with this axis"
+            raise ScanError(f"scan: axis_name={axis!r:.80} {rule}") from None
 
     def lengths(self, lengths: Any, steps: int) -> Any:
         """Returns the lengths within this device's segment, from those of whole sequences."""
