@@ -34,7 +34,7 @@ ROOMS = {
     "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
     "loops": Room(
-        14_180, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars files jaxprs"
+        14_550, "the optimizing scan, and while loops; nothing of nets or flax", "errors files scalars jaxprs"
     ),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
@@ -74,7 +74,7 @@ ROOMS = {
         "errors printable nets/ir nets/execution_step nets/proto nets/graph nets/lowering",
     ),
     "corpus": Room(650, "texts as files of tokens", "errors files"),
-    "models": Room(2_250, "pretrained recurrent language models", "errors files nn"),
+    "models": Room(2_250, "pretrained recurrent language models", "errors files memory nn"),
     "interop": Room(785, "weights of other systems", "errors files memory nn"),
     "convert": Room(
         4_130,
@@ -89,7 +89,7 @@ ROOMS = {
         "nets/autodiff nets/ops convert",
     ),
     "onnx": Room(
-        3_165,
+        3_175,
         "ONNX models in and out (the extra `onnx`)",
         "errors files memory jaxprs loops nn nets/proto interop convert",
     ),
@@ -99,27 +99,29 @@ ROOMS = {
     "train": Room(
         6_150,
         "training from a config",
-        "errors printable memory arrays files named jaxprs nn nets/ir nets/registry nets/proto nets/graph nets/builder "
-        "nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models convert gradcheck",
+        "errors printable files memory arrays named jaxprs nn nets/ir nets/registry nets/proto nets/graph "
+        "nets/builder nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models "
+        "convert gradcheck",
     ),
     "bench": Room(
-        3_250,
+        3_700,
         "measurements",
-        "errors files jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff convert onnx train",
+        "errors printable files named jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff "
+        "convert gradcheck onnx train",
     ),
     "cli": Room(
-        1_370,
+        1_415,
         "the command `jrnn`: one sub-command calls one function",
-        "errors version printable memory arrays files named loops nets/ir nets/execution_step nets/proto nets/graph "
+        "errors version printable files memory arrays named loops nets/ir nets/execution_step nets/proto nets/graph "
         "nets/lowering nets/ops nets/plans corpus models convert gradcheck train bench",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(
-        155,
+        160,
         "the public names, which load lazily",
         "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
         "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans corpus models interop convert "
-        "gradcheck onnx testing train",
+        "gradcheck onnx testing train bench",
     ),
 }
 ONLY_IN = {  # third-party package: the rooms that may know it

@@ -32,6 +32,7 @@ class Record:
     compile_seconds: float | None
     peak_bytes: Annotated[int, AtLeast(0, 2**63 - 1)] | None
     flops_per_second: float
+    least: float | None = None  # None in files that were written before it was kept
 
     @property
     def job(self) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from jrnn import jaxprs
-from jrnn.loops.chunks.recognize import Affine, rows_of
+from jrnn.loops.affine.matrix import Affine, rows_of
 from jrnn.loops.costs import Candidate, Choice, Estimate, bound, choose
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.loop import Loop
