@@ -143,8 +143,7 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
     ("loops/scan.py", "jrnn.loops.segments"),
     ("loops/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
     ("loops/native/__init__.py", "jrnn.loops.native.runner.native_of"),
-    ("loops/targets/cpu.py", "jrnn.loops.native.runner.native_of"),
-    ("loops/targets/cpu.py", "jrnn.loops.native.sums.contract"),
+    ("loops/targets/cpu.py", "jrnn.loops.native.runner.called"),
     ("loops/targets/tpu.py", "jrnn.loops.kernels.persistent.kernel_of"),
 }
 OPTIONAL = {
