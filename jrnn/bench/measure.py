@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +21,8 @@ import numpy as np
 from jrnn.bench import peers, report
 from jrnn.bench.peers import Program
 from jrnn.bench.suites import Options, suite_of
+from jrnn.errors import DataError
+from jrnn.files import read_text
 from jrnn.loops import host_memory
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
@@ -164,8 +165,8 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+        lines = read_text("/proc/cpuinfo", DataError).splitlines()
+    except DataError:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
