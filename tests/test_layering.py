@@ -34,7 +34,7 @@ ROOMS = {
     "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
     "loops": Room(
-        14_300, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars files jaxprs"
+        14_300, "the optimizing scan, and while loops; nothing of nets or flax", "errors files scalars jaxprs"
     ),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
@@ -89,7 +89,7 @@ ROOMS = {
         "nets/autodiff nets/ops convert",
     ),
     "onnx": Room(
-        3_165,
+        3_175,
         "ONNX models in and out (the extra `onnx`)",
         "errors files memory jaxprs loops nn nets/proto interop convert",
     ),
@@ -99,19 +99,20 @@ ROOMS = {
     "train": Room(
         6_150,
         "training from a config",
-        "errors printable memory arrays files named jaxprs nn nets/ir nets/registry nets/proto nets/graph nets/builder "
-        "nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models convert gradcheck",
+        "errors printable files memory arrays named jaxprs nn nets/ir nets/registry nets/proto nets/graph "
+        "nets/builder nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models "
+        "convert gradcheck",
     ),
     "bench": Room(
         3_700,
         "measurements",
-        "errors printable files named jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff convert "
-        "gradcheck onnx train",
+        "errors printable files named jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff "
+        "convert gradcheck onnx train",
     ),
     "cli": Room(
         1_415,
         "the command `jrnn`: one sub-command calls one function",
-        "errors version printable memory arrays files named loops nets/ir nets/execution_step nets/proto nets/graph "
+        "errors version printable files memory arrays named loops nets/ir nets/execution_step nets/proto nets/graph "
         "nets/lowering nets/ops nets/plans corpus models convert gradcheck train bench",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),

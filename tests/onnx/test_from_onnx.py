@@ -185,7 +185,10 @@ def test_external_and_sparse_tensors_are_read(tmp_path):
         ("y = Gather <axis = 0> (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
         ("y = GatherElements <axis = 0> (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
         ("y = GatherND (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
-        ("f = Cast <to = 1> (i) y = ScatterElements (x, i, f)", r"the index (7|-4) is out of range of an axis of size 3"),
+        (
+            "f = Cast <to = 1> (i) y = ScatterElements (x, i, f)",
+            r"the index (7|-4) is out of range of an axis of size 3",
+        ),
         (
             "s = Constant <value = float[2] {0.0, 1.0}> () y = Resize (x, , s)",
             r"resizes by \[0.0, 1.0\]; scales and sizes",
