@@ -5,6 +5,7 @@ Shapes: T time, N batch, V vocabulary.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -209,8 +210,13 @@ class LanguageModel:
         known = concrete(lengths)
         if known is not None and (known < 1).any():
             raise LayerError(f"{name}: a length is 0; a prompt needs at least one token")
+        for option, value in (("temperature", temperature), ("top_p", top_p)):
+            if value is not None and not isinstance(value, (numbers.Real, np.ndarray, jax.Array)):
+                raise LayerError(f"{name}: {option} is {value!r:.80}; it must be a number")
         if not temperature >= 0:
             raise LayerError(f"{name}: temperature is {temperature}; it must be at least 0")
+        if stop is not None:
+            stop = check_integer(f"{name}: stop", stop, 0)
         if top_k is not None:
             top_k = check_integer(f"{name}: top_k", top_k, 1)
         if top_p is not None and not 0 < top_p <= 1:

@@ -310,7 +310,11 @@ def save_run(run_dir: str | Path, out: str | Path) -> None:
         CheckpointError, ConfigError: as `export_run`.
     """
     trained = load_trained(RunDir(run_dir))
-    found = _exported(run_dir, trained)
+    write_exported(_exported(run_dir, trained), trained, out)
+
+
+def write_exported(found: Package | LanguageModel, trained: Trained, out: str | Path) -> None:
+    """Writes a trained model that was exported; see `save_run`."""
     with new_folder(out, ConfigError, replaces=found.FILES) as new:
         found.save(new)
         if isinstance(trained.model, PretrainedModel):
