@@ -33,7 +33,7 @@ ROOMS = {
     "files": Room(50, "files that are written completely or not at all, and what is no file", "errors"),
     "named": Room(80, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
-    "loops": Room(14_050, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars jaxprs"),
+    "loops": Room(14_750, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars jaxprs"),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
     "nets/ir": Room(260, "nets as frozen records", "errors scalars"),

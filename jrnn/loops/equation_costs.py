@@ -61,7 +61,7 @@ def call_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> float:
     """
     if eqn.primitive.name == "dot_general":
         packing = _packed(eqn, moving) / machine.read
-        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine) + packing
+        return 0.0 if is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine) + packing
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
@@ -72,7 +72,7 @@ def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
     return min(machine.call, operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
 
 
-def _is_by_vector(eqn: Eqn) -> bool:
+def is_by_vector(eqn: Eqn) -> bool:
     """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
     return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
 
@@ -114,7 +114,7 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     shapes = [a.aval.shape for a in eqn.invars]
     together = moving is not None  # for many steps
     if name == "dot_general":
-        apart = all(map(is_read, eqn.invars)) if together else _is_by_vector(eqn)
+        apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
         return by_rows * max(operations(eqn) / machine.products, moved) + each

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jrnn import jaxprs
 from jrnn.loops import costs, native
+from jrnn.loops.arithmetic import Arithmetic, arithmetic
 from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.equation_costs import is_call
 from jrnn.loops.estimates import Estimator, Split
@@ -62,21 +63,24 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
             return LoopPlan(target, original, fission, widen_sums(fission.core), "associative")
         notes = (f"not associative: {why}",)
     search = _Search(original, loop, options, target)
-    found = search.choice()
+    choice = search.choice()
     if options.executor == native.NAME and search.refusal:
         notes = (f"not native: {search.refusal}",)
-    if found.chosen.plan is None:
-        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, NOTHING), choice=found)
-    way: _Way = found.chosen.plan
+    if choice.chosen.plan is None:
+        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, NOTHING), choice=choice)
+    way: _Way = choice.chosen.plan
     if way.native is not None:
         notes = (*notes, str(way.native))
-        return LoopPlan(target, original, way.fission, way.native, native.NAME, way.chunk, notes, found)
+        return LoopPlan(target, original, way.fission, way.native, native.NAME, way.chunk, notes, choice)
+    if way.arithmetic is not None:
+        notes = (*notes, str(way.arithmetic))
+        return LoopPlan(target, original, way.fission, way.arithmetic.loop, "scan", way.chunk, notes, choice)
     core = way.fission.core
     if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), slices)
     else:
         inner = widen_sums(activate_together(core))
-    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, found)
+    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, choice)
 
 
 def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
@@ -91,11 +95,15 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
 
 @dataclass(frozen=True)
 class _Way:
-    """A loop in parts, run `chunk` steps at a time, or all at once if None. `native` runs the loop that stays, if given."""
+    """A loop in parts, run `chunk` steps at a time, or all at once if None.
+
+    `native` or `arithmetic` runs the loop that stays, if given.
+    """
 
     fission: Fission
     chunk: int | None
     native: Native | None = None
+    arithmetic: Arithmetic | None = None
 
 
 class _Search:
@@ -138,7 +146,8 @@ class _Search:
             tried[most] = self._candidate("all of these", most)
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
-        candidates = [self.reference, *tried.values(), *chosen]
+        small = [way for moves in dict.fromkeys((Moves(), most)) if (way := self._as_arithmetic(moves))]
+        candidates = [self.reference, *tried.values(), *chosen, *small]
         margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
         return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
 
@@ -162,6 +171,21 @@ class _Search:
                 continue
             found[moves] = Candidate(name, runner.estimate(self.estimator.split(fission)), _Way(fission, None, runner))
         return [*found.values()]
+
+    def _as_arithmetic(self, moves: Moves) -> Candidate | None:
+        """Returns the candidate whose loop has small linear algebra as arithmetic, or None if it has none."""
+        if self.options.executor != "auto":
+            return None
+        fission = self._split(moves)
+        found = arithmetic(fission.core, self.estimator)
+        if found is None:
+            return None
+        parts = self.estimator.split(fission)
+        before, _ = self.estimator.trips(fission.core, parts.inside)
+        whole = parts.at_once()
+        estimate = replace(whole, seconds=whole.seconds - before + found.seconds, terms=())
+        name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
+        return Candidate(name, estimate, _Way(fission, None, arithmetic=found))
 
     def _split(self, moves: Moves | None) -> Fission:
         self.left -= len(self.loop.eqns)
