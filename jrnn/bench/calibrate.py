@@ -24,6 +24,7 @@ from rich.table import Table
 
 from jrnn.bench.measure import conditions
 from jrnn.errors import DataError, UsageError
+from jrnn.files import write_whole
 from jrnn.loops import machines
 from jrnn.loops.machines import Machine
 
@@ -213,11 +214,9 @@ def run(
     measured = constants(seconds, products, machines.CPU)
     console.print(table(measured, machines.CPU))
     path = path or default_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(machines.written(platform, measured, conditions=conditions(products, 0)), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from None
+    write_whole(
+        path, machines.written(platform, measured, conditions=conditions(products, 0)).encode(), DataError, True
+    )
     console.print(f"{path} is written; loops are planned with it where {machines.VARIABLE}={path} is set")
     return measured
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import jax
 
+from jrnn.errors import UsageError
+from jrnn.files import read_text
 from jrnn.loops.native import library
 from jrnn.version import __version__
 
@@ -64,7 +66,7 @@ def packages() -> list[Installed]:
     """The packages that jrnn uses: from pyproject.toml in a source tree, else from the metadata of the installation."""
     source = HERE.parent / "pyproject.toml"
     if source.exists():
-        project = tomllib.loads(source.read_text(encoding="utf-8"))["project"]
+        project = tomllib.loads(read_text(source, UsageError))["project"]
         extras = project["optional-dependencies"].items()
         lines = [*project["dependencies"], *(f'{line}; extra == "{e}"' for e, more in extras for line in more)]
     else:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from jrnn.errors import ConfigError, near
+from jrnn.files import read_json
 
 VARIABLE = "JRNN_COSTS"
 
@@ -122,8 +122,9 @@ def of(platform: str) -> Machine:
     path = Path(name).expanduser()
     try:
         changed = path.stat().st_mtime_ns
-    except OSError as error:
-        raise ConfigError(f"{VARIABLE}={name}: {error.strerror}; `jrnn bench --calibrate` writes such a file") from None
+    except (OSError, ValueError) as e:
+        why = getattr(e, "strerror", None) or e
+        raise ConfigError(f"{VARIABLE}={name}: {why}; `jrnn bench --calibrate` writes such a file") from None
     found, machine = _read(path, changed)
     return machine if _SHIPPED.get(found) is shipped else shipped
 
@@ -144,22 +145,20 @@ def read(path: Path) -> tuple[str, Machine]:
         return ConfigError(f"{path}: {rule}; `jrnn bench --calibrate` writes such a file")
 
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise refused(str(error.strerror)) from None
-    except (ValueError, RecursionError) as error:
-        raise refused(f"not JSON ({error})") from None
-    if not isinstance(data, dict) or not isinstance(data.get("constants"), dict):
+        data = read_json(path, ConfigError)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; `jrnn bench --calibrate` writes such a file") from None
+    if not isinstance(data.get("constants"), dict):
         raise refused('expected {"platform": ..., "constants": {...}}')
     platform = data.get("platform")
     if not isinstance(platform, str) or platform not in _SHIPPED:
-        raise refused(f"platform must be one of {', '.join(_SHIPPED)}, not {platform!r}")
+        raise refused(f"platform must be one of {', '.join(_SHIPPED)}, not {platform!r:.80}")
     known = {f.name: f.type for f in fields(Machine)}
     for key, value in data["constants"].items():
         if key not in known:
             raise refused(f"there is no constant {key!r}{near(key, known)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise refused(f"constants.{key} must be a positive number, not {value!r}")
+        if type(value) not in (int, float) or not 0 < value < 2**63:
+            raise refused(f"constants.{key} must be a positive number, not {value!r:.80}")
     given: dict[str, Any] = data["constants"]
     if "cache" in given:
         given["cache"] = int(given["cache"])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 from jrnn.errors import LayerError
 from jrnn.models.attention import EMPTY
 from jrnn.models.family import Family, State, Weights
-from jrnn.models.files import write
+from jrnn.models.files import FILES, write
 from jrnn.models.sampling import Choice, sample
 from jrnn.nn.checks import check_array, check_integer, check_lengths, check_resets, concrete
 from jrnn.nn.layers import accumulator
@@ -49,6 +49,8 @@ class LanguageModel:
     >>> new.shape
     (1, 8)
     """
+
+    FILES: ClassVar = FILES
 
     params: dict[str, jax.Array]
     family: Family

@@ -7,9 +7,11 @@ read only if no sealed checkpoint loads.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import logging
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,17 +22,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jrnn.errors import CheckpointError
-from jrnn.train.toml_codec import parse_json
+from jrnn.files import digest_of, kind_of, read_json, write_whole
 
 SEAL = "sha256.json"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps orbax's own warnings off the terminal; this module checks for the same faults."""
+    """Keeps orbax's own warnings and tracebacks off the terminal; this module reports the same faults."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
@@ -77,7 +79,9 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
             _seal(self.folder / str(step))
         except (OSError, ValueError, RuntimeError) as e:
-            raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {_first_line(e)}") from e
+            full = os.strerror(errno.ENOSPC)  # which tensorstore says at the end of a long line
+            why = full if full in str(e) else _first_line(e)
+            raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {why}") from e
 
     @_quiet()
     def restore(self, like: Any) -> tuple[Any, list[str]]:
@@ -128,13 +132,17 @@ class Checkpoints:
 
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(SEAL))
-    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    return {p.relative_to(folder).as_posix(): digest_of(p, CheckpointError) for p in files}
 
 
 def _seal(folder: Path) -> None:
-    aside = folder / (SEAL + ".tmp")
-    aside.write_text(json.dumps(_digests(folder), indent=1))
-    aside.replace(folder / SEAL)
+    write_whole(folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError)
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Returns the steps whose checkpoints a folder holds."""
+    names = (p.name for p in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
@@ -146,20 +154,20 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def is_sealed(folder: Path) -> bool:
-    return (folder / SEAL).exists()
+    return kind_of(folder / SEAL) != ""
 
 
 def broken_seal(folder: Path) -> str | None:
     """Describes what is wrong with the files of a checkpoint; None if nothing is, or there is no seal."""
-    try:
-        sealed = parse_json((folder / SEAL).read_text())
-        found = _digests(folder)
-    except FileNotFoundError:
+    for path in folder.rglob("*"):
+        if (kind := kind_of(path)) not in ("a file", "a folder"):
+            return f"{path.name} is {kind or 'missing'}"
+    if not is_sealed(folder):
         return None
-    except (OSError, ValueError) as e:
-        return f"{SEAL}: {_first_line(e)}"
-    if not isinstance(sealed, dict):
-        return f"{SEAL} is not what was written"
+    try:
+        sealed, found = read_json(folder / SEAL, CheckpointError), _digests(folder)
+    except CheckpointError as e:
+        return _first_line(e)
     return next((f"{name} is not what was written" for name in sealed if found.get(name) != sealed[name]), None)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import jax
 
+from jrnn.errors import ScanError
+from jrnn.files import read_text
 from jrnn.loops.native.writer import FORMAT
 
 TARGET = "jrnn_loop"
@@ -55,7 +57,7 @@ def found() -> Found:
 
 def _interface() -> int:
     """Returns the version of the interface of custom calls of the installed jaxlib, 1000 * major + minor."""
-    header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
+    header = read_text(Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h", ScanError)
     major, minor = (re.search(rf"define XLA_FFI_API_{name} (\d+)", header) for name in ("MAJOR", "MINOR"))
     assert major is not None and minor is not None
     return 1000 * int(major[1]) + int(minor[1])
