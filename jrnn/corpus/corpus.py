@@ -84,7 +84,7 @@ class Corpus:
         """
         folder = Path(folder)
         path = folder / INDEX
-        if not kind_of(path) and any(folder.glob("*.json")):
+        if not kind_of(path) and kind_of(folder) == "a folder" and any(folder.glob("*.json")):
             raise DataError(f"{path}: no such file: the corpus is not finished; {AGAIN}")
         data = read_file(path, DataError)
         index = record(_Index, parse_json(data, str(path), DataError), str(path), DataError)

@@ -7,6 +7,7 @@ needs no carry as a shift, or a small loop of its own. Stages that need no other
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -203,10 +204,35 @@ def rows_of(terms: Sequence[Term], found: dict[Row, None] | None = None) -> dict
     return found
 
 
-def why(error: NotAffine) -> str:
-    """Returns the reason with the place in the user's code."""
-    where = source_info_util.summarize(error.eqn.source_info) if error.eqn is not None else ""
-    return f"{error} at {where}" if where else str(error)
+_REMEDIES = {  # by a part of the reason
+    "output of every step": "return what is read from it, such as its product with a query",
+    "not affine": "apply it to inputs, or to a carry of its own",
+    "what was read from S": "apply it to inputs, or to a carry of its own",
+    "never contracted": "chunks pay where each step multiplies it by a vector",
+    "nothing is written": "let the step close over a matrix that never changes",
+    "stays in the loop": "compute it before the loop, and pass its values as xs",
+    "read each other": "update them by decays and outer products of inputs alone",
+    " of S": "apply it to inputs, or to a carry of its own",
+    "dense matrix times S": "a decay, or I - k k^T, can be applied in chunks",
+}
+
+
+def why(error: NotAffine, names: Sequence[str] = ()) -> str:
+    """Returns the reason with the names of the carries, the place in the user's code, and what to do about it."""
+    where = f" at {source_info_util.summarize(error.eqn.source_info)}" if error.eqn is not None else ""
+    remedy = next((f"; {text}" for part, text in _REMEDIES.items() if part in str(error)), "")
+    return f"{named(str(error), names)}{where}{remedy}"
+
+
+def named(text: str, names: Sequence[str]) -> str:
+    """Returns a text about the carry S, or about several, with the user's names.
+
+    >>> named("S is never contracted", ["carry['memory']"])
+    "carry['memory'] is never contracted"
+    """
+    both = " and ".join(names)
+    found = re.sub(r"\bS\b", lambda _: both, text) if names else text
+    return found if found != text or not names else f"{both}: {text}"
 
 
 def is_evaluable(eqn: Eqn) -> bool:

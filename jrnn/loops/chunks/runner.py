@@ -21,7 +21,7 @@ from jrnn.loops import mark
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body, over_time
-from jrnn.loops.chunks.recognize import Affine, affine, is_evaluable, why
+from jrnn.loops.chunks.recognize import Affine, affine, is_evaluable, named, why
 from jrnn.loops.chunks.terms import NotAffine
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.recompute import in_chunks
@@ -165,13 +165,16 @@ def check(loop: Loop) -> None:
         raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
 
 
-def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None) -> Chunked:
+def chunked(
+    loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None, names: Sequence[str] = ()
+) -> Chunked:
     """Returns the loop in chunks.
 
     Args:
         loop: the loop.
         constants: values of variables that are known now.
         holds: how the loop holds the carries of the step as it was written.
+        names: what the user calls the carries, or nothing.
 
     Raises:
         NotAffine: if no carry runs in chunks, with the reasons.
@@ -215,7 +218,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
                     continue
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
-                    notes.append(f"not in chunks: {why(reason)}")
+                    notes.append(f"not in chunks: {why(reason, [names[j] for j in g if names])}")
         solved = {j for positions in found for j in positions}
         others = [g for g in ready if not solved.issuperset(g)]
         if not others and max(form.width for form in found.values()) < 4:
@@ -230,7 +233,9 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
             stages.append(Stage(tuple(j for positions in found for j in positions), tuple(found.values())))
             size = chunk_length(loop.length)
             count = -(-loop.length // size)
-            notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in found.values()]
+            for positions, form in found.items():
+                text = named(str(form), [names[j] for j in positions if names])
+                notes.append(f"solved in chunks of {size}: {text}, stored at {count} boundaries")
         ready = others or list(found)
         done.update(j for g in ready for j in g)
         pending = [g for g in pending if not done.issuperset(g)]
