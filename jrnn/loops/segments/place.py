@@ -103,10 +103,10 @@ class Place:
 
         def turn(start: Values, number: Any) -> tuple[Values, None]:
             if alone:
-                made = lax.cond(self.position == number - 1, end, list, start)
+                end_of_turn = lax.cond(self.position == number - 1, end, list, start)
             else:
-                made = end(start)
-            return self.at(number, self.passed(made), start), None
+                end_of_turn = end(start)
+            return self.at(number, self.passed(end_of_turn), start), None
 
         with mark.unmarked():
             return lax.scan(turn, list(first), jnp.arange(1, self.count))[0]
