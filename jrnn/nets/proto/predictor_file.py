@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class PredictorFile:
     global_init_net: Net
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    parameters: Mapping[str, np.ndarray]
+    parameters: Mapping[str, np.ndarray] = field(repr=False)
 
 
 def read_predictor_file(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> PredictorFile:
