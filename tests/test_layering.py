@@ -77,7 +77,7 @@ ROOMS = {
     "models": Room(2_250, "pretrained recurrent language models", "errors files memory nn"),
     "interop": Room(785, "weights of other systems", "errors files memory nn"),
     "convert": Room(
-        4_130,
+        4_140,
         "JAX functions to nets; packages; nets to Python",
         "errors printable files named jaxprs nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops "
         "nets/recurrent",

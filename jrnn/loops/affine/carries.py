@@ -5,6 +5,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,11 +33,35 @@ class NotAffine(Exception):
         super().__init__(why)
         self.eqn = eqn
 
-    @property
-    def place(self) -> str:
-        """The reason with the place in the user's code."""
-        where = source_info_util.summarize(self.eqn.source_info) if self.eqn is not None else ""
-        return f"{self} at {where}" if where else str(self)
+    def explained(self, names: Sequence[str] = ()) -> str:
+        """Returns the reason with the names of the carries, the place in the user's code, and what to do about it."""
+        where = f" at {source_info_util.summarize(self.eqn.source_info)}" if self.eqn is not None else ""
+        remedy = next((f"; {text}" for part, text in _REMEDIES.items() if part in str(self)), "")
+        return f"{with_names(str(self), names)}{where}{remedy}"
+
+
+_REMEDIES = {  # by a part of the reason
+    "output of every step": "return what is read from it, such as its product with a query",
+    "never contracted": "chunks pay where each step multiplies it by a vector",
+    "nothing is written": "let the step close over a matrix that never changes",
+    "stays in the loop": "compute it before the loop, and pass its values as xs",
+    "read each other": "update them by decays and outer products of inputs alone",
+    "dense matrix times S": "a decay, or I - k k^T, can be applied in chunks",
+    "not affine": "apply it to inputs, or to a carry of its own",
+    " of S": "apply it to inputs, or to a carry of its own",
+    "was read from S": "apply it to inputs, or to a carry of its own",
+}
+
+
+def with_names(text: str, names: Sequence[str]) -> str:
+    """Returns a text about the carry S, or about several, with the user's names.
+
+    >>> with_names("S is never contracted", ["carry['memory']"])
+    "carry['memory'] is never contracted"
+    """
+    both = " and ".join(names)
+    named = re.sub(r"\bS\b", lambda _: both, text) if names else text
+    return named if named != text or not names else f"{both}: {text}"
 
 
 @dataclass(frozen=True)

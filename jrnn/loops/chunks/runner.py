@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
 from jrnn.loops import mark
-from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept
+from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
@@ -154,13 +154,16 @@ def check(loop: Loop) -> None:
         raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
 
 
-def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None) -> Chunked:
+def chunked(
+    loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None, names: Sequence[str] = ()
+) -> Chunked:
     """Returns the loop in chunks.
 
     Args:
         loop: the loop.
         constants: values of variables that are known now.
         holds: how the loop holds the carries of the step as it was written.
+        names: what the user calls the carries, or nothing.
 
     Raises:
         NotAffine: if no carry runs in chunks, with the reasons.
@@ -184,7 +187,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
                     continue
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
-                    notes.append(f"not in chunks: {reason.place}")
+                    notes.append(f"not in chunks: {reason.explained([names[j] for j in g if names])}")
         solved = {j for positions in forms for j in positions}
         others = [g for g in ready if not solved.issuperset(g)]
         if others:
@@ -198,7 +201,9 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
             pending.take("affine", [*itertools.chain(*forms)], tuple(forms.values()))
             size = chunk_length(loop.length)
             count = -(-loop.length // size)
-            notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in forms.values()]
+            for positions, form in forms.items():
+                text = with_names(str(form), [names[j] for j in positions if names])
+                notes.append(f"solved in chunks of {size}: {text}, stored at {count} boundaries")
     if not any(stage.forms for stage in pending.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
         shapes = ", ".join(v.aval.str_short() for v in diagonal)
