@@ -34,7 +34,7 @@ ROOMS = {
     "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
     "loops": Room(
-        14_550, "the optimizing scan, and while loops; nothing of nets or flax", "errors files scalars jaxprs"
+        15_350, "the optimizing scan, and while loops; nothing of nets or flax", "errors files scalars jaxprs"
     ),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
@@ -104,7 +104,7 @@ ROOMS = {
         "convert gradcheck",
     ),
     "bench": Room(
-        3_700,
+        3_850,
         "measurements",
         "errors printable files named jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff "
         "convert gradcheck onnx train",

@@ -58,7 +58,7 @@ def is_outer(eqn: Eqn) -> bool:
 def call_seconds(eqn: Eqn, machine: Machine) -> float:
     """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
-        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
+        return 0.0 if is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     if eqn.primitive.name == "conv_general_dilated":
@@ -71,7 +71,7 @@ def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
     return min(machine.call, operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
 
 
-def _is_by_vector(eqn: Eqn) -> bool:
+def is_by_vector(eqn: Eqn) -> bool:
     """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
     return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
 
@@ -94,7 +94,7 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> floa
 
     `moving` are the values that differ between steps.
     """
-    if eqn.primitive.name != "dot_general" or _is_by_vector(eqn):
+    if eqn.primitive.name != "dot_general" or is_by_vector(eqn):
         return 0.0
     axes, batch = eqn.params["dimension_numbers"]
     moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
@@ -118,7 +118,7 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     shapes = [a.aval.shape for a in eqn.invars]
     together = moving is not None  # for many steps
     if name == "dot_general":
-        apart = all(map(is_read, eqn.invars)) if together else _is_by_vector(eqn)
+        apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
         return by_rows * max(operations(eqn) / machine.products, moved) + each
