@@ -158,7 +158,7 @@ class Part:
         moving = jaxprs.depends(body, carry)
         inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
         read = dict.fromkeys(v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving)
-        jaxprs.over_time(jaxprs.needed(body, read, {*known, *stacked})[0], known, stacked)
+        jaxprs.over_time(body, read, known, stacked)
         fixed, varying = ([v for v in read if (v in stacked) == moves] for moves in (False, True))
 
         def fn(consts: Values, stack: Values, old: Values) -> list[Any]:
