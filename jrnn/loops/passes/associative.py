@@ -23,7 +23,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.affine import rounds
-from jrnn.loops.affine.carries import MOST_TOGETHER, NotAffine, Part, check_diagonal, in_order
+from jrnn.loops.affine.carries import MOST_TOGETHER, GroupStep, NotAffine, check_diagonal, in_order
 from jrnn.loops.loop import Loop, Results
 
 
@@ -36,7 +36,7 @@ class Solved:
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         loop = self.loop
 
-        def solve(number: int, part: Part, first: list[Any]) -> list[Any]:
+        def solve(number: int, part: GroupStep, first: list[Any]) -> list[Any]:
             """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
 
             def coefficients(stack: Any) -> tuple[Any, Any]:
