@@ -34,7 +34,7 @@ ROOMS = {
     "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
     "loops": Room(
-        14_550, "the optimizing scan, and while loops; nothing of nets or flax", "errors files scalars jaxprs"
+        14_650, "the optimizing scan, and while loops; nothing of nets or flax", "errors files scalars jaxprs"
     ),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
@@ -143,8 +143,7 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
     ("loops/scan.py", "jrnn.loops.segments"),
     ("loops/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
     ("loops/native/__init__.py", "jrnn.loops.native.runner.native_of"),
-    ("loops/targets/cpu.py", "jrnn.loops.native.runner.native_of"),
-    ("loops/targets/cpu.py", "jrnn.loops.native.sums.contract"),
+    ("loops/targets/cpu.py", "jrnn.loops.native.runner.called"),
     ("loops/targets/tpu.py", "jrnn.loops.kernels.persistent.kernel_of"),
 }
 OPTIONAL = {

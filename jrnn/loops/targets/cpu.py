@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jrnn import jaxprs
 from jrnn.loops import costs, native
 from jrnn.loops.costs import Candidate, Choice, Estimate
-from jrnn.loops.equation_costs import is_call
+from jrnn.loops.equation_costs import is_call, is_outer
 from jrnn.loops.estimates import Estimator, Split
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
@@ -42,6 +42,7 @@ PASSES = (direct_views, distinct, concatenate_cotangents)
 
 _CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
+_LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
 _EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
 
 
@@ -138,9 +139,15 @@ class _Search:
             tried[most] = self._candidate("all of these", most)
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
-        candidates = [self.reference, *tried.values(), *chosen]
+        called = self._called(most) if self.options.executor == "auto" and self._may_call() else []
+        candidates = [self.reference, *tried.values(), *chosen, *called]
         margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
         return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
+
+    def _may_call(self) -> bool:
+        """Returns True for a loop that the native kernel might run faster, without a look at the kernel."""
+        products = (e for e in self.loop.eqns if e.primitive.name == "dot_general" and not is_outer(e))
+        return any(products) and len(self.loop.eqns) <= _LONGEST_CALLED
 
     def _called(self, most: Moves) -> list[Candidate]:
         """Returns the candidates whose loop is one call of the native kernel, with products of inputs in it or before it."""
@@ -150,14 +157,12 @@ class _Search:
             )
             self.refusal = f"the program is {where}"
             return []
-        from jrnn.loops.native.runner import native_of
-        from jrnn.loops.native.sums import contract
+        from jrnn.loops.native.runner import called
 
         found = {}
         for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
-            fission = replace(self._split(moves), contract=contract)
             try:
-                runner = native_of(fission.core)
+                fission, runner = called(self._split(moves))
             except Refused as why:
                 self.refusal = str(why)
                 continue
