@@ -1,6 +1,6 @@
 """Loads objects named as MODULE:NAME, where MODULE is a module's dotted name or the path of a Python file.
 
-Loading runs the module. The logger `jrnn` says so before, and `jrnn` on the command line prints it.
+Loading runs the module. The logger `jrnn.imports` says so before, and `jrnn` on the command line prints it.
 """
 
 import importlib
@@ -68,7 +68,7 @@ def _search(folder: Path) -> None:
 
 def _say(file: str) -> None:
     _OWN.add(file)
-    logging.getLogger("jrnn").info("imports %s", file)
+    logging.getLogger("jrnn.imports").info("imports %s", file)
 
 
 def described(e: BaseException) -> str:

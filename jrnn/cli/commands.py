@@ -50,7 +50,7 @@ def run(argv: Sequence[str] | None) -> int:
 @contextlib.contextmanager
 def _imports_said() -> Iterator[None]:
     """Prints which modules that a configuration or the command line names are run, before they are."""
-    logger, handler = logging.getLogger("jrnn"), logging.Handler()
+    logger, handler = logging.getLogger("jrnn.imports"), logging.Handler()
     handler.emit = lambda record: _note(record.getMessage())  # type: ignore[method-assign]
     level = logger.level
     logger.addHandler(handler)

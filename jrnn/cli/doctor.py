@@ -21,6 +21,7 @@ from jrnn.loops.native import library
 from jrnn.version import __version__
 
 HERE = Path(__file__).parents[1]
+FOR_CONTRIBUTORS = ("test", "dev", "docs", "release", "aot-cuda", "aot-tpu")  # extras that no user misses
 OPTIONAL = {"torch": "reads .pt files: pip install torch"}  # packages that jrnn uses if present, but no extra installs
 
 
@@ -76,7 +77,7 @@ def packages() -> list[Installed]:
         match = re.match(r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
         assert match is not None, line
         name, wanted, extra = match.groups(default="")
-        if name != "jrnn" and extra not in ("test", "dev"):  # an extra may list jrnn itself, with other extras
+        if name != "jrnn" and extra not in FOR_CONTRIBUTORS:  # an extra may list jrnn itself, with other extras
             found.setdefault(name, Installed(name, wanted or "0", _installed(name), extra))
     return list(found.values())
 

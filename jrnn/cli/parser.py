@@ -294,13 +294,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="DEVICE",
         help="h100 or v5e: compile for an accelerator without having one; count kernels and bytes instead of measuring",
     )
-    p.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="measure the constants of scan's cost model on this CPU, in at most a minute; print them next to the "
-        "shipped ones and write them to --json FILE (default: jrnn/costs.json in $XDG_CONFIG_HOME or ~/.config); loops "
-        "are planned with them where JRNN_COSTS=FILE is set",
-    )
     p.add_argument("--caffe2-python", metavar="PYTHON", help="a Python that has Caffe2, to measure it too")
     p.add_argument("--json", type=_file, metavar="FILE", help="write the figures and their conditions")
     p.add_argument("--plot", type=_file, metavar="FILE", help="draw the figures (needs the extra `plot`)")

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from rich.console import Console
 
-from jrnn.bench import calibrate, compile_for, measure, own_step
+from jrnn.bench import compile_for, measure, own_step
 from jrnn.bench.sizes import MODES, parse_sizes
 from jrnn.bench.suites import Options
 from jrnn.cli import doctor
@@ -50,13 +50,6 @@ def bench_command(args: argparse.Namespace) -> int:
         return 0
     if args.feed:
         raise UsageError("--feed gives the arrays of a step of your own: name it, as in jrnn bench cells.py:step")
-    if args.calibrate:
-        if args.compile_for or args.suite != "scan":
-            raise UsageError(
-                "--calibrate measures constants of this machine: give it without --compile-for and --suite"
-            )
-        calibrate.run(wide_console(), args.json)
-        return 0
     if args.compile_for:
         if args.suite != "scan":
             raise UsageError(f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}")

@@ -84,7 +84,7 @@ class Corpus:
         """
         folder = Path(folder)
         path = folder / INDEX
-        if not kind_of(path) and any(folder.glob("*.json")):
+        if not kind_of(path) and kind_of(folder) == "a folder" and any(folder.glob("*.json")):
             raise DataError(f"{path}: no such file: the corpus is not finished; {AGAIN}")
         data = read_file(path, DataError)
         index = record(_Index, parse_json(data, str(path), DataError), str(path), DataError)
@@ -95,11 +95,8 @@ class Corpus:
             raise DataError(f"{path}: end must be less than the vocabulary of {index.vocabulary}, is {index.end}")
         found = cls(folder, index.vocabulary, index.end, tuple(index.shards), hashlib.sha256(data).hexdigest())
         for shard in found.shards:
-            sizes = {"tokens": shard.tokens * found._type.itemsize, "begins": shard.documents * BEGINS.itemsize}
-            for kind, size in sizes.items():
-                with found._opened(shard, kind) as file:
-                    if (actual := os.fstat(file.fileno()).st_size) != size:
-                        raise DataError(f"{file.name}: has {actual} bytes; {INDEX} says {size}; {AGAIN}")
+            for kind in ("tokens", "begins"):
+                found._opened(shard, kind).close()
         return found
 
     def verify(self) -> None:
@@ -129,14 +126,19 @@ class Corpus:
         return dtype_of(self.vocabulary)
 
     def _opened(self, shard: Shard, kind: str) -> BinaryIO:
-        return open_file(self.folder / f"{shard.name}.{kind}", DataError, None)
+        file = open_file(self.folder / f"{shard.name}.{kind}", DataError, None)
+        size = shard.tokens * self._type.itemsize if kind == "tokens" else shard.documents * BEGINS.itemsize
+        if (actual := os.fstat(file.fileno()).st_size) != size:
+            file.close()
+            raise DataError(f"{file.name}: has {actual} bytes; {INDEX} says {size}; {AGAIN}")
+        return file
 
     def _check_tokens(self, tokens: np.ndarray, where: str) -> None:
         if len(tokens) and (most := tokens.max()) >= self.vocabulary:
             raise DataError(f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}")
 
     def _check_begins(self, begins: np.ndarray, after: int, before: int, where: str) -> None:
-        if len(begins) and (begins[0] <= after or begins[-1] >= before or (np.diff(begins) <= 0).any()):
+        if len(begins) and (begins[0] <= after or begins[-1] >= before or (begins[1:] <= begins[:-1]).any()):
             raise DataError(f"{where}: is damaged: documents do not begin one after another within the shard")
 
     def __len__(self) -> int:
@@ -219,5 +221,5 @@ def _numbers(file: BinaryIO, dtype: np.dtype, first: int, last: int) -> np.ndarr
     size = (last - first) * dtype.itemsize
     data = os.pread(file.fileno(), size, first * dtype.itemsize)
     if len(data) < size:
-        raise DataError(f"{file.name}: ends before number {last}: it was cut off since the corpus was opened; {AGAIN}")
+        raise DataError(f"{file.name}: was cut off while it was read; {AGAIN}")
     return np.frombuffer(data, dtype)

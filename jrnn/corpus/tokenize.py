@@ -87,10 +87,13 @@ def tokenize(
         DataError: if a text cannot be read or is empty, the tokenizer cannot be used, or the folder holds another corpus.
     """
     documents, out = Documents(separator, field), Path(out)
-    if not texts or separator == "":
-        raise DataError(
-            "tokens need at least one text" if not texts else "the separator of documents must not be empty"
-        )
+    if not texts:
+        raise DataError("tokens need at least one text")
+    try:
+        if separator is not None and not separator.encode():
+            raise DataError("the separator of documents must not be empty")
+    except UnicodeEncodeError:
+        raise DataError(f"the separator of documents {separator!r} is not UTF-8") from None
     pieces = [piece for path in texts for piece in pieces_of(str(path), documents)]
     total = sum(piece.stop - piece.start for piece in pieces)
     if not total:
@@ -100,7 +103,10 @@ def tokenize(
     except OSError as e:
         raise DataError(f"{out}: cannot hold a corpus: {e.strerror}") from None
     known = _tokenizer(out, tokenizer, vocabulary, pieces, documents, say)
-    size, end_token = known.get_vocab_size(), _end_token(known, end)
+    size = max(known.get_vocab().values(), default=0) + 1  # numbers may be left out
+    end_token = _end_token(known, end)
+    if size < 2:
+        raise DataError("the tokenizer knows fewer than 2 tokens")
     rules = {"tokenizer": _sha256(known.to_str().encode()), "end": end_token, **asdict(documents)}
     if tokenizer is None:
         rules["vocabulary"] = vocabulary

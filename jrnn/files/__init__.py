@@ -5,10 +5,11 @@ with its type and bounds. What is written, by `writing`, is the old or the new, 
 """
 
 from jrnn.files.checked import AtLeast, checked, parse_json, read_json, record
-from jrnn.files.reading import blocks, digest_of, kind_of, open_file, read_file, read_rest, read_text
+from jrnn.files.reading import LARGEST, blocks, digest_of, kind_of, open_file, read_file, read_rest, read_text
 from jrnn.files.writing import append_to, new_file, new_folder, write_whole
 
 __all__ = [
+    "LARGEST",
     "AtLeast",
     "append_to",
     "blocks",

@@ -102,11 +102,12 @@ class LoopPlan:
         """Runs all steps."""
         assert self.fission is not None and self.core is not None
         fission, core, steps = self.fission, self.core.run, self.fission.loop.length
+        constants = fission.constants(consts)
         if self.chunk is None:
-            return fission.run(consts, init, xs, steps, core)
+            return fission.run_with(constants, init, xs, steps, core)
 
         def run_some(carry: Any, xs: Any, steps: Any) -> Results:
-            return fission.run(consts, carry, xs, steps, core)
+            return fission.run_with(constants, carry, xs, steps, core)
 
         return in_chunks(run_some, list(init), list(xs), steps, self.chunk, fission.loop.reverse)
 

@@ -13,7 +13,7 @@ from jrnn.files import AtLeast, checked
 
 T = TypeVar("T")
 
-MOST_BLOCKS = 1_000_000  # layers times experts
+MOST_BLOCKS = 100_000  # layers times experts
 
 # Keys of every model of transformers that change neither its parameters nor what it computes.
 IGNORED = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -15,6 +16,7 @@ import numpy as np
 
 from jrnn.errors import ConfigError, FormatError
 from jrnn.files import parse_json, read_text
+from jrnn.memory import available
 from jrnn.models.families import family_of
 from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel
@@ -104,6 +106,9 @@ def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) 
     (2, 3, 16)
     """
     model = configured(config, json.dumps(dict(config), indent=2, sort_keys=True), "create")
+    size = sum(math.prod(shape) for shape in model.family.shapes(model.config).values()) * jnp.dtype(dtype).itemsize
+    if size > (most := available()):
+        raise ConfigError(f"create: the parameters need {size:,} bytes, and {most:,} are available")
     params = {
         name: _initial(name, shape, jax.random.fold_in(key, k)).astype(dtype)
         for k, (name, shape) in enumerate(shapes_of(model).items())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jrnn.errors import CheckpointError
-from jrnn.files import digest_of, kind_of, read_json, write_whole
+from jrnn.files import LARGEST, digest_of, kind_of, open_file, read_json, write_whole
 
 SEAL = "sha256.json"
 
@@ -48,6 +49,8 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise CheckpointError(f"{self.folder}: cannot be written: {e.strerror}") from None
+        for step in steps_in(self.folder):
+            _check_files(self.folder / str(step), LARGEST, "_*")  # which orbax reads to list the checkpoints
         options = ocp.CheckpointManagerOptions(
             create=False,
             max_to_keep=keep,
@@ -96,10 +99,16 @@ class Checkpoints:
         if not self.steps():
             raise CheckpointError(f"{self.folder}: holds no complete checkpoint")
         flat = _as_dict(like)
+        most = LARGEST + 4 * sum(np.dtype(x.dtype).itemsize * math.prod(x.shape) for x in flat.values())
         damaged: list[str] = []
         numbers = sorted(self.steps(), key=lambda n: (is_sealed(self.folder / str(n)), n), reverse=True)
         for number in numbers:
             where = self.folder / str(number)
+            try:
+                _check_files(where, most)
+            except CheckpointError as e:
+                damaged.append(str(e))
+                continue
             if (changed := broken_seal(where)) is not None:
                 damaged.append(f"{where}: is damaged ({changed})")
                 continue
@@ -139,6 +148,13 @@ def _seal(folder: Path) -> None:
     write_whole(folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError)
 
 
+def _check_files(folder: Path, most: int, names: str = "*") -> None:
+    """Raises CheckpointError for what orbax must not open: a file of more than `most` bytes, and what is no file."""
+    for path in folder.rglob(names):
+        if kind_of(path) != "a folder":
+            open_file(path, CheckpointError, most).close()
+
+
 def steps_in(folder: Path) -> list[int]:
     """Returns the steps whose checkpoints a folder holds."""
     names = (p.name for p in folder.iterdir()) if folder.is_dir() else ()
@@ -159,9 +175,6 @@ def is_sealed(folder: Path) -> bool:
 
 def broken_seal(folder: Path) -> str | None:
     """Describes what is wrong with the files of a checkpoint; None if nothing is, or there is no seal."""
-    for path in folder.rglob("*"):
-        if (kind := kind_of(path)) not in ("a file", "a folder"):
-            return f"{path.name} is {kind or 'missing'}"
     if not is_sealed(folder):
         return None
     try:

@@ -172,7 +172,11 @@ class RunDir:
         self._write_text("config.toml", text)
 
     def _write_text(self, name: str, text: str) -> None:
-        write_whole(self.path / name, text.encode(), ConfigError)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as e:
+            raise ConfigError(f"{self.path / name}: cannot hold {e.object[e.start]!r}, which is not UTF-8") from None
+        write_whole(self.path / name, data, ConfigError)
 
 
 def _tables(text: str) -> dict[str, Any]:
@@ -310,7 +314,11 @@ def save_run(run_dir: str | Path, out: str | Path) -> None:
         CheckpointError, ConfigError: as `export_run`.
     """
     trained = load_trained(RunDir(run_dir))
-    found = _exported(run_dir, trained)
+    write_exported(_exported(run_dir, trained), trained, out)
+
+
+def write_exported(found: Package | LanguageModel, trained: Trained, out: str | Path) -> None:
+    """Writes a trained model that was exported; see `save_run`."""
     with new_folder(out, ConfigError, replaces=found.FILES) as new:
         found.save(new)
         if isinstance(trained.model, PretrainedModel):

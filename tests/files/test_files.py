@@ -55,7 +55,7 @@ OPENERS = {
         "loops/mark.py": "a mark of our own",
         "train/run_dir.py": "of our own text",
         "train/toml_codec.py": "of our own text",
-        "cli/nets.py": "of the command line",
+        "cli/feeds.py": "of the command line",
     },
     "tomllib.load": {},
     "onnx.load": {},

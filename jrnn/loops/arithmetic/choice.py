@@ -17,7 +17,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.arithmetic.rewrite import as_arithmetic, equations
 from jrnn.loops.equation_costs import REDUCTIONS, is_by_vector, is_outer, operations
-from jrnn.loops.estimates import Estimator, Part
+from jrnn.loops.estimates import Estimator, Part, Terms
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
 
@@ -42,13 +42,13 @@ class Arithmetic:
 
     Attributes:
         loop: the loop.
-        seconds: the estimated time of all steps.
+        terms: parts of the estimated time of all steps.
         in_the_way: the primitives that keep it from being one kernel.
         within_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing is in the way.
     """
 
     loop: Loop
-    seconds: float
+    terms: Terms
     in_the_way: tuple[str, ...]
     within_limit: bool
 
@@ -78,8 +78,7 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     if within_limit and not in_the_way:
         made = _Estimator(changed, quiet(estimator.machine))
         inside = made.part(changed.eqns, changed.outputs)
-    seconds, _ = made.trips(changed, inside)
-    return Arithmetic(changed, seconds, in_the_way, within_limit)
+    return Arithmetic(changed, made.trips(changed, inside), in_the_way, within_limit)
 
 
 class _Estimator(Estimator):

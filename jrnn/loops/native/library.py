@@ -16,7 +16,7 @@ from jrnn.errors import ScanError
 from jrnn.files import read_text
 from jrnn.loops.native.writer import FORMAT
 
-TARGET = "jrnn_loop"
+TARGET, SUM = "jrnn_loop", "jrnn_sum"  # custom calls
 _BUILT = Path(__file__).parent / ("libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so"))
 PATH = Path(os.environ.get("JRNN_KERNEL", _BUILT))  # scripts/sanitize.sh gives another one
 
@@ -49,7 +49,8 @@ def found() -> Found:
         if built // 1000 != ours // 1000 or built > ours:
             return Found(reason=f"{PATH} was built for a newer jaxlib; install jrnn again")
         names = tuple(library.jrnn_instruction_sets().decode().split(","))
-        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.jrnn_loop), platform="cpu")
+        for name in (TARGET, SUM):
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     except Exception as error:
         return Found(reason=f"{PATH} cannot be loaded: {error}")
     return Found(names)

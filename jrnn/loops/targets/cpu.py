@@ -10,8 +10,8 @@ from jrnn import jaxprs
 from jrnn.loops import costs, native
 from jrnn.loops.arithmetic import Arithmetic, arithmetic
 from jrnn.loops.costs import Candidate, Choice, Estimate
-from jrnn.loops.equation_costs import is_call
-from jrnn.loops.estimates import Estimator, Split
+from jrnn.loops.equation_costs import is_call, is_outer
+from jrnn.loops.estimates import Estimator, Split, estimate, total
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
@@ -43,6 +43,7 @@ PASSES = (direct_views, distinct, concatenate_cotangents)
 
 _CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
+_LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
 _EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
 
 
@@ -147,9 +148,15 @@ class _Search:
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
         small = [way for moves in dict.fromkeys((Moves(), most)) if (way := self._as_arithmetic(moves))]
-        candidates = [self.reference, *tried.values(), *chosen, *small]
+        called = self._called(most) if self.options.executor == "auto" and self._may_call() else []
+        candidates = [self.reference, *tried.values(), *chosen, *called, *small]
         margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
         return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
+
+    def _may_call(self) -> bool:
+        """Returns True for a loop that the native kernel might run faster, without a look at the kernel."""
+        products = (e for e in self.loop.eqns if e.primitive.name == "dot_general" and not is_outer(e))
+        return any(products) and len(self.loop.eqns) <= _LONGEST_CALLED
 
     def _called(self, most: Moves) -> list[Candidate]:
         """Returns the candidates whose loop is one call of the native kernel, with products of inputs in it or before it."""
@@ -159,13 +166,12 @@ class _Search:
             )
             self.refusal = f"the program is {where}"
             return []
-        from jrnn.loops.native.runner import native_of
+        from jrnn.loops.native.runner import called
 
         found = {}
         for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
-            fission = self._split(moves)
             try:
-                runner = native_of(fission.core)
+                fission, runner = called(self._split(moves))
             except Refused as why:
                 self.refusal = str(why)
                 continue
@@ -181,11 +187,11 @@ class _Search:
         if found is None:
             return None
         parts = self.estimator.split(fission)
-        before, _ = self.estimator.trips(fission.core, parts.inside)
         whole = parts.at_once()
-        estimate = replace(whole, seconds=whole.seconds - before + found.seconds, terms=())
+        before = {name: -seconds for name, seconds in self.estimator.trips(fission.core, parts.inside).items()}
+        changed = estimate(total(dict(whole.terms), before, found.terms), whole.memory)
         name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
-        return Candidate(name, estimate, _Way(fission, None, arithmetic=found))
+        return Candidate(name, changed, _Way(fission, None, arithmetic=found))
 
     def _split(self, moves: Moves | None) -> Fission:
         self.left -= len(self.loop.eqns)
