@@ -35,8 +35,9 @@ _SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
-_PACKED_BYTES = 256 << 10  # smaller operands stay in the caches of a core, where packing them takes little
+_PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
 _RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
+_CONVOLVING, _CONVOLUTION = 4, 20  # an operation of a small convolution, compared with products; and its call
 _BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
@@ -54,16 +55,14 @@ def is_outer(eqn: Eqn) -> bool:
     return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
 
 
-def call_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> float:
-    """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls.
-
-    `moving` are the values that differ between steps.
-    """
+def call_seconds(eqn: Eqn, machine: Machine) -> float:
+    """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
-        packing = _packed(eqn, moving) / machine.read
-        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine) + packing
+        return 0.0 if is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
+    if eqn.primitive.name == "conv_general_dilated":
+        return _CONVOLUTION * machine.call
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
 
 
@@ -72,7 +71,7 @@ def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
     return min(machine.call, operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
 
 
-def _is_by_vector(eqn: Eqn) -> bool:
+def is_by_vector(eqn: Eqn) -> bool:
     """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
     return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
 
@@ -90,16 +89,21 @@ def _reads_rows(eqn: Eqn) -> bool:
     return right.ndim == 2 and tuple(axes) == (1,) and not batch
 
 
-def _packed(eqn: Eqn, moving: Collection[Var]) -> int:
-    """Returns the bytes of the large operand that the product packs at each step, less what larger results would cost."""
+def packing_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> float:
+    """Returns the time in which a product packs a large operand at each call, less what larger results would cost.
+
+    `moving` are the values that differ between steps.
+    """
+    if eqn.primitive.name != "dot_general" or is_by_vector(eqn):
+        return 0.0
     axes, batch = eqn.params["dimension_numbers"]
     moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
     rows = [jaxprs.elements([n for i, n in enumerate(shape) if i not in at]) for shape, at in moved]
     if any(batch) or len(rows) != 1 or rows[0] < _PACKED_ROWS:
-        return 0
+        return 0.0
     size = sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
     results = sum(map(jaxprs.nbytes, eqn.outvars))
-    return max(size - _RESULTS * results, 0) if size > _PACKED_BYTES else 0
+    return max(size - _RESULTS * results, 0) / machine.read if size > _PACKED * machine.near else 0.0
 
 
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
@@ -114,14 +118,14 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     shapes = [a.aval.shape for a in eqn.invars]
     together = moving is not None  # for many steps
     if name == "dot_general":
-        apart = all(map(is_read, eqn.invars)) if together else _is_by_vector(eqn)
+        apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
         return by_rows * max(operations(eqn) / machine.products, moved) + each
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
-        return max(2 * count * taps / machine.products, moved)
+        return max(_CONVOLVING * 2 * count * taps / machine.products, moved)
     if name in _SOLVERS:
         n = jaxprs.extent(shapes[0][-1])
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call

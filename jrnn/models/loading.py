@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -13,8 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.errors import ConfigError, FormatError
+from jrnn.files import parse_json, read_text
+from jrnn.memory import available
 from jrnn.models.families import family_of
-from jrnn.models.files import Tensors, parameter, read_json, read_text
+from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel
 
 
@@ -41,14 +45,18 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
     ('mamba', 8)
     """
     folder = Path(folder)
-    text = read_text(folder / "config.json")
-    model = configured(read_json(folder / "config.json", text), text, str(folder / "config.json"))
+    model = model_of(read_text(folder / "config.json", FormatError), str(folder / "config.json"))
     family, config = model.family, model.config
     tensors = Tensors(folder, family)
     shapes = family.shapes(config)
     tensors.check(shapes, family.head if config.tie_word_embeddings else None)
     params = {name: parameter(tensors, name, parts, mesh) for name, parts in family.parameters(config).items()}
     return replace(model, params=params)
+
+
+def model_of(text: str, where: str) -> LanguageModel:
+    """The model that the text of a config.json describes, without parameters; raises as `configured`."""
+    return configured(parse_json(text, where, ConfigError, finite=False), text, where)
 
 
 def configured(config: Mapping[str, Any], text: str, where: str) -> LanguageModel:
@@ -62,6 +70,8 @@ def configured(config: Mapping[str, Any], text: str, where: str) -> LanguageMode
     Raises:
         ConfigError: for an unknown family, or an unknown or unsupported key.
     """
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: must hold an object, holds {config!r:.80}")
     family = family_of(config.get("model_type"), where)
     return LanguageModel({}, family, family.read(config, where), text)
 
@@ -96,6 +106,9 @@ def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) 
     (2, 3, 16)
     """
     model = configured(config, json.dumps(dict(config), indent=2, sort_keys=True), "create")
+    size = sum(math.prod(shape) for shape in model.family.shapes(model.config).values()) * jnp.dtype(dtype).itemsize
+    if size > (most := available()):
+        raise ConfigError(f"create: the parameters need {size:,} bytes, and {most:,} are available")
     params = {
         name: _initial(name, shape, jax.random.fold_in(key, k)).astype(dtype)
         for k, (name, shape) in enumerate(shapes_of(model).items())

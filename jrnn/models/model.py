@@ -5,11 +5,13 @@ Shapes: T time, N batch, V vocabulary.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ import numpy as np
 from jrnn.errors import LayerError
 from jrnn.models.attention import EMPTY
 from jrnn.models.family import Family, State, Weights
-from jrnn.models.files import write
+from jrnn.models.files import FILES, write
 from jrnn.models.sampling import Choice, sample
 from jrnn.nn.checks import check_array, check_integer, check_lengths, check_resets, concrete
 from jrnn.nn.layers import accumulator
@@ -26,7 +28,7 @@ from jrnn.nn.span import Span
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["family", "config", "text"])
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LanguageModel:
     """A recurrent language model, as `load` and `create` make it; a pytree whose leaves are its parameters.
 
@@ -50,10 +52,17 @@ class LanguageModel:
     (1, 8)
     """
 
+    FILES: ClassVar = FILES
+
     params: dict[str, jax.Array]
     family: Family
     config: Any
     text: str
+
+    def __repr__(self) -> str:
+        count = sum(math.prod(jnp.shape(p)) for p in self.params.values())
+        types = sorted({str(jnp.result_type(p)) for p in self.params.values()})
+        return f"LanguageModel({count:,} numbers in {len(self.params)} arrays of {', '.join(types)}; {self.config})"
 
     def __call__(
         self, tokens: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None
@@ -207,8 +216,13 @@ class LanguageModel:
         known = concrete(lengths)
         if known is not None and (known < 1).any():
             raise LayerError(f"{name}: a length is 0; a prompt needs at least one token")
+        for option, value in (("temperature", temperature), ("top_p", top_p)):
+            if value is not None and not isinstance(value, (numbers.Real, np.ndarray, jax.Array)):
+                raise LayerError(f"{name}: {option} is {value!r:.80}; it must be a number")
         if not temperature >= 0:
             raise LayerError(f"{name}: temperature is {temperature}; it must be at least 0")
+        if stop is not None:
+            stop = check_integer(f"{name}: stop", stop, 0)
         if top_k is not None:
             top_k = check_integer(f"{name}: top_k", top_k, 1)
         if top_p is not None and not 0 < top_p <= 1:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jrnn.errors import ConfigError, DataError
+from jrnn.files import kind_of, open_file
 from jrnn.printable import printable
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.plot import Curve, draw_losses
@@ -55,7 +56,8 @@ def find_runs(folder: str | Path) -> list[Path]:
         DataError: if there are none.
     """
     folder = Path(folder)
-    found = sorted(p.parent for p in folder.rglob("config.toml") if (p.parent / "run.json").exists())
+    configs = folder.rglob("config.toml") if kind_of(folder) == "a folder" else ()
+    found = sorted(p.parent for p in configs if kind_of(p.parent / "run.json"))
     if not found:
         raise DataError(f"{folder}: holds no run directory; `jrnn train` makes them in runs/")
     return found
@@ -95,11 +97,11 @@ def summarize(run: Path) -> RunSummary:
 def _is_locked(path: Path) -> bool:
     """Returns whether a process trains in the run directory; see `RunDir`."""
     try:
-        with path.open("rb") as file:
+        with open_file(path, DataError, None) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, DataError):
         pass
     return False
 

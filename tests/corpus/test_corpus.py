@@ -143,7 +143,7 @@ def test_a_text_that_cannot_be_used(tmp_path, name, data, message):
 
 def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    for name, message in (("fifo", "not a regular file"), ("nothing", "no such file")):
+    for name, message in (("fifo", "is a pipe, not a file"), ("nothing", "no such file")):
         with pytest.raises(DataError, match=message):
             tokenize([tmp_path / name], tmp_path / "out")
 
@@ -152,8 +152,8 @@ def test_tokenizers_that_cannot_be_used(tmp_path, text):
     (tmp_path / "t.json").write_text("{}")
     for options, message in (
         ({"tokenizer": tmp_path / "t.json"}, "is not a tokenizer"),
-        ({"tokenizer": tmp_path / "nothing.json"}, "cannot be read"),
-        ({"vocabulary": 100}, "at least 257 tokens, is 100"),
+        ({"tokenizer": tmp_path / "nothing.json"}, "no such file"),
+        ({"vocabulary": 100}, "at least 257 tokens and at most 10,000,000, is 100"),
         ({"end": "<stop>"}, "has no token '<stop>'"),
     ):
         with pytest.raises(DataError, match=message):
@@ -164,13 +164,19 @@ def test_damaged_files(tmp_path, text):
     out = tmp_path / "out"
     tokenize([text], out, vocabulary=VOCABULARY)
     index = (out / "corpus.json").read_text()
+    (shard,) = json.loads(index)["shards"]
     (out / "00000.tokens").write_bytes((out / "00000.tokens").read_bytes()[:-2])
     with pytest.raises(DataError, match=r"00000\.tokens: has \d+ bytes; corpus\.json says"):
         Corpus.open(out)
     for change, message in (
-        ({"format": "x"}, "its format is 'x'"),
-        ({"shards": [{"name": "../a", "tokens": 1, "documents": 1}]}, "the name of a shard is a path"),
-        ({"shards": 3}, "is not the index of a corpus"),
+        ({"format": "x"}, "format must be 'jrnn corpus 1', is 'x'"),
+        ({"shards": [shard | {"name": "../a"}]}, "shards must have different names of digits"),
+        ({"shards": [shard, shard]}, "shards must have different names of digits"),
+        ({"shards": []}, "and there must be one"),
+        ({"shards": 3}, "shards must be a list, is 3"),
+        ({"shards": [shard | {"tokens": -1}]}, r"shards\[0\]: tokens must be at least 0, is -1"),
+        ({"vocabulary": 1}, "vocabulary must be at least 2, is 1"),
+        ({"end": 300}, "end must be less than the vocabulary of 270, is 300"),
     ):
         (out / "corpus.json").write_text(json.dumps(json.loads(index) | change))
         with pytest.raises(DataError, match=message):
@@ -190,3 +196,35 @@ def test_the_command(tmp_path, text, capsys):
     )
     assert main(["tokens", str(tmp_path / "nothing"), "--out", str(out)]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_a_corpus_is_verified(tmp_path, text, small_pieces):
+    """A bit of any file, a vocabulary that is too small, and documents out of order, with sizes that agree."""
+    out = tmp_path / "out"
+    corpus = tokenize([text], out, vocabulary=VOCABULARY, separator="the")
+    corpus.verify()
+    for name in ("00000.tokens", "00001.begins"):
+        data = (out / name).read_bytes()
+        (out / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DataError, match="is not what was written|is damaged"):
+            Corpus.open(out).verify()
+        (out / name).write_bytes(data)
+    tokens = (out / "00000.tokens").read_bytes()
+    (out / "00000.tokens").write_bytes(b"\xff\xff" + tokens[2:])
+    with pytest.raises(DataError, match="it has the token 65535, and the vocabulary 270"):
+        corpus.tokens(0, 3)
+    begins = np.fromfile(out / "00001.begins", "<i8")
+    begins[:2] = [2**62, -(2**62)]
+    begins.tofile(out / "00001.begins")
+    with pytest.raises(DataError, match="do not begin one after another"):
+        corpus._check_begins(begins, -1, 10, "00001.begins")
+
+
+def test_files_that_go_during_a_run_are_named(tmp_path, text):
+    corpus = tokenize([text], tmp_path / "out", vocabulary=VOCABULARY)
+    os.truncate(tmp_path / "out" / "00000.tokens", 10)
+    with pytest.raises(DataError, match=r"00000\.tokens: has 10 bytes"):
+        corpus.tokens(0, 3)
+    (tmp_path / "out" / "00000.begins").unlink()
+    with pytest.raises(DataError, match=r"00000\.begins: no such file"):
+        corpus.begins(0, 3)

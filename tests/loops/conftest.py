@@ -7,9 +7,10 @@ Tests that read what the cost model chooses use the fixture `judged`.
 import pytest
 from eager import eager_passes
 
-from jrnn.loops import chunks, residuals
+from jrnn.loops import chunks, machines, residuals
 from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.loop import strict_passes
+from jrnn.loops.native import library
 from jrnn.loops.residuals import NEAR
 from jrnn.loops.rules import in_chunks
 
@@ -17,14 +18,16 @@ from jrnn.loops.rules import in_chunks
 @pytest.fixture(autouse=True)
 def verified(monkeypatch):
     monkeypatch.setattr(residuals, "NEAR", 0)
+    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU)  # the same plans on every processor
     with strict_passes(True), eager_passes(0):
         yield
 
 
 @pytest.fixture
 def judged(verified, monkeypatch):
-    """Plans are chosen by what they cost, as they are for users."""
+    """Plans are chosen by what they cost, as they are for users whose installation has no kernel for CPUs."""
     monkeypatch.setattr(residuals, "NEAR", NEAR)
+    monkeypatch.setattr(library, "found", lambda: library.Found(reason="a test has none"))
     with eager_passes(None):
         yield
 

@@ -15,7 +15,8 @@ from jrnn.loops.search import Search
 # A number of steps to run at a time, 0 for all, or None.
 eager_passes = jax.make_user_context(None)
 
-_pays, _keeps, _candidates, _choose = cpu._turning_pays, accelerator._keeps_order, Search.candidates, Search.choose
+_pays, _keeps, _others = cpu._turning_pays, accelerator._keeps_order, cpu._others
+_candidates, _choose = Search.candidates, Search.choose
 
 
 def _everything(search):
@@ -31,5 +32,6 @@ def _first(search, candidates, take=None):
 
 
 cpu._turning_pays = lambda *args: eager_passes.value is not None or _pays(*args)
+cpu._others = lambda *args: _others(*args) if eager_passes.value is None else []
 accelerator._keeps_order = lambda *args: eager_passes.value is None and _keeps(*args)
 Search.candidates, Search.choose = _everything, _first

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jrnn import jaxprs
 from jrnn.loops import native
+from jrnn.loops.arithmetic import arithmetic
 from jrnn.loops.costs import Candidate, Choice
+from jrnn.loops.equation_costs import is_outer
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
@@ -25,10 +27,11 @@ from jrnn.loops.passes import (
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plans import NOTHING, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
+from jrnn.loops.plans import NOTHING, Arithmetic, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
 from jrnn.loops.search import Search
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
+_LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
 
 
@@ -75,11 +78,32 @@ def _choice(search: Search, target: Target, options: Options, take: str | None) 
     """Returns the chosen candidate, and the reason why no candidate is a call of a kernel that was asked for, or ""."""
     refusal = ""
     if options.executor == native.NAME:
-        called, refusal = calls(search, target)
-        if called:
-            chosen = min(called, key=lambda candidate: candidate.estimate.seconds)
-            return Choice(chosen, tuple((other, "slower") for other in called if other is not chosen)), refusal
-    return search.choose(search.candidates(), take), refusal
+        asked, refusal = calls(search, target)
+        if asked:
+            chosen = min(asked, key=lambda candidate: candidate.estimate.seconds)
+            return Choice(chosen, tuple((other, "slower") for other in asked if other is not chosen)), refusal
+    return search.choose([*search.candidates(), *_others(search, target)], take), refusal
+
+
+def _others(search: Search, target: Target) -> list[Candidate]:
+    """Returns the candidates that run the loop that stays in another way than step by step."""
+    if search.options.executor != "auto":
+        return []
+    products = (e for e in search.loop.eqns if e.primitive.name == "dot_general" and not is_outer(e))
+    may_call = any(products) and len(search.loop.eqns) <= _LONGEST_CALLED
+    return [*(calls(search, target)[0] if may_call else []), *_as_arithmetic(search)]
+
+
+def _as_arithmetic(search: Search) -> list[Candidate]:
+    """Returns the candidates whose loop has small linear algebra as arithmetic."""
+    candidates = []
+    for moves in dict.fromkeys((Moves(), search.movable)):
+        fission = search.split(moves)
+        rewritten = arithmetic(fission.core, search.estimator)
+        if rewritten is not None:
+            name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
+            candidates.append(search.candidate(name, Split(fission, Arithmetic(rewritten, fission.core))))
+    return candidates
 
 
 def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
@@ -90,13 +114,12 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
     if target.exported or target.devices > 1:
         where = "exported" if target.exported else "divided among devices; put the scan inside of jax.shard_map"
         return [], f"the program is {where}"
-    from jrnn.loops.native.runner import native_of
+    from jrnn.loops.native.runner import called
 
     most, candidates, refusal = search.movable, {}, ""
     for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
-        fission = search.split(moves)
         try:
-            kernel = native_of(fission.core)
+            fission, kernel = called(search.split(moves))
         except Refused as why:
             refusal = str(why)
             continue

@@ -23,18 +23,12 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Var
+from jrnn.loops.affine.matrix import Affine
 from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.guarded import all_finite, linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
-from jrnn.loops.chunks.recognize import Affine
 from jrnn.loops.chunks.solve import Kept
-
-
-def over_time(eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, steps: Env) -> None:
-    """Evaluates what leads to `outs` for all steps, as `jaxprs.over_time` does."""
-    needed, _ = jaxprs.needed(eqns, outs, {*env, *steps})
-    jaxprs.over_time(needed, env, steps)
+from jrnn.loops.loop import Loop
 
 
 @dataclass(frozen=True)
@@ -43,20 +37,12 @@ class Body:
 
     Attributes:
         forms: of the carries.
-        eqns: the step's equations.
-        consts, xs: the variables that are the same at every step, and those that differ.
-        carry, carry_out: the carries, and their new values.
-        outs: what is wanted at each step.
+        loop: the loop of these carries, whose ys are what is wanted at each step.
         steps: C.
     """
 
     forms: tuple[Affine, ...]
-    eqns: tuple[Eqn, ...]
-    consts: tuple[Var, ...]
-    xs: tuple[Var, ...]
-    carry: tuple[Var, ...]
-    carry_out: tuple[Atom, ...]
-    outs: tuple[Atom, ...]
+    loop: Loop
     steps: int
 
     def run(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
@@ -71,24 +57,22 @@ class Body:
             keep = Kept(kept)
             return self.in_products(*args, keep), keep.values
 
-        def one_by_one(args: Any, kept: Sequence[Any] | None = None) -> tuple[list[Any], None]:
-            return self.by_steps(*args), None
-
         def checked(args: Any) -> tuple[list[Any], list[Any], Any]:
-            made, kept = together(args)
-            good = all_finite([jax.lax.stop_gradient(x) for x in made if jnp.issubdtype(x.dtype, jnp.inexact)])
-            return jax.lax.cond(good, lambda made, _: made, lambda _, args: one_by_one(args)[0], made, args), kept, good
+            results, kept = together(args)
+            good = all_finite([jax.lax.stop_gradient(x) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)])
+            by_steps = lambda _, args: self.by_steps(*args)  # noqa: E731
+            return jax.lax.cond(good, lambda results, _: results, by_steps, results, args), kept, good
 
         @jax.custom_jvp
         def run(*args: Any) -> list[Any]:
             return checked(tree.unflatten(args))[0]
 
         def rule(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            made, kept, good = checked(tree.unflatten(args))
+            primal, kept, good = checked(tree.unflatten(args))
             moves = [
                 not isinstance(t, SymbolicZero) and jnp.issubdtype(a.dtype, jnp.inexact) for a, t in zip(args, tangents)
             ]
-            smooth = [jnp.issubdtype(m.dtype, jnp.inexact) for m in made]
+            smooth = [jnp.issubdtype(m.dtype, jnp.inexact) for m in primal]
 
             def unpacked(flat: Sequence[Any]) -> tuple[Any, Any, Any]:
                 args, left = flat[: len(moves)], iter(flat[len(moves) + len(kept) :])
@@ -106,8 +90,8 @@ class Body:
 
             moving = [t for t, m in zip(tangents, moves) if m]
             results = iter(linear_map(of_products, of_steps, good, [*args, *kept], moving))
-            zeros = (SymbolicZero(jax.typeof(m).to_tangent_aval()) for m in made)
-            return made, [next(results) if s else zero for s, zero in zip(smooth, zeros)]
+            zeros = (SymbolicZero(jax.typeof(m).to_tangent_aval()) for m in primal)
+            return primal, [next(results) if s else zero for s, zero in zip(smooth, zeros)]
 
         run.defjvp(rule, symbolic_zeros=True)
         flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
@@ -116,21 +100,17 @@ class Body:
     def in_products(
         self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, keep: Kept
     ) -> list[Any]:
-        env, steps = dict(zip(self.consts, consts)), dict(zip(self.xs, xs))
-        over_time(self.eqns, [v for form in self.forms for v in variables(form.terms)], env, steps)
+        loop, env, steps = self.loop, dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
+        jaxprs.over_time(loop.eqns, [v for form in self.forms for v in variables(form.terms)], env, steps)
         new, cuts = [], {}
         left = iter(states)
         for form in self.forms:
             forms, own = form.forms, [next(left) for _ in form.positions]
             factors = Factors(env, steps, forms.find, own[0].dtype, forms.size[forms.contracted], form.precision)
-            found, after = Chunk(form, factors, self.steps, valid, keep).run(own)
-            cuts.update(found)
+            values, after = Chunk(form, factors, self.steps, valid, keep).run(own)
+            cuts.update(values)
             new += after
-        return [*new, *self._outs(env, {**steps, **cuts}, self.steps)]
-
-    def _outs(self, env: Env, steps: Env, count: int) -> list[Any]:
-        over_time(self.eqns, self.outs, env, steps)
-        return [jaxprs.stack(atom, env, steps, count) for atom in self.outs]
+        return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**steps, **cuts}, self.steps)]
 
     def by_steps(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
         states, outs = jax.lax.scan(lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps)
@@ -139,12 +119,12 @@ class Body:
     def _step(
         self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], here: Any
     ) -> tuple[Any, list[Any]]:
-        old = [s.astype(v.aval.dtype) for s, v in zip(states, self.carry)]
-        env = dict(zip((*self.consts, *self.carry, *self.xs), (*consts, *old, *xs)))
-        found = jaxprs.evaluate(self.eqns, env)
-        new = [jaxprs.value(found, a).astype(s.dtype) for a, s in zip(self.carry_out, states)]
+        loop = self.loop
+        old = [s.astype(v.aval.dtype) for s, v in zip(states, loop.carry)]
+        env = jaxprs.evaluate(loop.eqns, dict(zip(loop.inputs, (*consts, *old, *xs))))
+        new = [jaxprs.value(env, a).astype(s.dtype) for a, s in zip(loop.carry_out, states)]
         new = new if here is None else [jnp.where(here, a, s) for a, s in zip(new, states)]
-        return new, [jaxprs.value(found, a) for a in self.outs]
+        return new, [jaxprs.value(env, a) for a in loop.ys]
 
     def tangents_by_steps(self, args: Any, tangents: Any) -> list[Any]:
         """Returns the tangents of `by_steps`. No state is stored: each step computes those before it again."""

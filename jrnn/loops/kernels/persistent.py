@@ -17,11 +17,12 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom
+from jrnn.loops.costs import Estimate
+from jrnn.loops.estimates import Estimator, estimate
 from jrnn.loops.kernels import mosaic
 from jrnn.loops.kernels.forms import Form, Refused, from_memory, to_memory
 from jrnn.loops.kernels.tiles import Tiled, memory_type, tiled
 from jrnn.loops.loop import Loop, Results
-from jrnn.loops.machines import Machine
 
 # The share of the memory on the chip that a kernel may use, as this file counts it and as the compiler does.
 _SHARE, _LIMIT = 0.75, 0.9
@@ -61,9 +62,11 @@ class Persistent:
         stacks = [from_memory(tiles, y.aval) for y, tiles in zip(loop.ys, ys)]
         return [carry[i] for i in range(len(loop.carry))], stacks
 
-    def seconds(self, machine: Machine, steps: float) -> float:
-        """Returns the time of all steps without the stacks: they start no kernels of their own."""
-        return machine.call + steps
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns the estimate of the loop, whose steps start no kernels of their own."""
+        loop = self.tiled.loop
+        inside = estimator.part(loop.eqns, loop.outputs)
+        return estimate({**estimator.trips(loop, inside), "calls": estimator.machine.call}, inside.peak)
 
     @property
     def block(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,12 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
+from jrnn.loops import estimates
+from jrnn.loops.costs import Estimate
+from jrnn.loops.estimates import Estimator
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, Results
-from jrnn.loops.machines import Machine
 from jrnn.loops.native import costs, library
+from jrnn.loops.native.sums import contract
 from jrnn.loops.native.writer import Program, program_of
-from jrnn.loops.passes.fission import over_time
+from jrnn.loops.passes.fission import Fission, over_time
 
 _ROWS = 2  # the fewest rows of a thread
 _WORK = 3e6  # the fewest floating-point operations of a thread, about 50 microseconds
@@ -67,9 +70,25 @@ class Native:
     def useful_threads(self) -> int:
         return max(1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK)))
 
-    def seconds(self, machine: Machine, steps: float) -> float:
-        """Returns the time of all steps on one core, without the stacks."""
-        return costs.seconds(self.program)
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns the estimate of the loop.
+
+        The memory is that of arrays of all steps that the call reads or writes only because the kernel cannot compute
+        something. Packed matrices and the values of one step are not counted.
+        """
+        program, loop, machine = self.program, self.program.loop, estimator.machine
+        inside = estimator.part(loop.eqns, loop.outputs)
+        given = {"stacks": estimator.trips(loop, inside)["stacks"]}
+        others = {*loop.xs, *jaxprs.variables(loop.ys)}
+        early = [v for v in program.core.xs if v not in others]
+        late = [v for v in jaxprs.variables(loop.ys) if v not in program.core.ys]
+        bulk = [estimator.part(e, outs, together=True) for e, outs in ((program.early, early), (program.late, late))]
+        stacks = estimator.sizes({*early, *jaxprs.variables(program.core.ys)} - others)
+        more = loop.length * (stacks + max(part.peak for part in bulk))
+        moved = machine.writing(loop.length * stacks, more) + machine.reading(loop.length * stacks, more)
+        terms = [part.terms(machine, loop.length, more, 1) for part in bulk]
+        own = {**costs.terms(program, machine), "stacks": moved}
+        return estimates.estimate(estimates.total(given, own, *terms), inside.peak + more)
 
     @property
     def flops(self) -> int:
@@ -92,3 +111,8 @@ def native_of(loop: Loop) -> Native:
     if found.reason:
         raise Refused(f"the kernel for CPUs is not there: {found.reason}")
     return Native(program_of(loop))
+
+
+def called(fission: Fission) -> tuple[Fission, Native]:
+    """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
+    return replace(fission, contract=contract), native_of(fission.core)

@@ -6,6 +6,7 @@ it from the descriptions (`description.py`).
 
 from jrnn.loops.plans.description import Description, Item
 from jrnn.loops.plans.nodes import (
+    Arithmetic,
     Converted,
     InChunks,
     Kernel,
@@ -21,6 +22,7 @@ from jrnn.loops.plans.plan import NOTHING, LoopPlan, Target
 
 __all__ = [
     "NOTHING",
+    "Arithmetic",
     "Converted",
     "Description",
     "InChunks",

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
+from jrnn.loops.arithmetic import Arithmetic as Rewritten
 from jrnn.loops.costs import Estimate
-from jrnn.loops.estimates import Estimator, SplitCosts
+from jrnn.loops.estimates import Estimator, SplitCosts, estimate, total
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.machines import Machine
 from jrnn.loops.passes import Fission, movable, widen_sums
@@ -62,8 +63,7 @@ class Steps:
     def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
         estimator = estimator or Estimator(self.loop, machine)
         inside = estimator.part(self.loop.eqns, self.loop.outputs)
-        seconds, terms = estimator.trips(self.loop, inside)
-        return Estimate(seconds, inside.peak, terms)
+        return estimate(estimator.trips(self.loop, inside), inside.peak)
 
     def describe(self) -> Description:
         return Description(stacked=items(self.loop.ys, self.loop), contractions=contractions(self.loop.eqns))
@@ -170,10 +170,13 @@ class InChunks:
     size: int
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        def run_some(carry: Any, xs: Any, steps: Any) -> Results:
-            return self.inner.run(consts, carry, xs, steps)
+        fission = self.inner.fission
+        constants = fission.constants(consts)
 
-        return in_chunks(run_some, list(init), list(xs), length, self.size, self.inner.fission.loop.reverse)
+        def run_some(carry: Any, xs: Any, steps: Any) -> Results:
+            return fission.run_with(constants, carry, xs, steps, self.inner.inner.run)
+
+        return in_chunks(run_some, list(init), list(xs), length, self.size, fission.loop.reverse)
 
     def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
         return self.inner.costs(machine, estimator).at_once(self.size)
@@ -205,11 +208,9 @@ class Solved:
         values = estimator.part(loop.eqns, loop.outputs, together=True)
         stack = 2 * steps * estimator.sizes(loop.carry)
         size = steps * values.total + stack
-        work = values.seconds(machine, steps, size) + values.overhead(machine)
         rounds = 2 * math.ceil(math.log2(max(steps, 2))) * len(loop.carry) * machine.kernel
         moved = 2 * (machine.reading(stack, size) + machine.writing(stack, size))
-        terms = (("all steps at once", work), ("rounds", rounds), ("stacks", moved))
-        return Estimate(work + rounds + moved, size, terms)
+        return estimate(total(values.terms(machine, steps, size, 1), {"calls": rounds, "stacks": moved}), size)
 
     def describe(self) -> Description:
         return Steps(self.solution.loop).describe()
@@ -223,8 +224,8 @@ class Kernel(Protocol):
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         """Runs `length` steps."""
 
-    def seconds(self, machine: Machine, steps: float) -> float:
-        """Returns the time of all steps without the stacks; `steps` is the time of their equations one by one."""
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns the time and the memory of all steps. The estimator knows the equations of the loop."""
 
 
 @dataclass(frozen=True)
@@ -238,10 +239,7 @@ class OneCall:
         return self.kernel.run(consts, init, xs, length)
 
     def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        steps = Steps(self.loop).estimate(machine, estimator)
-        terms = dict(steps.terms)
-        own = self.kernel.seconds(machine, terms["steps"]) + terms["stacks"]
-        return Estimate(own, steps.memory, (("kernel", own),))
+        return self.kernel.estimate(estimator or Estimator(self.loop, machine))
 
     def describe(self) -> Description:
         return replace(Steps(self.loop).describe(), remarks=(str(self.kernel),))
@@ -249,6 +247,29 @@ class OneCall:
     @property
     def name(self) -> str:
         return self.kernel.name
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Runs a loop whose small linear algebra is written as arithmetic.
+
+    Attributes:
+        rewritten: the loop as arithmetic.
+        loop: the loop as it was.
+    """
+
+    rewritten: Rewritten
+    loop: Loop
+    name = "as arithmetic"
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        return self.rewritten.loop.run(consts, init, xs, length)
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        return estimate(self.rewritten.terms, Steps(self.loop).estimate(machine, estimator).memory)
+
+    def describe(self) -> Description:
+        return replace(Steps(self.rewritten.loop).describe(), remarks=(str(self.rewritten),))
 
 
 def at_leaf(node: Any, change: Callable[[Any], Any]) -> Any:

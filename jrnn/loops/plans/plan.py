@@ -106,7 +106,7 @@ class LoopPlan:
         return self.description.contractions
 
     def __str__(self) -> str:
-        lines = [self._title()]
+        lines = [f"{self.title}: {self.executor}"]
         for title, items in (*self.description.moved.items(), ("written by the loop at each step", self.stacked)):
             if items:
                 shown = [f"    {item}" for item in items[:_SHOWN]]
@@ -120,7 +120,7 @@ class LoopPlan:
 
     def summary(self) -> str:
         """Returns a shorter text than `str`: how many values moved, what is left, and the estimate next to `lax.scan`'s."""
-        lines = [self._title()]
+        lines = [f"{self.title}: {self.executor}"]
         for title, items in self.description.moved.items():
             if items:
                 values = "1 value" if len(items) == 1 else f"{len(items)} values"
@@ -136,10 +136,12 @@ class LoopPlan:
             lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
         return "\n".join([*lines, *(remark for remark in self._remarks() if remark.strip() != NOTHING)])
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
+        """The direction of the loop, its length and its platform."""
         direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
         steps = "" if self.loop is None else f" of {self.loop.length} steps"
-        return f"{direction} loop{steps} on {self.target.platform}: {self.executor}"
+        return f"{direction} loop{steps} on {self.target.platform}"
 
     def _remarks(self) -> list[str]:
         return [f"  {remark}" for remark in (*self.notes, *self.description.remarks, *self.description.stays)]

@@ -23,9 +23,9 @@ def family_of(model_type: Any, where: str) -> Family:
     jrnn.errors.ConfigError: config.json: model_type is 'mamba3'; did you mean 'mamba' or 'mamba2'?; there are the \
 families falcon_mamba, mamba, mamba2, qwen3_next, recurrent_gemma, rwkv, xlstm
     """
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ConfigError(
-            f"{where}: model_type is {model_type!r}{near(str(model_type), FAMILIES)}; there are the families "
+            f"{where}: model_type is {model_type!r:.80}{near(str(model_type), FAMILIES)}; there are the families "
             f"{', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[model_type]

@@ -6,7 +6,7 @@ Shapes: T time, N batch, D width, I inner, S states of an inner feature, K taps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ class MambaConfig:
     use_bias: bool = False
     use_conv_bias: bool = True
     hidden_act: str = "silu"
-    time_step_rank: int | str = "auto"
+    time_step_rank: int | Literal["auto"] = "auto"
     tie_word_embeddings: bool = True
     mixer_rms_eps: float | None = None  # of falcon_mamba, which normalizes dt, B and C
 
@@ -43,7 +43,7 @@ class MambaConfig:
 
     @property
     def rank(self) -> int:
-        return -(-self.hidden_size // 16) if self.time_step_rank == "auto" else int(self.time_step_rank)
+        return -(-self.hidden_size // 16) if self.time_step_rank == "auto" else self.time_step_rank
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,15 @@ Shapes: T time, N batch, D width, I inner, K heads, G groups, S rows of a head's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
+from jrnn.files import AtLeast
 from jrnn.models.config import ACTIVATIONS
 from jrnn.models.families import mamba_blocks
 from jrnn.models.family import Family, Shapes, State, Weights, zeros
@@ -36,7 +38,7 @@ class Mamba2Config:
     use_bias: bool = False
     use_conv_bias: bool = True
     hidden_act: str = "silu"
-    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    time_step_limit: tuple[float, Annotated[float, AtLeast(0, math.inf)]] = (0.0, math.inf)
     tie_word_embeddings: bool = False
 
     @property

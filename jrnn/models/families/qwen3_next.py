@@ -6,12 +6,13 @@ Shapes: T time, N batch, D width, K key heads, H value heads, C and V features o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
+from jrnn.files import AtLeast
 from jrnn.models.attention import attend, memory, turn
 from jrnn.models.config import ACTIVATIONS, rotary
 from jrnn.models.family import Family, Shapes, State, Weights, in_layer, of_layer
@@ -47,7 +48,7 @@ class Qwen3NextConfig:
     moe_intermediate_size: int = 512
     shared_expert_intermediate_size: int = 512
     num_experts_per_tok: int = 10
-    num_experts: int = 512
+    num_experts: Annotated[int, AtLeast(0)] = 512
     norm_topk_prob: bool = True
     mlp_only_layers: tuple[int, ...] = ()
     layer_types: tuple[str, ...] | None = None

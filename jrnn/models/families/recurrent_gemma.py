@@ -59,6 +59,8 @@ class RecurrentGemmaConfig:
 
 
 def check(c: RecurrentGemmaConfig, where: str) -> None:
+    if not c.block_types:
+        raise ConfigError(f"{where}: block_types must name at least one kind of block")
     for kind in c.block_types:
         if kind not in ("recurrent", "attention"):
             raise ConfigError(f"{where}: block_types has {kind!r}; there are 'recurrent' and 'attention'")

@@ -6,11 +6,12 @@ Shapes: T time, N batch, D width, A width of the mean.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
+from jrnn.files import AtLeast
 from jrnn.models.family import Family, Shapes, State, Weights, in_layer, of_layer
 from jrnn.nn.span import Span, layer_norm
 
@@ -27,7 +28,7 @@ class RwkvConfig:
     attention_hidden_size: int | None = None
     intermediate_size: int | None = None
     layer_norm_epsilon: float = 1e-5
-    rescale_every: int = 6
+    rescale_every: Annotated[int, AtLeast(-1)] = 6
     tie_word_embeddings: bool = False
 
     @property

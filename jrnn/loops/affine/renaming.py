@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ from jax import numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.axes import aligned
-from jrnn.loops.chunks.terms import Labels, NotAffine
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.terms import Labels
 
 SAME = ("copy", "copy_p", "name", "reduce_precision")
 _VIEWS = (*SAME, "broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze", "transpose")
@@ -58,33 +59,31 @@ def unviewed(eqn: Eqn, labels: Labels) -> Labels | None:
     return tuple(inner)
 
 
-def varying_axes(eqns: Sequence[Eqn]) -> dict[Var, set[int]]:
-    """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations."""
-    found: dict[Var, set[int]] = {}
+def varying_axes(eqn: Eqn, of: Callable[[Atom], set[int]]) -> list[set[int]]:
+    """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations.
 
-    def of(atom: Atom) -> set[int]:
-        if jaxprs.is_literal(atom):
-            return set()
-        return found.get(atom, {d for d, n in enumerate(atom.aval.shape) if n != 1})
-
-    for eqn in eqns:
-        every = [{d for d, n in enumerate(v.aval.shape) if n != 1} for v in eqn.outvars]
-        try:
-            sources = sources_of(eqn) if eqn.invars and len(eqn.outvars) == 1 else None
-        except NotAffine:
-            sources = None
-        if sources is not None:
-            inner = of(eqn.invars[0])
-            every = [{d for d in every[0] if sources[d] in inner}]
-        elif eqn.primitive.name in primitives.ELEMENTWISE:
-            every = [set().union(*map(of, eqn.invars)) & e for e in every]
-        elif eqn.primitive.name == "iota":
-            every = [{eqn.params["dimension"]} & every[0]]
-        found.update(zip(eqn.outvars, every))
-    return found
+    Args:
+        eqn: the equation.
+        of: the axes along which an operand may vary.
+    """
+    every = [long_axes(v) for v in eqn.outvars]
+    try:
+        sources = sources_of(eqn) if eqn.invars and len(eqn.outvars) == 1 else None
+    except NotAffine:
+        sources = None
+    if sources is not None:
+        inner = of(eqn.invars[0])
+        return [{d for d in every[0] if sources[d] in inner}]
+    if eqn.primitive.name in primitives.ELEMENTWISE:
+        return [set().union(*map(of, eqn.invars)) & e for e in every]
+    return [{eqn.params["dimension"]} & every[0]] if eqn.primitive.name == "iota" else every
 
 
-def constant(atom: Atom, made: dict[Var, Any], constants: dict[Var, Any]) -> np.ndarray | None:
+def long_axes(atom: Atom) -> set[int]:
+    return {d for d, n in enumerate(atom.aval.shape) if n != 1}
+
+
+def constant(atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]) -> np.ndarray | None:
     """Returns the value of an atom that is computed from literals and known constants only, or None."""
     eqns: dict[int, Any] = {}
     pending: list[Atom] = [atom]
@@ -92,11 +91,11 @@ def constant(atom: Atom, made: dict[Var, Any], constants: dict[Var, Any]) -> np.
         v = pending.pop()
         if jaxprs.is_literal(v) or v in constants:
             continue
-        if v not in made or len(eqns) > 16:
+        if v not in producers or len(eqns) > 16:
             return None
-        eqns[id(made[v])] = made[v]
-        pending += made[v].invars
-    order = [eqn for eqn in dict.fromkeys(map(id, made.values())) if eqn in eqns]
+        eqns[id(producers[v])] = producers[v]
+        pending += producers[v].invars
+    order = [eqn for eqn in dict.fromkeys(map(id, producers.values())) if eqn in eqns]
     with jax.ensure_compile_time_eval():
         env = dict(constants)
         for eqn in (eqns[i] for i in order):
