@@ -190,7 +190,8 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "out",
         type=_path,
-        help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, or a .py file",
+        help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, a .py file; "
+        "for a run a .onnx or .jax file too",
     )
     _add_network(p)
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")

@@ -18,7 +18,7 @@ from jrnn.errors import UsageError
 from jrnn.loops import host_devices
 from jrnn.models.text import is_model, write_text
 from jrnn.printable import printable
-from jrnn.train import load_config, sample_run, train
+from jrnn.train import load_config, load_run, train
 from jrnn.train.config import config_names, describe_config
 from jrnn.train.devices import join
 from jrnn.train.progress import Heartbeat
@@ -66,7 +66,7 @@ def train_command(args: argparse.Namespace) -> int:
     writes = config.kind.write is not None
     if writes and not args.no_sample:
         with Heartbeat(console, "writing a sample"):
-            text = sample_run(out)
+            text = result.model.sample()
         print(f"--- what it writes:\n{text}\n---")
     print(f"{result}; more: jrnn sample {out}" if writes else result)
     return 0
@@ -90,7 +90,8 @@ def sample_command(args: argparse.Namespace) -> int:
     if args.top_k is not None or args.top_p is not None:
         raise UsageError("--top-k and --top-p are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
-    print(sample_run(args.run_dir, args.seed, **{name: getattr(args, name) for name in names}))
+    model = load_run(args.run_dir)
+    print(model.sample(args.seed, **{name: getattr(args, name) for name in names}))
     return 0
 
 
