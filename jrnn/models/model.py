@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError
 from jrnn.models import generation
-from jrnn.models.attention import EMPTY
-from jrnn.models.family import Family, State, Weights
+from jrnn.models.family import Decoder, Family, State, Weights, decoder_of
 from jrnn.models.files import write
+from jrnn.models.memory import EMPTY
 from jrnn.models.tokens import check_mask, check_tokens, from_the_left, rotated
 from jrnn.nn.checks import check_lengths, check_resets, concrete
 from jrnn.nn.layers import accumulator
@@ -54,6 +54,11 @@ class LanguageModel:
     family: Family
     config: Any
     text: str
+
+    @property
+    def decoder(self) -> Decoder:
+        """The parts of the model."""
+        return decoder_of(self.family, self.config)
 
     @property
     def name(self) -> str:
@@ -120,8 +125,8 @@ class LanguageModel:
         Its size does not depend on the number of tokens, except in families that attend to all of them: `room` is the number
         of tokens that these remember. Outside of jit they get more room when they need it.
         """
-        dtype = accumulator(self.params[self.family.embedding].dtype)
-        return self.family.fresh(self.config, batch, dtype, *([room] if self.family.remembers else []))
+        dtype = accumulator(self.params[self.decoder.names.embedding].dtype)
+        return self.decoder.fresh(batch, dtype, room)
 
     def generate(self, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
         """Writes `length` tokens after a prompt, in one compiled program.
@@ -166,13 +171,17 @@ class LanguageModel:
 
     def save(self, folder: str | PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
         """Writes config.json and the parameters as transformers reads them; see `jrnn.models.load`."""
-        write(folder, self.text, self.params, self.family.parameters(self.config), shard_bytes)
+        write(folder, self.text, self.params, self.decoder.parameters(), self.decoder.shapes(), shard_bytes)
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
         """The state, checked, with room for `steps` further tokens where that can be known; the initial one for None."""
         if state is None:
             return self.initial_state(batch, steps)
-        rooms = [leaf.shape[1] for name, leaf in state.items() if name.endswith(".places")]
+        rooms = (
+            [leaf.shape[1] for name, leaf in state.items() if name.endswith(".places")]
+            if self.decoder.remembers
+            else []
+        )
         wanted = jax.eval_shape(lambda: self.initial_state(batch, max(rooms, default=0)))
         found = {name: jnp.shape(leaf) for name, leaf in state.items()}
         expected = {name: leaf.shape for name, leaf in wanted.items()}
@@ -182,7 +191,7 @@ class LanguageModel:
                 f"{self.family.name}: the state has {wrong[0]!r} {list(found.get(wrong[0], ()))} but must have "
                 f"{list(expected.get(wrong[0], ()))}, as initial_state({batch}) has"
             )
-        position = concrete(state["position"]) if self.family.remembers else None
+        position = concrete(state["position"]) if self.decoder.remembers else None
         if position is None:
             return state
         need = int(position.max()) + steps
@@ -203,9 +212,9 @@ def grown(state: State, room: int) -> State:
 def _call(
     model: LanguageModel, tokens: jax.Array, state: State, lengths: Any, resets: Any, in_a_step: bool
 ) -> tuple[jax.Array, State]:
-    family, c = model.family, model.config
-    w = Weights(model.params)
-    dtype = w[family.embedding].dtype
+    decoder, w = model.decoder, Weights(model.params)
+    names = decoder.names
+    dtype = w[names.embedding].dtype
     span = Span(tokens.shape[1], dtype, lengths, None if resets is None else resets.T, in_a_step=in_a_step)
     live = None
     if lengths is not None:
@@ -213,10 +222,10 @@ def _call(
         tokens = jnp.where(live, tokens, 0)
         if resets is not None:
             span = replace(span, resets=(resets & live).T)
-    x = w[family.embedding][tokens.T].astype(accumulator(dtype))
-    x, after = family.run(c, w, x, state, span)
-    head = w[family.embedding if c.tie_word_embeddings else family.head]
-    logits = jnp.swapaxes(family.logits(c, span.linear(x, head)), 0, 1)
+    x = w[names.embedding][tokens.T].astype(accumulator(dtype))
+    x, after = decoder.run(w, x, state, span)
+    head = w[names.embedding if decoder.tied else names.head]
+    logits = jnp.swapaxes(decoder.logits(span.linear(x, head)), 0, 1)
     if live is not None:
         logits = jnp.where(live[..., None], logits, 0)
     return logits, {name: after[name].astype(leaf.dtype) for name, leaf in state.items()}
