@@ -86,7 +86,15 @@ class BuildKernel(build_ext):
 
 
 class PlatformWheel(bdist_wheel):
-    """A wheel for any Python, because the object does not use Python's interface."""
+    """A wheel for any Python, because the object does not use Python's interface; for any machine if there is no object."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        build = self.get_finalized_command("build_ext")
+        if not (Path(build.build_lib) / build.get_ext_filename(KERNEL.name)).is_file():
+            print("notice: the kernel for CPUs could not be compiled; this wheel is without it", file=sys.stderr)
+            self.root_is_pure = True
+        super().run()
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

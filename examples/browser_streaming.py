@@ -3,7 +3,7 @@
 The program trains it, exports its step to ONNX, and writes a page that draws the signal. onnxruntime-web runs the step
 on each value and carries the state. Nothing is sent to a server.
 
-    python examples/browser_streaming.py page
+    python examples/browser_streaming.py
     npm install --prefix page onnxruntime-web
     python -m http.server --directory page        # then open http://localhost:8000
 """
@@ -112,7 +112,7 @@ def write(model, folder):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("page"), help="default: page")
     parser.add_argument("--steps", type=int, default=150)
     args = parser.parse_args()
     model, before, after = train(args.steps)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn import onnx as onnx
     from jrnn import testing as testing
     from jrnn import train as train
+    from jrnn.bench.own_step import bench_step as bench_step
     from jrnn.convert import Package as Package
     from jrnn.convert import Predictor as Predictor
     from jrnn.convert import export_package as export_package
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.loops import online_gradient as online_gradient
     from jrnn.loops import optimize_scans as optimize_scans
     from jrnn.loops import plain_scans as plain_scans
+    from jrnn.loops import report as report
     from jrnn.loops import scan as scan
     from jrnn.loops import scan_statistics as scan_statistics
     from jrnn.loops import while_loop as while_loop
@@ -76,6 +78,7 @@ _HOMES = {  # name -> module, for the names that load lazily
     name: f"jrnn.{module}"
     for module, names in {
         "nets.autodiff": ["add_gradients"],
+        "bench.own_step": ["bench_step"],
         "nets.builder": ["NetBuilder"],
         "convert": ["Package", "Predictor", "export_package", "load_package", "write_predictor", "write_python"],
         "convert.from_jax": ["from_jax"],
@@ -89,6 +92,7 @@ _HOMES = {  # name -> module, for the names that load lazily
             "online_gradient",
             "optimize_scans",
             "plain_scans",
+            "report",
             "scan",
             "scan_statistics",
             "while_loop",

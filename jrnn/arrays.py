@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,24 +14,25 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jrnn.errors import JrnnError
+from jrnn.files import open_file
 from jrnn.memory import free
 
 
 def load_npy(path: str | Path, error: type[JrnnError]) -> np.ndarray:
     """Returns the array of a .npy file; raises `error` for a file that is missing, damaged, or holds Python objects."""
-    size = _size(path, error)
     try:
-        with open(path, "rb") as opened:
-            return _array(opened, size)
+        with open_file(path, error, None) as opened:
+            return _array(opened, os.fstat(opened.fileno()).st_size)
+    except error:
+        raise
     except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file
         raise error(f"{path}: is not a .npy file of numbers: {_reason(e)}") from None
 
 
 def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
     """Returns the arrays of a .npz file by name; raises `error` as `load_npy` does."""
-    _size(path, error)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path, error, None) as opened_file, zipfile.ZipFile(opened_file) as archive:
             members = archive.infolist()
             total, most = sum(m.file_size for m in members), free()
             if total > most:
@@ -48,20 +48,10 @@ def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
                     except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file
                         raise ValueError(f"array {name!r}: {_reason(e)}") from None
             return found
+    except error:
+        raise
     except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file
         raise error(f"{path}: is not a .npz file of numbers: {_reason(e)}") from None
-
-
-def _size(path: str | Path, error: type[JrnnError]) -> int:
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        raise error(f"{path}: no such file") from None
-    except (OSError, ValueError) as e:
-        raise error(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise error(f"{path}: is not a regular file")
-    return found.st_size
 
 
 def _array(opened: BinaryIO | Any, size: int) -> np.ndarray:

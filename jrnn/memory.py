@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.files import read_text
 
 LARGEST_FILL = 2**31  # bytes; a mistyped shape should be an error, not use up the memory
 _LARGEST = 2**63 - 1  # bytes, as XLA counts them
@@ -33,8 +33,8 @@ def free() -> int:
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/proc/meminfo", *_LIMITS):
         try:
-            text = Path(path).read_text(encoding="ascii")
-        except OSError:
+            text = read_text(path, OpError)
+        except OpError:
             continue
         if path == "/proc/meminfo":
             lines = (line.split() for line in text.splitlines() if line.startswith("MemAvailable:"))

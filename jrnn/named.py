@@ -1,8 +1,13 @@
-"""Loads objects named as MODULE:NAME, where MODULE is a module's dotted name or the path of a Python file."""
+"""Loads objects named as MODULE:NAME, where MODULE is a module's dotted name or the path of a Python file.
+
+Loading runs the module. The logger `jrnn.imports` says so before, and `jrnn` on the command line prints it.
+"""
 
 import importlib
 import importlib.util
+import logging
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +16,8 @@ from jrnn.errors import JrnnError, near
 
 # By path and time of modification, so that a class that two names refer to is loaded once.
 _FILES: dict[tuple[Path, int], ModuleType] = {}
+_OWN: set[str] = set()  # the files of all modules that were loaded by name
+_HERE = str(Path(__file__).parent)
 
 
 def load_named(target: str, error: type[JrnnError], what: str = "NAME") -> Any:
@@ -18,7 +25,7 @@ def load_named(target: str, error: type[JrnnError], what: str = "NAME") -> Any:
 
     Args:
         target: as the user wrote it.
-        error: the type of error to raise if the module does not exist, is no Python, ends the process, or lacks the name.
+        error: the type of error to raise if the module does not exist, raises an error, ends the process, or lacks the name.
         what: the word for NAME in messages.
 
     >>> load_named("math:floor", JrnnError)(2.5)
@@ -43,24 +50,56 @@ def _of_file(path: Path, error: type[JrnnError]) -> ModuleType:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)  # dataclasses and flax look their module up
+        _search(path.resolve().parent)  # for the files next to it, which it may import
+        _say(str(path.absolute()))
         try:
             spec.loader.exec_module(module)
-        except (SyntaxError, SystemExit) as e:
+        except (Exception, SystemExit) as e:
             del sys.modules[path.stem]
-            raise error(f"{path}: cannot be loaded: {type(e).__name__}: {e}") from e
+            raise error(f"{path}: cannot be loaded: {described(e)}") from e
         _FILES[key] = module
     return _FILES[key]
 
 
+def _search(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _say(file: str) -> None:
+    _OWN.add(file)
+    logging.getLogger("jrnn.imports").info("imports %s", file)
+
+
+def described(e: BaseException) -> str:
+    """An error of a user's module in one line, with the place in a module that was loaded by name, if it is known."""
+    frames = [f for f in traceback.extract_tb(e.__traceback__) if f.filename in _OWN]
+    place = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    first_line = str(e).strip().partition("\n")[0]
+    return f"{place}{type(e).__name__}: {first_line:.500}"
+
+
+def is_own(e: BaseException) -> bool:
+    """Whether a module that was loaded by name raised an error, itself or in what it called, and not jrnn."""
+    files = [f.filename for f in traceback.extract_tb(e.__traceback__)]
+    own = max((k for k, file in enumerate(files) if file in _OWN), default=-1)
+    return own >= 0 and not any(file.startswith(_HERE) for file in files[own:])
+
+
 def _imported(name: str, target: str, error: type[JrnnError]) -> ModuleType:
-    if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # as `python -m` does; an installed command does not search this folder
+    if "" not in sys.path:
+        _search(Path.cwd())  # as `python -m` does; an installed command does not search this folder
     try:
-        return importlib.import_module(name)
+        spec = None if name in sys.modules else importlib.util.find_spec(name.partition(".")[0])
+        if spec is not None:
+            _say(spec.origin or name)
+        module = importlib.import_module(name)
+        _OWN.add(str(module.__file__))
+        return module
     except ModuleNotFoundError as e:
         raise error(f"{target}: {e}; give the path of a .py file, or install the module") from None
-    except (SyntaxError, SystemExit) as e:
-        raise error(f"{target}: cannot be loaded: {type(e).__name__}: {e}") from e
+    except (Exception, SystemExit) as e:
+        raise error(f"{target}: cannot be loaded: {described(e)}") from e
 
 
 def from_the_root(target: str) -> str:

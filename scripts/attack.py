@@ -4,10 +4,11 @@ python scripts/attack.py [--long] [--only NAME]
 
 calls: bad calls of the command line; each must end with one line and status 2. names: nets and ONNX models whose names are
 code, markup and escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by
-scripts/fuzz.py. interrupts: Ctrl-C at random moments after Python has begun to run jrnn.
+scripts/fuzz.py. interrupts: Ctrl-C at random moments after Python has begun to run jrnn. scripts/attack_files.py has
+the kinds corpora, models, runs, pipes, graphs, full and kills.
 
-By default a few minutes; with --long, 20,000 mutated inputs of each reader and 50 interrupts of each command. The exit
-status is 1 if something did not hold; the reasons are printed.
+By default two minutes; with --long, hundreds of each kind and 50 interrupts of each command. The exit status is 1 if
+something did not hold; the reasons are printed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests" / "nets"), str(ROOT / "tests" / "convert")]
+
+import attack_files  # noqa: E402 - of the folder that was just added
+
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SECONDS = 120  # for one call
 
@@ -267,28 +271,33 @@ def memory() -> Iterator[tuple[str, Callable[[], str]]]:
 # ---- Workers: a process runs the attacks one by one, so that one that ends the process is counted ----
 
 
-def cases(kind: str) -> Iterator[tuple[str, Callable[[], str]]]:
+def cases(kind: str, is_long: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     if kind == "calls":
         return ((repr(argv)[:150], lambda argv=argv: call(argv)) for argv in bad_calls())
+    if kind in attack_files.KINDS:
+        attacks, few, many = attack_files.KINDS[kind]
+        return attacks(many if is_long else few)
     return {"names": names, "memory": memory}[kind]()
 
 
-def work(kind: str, first: int) -> None:
+def work(kind: str, first: int, is_long: bool) -> None:
     protocol = os.fdopen(os.dup(1), "w")
-    for number, (name, attack) in enumerate(cases(kind)):
+    for number, (name, attack) in enumerate(cases(kind, is_long)):
         if number >= first:
             print(json.dumps([number, name, None]), file=protocol, flush=True)
+            signal.setitimer(signal.ITIMER_REAL, SECONDS)  # ends the process even if it hangs
             print(json.dumps([number, name, attack()]), file=protocol, flush=True)
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def watch(kind: str, failures: list[str]) -> int:
+def watch(kind: str, is_long: bool, failures: list[str]) -> int:
     """Runs all attacks of a kind, and returns how many."""
     first = tried = 0
     with tempfile.TemporaryDirectory() as folder:
         files(Path(folder))
         while True:
             worker = subprocess.Popen(
-                [sys.executable, __file__, "--worker", kind, "--first", str(first)],
+                [sys.executable, __file__, "--worker", kind, "--first", str(first), *(["--long"] if is_long else [])],
                 cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"},
             )  # fmt: skip
             assert worker.stdout is not None
@@ -385,20 +394,19 @@ def interrupts(count: int, failures: list[str]) -> int:
 
 
 def main() -> int:
+    kinds = ("calls", "names", "memory", *attack_files.KINDS)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--long", action="store_true", help="20,000 inputs of each reader, 50 interrupts of each command"
-    )
-    parser.add_argument("--only", action="append", choices=("calls", "names", "memory", "readers", "interrupts"))
+    parser.add_argument("--long", action="store_true", help="hundreds of each kind, 50 interrupts of each command")
+    parser.add_argument("--only", action="append", choices=(*kinds, "readers", "interrupts"))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work(args.worker, args.first)
+        work(args.worker, args.first, args.long)
         return 0
     attacks: dict[str, Callable[[list[str]], int]] = {
-        **{kind: (lambda found, kind=kind: watch(kind, found)) for kind in ("calls", "names", "memory")},
-        "readers": lambda found: readers(20_000 if args.long else 300, found),
+        **{kind: (lambda found, kind=kind: watch(kind, args.long, found)) for kind in kinds},
+        "readers": lambda found: readers(1_000 if args.long else 100, found),
         "interrupts": lambda found: interrupts(50 if args.long else 3, found),
     }
     print("| attack | tried | held |\n|---|---|---|")

@@ -3,7 +3,8 @@
 # table: scripts/matrix.sh [--python VERSION] [--jax VERSION] [arguments of pytest]
 #   scripts/matrix.sh                               everything: about ten minutes for each row, on 2 cores
 #   scripts/matrix.sh -k executor                   a subset
-#   scripts/matrix.sh --python 3.12 --jax newest    one row
+#   scripts/matrix.sh --python 3.12 --jax newest    one row: the newest JAX that pyproject.toml allows
+#   scripts/matrix.sh --python 3.13 --jax next      one row: the newest JAX that there is
 set -euo pipefail
 CDPATH="" cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
@@ -31,14 +32,17 @@ row() {
 # install ENVIRONMENT PYTHON JAX: a fresh environment; its output goes to a log beside it.
 install() {
     local pinned=()
-    if [ "$3" != newest ]; then
+    if [ "$3" != newest ] && [ "$3" != next ]; then
         pinned=("jax==$3.*" "jaxlib==$3.*")
     fi
     rm -rf "$1" "$1.xml"
     mkdir -p .matrix
     "$2" -m venv "$1" >"$1.log" 2>&1 &&
         "$1/bin/python" -m pip install --disable-pip-version-check --only-binary :all: \
-            --editable ".[test]" ${pinned[@]+"${pinned[@]}"} >>"$1.log" 2>&1
+            --editable ".[test]" ${pinned[@]+"${pinned[@]}"} >>"$1.log" 2>&1 || return 1
+    if [ "$3" = next ]; then
+        "$1/bin/python" -m pip install --disable-pip-version-check --only-binary :all: --upgrade jax jaxlib >>"$1.log" 2>&1
+    fi
 }
 
 # count PYTHON FILE: how many tests passed and failed, of pytest's JUnit file; errors count as failures.

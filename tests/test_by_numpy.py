@@ -66,7 +66,8 @@ def control(x, y):
     fixed, start = jax.lax.stop_gradient(y), (jnp.int32(0), jax.lax.stop_gradient(x))
     counted = jax.lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] * 0.5 + fixed), start)
     barred = jax.lax.optimization_barrier((x, y)), all_finite([fixed])
-    return scanned, counted, barred, jax.checkpoint(jnp.sin)(x), jax.jit(jnp.cos)(x), jax.nn.relu(x)
+    halved = jax.lax.custom_linear_solve(lambda v: 2 * v, y, lambda _, b: b / 2, lambda _, b: b / 2)
+    return scanned, counted, barred, halved, jax.checkpoint(jnp.sin)(x), jax.jit(jnp.cos)(x), jax.nn.relu(x)
 
 
 @pytest.mark.sample("arithmetic")

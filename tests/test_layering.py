@@ -27,13 +27,15 @@ ROOMS = {
     "errors": Room(150, "the errors that jrnn raises"),
     "version": Room(10, "the version"),
     "printable": Room(30, "text of strangers, made safe to show"),
-    "memory": Room(150, "the bound on what operators make", "errors"),
-    "arrays": Room(110, "arrays in files of strangers", "errors memory"),
+    "files": Room(560, "the one opener, reader of JSON and writer of files", "errors"),
+    "memory": Room(150, "the bound on what operators make", "errors files"),
+    "arrays": Room(110, "arrays in files of strangers", "errors files memory"),
     "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
-    "files": Room(50, "files that are written completely or not at all, and what is no file", "errors"),
-    "named": Room(80, "objects that are named as MODULE:NAME", "errors"),
+    "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
-    "loops": Room(14_050, "the optimizing scan, and while loops; nothing of nets or flax", "errors scalars jaxprs"),
+    "loops": Room(
+        14_550, "the optimizing scan, and while loops; nothing of nets or flax", "errors files scalars jaxprs"
+    ),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
     "nets/ir": Room(260, "nets as frozen records", "errors scalars"),
@@ -71,9 +73,9 @@ ROOMS = {
         "loops over nets, run by the host",
         "errors printable nets/ir nets/execution_step nets/proto nets/graph nets/lowering",
     ),
-    "corpus": Room(590, "texts as memory-mapped tokens", "errors files"),
-    "models": Room(2_370, "pretrained recurrent language models", "errors nn"),
-    "interop": Room(785, "weights of other systems", "errors memory nn nets/proto"),
+    "corpus": Room(650, "texts as files of tokens", "errors files"),
+    "models": Room(4_000, "pretrained recurrent language models", "errors files memory nn"),
+    "interop": Room(785, "weights of other systems", "errors files memory nn"),
     "convert": Room(
         4_130,
         "JAX functions to nets; packages; nets to Python",
@@ -87,7 +89,9 @@ ROOMS = {
         "nets/autodiff nets/ops convert",
     ),
     "onnx": Room(
-        3_140, "ONNX models in and out (the extra `onnx`)", "errors memory jaxprs loops nn nets/proto interop convert"
+        3_175,
+        "ONNX models in and out (the extra `onnx`)",
+        "errors files memory jaxprs loops nn nets/proto interop convert",
     ),
     "testing": Room(
         1_520, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
@@ -95,27 +99,29 @@ ROOMS = {
     "train": Room(
         6_520,
         "training from a config",
-        "errors printable arrays files named jaxprs nn nets/ir nets/registry nets/proto nets/graph nets/builder "
-        "nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models convert gradcheck onnx",
+        "errors printable files memory arrays named jaxprs nn nets/ir nets/registry nets/proto nets/graph "
+        "nets/builder nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models "
+        "convert gradcheck onnx",
     ),
     "bench": Room(
-        3_250,
+        3_700,
         "measurements",
-        "errors jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff convert onnx train",
+        "errors printable files named jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff "
+        "convert gradcheck onnx train",
     ),
     "cli": Room(
-        1_345,
+        1_415,
         "the command `jrnn`: one sub-command calls one function",
-        "errors version printable memory arrays files loops nets/ir nets/execution_step nets/proto nets/graph "
+        "errors version printable files memory arrays named loops nets/ir nets/execution_step nets/proto nets/graph "
         "nets/lowering nets/ops nets/plans corpus models convert gradcheck train bench",
     ),
     "__main__": Room(10, "`python -m jrnn`", "cli"),
     "__init__": Room(
-        155,
+        160,
         "the public names, which load lazily",
         "errors version loops nn nets/__init__ nets/ir nets/gradient_maker nets/proto nets/graph nets/builder "
         "nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells nets/plans corpus models interop convert "
-        "gradcheck onnx testing train",
+        "gradcheck onnx testing train bench",
     ),
 }
 ONLY_IN = {  # third-party package: the rooms that may know it
@@ -125,7 +131,7 @@ ONLY_IN = {  # third-party package: the rooms that may know it
     "optax": {"train"},
     "orbax": {"train"},
     "rich": {"train", "cli", "bench", "gradcheck"},
-    "safetensors": {"interop", "models"},
+    "safetensors": {"files"},
     "onnx": {"onnx"},
     "onnxruntime": {"onnx", "bench"},
 }
@@ -138,6 +144,7 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
     ("loops/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
     ("loops/native/__init__.py", "jrnn.loops.native.runner.native_of"),
     ("loops/targets/cpu.py", "jrnn.loops.native.runner.native_of"),
+    ("loops/targets/cpu.py", "jrnn.loops.native.sums.contract"),
     ("loops/targets/tpu.py", "jrnn.loops.kernels.persistent.kernel_of"),
     ("train/exports.py", "jrnn.onnx.to_onnx"),  # an extra
 }

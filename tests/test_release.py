@@ -61,6 +61,16 @@ def test_documents_name_the_versions_of_the_metadata():
     text = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
     pythons = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)]
     assert f"Python {pythons[0]} to {pythons[-1]}" in text and PROJECT["requires-python"] == f">={pythons[0]}"
-    (jax,) = [d for d in PROJECT["dependencies"] if d.startswith("jax>")]
-    assert f"JAX {jax.removeprefix('jax>=')}," in text
+    bounds = {
+        name: d.removeprefix(name)
+        for d in PROJECT["dependencies"]
+        for name in ("jax", "jaxlib")
+        if d.startswith(name + ">")
+    }
+    first, last = re.fullmatch(r">=0\.(\d+),<0\.(\d+)", bounds["jax"]).groups()
+    *others, newest = (f"0.{minor}" for minor in range(int(first), int(last)))
+    assert bounds["jaxlib"] == bounds["jax"]
+    for page in ("docs/releases.md", "docs/start.md", "docs/troubleshooting.md", "README.md"):
+        named = re.search(r"JAX ((?:0\.\d+, )*0\.\d+ (?:and|or) 0\.\d+)", (ROOT / page).read_text(encoding="utf-8"))
+        assert named is not None and re.split(", | and | or ", named[1]) == [*others, newest], page
     assert f"## {jrnn.__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -10,9 +10,8 @@ import os
 import platform
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +21,8 @@ import numpy as np
 from jrnn.bench import peers, report
 from jrnn.bench.peers import Program
 from jrnn.bench.suites import Options, suite_of
+from jrnn.errors import DataError
+from jrnn.files import read_text
 from jrnn.loops import host_memory
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
@@ -30,12 +31,13 @@ _TURNS = 3  # the least number of turns for a median
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one program: median and quartiles over its turns."""
+    """Seconds of one program: median, quartiles and the least over its turns."""
 
     median: float
     low: float
     high: float
     turns: int
+    least: float
 
     @staticmethod
     def of(seconds: Sequence[float]) -> Timing:
@@ -44,11 +46,16 @@ class Timing:
         2.0
         """
         low, median, high = np.percentile(seconds, (25, 50, 75)).tolist()
-        return Timing(median, low, high, len(seconds))
+        return Timing(median, low, high, len(seconds), min(seconds))
 
 
-def in_turns(programs: Mapping[str, Program], turns: int, seconds: float = math.inf) -> dict[str, Timing]:
-    """Runs all programs in turns, each turn in another random order.
+def in_turns(
+    programs: Mapping[str, Program],
+    turns: int,
+    seconds: float = math.inf,
+    begins: Callable[[int], object] = lambda turn: None,
+) -> dict[str, Timing]:
+    """Runs all programs in turns, each turn in another random order. It calls `begins` with the number of each turn.
 
     After `seconds` no more turns begin, except for the first three. Each program first runs unmeasured, because in a
     training loop it follows itself: another program leaves its data in the caches, and its threads (OpenMP's, for some
@@ -61,6 +68,7 @@ def in_turns(programs: Mapping[str, Program], turns: int, seconds: float = math.
     for turn in range(turns):
         if turn >= _TURNS and time.perf_counter() - start > seconds:
             break
+        begins(turn + 1)
         for name in orders.sample(list(programs), len(programs)):
             settled = 0.0
             while settled < _SETTLED:
@@ -157,8 +165,8 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+        lines = read_text("/proc/cpuinfo", DataError).splitlines()
+    except DataError:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 
 from jrnn.bench.sizes import SETS
 from jrnn.errors import DataError
+from jrnn.files import AtLeast, read_json, record, write_whole
 from jrnn.train.plot import picture
 
 
@@ -29,12 +30,21 @@ class Record:
     high: float
     turns: int
     compile_seconds: float | None
-    peak_bytes: int | None
+    peak_bytes: Annotated[int, AtLeast(0, 2**63 - 1)] | None
     flops_per_second: float
+    least: float | None = None  # None in files that were written before it was kept
 
     @property
     def job(self) -> tuple[str, str, str]:
         return self.cell, self.mode, self.size
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What `save` writes of records."""
+
+    conditions: dict[str, Any]
+    records: list[Record]
 
 
 def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str, str], dict[str, float]]:
@@ -117,17 +127,17 @@ def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 def save(path: Path, conditions: dict[str, Any], name: str, found: Sequence[Any]) -> None:
     """Writes dataclasses as JSON under a name, with their conditions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"conditions": conditions, name: [asdict(r) for r in found]}, indent=1) + "\n")
+    text = json.dumps({"conditions": conditions, name: [asdict(r) for r in found]}, indent=1) + "\n"
+    write_whole(path, text.encode(), DataError, True)
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """Returns the conditions and records that `save` wrote; raises DataError for any other file."""
     try:
-        data = json.loads(path.read_text())
-        return data["conditions"], [Record(**r) for r in data["records"]]
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise DataError(f"{path}: not a benchmark's JSON ({e}); `jrnn bench --json` writes one") from e
+        found = record(Saved, read_json(path, DataError), str(path), DataError)
+    except DataError as e:
+        raise DataError(f"{e}; `jrnn bench --json` writes such a file") from None
+    return found.conditions, found.records
 
 
 def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:

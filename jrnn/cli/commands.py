@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ from jrnn.cli.output import BUG, INTERRUPTED, MISTAKE, PIPE_CLOSED, OutputError,
 from jrnn.cli.parser import make_parser
 from jrnn.errors import JrnnError
 from jrnn.loops import host_memory
+from jrnn.named import described, is_own
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -33,7 +35,7 @@ def run(argv: Sequence[str] | None) -> int:
 
         signal.signal(signal.SIGINT, interrupt)
         sys.unraisablehook = _repeat_interrupt
-    with safe_output() as out, warnings.catch_warnings():
+    with safe_output() as out, _imports_said(), warnings.catch_warnings():
         warnings.showwarning = _warn
         status = _run(argv, interrupts)
         try:
@@ -43,6 +45,21 @@ def run(argv: Sequence[str] | None) -> int:
     if argv is None and (status == INTERRUPTED or (status and jax.distributed.is_initialized())):
         os._exit(status)  # JAX would wait for a thread or, until it aborts, for processes that are lost
     return status
+
+
+@contextlib.contextmanager
+def _imports_said() -> Iterator[None]:
+    """Prints which modules that a configuration or the command line names are run, before they are."""
+    logger, handler = logging.getLogger("jrnn.imports"), logging.Handler()
+    handler.emit = lambda record: _note(record.getMessage())  # type: ignore[method-assign]
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _repeat_interrupt(ignored: Any) -> None:
@@ -79,20 +96,25 @@ def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
         if isinstance(e, OSError):
             where = f"{str(e.filename)[:200]}: " if e.filename else ""
             return _say(args.command, f"error: {where}{e.strerror or e}", MISTAKE)
+        if is_own(e):
+            return _say(args.command, f"error: {described(e)}; --debug shows the traceback", MISTAKE)
         if isinstance(e, MemoryError):
             return _say(args.command, f"error: there is not enough memory{f': {e}' if str(e) else ''}", MISTAKE)
         return _say(args.command, f"unexpected error: {_described(e)}", BUG)
 
 
 def _warn(message: Warning | str, *where: Any) -> None:
-    with contextlib.suppress(OutputError, BrokenPipeError):
-        print(f"warning: {message}", file=sys.stderr)
+    _note(f"warning: {message}")
 
 
 def _say(command: str, text: str, status: int) -> int:
-    with contextlib.suppress(OutputError, BrokenPipeError):  # then nobody can read it
-        print(f"jrnn {command}: {text}", file=sys.stderr)
+    _note(f"jrnn {command}: {text}")
     return status
+
+
+def _note(text: str) -> None:
+    with contextlib.suppress(OutputError, BrokenPipeError):  # then nobody can read it
+        print(text, file=sys.stderr)
 
 
 def _described(error: Exception) -> str:

@@ -15,10 +15,13 @@ from typing import Any
 
 import jax
 
+from jrnn.errors import UsageError
+from jrnn.files import read_text
 from jrnn.loops.native import library
 from jrnn.version import __version__
 
 HERE = Path(__file__).parents[1]
+FOR_CONTRIBUTORS = ("test", "dev", "docs", "release", "aot-cuda", "aot-tpu")  # extras that no user misses
 OPTIONAL = {"torch": "reads .pt files: pip install torch"}  # packages that jrnn uses if present, but no extra installs
 
 
@@ -64,7 +67,7 @@ def packages() -> list[Installed]:
     """The packages that jrnn uses: from pyproject.toml in a source tree, else from the metadata of the installation."""
     source = HERE.parent / "pyproject.toml"
     if source.exists():
-        project = tomllib.loads(source.read_text(encoding="utf-8"))["project"]
+        project = tomllib.loads(read_text(source, UsageError))["project"]
         extras = project["optional-dependencies"].items()
         lines = [*project["dependencies"], *(f'{line}; extra == "{e}"' for e, more in extras for line in more)]
     else:
@@ -74,7 +77,7 @@ def packages() -> list[Installed]:
         match = re.match(r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
         assert match is not None, line
         name, wanted, extra = match.groups(default="")
-        if name != "jrnn" and extra not in ("test", "dev"):  # an extra may list jrnn itself, with other extras
+        if name != "jrnn" and extra not in FOR_CONTRIBUTORS:  # an extra may list jrnn itself, with other extras
             found.setdefault(name, Installed(name, wanted or "0", _installed(name), extra))
     return list(found.values())
 

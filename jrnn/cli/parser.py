@@ -11,6 +11,7 @@ from typing import Any
 from jrnn.bench.sizes import CELLS, GATES, MODES
 from jrnn.bench.suites import SUITES
 from jrnn.cli import nets, tools, training
+from jrnn.loops import EXECUTORS
 from jrnn.version import __version__
 
 
@@ -227,7 +228,22 @@ def make_parser() -> argparse.ArgumentParser:
 
     command(tools.doctor_command, "doctor", "print packages and devices, and how to install what is missing")
 
-    p = command(tools.bench_command, "bench", "measure cells next to other libraries, in turns in one process")
+    p = command(tools.bench_command, "bench", "measure your own step, or cells next to other libraries")
+    p.add_argument(
+        "step",
+        nargs="?",
+        type=_path,
+        metavar="FILE:STEP",
+        help="your own step, in a file or a module: a function without arguments that returns (step, init, xs), or the step "
+        "itself, with --feed; it runs by lax.scan and by each executor that can run it (default: the cells of a suite)",
+    )
+    _add_feed(
+        p,
+        "an argument of your step: FILE.npy, JSON, or normal[2,3]; name/0, name/1 for parts; the last one for all steps",
+    )
+    p.add_argument(
+        "--seed", type=_count(0, 2**32 - 1), default=0, help="the seed of normal[...] (default: %(default)s)"
+    )
     p.add_argument(
         "--suite",
         choices=SUITES,
@@ -253,7 +269,11 @@ def make_parser() -> argparse.ArgumentParser:
         "benchmark (default: both sets; with --compile-for, six)",
     )
     p.add_argument(
-        "--peers", type=_names, metavar="A,B", help="the programs to measure (default: all that can run here)"
+        "--peers",
+        type=_names,
+        metavar="A,B",
+        help="the programs to measure (default: all that can run here); for your own step, lax.scan and executors: "
+        f"{', '.join(EXECUTORS)}",
     )
     p.add_argument(
         "--turns", type=_count(1), default=15, help="measured runs of each program, at most (default: %(default)s)"
@@ -274,13 +294,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--compile-for",
         metavar="DEVICE",
         help="h100 or v5e: compile for an accelerator without having one; count kernels and bytes instead of measuring",
-    )
-    p.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="measure the constants of scan's cost model on this CPU, in at most a minute; print them next to the "
-        "shipped ones and write them to --json FILE (default: jrnn/costs.json in $XDG_CONFIG_HOME or ~/.config); loops "
-        "are planned with them where JRNN_COSTS=FILE is set",
     )
     p.add_argument("--caffe2-python", metavar="PYTHON", help="a Python that has Caffe2, to measure it too")
     p.add_argument("--json", type=_file, metavar="FILE", help="write the figures and their conditions")

@@ -8,10 +8,11 @@ from dataclasses import fields
 
 from rich.console import Console
 
-from jrnn.bench import calibrate, compile_for, measure
+from jrnn.bench import compile_for, measure, own_step
 from jrnn.bench.sizes import MODES, parse_sizes
 from jrnn.bench.suites import Options
 from jrnn.cli import doctor
+from jrnn.cli.feeds import parse_feeds
 from jrnn.cli.output import terminal
 from jrnn.errors import UsageError, near
 from jrnn.nets.ops import catalog
@@ -37,19 +38,23 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    if args.calibrate:
-        if args.compile_for or args.suite != "scan":
-            raise UsageError(
-                "--calibrate measures constants of this machine: give it without --compile-for and --suite"
-            )
-        calibrate.run(wide_console(), args.json)
+    chosen = {f.name: getattr(args, f.name) for f in fields(Options) if f.name != "console"}
+    if args.step is not None:
+        for option, is_given in {
+            "--suite": args.suite != "scan",
+            "--compile-for": args.compile_for is not None,
+        }.items():
+            if is_given:
+                raise UsageError(f"{option} means nothing for a step of your own, {args.step}")
+        own_step.run(args.step, parse_feeds(args.feed, args.seed), Options(**chosen, console=wide_console()))
         return 0
+    if args.feed:
+        raise UsageError("--feed gives the arrays of a step of your own: name it, as in jrnn bench cells.py:step")
     if args.compile_for:
         if args.suite != "scan":
             raise UsageError(f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}")
         cells, modes, sizes = args.cells or ("lstm", "gru"), args.modes or MODES, parse_sizes(args.sizes or ["six"])
         compile_for.run(args.compile_for, cells, modes, sizes, args.peers, wide_console(), args.json)
         return 0
-    chosen = {f.name: getattr(args, f.name) for f in fields(Options) if f.name != "console"}
     measure.run(Options(**chosen, console=wide_console()))
     return 0

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError, FormatError, near
+from jrnn.files import AtLeast, checked, kind_of, new_folder, read_json, write_whole
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net, Numbers, Op
 from jrnn.nets.lowering import run_net, to_jax
@@ -24,6 +25,7 @@ from jrnn.nets.proto import read_net, write_net
 INIT, PREDICT, SHAPES = "init_net.pb", "predict_net.pb", "value_info.json"
 CODES = {np.dtype(d): code for code, d in DTYPES.items()}
 _LONGEST = 1 << 20  # bytes that are read of the file of shapes
+Size = Annotated[int, AtLeast(0, 2**63 - 1)]
 _NOT_FILLED = "the init net does not fill it"
 _PLACEHOLDER = "the init net ends in placeholders for it, as Caffe2's mobile exporter writes them"
 _FILLS = {
@@ -70,6 +72,8 @@ class Package:
     choice. A caller may pass any other blob too, which replaces what the init net fills. `shapes` are the shapes and types
     of the inputs whose shapes are known.
     """
+
+    FILES: ClassVar = (INIT, PREDICT, SHAPES)  # what `save` replaces
 
     init_net: Net
     predict_net: Net
@@ -175,17 +179,16 @@ class Package:
         return fn
 
     def save(self, folder: str | Path) -> None:
-        """Writes `init_net.pb` and `predict_net.pb` into a folder, which is created if it does not exist.
+        """Writes `init_net.pb` and `predict_net.pb` into a folder, in one step; it is created if it does not exist.
 
         Known shapes of inputs are written to `value_info.json`, as in Caffe2's model zoo: name -> [data type, sizes].
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_net(self.init_net, folder / INIT)
-        write_net(self.predict_net, folder / PREDICT)
-        if self.shapes:
-            info = {n: [CODES[np.dtype(s.dtype)], list(s.shape)] for n, s in self.shapes.items()}
-            (folder / SHAPES).write_text(json.dumps(info, indent=1) + "\n")
+        with new_folder(folder, FormatError, replaces=self.FILES) as new:
+            write_net(self.init_net, new / INIT)
+            write_net(self.predict_net, new / PREDICT)
+            if self.shapes:
+                info = {n: [CODES[np.dtype(s.dtype)], list(s.shape)] for n, s in self.shapes.items()}
+                write_whole(new / SHAPES, (json.dumps(info, indent=1) + "\n").encode(), FormatError)
 
     @classmethod
     def load(cls, folder: str | Path) -> Package:
@@ -199,10 +202,13 @@ class Package:
 
 def _read_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of inputs in a file such as `{"x": [1, [2, 3]]}`; none if there is no file."""
+    found = read_json(path, FormatError, most=_LONGEST) if kind_of(path) else {}
     try:
-        found = json.loads(path.read_bytes()[:_LONGEST]) if path.is_file() else {}
-        return {n: jax.ShapeDtypeStruct(tuple(map(int, shape)), DTYPES[code]) for n, (code, shape) in found.items()}
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
+        return {
+            n: jax.ShapeDtypeStruct(checked(tuple[Size, ...], shape, n, FormatError), DTYPES[code])
+            for n, (code, shape) in found.items()
+        }
+    except (KeyError, TypeError, ValueError) as e:
         raise FormatError(f'{path}: must map inputs to [data type, sizes], as {{"x": [1, [2, 3]]}}: {e}') from e
 
 

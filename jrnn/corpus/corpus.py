@@ -6,23 +6,27 @@ tokenizer.json  the tokenizer
 00000.begins    where documents begin in the shard, little-endian, of 8 bytes each
 00000.json      what the shard was made from
 
-A file is mapped only while it is read, so that memory does not grow with the corpus.
+A file is open only while a piece of it is read, so that memory does not grow with the corpus.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
+import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 
 from jrnn.errors import DataError
+from jrnn.files import AtLeast, blocks, kind_of, open_file, parse_json, read_file, read_text, record
 
 FORMAT = "jrnn corpus 1"
+AGAIN = "run the same `jrnn tokens` again"
 INDEX, TOKENIZER = "corpus.json", "tokenizer.json"
 BEGINS = np.dtype("<i8")
 
@@ -34,11 +38,22 @@ def dtype_of(vocabulary: int) -> np.dtype:
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a corpus in files of its own: how many tokens it has, and how many documents begin in it."""
+    """A part of a corpus in files of its own: how many tokens it has, how many documents begin in it, and a checksum."""
 
     name: str
-    tokens: int
-    documents: int
+    tokens: Annotated[int, AtLeast(0, 2**48)]
+    documents: Annotated[int, AtLeast(0, 2**48)]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The contents of corpus.json."""
+
+    format: Literal["jrnn corpus 1"]
+    vocabulary: Annotated[int, AtLeast(2, 2**31 - 1)]
+    end: Annotated[int, AtLeast(0, 2**31 - 1)] | None
+    shards: list[Shard]
 
 
 @dataclass(frozen=True)
@@ -64,44 +79,67 @@ class Corpus:
         """Opens a corpus that `tokenize` wrote.
 
         Raises:
-            DataError: if there is no corpus, it is not finished, or a file is missing or has another size.
+            DataError: if there is no corpus, it is not finished, its index is damaged, or a file is missing or has another
+                size. The contents of the files are checked by `verify`, and as they are read.
         """
         folder = Path(folder)
         path = folder / INDEX
-        try:
-            data = path.read_bytes()
-        except OSError as e:
-            why = e.strerror
-            if isinstance(e, FileNotFoundError):
-                why = "it is not finished; run the same `jrnn tokens` again" if any(folder.glob("*.json")) else why
-            raise DataError(f"{path}: is not the index of a corpus: {why}") from None
-        try:
-            given = json.loads(data)
-            if given["format"] != FORMAT:
-                raise ValueError(f"its format is {given['format']!r:.80}, not {FORMAT!r}")
-            shards = tuple(Shard(str(s["name"]), int(s["tokens"]), int(s["documents"])) for s in given["shards"])
-            found = cls(folder, int(given["vocabulary"]), given["end"], shards, hashlib.sha256(data).hexdigest())
-            if any(Path(s.name).name != s.name for s in shards):
-                raise ValueError("the name of a shard is a path")
-        except (ValueError, LookupError, TypeError, RecursionError) as e:
-            raise DataError(f"{path}: is not the index of a corpus: {e}") from None
-        for shard in shards:
-            for file, size in found._files(shard):
-                actual = file.stat().st_size if file.exists() else None
-                if actual != size:
-                    raise DataError(
-                        f"{file}: has {actual} bytes; {INDEX} says {size}; run the same `jrnn tokens` again"
-                        if actual is not None
-                        else f"{file}: no such file; run the same `jrnn tokens` again"
-                    )
+        if not kind_of(path) and any(folder.glob("*.json")):
+            raise DataError(f"{path}: no such file: the corpus is not finished; {AGAIN}")
+        data = read_file(path, DataError)
+        index = record(_Index, parse_json(data, str(path), DataError), str(path), DataError)
+        names = [shard.name for shard in index.shards]
+        if not names or len(set(names)) < len(names) or not all(re.fullmatch("[0-9]{5,18}", name) for name in names):
+            raise DataError(f"{path}: shards must have different names of digits, and there must be one")
+        if index.end is not None and index.end >= index.vocabulary:
+            raise DataError(f"{path}: end must be less than the vocabulary of {index.vocabulary}, is {index.end}")
+        found = cls(folder, index.vocabulary, index.end, tuple(index.shards), hashlib.sha256(data).hexdigest())
+        for shard in found.shards:
+            for kind in ("tokens", "begins"):
+                found._opened(shard, kind).close()
         return found
 
-    def _files(self, shard: Shard) -> list[tuple[Path, int]]:
-        tokens, begins = self.folder / f"{shard.name}.tokens", self.folder / f"{shard.name}.begins"
-        return [
-            (tokens, shard.tokens * dtype_of(self.vocabulary).itemsize),
-            (begins, shard.documents * BEGINS.itemsize),
-        ]
+    def verify(self) -> None:
+        """Reads all files, and compares them with their checksums.
+
+        Raises:
+            DataError: if a file is not what `tokenize` wrote, a token is not of the vocabulary, or documents do not begin
+                one after another within their shard.
+        """
+        for shard in self.shards:
+            digest, last = hashlib.sha256(), -1
+            for kind, dtype in (("tokens", self._type), ("begins", BEGINS)):
+                with self._opened(shard, kind) as file:
+                    for block in blocks(file, file.name, DataError):
+                        digest.update(block)
+                        numbers = np.frombuffer(block, dtype, len(block) // dtype.itemsize)
+                        if kind == "tokens":
+                            self._check_tokens(numbers, file.name)
+                        elif len(numbers):
+                            self._check_begins(numbers, last, shard.tokens, file.name)
+                            last = int(numbers[-1])
+            if digest.hexdigest() != shard.sha256:
+                raise DataError(f"{self.folder}: shard {shard.name} is not what was written; {AGAIN}")
+
+    @property
+    def _type(self) -> np.dtype:
+        return dtype_of(self.vocabulary)
+
+    def _opened(self, shard: Shard, kind: str) -> BinaryIO:
+        file = open_file(self.folder / f"{shard.name}.{kind}", DataError, None)
+        size = shard.tokens * self._type.itemsize if kind == "tokens" else shard.documents * BEGINS.itemsize
+        if (actual := os.fstat(file.fileno()).st_size) != size:
+            file.close()
+            raise DataError(f"{file.name}: has {actual} bytes; {INDEX} says {size}; {AGAIN}")
+        return file
+
+    def _check_tokens(self, tokens: np.ndarray, where: str) -> None:
+        if len(tokens) and (most := tokens.max()) >= self.vocabulary:
+            raise DataError(f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}")
+
+    def _check_begins(self, begins: np.ndarray, after: int, before: int, where: str) -> None:
+        if len(begins) and (begins[0] <= after or begins[-1] >= before or (np.diff(begins) <= 0).any()):
+            raise DataError(f"{where}: is damaged: documents do not begin one after another within the shard")
 
     def __len__(self) -> int:
         """The number of tokens."""
@@ -112,22 +150,31 @@ class Corpus:
         return sum(shard.documents for shard in self.shards)
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
-        """Returns the tokens from `start` to `stop`, int32 [stop - start]; those past the end are missing."""
+        """Returns the tokens from `start` to `stop`, int32 [stop - start]; those past the end are missing.
+
+        Raises:
+            DataError: if a file is gone or was cut off since the corpus was opened, or has tokens that cannot be.
+        """
         parts = [np.zeros(0, np.int32)]
         for shard, first, last in self._within(start, stop):
-            view = np.memmap(self._files(shard)[0][0], dtype_of(self.vocabulary), "r", shape=shard.tokens)
-            parts.append(view[first:last].astype(np.int32))
+            with self._opened(shard, "tokens") as file:
+                found = _numbers(file, self._type, first, last)
+                self._check_tokens(found, file.name)
+            parts.append(found.astype(np.int32))
         return np.concatenate(parts)
 
     def begins(self, start: int, stop: int) -> np.ndarray:
-        """Returns whether a document begins with each token from `start` to `stop`, bool [stop - start]."""
+        """Returns whether a document begins with each token from `start` to `stop`, bool; raises as `tokens`."""
         found = np.zeros(stop - start, bool)
         at = 0  # in `found`
         for shard, first, last in self._within(start, stop):
-            if shard.documents:
-                view = np.memmap(self._files(shard)[1][0], BEGINS, "r", shape=shard.documents)
-                low, high = np.searchsorted(view, [first, last])
-                found[at + np.asarray(view[low:high]) - first] = True
+            with self._opened(shard, "begins") as file:
+                count, begin = shard.documents, lambda k, file=file: _numbers(file, BEGINS, k, k + 1)[0]
+                low = bisect_left(range(count), first, key=begin)
+                high = bisect_left(range(count), last, low, min(low + last - first, count), key=begin)
+                begins = _numbers(file, BEGINS, low, high)
+                self._check_begins(begins, first - 1, last, file.name)
+            found[at + begins - first] = True
             at += last - first
         return found
 
@@ -166,8 +213,13 @@ def parse_tokenizer(text: str, where: str) -> Any:
 
 def read_tokenizer(path: str | PathLike[str]) -> Any:
     """Returns the tokenizer of a file tokenizer.json; raises DataError if it cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as e:
-        raise DataError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    return parse_tokenizer(text, str(path))
+    return parse_tokenizer(read_text(path, DataError), str(path))
+
+
+def _numbers(file: BinaryIO, dtype: np.dtype, first: int, last: int) -> np.ndarray:
+    """Returns numbers of an open file; raises DataError if it ends before."""
+    size = (last - first) * dtype.itemsize
+    data = os.pread(file.fileno(), size, first * dtype.itemsize)
+    if len(data) < size:
+        raise DataError(f"{file.name}: was cut off while it was read; {AGAIN}")
+    return np.frombuffer(data, dtype)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from jrnn.errors import DataError
+from jrnn.files import checked, open_file, parse_json
 
 PIECE = 1 << 25  # bytes; a piece ends with the document, or the line, that is under way there
 LONGEST = 1 << 26  # bytes that a piece may grow by until its last document ends
@@ -33,7 +32,7 @@ class Piece:
     modified: int
 
     def read(self) -> bytes:
-        with open(self.path, "rb") as f:
+        with open_file(self.path, DataError, None) as f:
             f.seek(self.start)
             return f.read(self.stop - self.start)
 
@@ -82,10 +81,8 @@ class Documents:
         for line in data.splitlines(keepends=True):
             if line.strip():
                 try:
-                    text = json.loads(line)[self.field]
-                    if not isinstance(text, str):
-                        raise TypeError
-                except (ValueError, LookupError, TypeError, RecursionError):
+                    text = checked(str, parse_json(line, "", DataError)[self.field], "", DataError)
+                except (DataError, LookupError, TypeError):
                     raise DataError(
                         f"{piece.path}: the line at byte {at} must be a JSON object whose {self.field!r} is a string; it "
                         f"begins with {line[:40]!r}; --field names another key"
@@ -104,11 +101,8 @@ def pieces_of(path: str, documents: Documents) -> Iterator[Piece]:
     Raises:
         DataError: if the file cannot be read, or a document is too long.
     """
-    if not Path(path).is_file():
-        what = "is not a regular file" if Path(path).exists() else "no such file"
-        raise DataError(f"{path}: {what}; give text files, or .jsonl files with an object a line")
     try:
-        with open(path, "rb") as f:
+        with open_file(path, DataError, None) as f:
             stat = os.fstat(f.fileno())
             start = 0
             while start < stat.st_size:

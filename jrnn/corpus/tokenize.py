@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from jrnn.corpus.corpus import (
 )
 from jrnn.corpus.pieces import Documents, Piece, pieces_of
 from jrnn.errors import DataError
-from jrnn.files import write_whole
+from jrnn.files import kind_of, read_file, read_json, record, write_whole
 
 ENDS = (
     "<|endoftext|>",
@@ -39,7 +39,16 @@ ENDS = (
 )  # tokens that end a document, in the order in which they are looked for
 PART = 1 << 17  # characters that are encoded as one; a longer document is cut at ends of lines
 BATCH = 1 << 20  # characters that are encoded in one call, on all cores
+LARGEST_VOCABULARY = 10_000_000  # the trainer allocates room for all, and aborts the process if there is none
 SAMPLE = 100_000_000  # bytes of text that a new tokenizer learns from
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the JSON file of a shard holds: what it was made from, and its entry in the index."""
+
+    record: dict[str, Any]
+    shard: Shard
 
 
 def tokenize(
@@ -78,10 +87,13 @@ def tokenize(
         DataError: if a text cannot be read or is empty, the tokenizer cannot be used, or the folder holds another corpus.
     """
     documents, out = Documents(separator, field), Path(out)
-    if not texts or separator == "":
-        raise DataError(
-            "tokens need at least one text" if not texts else "the separator of documents must not be empty"
-        )
+    if not texts:
+        raise DataError("tokens need at least one text")
+    try:
+        if separator is not None and not separator.encode():
+            raise DataError("the separator of documents must not be empty")
+    except UnicodeEncodeError:
+        raise DataError(f"the separator of documents {separator!r} is not UTF-8") from None
     pieces = [piece for path in texts for piece in pieces_of(str(path), documents)]
     total = sum(piece.stop - piece.start for piece in pieces)
     if not total:
@@ -91,23 +103,22 @@ def tokenize(
     except OSError as e:
         raise DataError(f"{out}: cannot hold a corpus: {e.strerror}") from None
     known = _tokenizer(out, tokenizer, vocabulary, pieces, documents, say)
-    size, end_token = known.get_vocab_size(), _end_token(known, end)
+    size = max(known.get_vocab().values(), default=0) + 1  # numbers may be left out
+    end_token = _end_token(known, end)
+    if size < 2:
+        raise DataError("the tokenizer knows fewer than 2 tokens")
     rules = {"tokenizer": _sha256(known.to_str().encode()), "end": end_token, **asdict(documents)}
     if tokenizer is None:
         rules["vocabulary"] = vocabulary
-    shards, done = [], 0
+    shards: list[Shard] = []
+    done = 0
     for k, piece in enumerate(pieces):
-        name = f"{k:05}"
-        record = {**piece.record(), **rules}
-        made = _made(out, name, record, dtype_of(size))
-        if made is None:
-            made = _write_shard(out, name, record, piece, documents, known, dtype_of(size), end_token)
-        shards.append(made)
+        name, made_from = f"{k:05}", {**piece.record(), **rules}
+        made = _made(out, name, made_from, dtype_of(size))
+        shards.append(made or _write_shard(out, name, made_from, piece, documents, known, dtype_of(size), end_token))
         done += piece.stop - piece.start
-        say(
-            f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {sum(s['tokens'] for s in shards):,} tokens"
-        )
-    index = {"format": FORMAT, "vocabulary": size, "end": end_token, "shards": shards}
+        say(f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {sum(s.tokens for s in shards):,} tokens")
+    index = {"format": FORMAT, "vocabulary": size, "end": end_token, "shards": [asdict(shard) for shard in shards]}
     write_whole(out / INDEX, (json.dumps(index, indent=1) + "\n").encode(), DataError)
     return Corpus.open(out)
 
@@ -122,11 +133,11 @@ def _tokenizer(
     """Returns the tokenizer that the folder has or that is given, which is copied to the folder, or a new one."""
     path = out / TOKENIZER
     if given is not None:
-        source = Path(given) / TOKENIZER if Path(given).is_dir() else Path(given)
+        source = Path(given) / TOKENIZER if kind_of(given) == "a folder" else Path(given)
         found = read_tokenizer(source)
-        if path.exists() and read_tokenizer(path).to_str() != found.to_str():
+        if kind_of(path) and read_tokenizer(path).to_str() != found.to_str():
             raise DataError(f"{out}: holds a corpus of another tokenizer; give another --out")
-    elif path.exists():
+    elif kind_of(path):
         return read_tokenizer(path)
     else:
         say(f"training a tokenizer of {vocabulary:,} tokens")
@@ -141,8 +152,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
     Raises:
         DataError: if the vocabulary is smaller than 257: all bytes, and the end of a text.
     """
-    if vocabulary < 257:
-        raise DataError(f"a vocabulary of bytes has at least 257 tokens, is {vocabulary}")
+    if not 257 <= vocabulary <= LARGEST_VOCABULARY:
+        raise DataError(
+            f"a vocabulary of bytes has at least 257 tokens and at most {LARGEST_VOCABULARY:,}, is {vocabulary}"
+        )
     package = tokenizers_package()
     found = package.Tokenizer(package.models.BPE())
     found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -171,35 +184,38 @@ def _end_token(known: Any, end: str | None) -> int | None:
     return next((int(t) for t in map(known.token_to_id, ENDS) if t is not None), None)
 
 
-def _made(out: Path, name: str, record: dict[str, Any], dtype: np.dtype) -> dict[str, Any] | None:
-    """Returns the entry of a shard that an earlier call has written from the same piece; None if there is none."""
+def _made(out: Path, name: str, made_from: dict[str, Any], dtype: np.dtype) -> Shard | None:
+    """Returns a shard that an earlier call has written from the same piece; None if there is none, or it is damaged."""
+    path = out / f"{name}.json"
     try:
-        found = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
-        before, shard = dict(found["record"]), dict(found["shard"])
-        sizes = [(out / f"{name}.{kind}").stat().st_size for kind in ("tokens", "begins")]
-        if sizes != [shard["tokens"] * dtype.itemsize, shard["documents"] * BEGINS.itemsize]:
-            return None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        found = record(_Written, read_json(path, DataError), str(path), DataError)
+    except DataError:
         return None
-    for key, value in record.items():
+    before, shard = found.record, found.shard
+    for key, value in made_from.items():
         if before.get(key) != value:
             raise DataError(
                 f"{out}: holds another corpus: {key} of shard {name} was {before.get(key)!r:.100} and is {value!r:.100}; "
                 "give another --out"
             )
-    return shard
+    try:
+        data = b"".join(read_file(out / f"{name}.{kind}", DataError, None) for kind in ("tokens", "begins"))
+    except DataError:
+        return None
+    size = shard.tokens * dtype.itemsize + shard.documents * BEGINS.itemsize
+    return shard if len(data) == size and _sha256(data) == shard.sha256 else None
 
 
 def _write_shard(
     out: Path,
     name: str,
-    record: dict[str, Any],
+    made_from: dict[str, Any],
     piece: Piece,
     documents: Documents,
     known: Any,
     dtype: np.dtype,
     end: int | None,
-) -> dict[str, Any]:
+) -> Shard:
     tokens, begins, count = [], [], 0
     for numbers, opens, closes in _encoded(known, documents.of(piece)):
         if opens:
@@ -212,9 +228,9 @@ def _write_shard(
     starts = starts[starts < count]  # an empty document at the end, where no token ends documents
     write_whole(out / f"{name}.tokens", data, DataError)
     write_whole(out / f"{name}.begins", starts.tobytes(), DataError)
-    entry = {**asdict(Shard(name, count, len(starts))), "sha256": _sha256(data + starts.tobytes())}
-    write_whole(out / f"{name}.json", json.dumps({"record": record, "shard": entry}).encode(), DataError)
-    return entry
+    shard = Shard(name, count, len(starts), _sha256(data + starts.tobytes()))
+    write_whole(out / f"{name}.json", json.dumps(asdict(_Written(made_from, shard))).encode(), DataError)
+    return shard
 
 
 def _encoded(known: Any, texts: Iterable[tuple[str, bool, bool]]) -> Iterator[tuple[list[int], bool, bool]]:

@@ -12,14 +12,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, deserialize
-from safetensors.numpy import save_file
 
-from jrnn.errors import ConversionError, FormatError, near
+from jrnn.errors import ConversionError, near
+from jrnn.files import open_file
+from jrnn.files.tensors import open_tensors, write_tensors
 from jrnn.interop.cells import Params
 from jrnn.memory import free
-from jrnn.nets.proto.codec import check_file
-from jrnn.nets.proto.messages import Limits
 
 _TYPES = {
     "F64": np.float64,
@@ -76,24 +74,13 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
 
 def _read(path: Path) -> dict[str, Any]:
     """Returns the contents of a file by name: arrays, or anything else that torch has saved."""
-    try:
-        check_file(path, Limits(bytes=free(), text_bytes=2**63))
-        data = path.read_bytes()
-        if data.startswith(_SAVED_BY_TORCH):
-            return _read_by_torch(path)
-        return {name: _of_safetensors(path, name, entry) for name, entry in deserialize(data)}
-    except FormatError as error:
-        raise ConversionError(f"{path}: {error}") from None
-    except ConversionError:
-        raise
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConversionError(f"{path} cannot be read as safetensors, and is no file of torch.save: {error}") from error
-
-
-def _of_safetensors(path: Path, name: str, entry: Mapping[str, Any]) -> Any:
-    if entry["dtype"] not in _TYPES:
-        return entry["dtype"]
-    return np.frombuffer(entry["data"], _TYPES[entry["dtype"]]).reshape(entry["shape"])
+    with open_file(path, ConversionError, free()) as opened:
+        is_torch = opened.read(4).startswith(_SAVED_BY_TORCH)
+    if is_torch:
+        return _read_by_torch(path)
+    with open_tensors(path, ConversionError) as tensors:
+        types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - no mapping
+        return {name: tensors.get_tensor(name) if kind in _TYPES else kind for name, kind in types.items()}
 
 
 def _read_by_torch(path: Path) -> dict[str, Any]:
@@ -151,8 +138,4 @@ def save_state_dict(params: Mapping[str, Any], path: str | PathLike[str], prefix
     """
     if str(path).endswith((".pt", ".pth")):
         raise ConversionError(f"{path}: the file is safetensors, which torch.load cannot read; name it .safetensors")
-    arrays = {prefix + name: np.ascontiguousarray(np.asarray(value)) for name, value in params.items()}
-    try:
-        save_file(arrays, path)
-    except (SafetensorError, OSError) as error:
-        raise ConversionError(f"{path} cannot be written as safetensors: {error}") from error
+    write_tensors(path, {prefix + name: value for name, value in params.items()}, ConversionError)

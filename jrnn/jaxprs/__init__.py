@@ -7,7 +7,7 @@ names of JAX that move between releases.
 """
 
 from jrnn.jaxprs.components import carry_groups, components
-from jrnn.jaxprs.over_time import over_time, product, shifted, stack
+from jrnn.jaxprs.over_time import over_time, product, shifted, stack, stacks
 from jrnn.jaxprs.programs import (
     CALLS,
     LOWERED_CALLS,
@@ -26,6 +26,7 @@ from jrnn.jaxprs.programs import (
     jaxpr_of,
     opened,
     read,
+    replaced,
     trace,
     value,
     variables,
@@ -80,9 +81,11 @@ __all__ = [
     "producers",
     "product",
     "read",
+    "replaced",
     "scan_counts",
     "shifted",
     "stack",
+    "stacks",
     "sub_jaxprs",
     "trace",
     "value",

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.jaxprs.programs import Atom, Env, Eqn, bind, evaluate, in_scope, is_explicit, is_in, read, value
+from jrnn.jaxprs.queries import needed
 
 
 def over_time(eqns: Iterable[Eqn], env: Env, stacked: Env) -> None:
@@ -74,6 +75,12 @@ def stack(atom: Atom, env: Env, stacked: Env, length: Any) -> Any:
         return stacked[atom]
     each = value(env, atom)
     return jnp.broadcast_to(each, (length, *each.shape))
+
+
+def stacks(eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, stacked: Env, length: Any) -> list[Any]:
+    """Evaluates what leads to `outs` for all steps, as `over_time` does, and returns their values at all steps."""
+    over_time(needed(eqns, outs, {*env, *stacked})[0], env, stacked)
+    return [stack(atom, env, stacked, length) for atom in outs]
 
 
 def shifted(stacked: Any, first: Any, reverse: bool) -> Any:

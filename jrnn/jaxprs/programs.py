@@ -76,13 +76,21 @@ def is_literal(atom: Atom) -> bool:
     return not isinstance(atom, Var)
 
 
-def is_in(atom: Atom, found: Collection[Var]) -> bool:
+def is_in(atom: Atom, variables: Collection[Var]) -> bool:
     """Returns True if an atom is a variable in a collection. Literals have no hash."""
-    return not is_literal(atom) and atom in found
+    return not is_literal(atom) and atom in variables
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
     return [atom for atom in atoms if not is_literal(atom)]
+
+
+def replaced(values: Sequence[Any], places: Sequence[int], new: Iterable[Any]) -> list[Any]:
+    """Returns the values, with new ones at some places."""
+    given = list(values)
+    for i, v in zip(places, new):
+        given[i] = v
+    return given
 
 
 def read(env: Env, atom: Atom) -> Any:

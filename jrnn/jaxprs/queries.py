@@ -80,8 +80,8 @@ def needed(
     want = dict.fromkeys(variables(outs))
     kept = []
     for eqn in reversed(eqns):
-        made = [v for v in eqn.outvars if v in want and v not in available]
-        if made or (effects and eqn.effects):
+        wanted = [v for v in eqn.outvars if v in want and v not in available]
+        if wanted or (effects and eqn.effects):
             kept.append(eqn)
             want.update(dict.fromkeys(inputs(eqn)))
     return kept[::-1], [v for v in want if v in available]
@@ -89,27 +89,27 @@ def needed(
 
 def free_variables(eqns: Sequence[Eqn]) -> list[Var]:
     """Returns the variables that equations read but do not define."""
-    made = {v for eqn in eqns for v in eqn.outvars}
-    return list(dict.fromkeys(v for eqn in eqns for v in inputs(eqn) if v not in made))
+    defined = {v for eqn in eqns for v in eqn.outvars}
+    return list(dict.fromkeys(v for eqn in eqns for v in inputs(eqn) if v not in defined))
 
 
 def depends(eqns: Sequence[Eqn], roots: Iterable[Var]) -> set[Var]:
     """Returns `roots` and every variable computed from one of them."""
-    found = set(roots)
+    reached = set(roots)
     for eqn in eqns:
-        if any(v in found for v in inputs(eqn)):
-            found.update(eqn.outvars)
-    return found
+        if any(v in reached for v in inputs(eqn)):
+            reached.update(eqn.outvars)
+    return reached
 
 
 def producers(eqns: Iterable[Eqn]) -> dict[Var, Any]:
     return {v: eqn for eqn in eqns for v in eqn.outvars}
 
 
-def is_zero(atom: Atom, made: Mapping[Var, Any]) -> bool:
-    """Returns True if a value is an array of zeros. `made` maps variables to their equations."""
+def is_zero(atom: Atom, producers: Mapping[Var, Any]) -> bool:
+    """Returns True if a value is an array of zeros. `producers` maps variables to their equations."""
     while not is_literal(atom):
-        eqn = made.get(atom)
+        eqn = producers.get(atom)
         if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type"):
             return False
         atom = eqn.invars[0]

@@ -10,6 +10,7 @@ from jrnn.loops.executors import EXECUTORS
 from jrnn.loops.explain import Explanation, ProgramExplanation, explain, explain_scan
 from jrnn.loops.newton import Newton, ScanStatistics
 from jrnn.loops.optimize import optimize_scans, plain_scans
+from jrnn.loops.report import LoopReport, Report, report
 from jrnn.loops.scan import scan
 from jrnn.loops.while_loop import while_loop
 
@@ -32,11 +33,13 @@ _HOMES = {
 
 __all__ = [
     "Explanation",
+    "LoopReport",
     "LstmStep",
     "Newton",
     "OnlineGradient",
     "OnlineState",
     "ProgramExplanation",
+    "Report",
     "ScanStatistics",
     "Trips",
     "explain",
@@ -46,6 +49,7 @@ __all__ = [
     "online_gradient",
     "optimize_scans",
     "plain_scans",
+    "report",
     "scan",
     "scan_statistics",
     "while_loop",

@@ -12,6 +12,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +78,10 @@ class Choice:
 # What another plan must save of the estimated time to replace the reference: the model is not exact, least of all for loops
 # without products, which XLA fuses in its own way.
 MARGIN, ELEMENTWISE_MARGIN = 0.08, 0.12
+# How far each part of an estimate may be off, as a part of it: operations are counted, while bandwidths, calls, and what a
+# library copies before a product differ between processors and versions of XLA. What a plan saves must exceed what it may
+# be off, so that a plan that trades one uncertain part for another has to promise more.
+DOUBTS = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
 # The bound of memory: `_FACTOR` times the memory of the reference, and `_SMALL` bytes. A plan that is estimated to run in
 # `_MUCH_FASTER` of the reference's time may use `_FACTOR_MUCH_FASTER` times. A reverse loop is judged with its forward loop.
 _FACTOR, _SMALL = 1.1, 1_000_000
@@ -98,6 +103,12 @@ def bound(memory: int | float | None, reference: int, ratio: float = 1.0) -> flo
     return max(_FACTOR * reference + _SMALL, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER))
 
 
+def doubt(estimate: Estimate, reference: Estimate) -> float:
+    """Returns the seconds by which the difference of two estimates may be off, if their parts are off independently."""
+    ours, theirs = dict(estimate.terms), dict(reference.terms)
+    return math.hypot(*(part * (ours.get(name, 0.0) - theirs.get(name, 0.0)) for name, part in DOUBTS.items()))
+
+
 def choose(
     candidates: Sequence[Candidate],
     memory: int | float | None = None,
@@ -106,7 +117,9 @@ def choose(
     margin: float = MARGIN,
     besides: float = 0.0,
 ) -> Choice:
-    """Chooses the fastest candidate that fits the bound of memory. The first candidate is the reference.
+    """Chooses the fastest candidate that fits the bound of memory, or an earlier one that may be as fast.
+
+    The first candidate is the reference; those that change more come later.
 
     Args:
         candidates: the reference, and others.
@@ -128,13 +141,14 @@ def choose(
     theirs = reference.estimate.memory + held + saved
     for candidate in others:
         estimate = candidate.estimate
+        saved_seconds = reference.estimate.seconds - estimate.seconds
         ratio = estimate.seconds / max(reference.estimate.seconds, 1e-12)
         most = bound(memory, theirs, (estimate.seconds + besides) / max(reference.estimate.seconds + besides, 1e-12))
         if estimate.memory + held > most:
             reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
-        elif ratio > 1 - margin:
+        elif ratio > 1 - margin or saved_seconds < doubt(estimate, reference.estimate):
             reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
-        elif estimate.seconds < best.estimate.seconds:
+        elif best.estimate.seconds - estimate.seconds > doubt(estimate, best.estimate):
             reasons[best.name] = "slower"
             best = candidate
         else:

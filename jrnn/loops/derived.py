@@ -78,10 +78,7 @@ class TooLarge(Exception):
 def _with_tangents(fn: Function, places: Sequence[int], count: int) -> Function:
     def of(*args: Any) -> Flat:
         def of_moving(*moving: Any) -> Flat:
-            given = list(args[:count])
-            for i, v in zip(places, moving):
-                given[i] = v
-            return list(fn(*given))
+            return list(fn(*jaxprs.replaced(args[:count], places, moving)))
 
         values, tangents = jax.jvp(of_moving, [args[i] for i in places], list(args[count:]))
         return [*values, *tangents]

@@ -35,7 +35,7 @@ _SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
-_PACKED_BYTES = 256 << 10  # smaller operands stay in the caches of a core, where packing them takes little
+_PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
 _RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
 _BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
@@ -54,14 +54,10 @@ def is_outer(eqn: Eqn) -> bool:
     return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
 
 
-def call_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> float:
-    """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls.
-
-    `moving` are the values that differ between steps.
-    """
+def call_seconds(eqn: Eqn, machine: Machine) -> float:
+    """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
-        packing = _packed(eqn, moving) / machine.read
-        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine) + packing
+        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
@@ -90,16 +86,21 @@ def _reads_rows(eqn: Eqn) -> bool:
     return right.ndim == 2 and tuple(axes) == (1,) and not batch
 
 
-def _packed(eqn: Eqn, moving: Collection[Var]) -> int:
-    """Returns the bytes of the large operand that the product packs at each step, less what larger results would cost."""
+def packing_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> float:
+    """Returns the time in which a product packs a large operand at each call, less what larger results would cost.
+
+    `moving` are the values that differ between steps.
+    """
+    if eqn.primitive.name != "dot_general" or _is_by_vector(eqn):
+        return 0.0
     axes, batch = eqn.params["dimension_numbers"]
     moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
     rows = [jaxprs.elements([n for i, n in enumerate(shape) if i not in at]) for shape, at in moved]
     if any(batch) or len(rows) != 1 or rows[0] < _PACKED_ROWS:
-        return 0
+        return 0.0
     size = sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
     results = sum(map(jaxprs.nbytes, eqn.outvars))
-    return max(size - _RESULTS * results, 0) if size > _PACKED_BYTES else 0
+    return max(size - _RESULTS * results, 0) / machine.read if size > _PACKED * machine.near else 0.0
 
 
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:

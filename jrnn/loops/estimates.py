@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.costs import Estimate
+from jrnn.loops.costs import DOUBTS, Estimate
 from jrnn.loops.equation_costs import (
     LOOKUPS,
     REDUCTIONS,
@@ -25,6 +25,7 @@ from jrnn.loops.equation_costs import (
     is_call,
     is_outer,
     operations,
+    packing_seconds,
     product_seconds,
 )
 from jrnn.loops.loop import Loop
@@ -34,7 +35,20 @@ from jrnn.loops.passes.fission import Fission
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
 _SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeeze", "expand_dims"))
 _TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it
-Terms = tuple[tuple[str, float], ...]
+Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
+
+
+def _terms(**parts: float) -> Terms:
+    return parts
+
+
+def total(*found: Terms) -> Terms:
+    """Returns sums of times, by name."""
+    return {name: sum(terms.get(name, 0.0) for terms in found) for name in DOUBTS}
+
+
+def estimate(terms: Terms, memory: int) -> Estimate:
+    return Estimate(sum(terms.values()), memory, tuple(terms.items()))
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class Part:
         elements: seconds of elementwise operations and reductions.
         read, written: bytes of arrays that are read and written by kernels that are not products.
         calls: seconds of calling products, lookups and solvers.
+        packing: seconds in which products copy their large constant operands into another order.
         kernels: the number of other kernels.
         peak: bytes of the arrays made, at the most at one time, without the results.
         total: bytes of all arrays made.
@@ -56,17 +71,17 @@ class Part:
     read: int = 0
     written: int = 0
     calls: float = 0.0
+    packing: float = 0.0
     kernels: int = 0
     peak: int = 0
     total: int = 0
 
-    def seconds(self, machine: Machine, steps: int, size: float) -> float:
-        """Returns the time without calls and kernels, for arrays of `steps` steps, `size` bytes in all."""
+    def terms(self, machine: Machine, steps: int, size: float, times: int) -> Terms:
+        """Returns the time for arrays of `steps` steps, `size` bytes in all, which are computed `times` times."""
         moved = machine.reading(self.read, size) + machine.writing(self.written, size)
-        return steps * (self.products + max(self.elements, moved))
-
-    def overhead(self, machine: Machine) -> float:
-        return self.calls + self.kernels * machine.kernel
+        calls = times * (self.calls + self.kernels * machine.kernel)
+        elements = steps * max(self.elements, moved)
+        return _terms(products=steps * self.products, elements=elements, calls=calls, packing=times * self.packing)
 
 
 class Estimator:
@@ -99,8 +114,7 @@ class Estimator:
     def whole(self) -> Estimate:
         """Returns the estimate of the loop as it is."""
         inside = self.part(self.loop.eqns, self.loop.outputs)
-        seconds, terms = self.trips(self.loop, inside)
-        return Estimate(seconds, inside.peak, terms)
+        return estimate(self.trips(self.loop, inside), inside.peak)
 
     def split(self, fission: Fission) -> Split:
         """Returns the costs of the loop in parts."""
@@ -156,14 +170,15 @@ class Estimator:
             if eqn.primitive.name in _SAME and not wanted.intersection(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
         sources: dict[Var, frozenset[Var]] = {}  # the arrays that a value that is not an array is computed from
-        products = elements = calls = 0.0
-        read = written = kernels = total = 0
+        products = elements = calls = packing = 0.0
+        read = written = kernels = made_bytes = 0
         last_use: dict[Var, int] = {}
         for i, (eqn, fact) in enumerate(zip(eqns, facts)):
             union = frozenset(u for v in fact.inputs for u in sources.get(v, (v,)))
             if fact.call:
                 products += fact.together if together else fact.seconds
                 calls += fact.calling
+                packing += fact.packing
             elif together or eqn.outvars[0] not in self.free:
                 elements += fact.seconds
                 if any(v in arrays for v in eqn.outvars):
@@ -172,7 +187,7 @@ class Estimator:
                     read += self.sizes(union)
             for v in eqn.outvars:
                 if v in arrays:
-                    total += self.size(v)
+                    made_bytes += self.size(v)
                 else:
                     sources[v] = union
             last_use.update(dict.fromkeys(union, i))
@@ -186,7 +201,7 @@ class Estimator:
             live += sum(self.size(v) for v in eqn.outvars if v in temporary)
             peak = max(peak, live + (self._copied(eqn) if together else 0))
             live -= ends.get(i, 0)
-        return Part(products, elements, read, written, calls, kernels, peak, total)
+        return Part(products, elements, read, written, calls, packing, kernels, peak, made_bytes)
 
     def _copied(self, eqn: Eqn) -> int:
         """Returns the bytes of stacks that XLA:CPU transposes before a product: those not contracted over the last axis."""
@@ -208,7 +223,8 @@ class Estimator:
                 eqn.primitive.name in REDUCTIONS,
                 self._seconds(eqn, False) if call else element_seconds(eqn, self.machine),
                 self._seconds(eqn, True) if call else 0.0,
-                call_seconds(eqn, self.moving, self.machine) if call else 0.0,
+                call_seconds(eqn, self.machine) if call else 0.0,
+                packing_seconds(eqn, self.moving, self.machine) if call else 0.0,
             )
         return found
 
@@ -227,22 +243,22 @@ class Estimator:
         name, machine, times = eqn.primitive.name, self.machine, [0.0]
         for inner in jaxprs.sub_jaxprs(eqn):
             part = self.part(inner.eqns, inner.outvars)
-            times.append(part.seconds(machine, 1, part.total) + part.overhead(machine))
+            times.append(sum(part.terms(machine, 1, part.total, 1).values()))
         if name == "cond":
             return max(times)
         trips = jaxprs.extent(eqn.params["length"]) if name == "scan" else _WHILE if name == "while" else 1
         return trips * (sum(times) + machine.elementwise_trip)
 
-    def trips(self, loop: Loop, inside: Part) -> tuple[float, Terms]:
+    def trips(self, loop: Loop, inside: Part) -> Terms:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
-        work = inside.seconds(machine, steps, inside.total)
-        trips = steps * (machine.trip + inside.overhead(machine) if inside.calls else machine.elementwise_trip)
+        work = inside.terms(machine, steps, inside.total, steps if inside.calls else 0)
+        trips = steps * (machine.trip if inside.calls else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack.
         made = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
         trips += steps * machine.kernel * sum(v in made for v in jaxprs.variables(loop.ys))
-        return stacks + work + trips, (("steps", work), ("trips", trips), ("stacks", stacks))
+        return total(work, _terms(calls=trips, stacks=stacks))
 
     def _sums(self, eqns: Sequence[Eqn]) -> Part:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
@@ -274,6 +290,7 @@ class _Facts:
     seconds: float
     together: float
     calling: float
+    packing: float
 
 
 @dataclass(frozen=True)
@@ -316,14 +333,11 @@ class Split:
         times = math.ceil(steps / n)
         again = times > 1
         size = n * max(self.per_step(again), 1)
-        seconds, terms = self.estimator.trips(core, self.inside)
-        bulk = sum(p.seconds(machine, steps, size) for p in (self.before, self.after))
-        adding = steps * (self.sums.products + max(self.sums.elements, machine.reading(self.operands, size)))
-        adding += times * (machine.writing(self.results, self.results) * (1 + 2 * again))
-        overhead = times * (sum(p.overhead(machine) for p in (self.before, self.after, self.sums)))
-        overhead += again * times * 2 * machine.trip
+        terms = [p.terms(machine, steps, size, times) for p in (self.before, self.after)]
+        sums = replace(self.sums, read=self.operands).terms(machine, steps, size, times)
+        results = times * (machine.writing(self.results, self.results) * (1 + 2 * again))
         copies = steps * (machine.reading(2 * again * self.given, size) + machine.writing(self.shifted, size))
         copies += n * self.stacks * _TOUCHING / machine.written
+        more = _terms(calls=again * times * 2 * machine.trip, stacks=copies + results)
         memory = n * self.per_step(again) + self.inside.peak + again * 2 * self.results
-        more = (("all steps at once", bulk), ("sums", adding), ("calls", overhead), ("copies", copies))
-        return Estimate(seconds + bulk + adding + overhead + copies, memory, (*terms, *more))
+        return estimate(total(self.estimator.trips(core, self.inside), *terms, sums, more), memory)

@@ -1,29 +1,23 @@
-"""The constants of the cost model: those that are shipped for each platform, and those that `jrnn bench --calibrate` wrote.
+"""What a processor is to the cost model: rates, overheads and caches.
 
-The environment variable `JRNN_COSTS` names a file of constants to use instead of the shipped ones, on its platform. It is
-read when a loop is planned.
+A choice between two ways to run a loop depends on ratios alone. On a CPU all times follow from the width of the vectors and
+from the caches, as the system reports them, and from a few ratios, at a nominal clock. The figures of GPUs and TPUs are from
+their makers' documents.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import math
 import os
-from dataclasses import asdict, dataclass, fields, replace
+import platform
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from jrnn.errors import ConfigError, near
-
-VARIABLE = "JRNN_COSTS"
 
 
 @dataclass(frozen=True)
 class Machine:
     """The constants of the model. Times are seconds of one core of a CPU, or of a whole accelerator.
-
-    The defaults are those of `CPU`.
 
     Attributes:
         products: floating-point operations of matrix products a second.
@@ -38,21 +32,23 @@ class Machine:
         cached: bytes a second, read or written, of arrays that fit `cache` bytes.
         read, written: bytes a second of larger arrays.
         cache: bytes.
+        near: the bytes of a cache of one core.
     """
 
-    products: float = 90e9
-    tiny_products: float = 12e9
-    call: float = 0.4e-6
-    kernel: float = 0.1e-6
-    trip: float = 0.2e-6
-    elementwise_trip: float = 0.01e-6
-    array: float = 8e-9
-    element: float = 0.03e-9
-    function: float = 0.7e-9
-    cached: float = 50e9
-    read: float = 15e9
-    written: float = 5e9
-    cache: int = 16 << 20
+    products: float
+    tiny_products: float
+    call: float
+    kernel: float
+    trip: float
+    elementwise_trip: float
+    array: float
+    element: float
+    function: float
+    cached: float
+    read: float
+    written: float
+    cache: int
+    near: int = 1 << 20
 
     def reading(self, size: float, of: float) -> float:
         """Returns the time to read `size` bytes of arrays of `of` bytes in all."""
@@ -63,7 +59,87 @@ class Machine:
         return size / (self.cached if of <= self.cache else self.written)
 
 
-CPU = Machine()  # measured on an AMD EPYC
+# CPUs -------------------------------------------------------------------------------------------------------------------
+
+_CLOCK = 3e9  # nominal: a faster one makes all times shorter, and changes no choice
+_UNITS = 2  # multiply-add a clock; most processors with vectors of 32 bytes have two units for that
+_TWICE_AS_WIDE = 1.4  # vectors of 64 bytes double the rate of some processors (Intel's servers), of others not (Zen 4)
+_SHARE = 0.94  # the part of the peak that products of XLA reach (docs/notes/cpu_log.md)
+_TINY = 7.5  # so many times slower are products of less than a vector's work (docs/notes/cpu_log.md)
+_FUNCTION = 23  # `tanh` takes as long as so many additions: XLA's polynomial, a division and the reading of both
+_KERNEL = 0.1e-6  # of XLA's CPU runtime: 0.05 to 0.2 us a kernel
+# A core reads 16 bytes a clock from a cache. Memory gives one core a third of that, and takes a third again where pages are
+# written for the first time.
+_FROM_CACHE, _FROM_MEMORY, _TO_MEMORY = 16, 5, 5 / 3
+
+
+def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Machine:
+    """Returns the constants of a CPU.
+
+    Args:
+        vector: the bytes of a vector.
+        near: the bytes of the cache of one core.
+        last: the bytes of the last cache, which cores share; half of it is counted.
+    """
+    lanes = min(vector, 32) / 4
+    products = _SHARE * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
+    element = 1 / (_CLOCK * lanes) / 1.4  # some are fused into multiply-adds, or run next to each other
+    return Machine(
+        products=products,
+        tiny_products=products / _TINY,
+        call=4 * _KERNEL,
+        kernel=_KERNEL,
+        trip=2 * _KERNEL,
+        elementwise_trip=_KERNEL / 10,
+        array=_KERNEL / 12,
+        element=element,
+        function=_FUNCTION * element,
+        cached=_FROM_CACHE * _CLOCK,
+        read=_FROM_MEMORY * _CLOCK,
+        written=_TO_MEMORY * _CLOCK,
+        cache=max(near, last // 2),
+        near=near,
+    )
+
+
+CPU = processor()  # a processor of which nothing is known
+
+
+@functools.cache
+def this_processor() -> Machine:
+    """Returns the constants of the CPU that runs this process, from what the system reports."""
+    sizes = {level: size for level, size in _caches().items() if 1 << 15 <= size <= 1 << 30}
+    near = sizes.get(2, CPU.near)
+    return processor(vector_bytes(os.environ.get("XLA_FLAGS", "")), near, sizes.get(3, max(4 * near, 8 << 20)))
+
+
+def vector_bytes(flags: str = "") -> int:
+    """Returns the bytes of the vectors that XLA uses here, as its own `flags` bound them."""
+    isa = re.findall(r"--xla_cpu_max_isa=(\w+)", flags)
+    most = {"SSE4_2": 16, "AVX": 32, "AVX2": 32}.get(isa[-1].upper(), 64) if isa else 64
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return 16
+    try:
+        known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return min(most, 32)
+    return min(most, 64 if " avx512f " in known else 32 if " avx2 " in known else 16)
+
+
+def _caches() -> dict[int, int]:
+    """Returns the bytes of the caches of the first core by level, as Linux reports them, without those of instructions."""
+    found: dict[int, int] = {}
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, kind, size = ((path / name).read_text().strip() for name in ("level", "type", "size"))
+            if kind != "Instruction":
+                found[int(level)] = int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+# Accelerators -----------------------------------------------------------------------------------------------------------
 
 # Launches, bandwidth, operations and caches are those of `jrnn bench --compile-for h100` (`bench/compile_for.py`). From the
 # same description: 132 multiprocessors of 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++ Programming
@@ -106,66 +182,9 @@ V5E = Machine(
     cache=128 << 20,
 )
 
-_SHIPPED = {"cpu": CPU, "cuda": H100, "gpu": H100, "rocm": H100, "tpu": V5E}
-
 
 def of(platform: str) -> Machine:
-    """Returns the constants for a platform of JAX: those of the file that `JRNN_COSTS` names, or else the shipped ones.
-
-    Raises:
-        ConfigError: for a file that is none of constants.
-    """
-    shipped = _SHIPPED.get(platform, H100)
-    name = os.environ.get(VARIABLE)
-    if not name:
-        return shipped
-    path = Path(name).expanduser()
-    try:
-        changed = path.stat().st_mtime_ns
-    except OSError as error:
-        raise ConfigError(f"{VARIABLE}={name}: {error.strerror}; `jrnn bench --calibrate` writes such a file") from None
-    found, machine = _read(path, changed)
-    return machine if _SHIPPED.get(found) is shipped else shipped
-
-
-@functools.lru_cache(maxsize=8)
-def _read(path: Path, changed: int) -> tuple[str, Machine]:
-    return read(path)
-
-
-def read(path: Path) -> tuple[str, Machine]:
-    """Returns the platform of a file of constants, and these; a constant that it lacks is the shipped one.
-
-    Raises:
-        ConfigError: names the file, the key and the rule.
-    """
-
-    def refused(rule: str) -> ConfigError:
-        return ConfigError(f"{path}: {rule}; `jrnn bench --calibrate` writes such a file")
-
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise refused(str(error.strerror)) from None
-    except (ValueError, RecursionError) as error:
-        raise refused(f"not JSON ({error})") from None
-    if not isinstance(data, dict) or not isinstance(data.get("constants"), dict):
-        raise refused('expected {"platform": ..., "constants": {...}}')
-    platform = data.get("platform")
-    if not isinstance(platform, str) or platform not in _SHIPPED:
-        raise refused(f"platform must be one of {', '.join(_SHIPPED)}, not {platform!r}")
-    known = {f.name: f.type for f in fields(Machine)}
-    for key, value in data["constants"].items():
-        if key not in known:
-            raise refused(f"there is no constant {key!r}{near(key, known)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise refused(f"constants.{key} must be a positive number, not {value!r}")
-    given: dict[str, Any] = data["constants"]
-    if "cache" in given:
-        given["cache"] = int(given["cache"])
-    return platform, replace(_SHIPPED[platform], **given)
-
-
-def written(platform: str, machine: Machine, **conditions: Any) -> str:
-    """Returns the text of a file of constants."""
-    return json.dumps({"platform": platform, **conditions, "constants": asdict(machine)}, indent=1) + "\n"
+    """Returns the constants for a platform of JAX."""
+    if platform == "cpu":
+        return this_processor()
+    return V5E if platform == "tpu" else H100

@@ -48,13 +48,20 @@ class Options:
         return self.written is not None and self.written != reverse
 
 
+_PLAIN = "plain"  # the mark of what `plain_scans` leaves to JAX
+
 # True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
 plain = jax.make_user_context(False)
 
 
 def marked(options: Options) -> AbstractContextManager[None]:
     """Marks every scan that is traced in this context."""
-    return set_xla_metadata(**{MARK: json.dumps(asdict(options))})
+    return set_xla_metadata(**metadata(options))
+
+
+def metadata(options: Options) -> dict[str, str]:
+    """Returns the mark."""
+    return {MARK: json.dumps(asdict(options))}
 
 
 def unmarked() -> AbstractContextManager[None]:
@@ -62,10 +69,15 @@ def unmarked() -> AbstractContextManager[None]:
     return set_xla_metadata(**{MARK: None})
 
 
+def left_to_jax() -> AbstractContextManager[None]:
+    """Marks what is traced in this context as plain: a mark around it, such as one around its gradient, does not hold."""
+    return set_xla_metadata(**{MARK: _PLAIN})
+
+
 def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
     """Returns the options in an equation's metadata, or None if it has no mark."""
     text = (metadata or {}).get(MARK)
-    if text is None:
+    if text is None or text == _PLAIN:
         return None
     found = json.loads(text)
     recompute = found["recompute"]

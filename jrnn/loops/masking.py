@@ -16,10 +16,36 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs.names import is_traced
 
 
+def checked_reset_state(given: Any, init: Any, resets: Any) -> Any:
+    """Returns the carry after resets, each leaf None or of the shape of the one of `init`; raises ScanError."""
+    if resets is None:
+        raise ScanError("scan: reset_state is given without resets; give resets [T, N] too")
+
+    def one(path: Any, first: Any, new: Any) -> Any:
+        if new is None:
+            return None
+        name, shape = jax.tree_util.keystr(path), jnp.shape(first)
+        try:
+            new = new if jax.dtypes.issubdtype(jnp.result_type(new), jax.dtypes.extended) else jnp.asarray(new)
+            return new if new.shape == shape else jnp.broadcast_to(new, shape)
+        except (TypeError, ValueError):
+            raise ScanError(f"scan: reset_state{name} cannot be broadcast to the carry's shape {list(shape)}") from None
+
+    try:
+        return jax.tree.map_with_path(one, init, given)
+    except ValueError as e:
+        if isinstance(e, ScanError):
+            raise
+        raise ScanError(f"scan: reset_state must be a pytree as init, whose leaves may be None: {e}") from None
+
+
 def masked(
-    f: Callable, init: Any, xs: Any, steps: Any, lengths: Any, resets: Any, skip: Any = None
+    f: Callable, first: Any, xs: Any, steps: Any, lengths: Any, resets: Any, skip: Any = None
 ) -> tuple[Callable, Any]:
-    """Returns the step and the inputs with lengths, resets and skipped steps. `steps` is T, or None if it is unknown."""
+    """Returns the step and the inputs with lengths, resets and skipped steps.
+
+    `first` is the carry after resets, in which None leaves a leaf alone. `steps` is T, or None if it is unknown.
+    """
     if steps is None:
         return f, xs  # `jax.lax.scan` reports it
     lengths = None if lengths is None else _checked_lengths(lengths, steps)
@@ -34,7 +60,7 @@ def masked(
                 resets = resets & before_the_end
         f, xs = with_skip(f, alive, xs), (alive, xs)
     if resets is not None:
-        f, xs = with_resets(f, init, resets, steps, xs)
+        f, xs = with_resets(f, first, resets, steps, xs)
     if lengths is not None and skip is None:
         f, xs = with_lengths(f, lengths, xs), (jnp.arange(steps), xs)
     return f, xs
@@ -53,7 +79,7 @@ def _aligned(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _checked_lengths(lengths: Any, steps: Any) -> Any:
-    given, lengths = lengths, jnp.asarray(lengths)
+    given, lengths = lengths, _array(lengths, "lengths")
     if lengths.dtype == bool:
         raise ScanError("scan: lengths must be integers, but are bool; give a mask [T, N] as skip=~mask")
     lengths = _checked(lengths, "lengths", int, "integers")
@@ -65,8 +91,15 @@ def _checked_lengths(lengths: Any, steps: Any) -> Any:
     return lengths
 
 
+def _array(values: Any, name: str) -> jax.Array:
+    try:
+        return jnp.asarray(values)
+    except (TypeError, ValueError, OverflowError) as e:
+        raise ScanError(f"scan: {name} must be an array, but are {values!r:.80}: {e!s:.200}") from None
+
+
 def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
-    values = jnp.asarray(values)
+    values = _array(values, name)
     if not jnp.issubdtype(values.dtype, jnp.bool_ if kind is bool else jnp.integer):
         raise ScanError(f"scan: {name} must be {kinds}, but are {values.dtype}; give {name}.astype({kind.__name__})")
     return values
@@ -127,13 +160,13 @@ def _held(step: Callable, spares: list[Any], given: str) -> Callable:
     return held_step
 
 
-def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: Any) -> tuple[Callable, Any]:
-    """Returns a step and inputs that set the carry back to `init` before each step where `resets` is True.
+def with_resets(step: Callable, first: Any, resets: jax.Array, steps: Any, xs: Any) -> tuple[Callable, Any]:
+    """Returns a step and inputs that set the carry back to `first` before each step where `resets` is True.
 
     Args:
         step: `(carry, x) -> (carry, y)`.
-        init: the initial carry.
-        resets: [T, ...] booleans; the shape of every leaf of the carry must begin with the shape of `resets[0]`.
+        first: the carry after resets; a leaf that is None is left alone.
+        resets: [T, ...] booleans; the shape of every other leaf of the carry must begin with the shape of `resets[0]`.
         steps: T.
         xs: the inputs of the scan.
     """
@@ -142,11 +175,13 @@ def with_resets(step: Callable, init: Any, resets: jax.Array, steps: Any, xs: An
     def resetting_step(carry: Any, reset_and_x: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         reset, x = reset_and_x
 
-        def fresh(first: Any, old: Any) -> jax.Array:
+        def fresh(first: Any, old: Any) -> Any:
+            if first is None:
+                return old
             typed = first if jax.typeof(old).weak_type else jnp.asarray(first, jnp.result_type(old))
             return _where(reset, typed, old, "carry", "resets[0]")
 
-        return step(jax.tree.map(fresh, init, carry), x)
+        return step(jax.tree.map(fresh, first, carry, is_leaf=lambda leaf: leaf is None), x)
 
     return resetting_step, (resets, xs)
 

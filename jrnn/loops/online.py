@@ -9,7 +9,7 @@ columns of W in `x @ W`, an element of the carry depends on its own column alone
 
 Source: Williams and Zipser, "A learning algorithm for continually running fully recurrent neural networks", 1989.
 
-Shapes: A the batch axes of the Jacobian, M the size of its blocks (`newton/structure.py`), C the columns of a parameter.
+Shapes: A the batch axes of the Jacobian, M the size of its blocks (`affine/blocks.py`), C the columns of a parameter.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.loops import early_exit
+from jrnn.loops.affine.blocks import Axes, Blocks, joint_blocks, reads_of
 from jrnn.loops.newton.solver import why_no_jacobian
-from jrnn.loops.newton.structure import Axes, Group, joint_group, reads_of
 
 _MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
 
@@ -144,8 +144,8 @@ class OnlineGradient:
             + plan.columns(j, lambda v, j=j: push(still[0], [*still[1][:j], v, *still[1][j + 1 :]]))
             for j, s in enumerate(state.derivatives)
         ]
-        made = jax.tree.unflatten(of_params, [g.astype(v.dtype) for g, v in zip(gradient, p)])
-        return loss, made, OnlineState(jax.tree.unflatten(tree, new), moved)
+        gradients = jax.tree.unflatten(of_params, [g.astype(v.dtype) for g, v in zip(gradient, p)])
+        return loss, gradients, OnlineState(jax.tree.unflatten(tree, new), moved)
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,8 @@ class _Plan:
         counts: C for each parameter; 0 if the carry does not read it.
     """
 
-    group: Group
-    dense: Group | None
+    group: Blocks
+    dense: Blocks | None
     params: tuple[Any, ...]
     own: tuple[dict[int, int], ...]
     counts: tuple[int, ...]
@@ -179,7 +179,7 @@ class _Plan:
         first = len(p)
         old = program.invars[first : first + len(leaves)]
         of_carry = reads_of(program, old)
-        group = joint_group([tuple(v.aval.shape) for v in old], of_carry)
+        group = joint_blocks([tuple(v.aval.shape) for v in old], of_carry)
         dense = None
         if group.block > max(_MOST, len(leaves)):
             if learner.approximate is None:
@@ -192,15 +192,13 @@ class _Plan:
                 raise ScanError(
                     "online_gradient: approximate='diagonal' needs carries of one shape; pad or reshape them"
                 )
-            dense, group = group, Group(group.carries, group.shapes, tuple(range(len(group.shapes[0]))))
+            dense, group = group, Blocks(group.carries, group.shapes, tuple(range(len(group.shapes[0]))))
         reads = reads_of(program, program.invars[:first])
         types = tuple(v.aval for v in program.invars[:first])
-        own = tuple(
-            _own(aval.shape, [found[j] for found in reads if j in found], group) for j, aval in enumerate(types)
-        )
+        own = tuple(_own(aval.shape, [axes[j] for axes in reads if j in axes], group) for j, aval in enumerate(types))
         counts = tuple(
             math.prod(n for k, n in enumerate(jnp.shape(v)) if k not in own[j])
-            if any(j in found for found in reads)
+            if any(j in axes for axes in reads)
             else 0
             for j, v in enumerate(p)
         )
@@ -214,8 +212,8 @@ class _Plan:
         units = jnp.eye(count, dtype=aval.dtype).reshape(
             count, *(1 if k in self.own[j] else n for k, n in enumerate(aval.shape))
         )
-        found = jax.vmap(push)(jnp.broadcast_to(units, (count, *aval.shape)))
-        return jnp.moveaxis(self.group.join(found, 1), 0, -1)
+        derivatives = jax.vmap(push)(jnp.broadcast_to(units, (count, *aval.shape)))
+        return jnp.moveaxis(self.group.join(derivatives, 1), 0, -1)
 
     def pulled(self, j: int, of_carry: Sequence[Any], s: jax.Array) -> jax.Array:
         """Returns the gradient with respect to a parameter from that with respect to the carry."""
@@ -234,36 +232,30 @@ class _Plan:
 
     def jacobian(self, push: Callable, carry: Sequence[Any]) -> jax.Array:
         """Returns the blocks [A, M, M] of the Jacobian, or the diagonals of what is dense."""
-        source = self.group if self.dense is None else self.dense
-        size = source.block
-
-        def column(k: Any) -> jax.Array:
-            unit = jnp.broadcast_to(jax.nn.one_hot(k, size), (*source.batch, size))
-            return source.join(push([v.astype(c.dtype) for v, c in zip(source.part(unit), carry)]))
-
         if self.dense is None:
-            return jnp.moveaxis(jax.vmap(column)(jnp.arange(size)), 0, -1)
+            return self.group.jacobian(push, carry)
+        source = self.dense
         count, each = len(carry), source.sizes[0]
 
         def same_element(k: Any) -> jax.Array:
             """The derivatives of element e of every carry with respect to element e of one, [A, K]."""
-            found = column(k).reshape(*source.batch, count, each)
-            return jax.lax.dynamic_index_in_dim(found, k % each, -1, keepdims=False)
+            column = source.join(push(source.basis(k, carry))).reshape(*source.batch, count, each)
+            return jax.lax.dynamic_index_in_dim(column, k % each, -1, keepdims=False)
 
-        found = jax.lax.map(same_element, jnp.arange(size))  # [K E, A, K]
-        one = Group((0,), source.shapes[:1], source.aligned)
-        found = jnp.moveaxis(found.reshape(count, each, *found.shape[1:]), 1, -1)  # [K, A, K, E]
-        found = jnp.moveaxis(found, -2, 1)  # [from, to, A, E]
-        spread = jax.vmap(jax.vmap(lambda v: one.part(v)[0]))(found)  # [from, to, shape of the carry]
+        diagonals = jax.lax.map(same_element, jnp.arange(source.block))  # [K E, A, K]
+        one = Blocks((0,), source.shapes[:1], source.aligned)
+        diagonals = jnp.moveaxis(diagonals.reshape(count, each, *diagonals.shape[1:]), 1, -1)  # [K, A, K, E]
+        diagonals = jnp.moveaxis(diagonals, -2, 1)  # [from, to, A, E]
+        spread = jax.vmap(jax.vmap(lambda v: one.part(v)[0]))(diagonals)  # [from, to, shape of the carry]
         return jnp.moveaxis(spread, (1, 0), (-2, -1))
 
 
-def _own(shape: Sequence[int], reads: Sequence[Axes], group: Group) -> dict[int, int]:
+def _own(shape: Sequence[int], reads: Sequence[Axes], group: Blocks) -> dict[int, int]:
     """Returns the axes of a parameter that are aligned with a batch axis of the group, the same one for every carry."""
-    found = {}
+    aligned = {}
     for k in range(len(shape)):
         to = {axes[k] for axes in reads}
         (axis,) = to if len(to) == 1 else (None,)
         if axis is not None and axis in group.aligned and group.shapes[0][axis] == shape[k]:
-            found[k] = axis
-    return found if len(set(found.values())) == len(found) else {}
+            aligned[k] = axis
+    return aligned if len(set(aligned.values())) == len(aligned) else {}

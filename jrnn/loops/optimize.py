@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from jax.extend import source_info_util
@@ -11,12 +12,60 @@ from jax.extend import source_info_util
 from jrnn.errors import ScanError
 from jrnn.loops import executors, mark, recompute
 from jrnn.loops.mark import Options
+from jrnn.loops.rules import tracing
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 
+class _Context:
+    """A context that is a decorator too. It holds no generator, which Python would close at exit where it was never left.
+
+    Args:
+        parts: make the contexts that it enters.
+    """
+
+    def __init__(self, *parts: Callable[[], AbstractContextManager[Any]]):
+        self._parts = parts
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part())
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+    def __call__(self, fn: Callable) -> Callable:
+        @functools.wraps(fn)
+        def inside(*args: Any, **keywords: Any) -> Any:
+            with _Context(*self._parts):
+                return fn(*args, **keywords)
+
+        return inside
+
+
+class _Everywhere:
+    """The mark for all threads of the process, from now on until a `with` block ends."""
+
+    def __init__(self, options: Options):
+        self._undo = tracing.mark_everywhere(mark.metadata(options))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo()
+
+
 def optimize_scans(
-    fn: Callable | None = None, *, executor: str = "auto", strict: bool = False, memory: int | float | None = None
+    fn: Callable | None = None,
+    *,
+    executor: str = "auto",
+    strict: bool = False,
+    memory: int | float | None = None,
+    everywhere: bool = False,
 ) -> Any:
     """Marks every `jax.lax.scan` that is traced in this context, so that it is lowered as `scan` is.
 
@@ -29,13 +78,16 @@ def optimize_scans(
         executor: as in `scan`; a loop that it cannot run stays a loop. "cudnn" and "newton" are for `scan` alone.
         strict: raise if a loop would fall back to `jax.lax.scan`, or if the chosen executor cannot run it.
         memory: as in `scan`, for each loop.
+        everywhere: mark the loops of the whole process, in all threads, from this call on. A `with` block around it ends
+            that; without one it holds until the process ends. Of several, the last one that began must end first. A thread
+            inside of `jax.experimental.xla_metadata.set_xla_metadata` is not reached.
 
     Returns:
-        A context that is a decorator too; or the decorated function, if `fn` is given.
+        A context that is a decorator too; or the decorated function, if `fn` is given. With `everywhere`, a context only.
 
     Raises:
         ScanError: if the executor is unknown or for `scan` alone, or memory is not positive.
-        TypeError: if `fn` is not callable.
+        TypeError: if `fn` is not callable, or is given with `everywhere`.
 
     >>> import jax, jax.numpy as jnp
     >>> @jax.jit
@@ -45,6 +97,9 @@ def optimize_scans(
     >>> print(total(jnp.arange(4.0)))
     6.0
     >>> with optimize_scans(executor="scan"):
+    ...     print(jax.lax.scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0))[0])
+    6.0
+    >>> with optimize_scans(everywhere=True):  # or, at the start of a program: optimize_scans(everywhere=True)
     ...     print(jax.lax.scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0))[0])
     6.0
     """
@@ -57,13 +112,11 @@ def optimize_scans(
         raise ScanError(f"optimize_scans: executor {executor!r} is for jrnn.scan alone; use 'auto'")
     recompute.check_memory(memory)
     options = Options(executor, None, bool(strict), memory)
-
-    @contextmanager
-    def marking() -> Iterator[None]:
-        with mark.marked(options), mark.plain(False):
-            yield
-
-    context = marking()
+    if everywhere:
+        if fn is not None:
+            raise TypeError("optimize_scans: everywhere=True is for a process, not for a function; call it without one")
+        return _Everywhere(options)
+    context = _Context(lambda: mark.marked(options), lambda: mark.plain(False))
     return context if fn is None else context(fn)
 
 
@@ -91,11 +144,5 @@ def plain_scans(fn: Callable | None = None) -> Any:
     """
     if fn is not None and not callable(fn):
         raise TypeError(f"plain_scans: the argument must be the function to decorate, but is {fn!r}")
-
-    @contextmanager
-    def unmarking() -> Iterator[None]:
-        with mark.unmarked(), mark.plain(True):
-            yield
-
-    context = unmarking()
+    context = _Context(mark.left_to_jax, lambda: mark.plain(True))
     return context if fn is None else context(fn)

@@ -53,6 +53,7 @@ class Call:
     newton: Newton | None = None
     lengths: Any = None
     resets: Any = None
+    reset_state: Any = None
     skip: Any = None
     until: Callable | None = None
     recompute: Any = None
@@ -98,8 +99,9 @@ def _masked(call: Call, rest: Rest) -> Results:
     lengths = call.lengths if call.place is None else call.place.lengths(call.lengths, call.steps)
     if lengths is None and call.resets is None and call.skip is None:
         return rest(call)
-    step, xs = masked(call.step, call.init, call.xs, call.steps, lengths, call.resets, call.skip)
-    return rest(replace(call, step=step, xs=xs, lengths=None, resets=None, skip=None))
+    first = call.init if call.reset_state is None else call.reset_state
+    step, xs = masked(call.step, first, call.xs, call.steps, lengths, call.resets, call.skip)
+    return rest(replace(call, step=step, xs=xs, lengths=None, resets=None, reset_state=None, skip=None))
 
 
 def _over_devices(call: Call, rest: Rest) -> Results:

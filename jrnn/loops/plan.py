@@ -102,11 +102,12 @@ class LoopPlan:
         """Runs all steps."""
         assert self.fission is not None and self.core is not None
         fission, core, steps = self.fission, self.core.run, self.fission.loop.length
+        constants = fission.constants(consts)
         if self.chunk is None:
-            return fission.run(consts, init, xs, steps, core)
+            return fission.run_with(constants, init, xs, steps, core)
 
         def run_some(carry: Any, xs: Any, steps: Any) -> Results:
-            return fission.run(consts, carry, xs, steps, core)
+            return fission.run_with(constants, carry, xs, steps, core)
 
         return in_chunks(run_some, list(init), list(xs), steps, self.chunk, fission.loop.reverse)
 
@@ -149,7 +150,7 @@ class LoopPlan:
         return tuple(Item.of(v, producers, count) for v in jaxprs.variables(found))
 
     def __str__(self) -> str:
-        lines = [self._title()]
+        lines = [f"{self.title}: {self.executor}"]
         for title, items in (*self._moved().items(), ("written by the loop at each step", self.stacked)):
             if items:
                 shown = [f"    {item}" for item in items[:_SHOWN]]
@@ -163,7 +164,7 @@ class LoopPlan:
 
     def summary(self) -> str:
         """Returns a shorter text than `str`: how many values moved, what is left, and the estimate next to `lax.scan`'s."""
-        lines = [self._title()]
+        lines = [f"{self.title}: {self.executor}"]
         for title, items in self._moved().items():
             if items:
                 values = "1 value" if len(items) == 1 else f"{len(items)} values"
@@ -179,10 +180,12 @@ class LoopPlan:
             lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
         return "\n".join([*lines, *(remark for remark in self._remarks() if remark.strip() != NOTHING)])
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
+        """The direction of the loop, its length and its platform."""
         direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
         steps = "" if self.loop is None else f" of {self.loop.length} steps"
-        return f"{direction} loop{steps} on {self.target.platform}: {self.executor}"
+        return f"{direction} loop{steps} on {self.target.platform}"
 
     def _moved(self) -> dict[str, tuple[Item, ...]]:
         return {

@@ -1,8 +1,8 @@
-"""What `explain` reports: the plans of the loops that are lowered in a context, and notes about those that are not."""
+"""What is heard of the loops that are lowered: the plans that `explain` collects, and what reports and the log are told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,9 @@ import jax
 
 # The list that collects the plans of lowered loops, or None.
 _recorder = jax.make_user_context(None)
+
+# Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
+listeners: list[Callable[[Any], None]] = []
 
 
 class Plans(list):
@@ -29,7 +32,7 @@ class Plans(list):
 
 @contextmanager
 def recorded() -> Iterator[Plans]:
-    """Collects the plans of the loops that are lowered in this context."""
+    """Collects the plans of the loops that are lowered in this context. Listeners do not hear of these."""
     plans = Plans()
     with _recorder(plans):
         yield plans
@@ -39,9 +42,18 @@ def record(plan: Any) -> None:
     """Adds the plan of a loop that is lowered."""
     if _recorder.value is not None:
         _recorder.value.append(plan)
+    else:
+        _tell(plan)
 
 
 def note(text: str) -> None:
     """Adds a note, unless it was made before."""
-    if _recorder.value is not None and text not in _recorder.value.notes:
+    if _recorder.value is None:
+        _tell(text)
+    elif text not in _recorder.value.notes:
         _recorder.value.notes.append(text)
+
+
+def _tell(what: Any) -> None:
+    for listener in tuple(listeners):
+        listener(what)

@@ -11,9 +11,10 @@ Shapes: T time.
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -24,22 +25,37 @@ from jax.custom_derivatives import SymbolicZero
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Program, Var, primitives
 from jrnn.loops import equation_costs, machines, recompute
+from jrnn.loops.machines import Machine
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
 _LONGEST = 2000
 
-NEAR = 1 << 20  # the bytes of stacks that stay in a cache near the core
+NEAR = 1.0  # the part of the cache of a core that stacks may fill
 _INFINITE = 1 << 60
 _PICOSECONDS = 1e12  # a second
 
 Flat = Sequence[Any]
 
 
+@dataclass(frozen=True)
+class Stacks:
+    """Where the stacks of a step are kept: the most bytes of a step that stay in a cache of the core, and the machine."""
+
+    near: float
+    machine: Machine
+
+    @staticmethod
+    def of(platform: str, length: Any) -> Stacks:
+        machine = machines.of(platform)
+        near = NEAR * machine.near / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
+        return Stacks(near, machine)
+
+
 def storing_less(
     jaxpr: Any,
     n_consts: int,
     n_carry: int,
-    near: float,
+    stacks: Stacks,
     option: str | tuple[str, ...] | None,
     checkpoint: Callable[..., Callable],
 ) -> Callable[..., Flat] | None:
@@ -51,7 +67,7 @@ def storing_less(
     Args:
         jaxpr: the step, from constants, carries and inputs to new carries and outputs.
         n_consts, n_carry: the numbers of constants and carries.
-        near: the most bytes a step of stacks that stay in a cache near the core.
+        stacks: where they are kept.
         option: the option `recompute`: None, "contractions", or names.
         checkpoint: `jax.checkpoint`, whose equations can be transposed.
     """
@@ -73,7 +89,7 @@ def storing_less(
 
     @functools.cache
     def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
-        return _derivative(run, avals, moving, n_consts, n_carry, near, option, checkpoint)
+        return _derivative(run, avals, moving, n_consts, n_carry, stacks, option, checkpoint)
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
         moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
@@ -148,7 +164,7 @@ def _linearized(run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bo
     return _Linearized(program, n_in, len(smooth), step, linear, later, outs, wanted)
 
 
-def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, near: float, option: Any) -> set[Var]:
+def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, stacks: Stacks, option: Any) -> set[Var]:
     """Returns the values that the reverse pass has: what the loop stacks anyway, and what is stored for it."""
     program, first_x = parts.program, n_consts + n_carry
     arguments = program.invars[: parts.n_in]
@@ -159,10 +175,10 @@ def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, near: float, optio
     had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
     varying = jaxprs.depends(parts.step, (*carry, *xs))
     read_later = [v for v in parts.wanted if v in varying]
-    stay_near = sum(map(jaxprs.nbytes, read_later)) <= near
-    chosen = _choose(parts.step, read_later, had, carry, varying, stay_near, option)
+    stacks = replace(stacks, near=math.inf if sum(map(jaxprs.nbytes, read_later)) <= stacks.near else 0.0)
+    chosen = _choose(parts.step, read_later, had, carry, varying, stacks, option)
     if option == "contractions":  # stores no more than without the option
-        plain = _choose(parts.step, read_later, had, carry, varying, stay_near, None)
+        plain = _choose(parts.step, read_later, had, carry, varying, stacks, None)
         chosen = min(chosen, plain, key=lambda found: sum(map(jaxprs.nbytes, found)))
     return {*arguments, *program.constvars, *(v for v in had if v in varying), *chosen}
 
@@ -173,7 +189,7 @@ def _derivative(
     moving: tuple[bool, ...],
     n_consts: int,
     n_carry: int,
-    near: float,
+    stacks: Stacks,
     option: Any,
     checkpoint: Callable[..., Callable],
 ) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
@@ -183,7 +199,7 @@ def _derivative(
     if any(jaxprs.is_in(a, later) for a in program.outvars[: parts.n_out]):
         # One equation makes a result and its tangent, such as the loop in a rule of `jax.custom_jvp`: JAX separates them.
         return lambda primals, tangents: jax.jvp(*_of_moving(run, primals, moving), list(tangents))
-    again, _ = jaxprs.needed(parts.step, parts.wanted, _at_hand(parts, n_consts, n_carry, near, option))
+    again, _ = jaxprs.needed(parts.step, parts.wanted, _at_hand(parts, n_consts, n_carry, stacks, option))
     reverse_part = (*again, *parts.linear)
     fixed = {v for e in reverse_part for v in e.outvars} | later
     read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *parts.wanted] if v not in fixed))
@@ -248,14 +264,14 @@ def _choose(
     had: Collection[Var],
     carry: Sequence[Var],
     varying: Collection[Var],
-    near: bool,
+    stacks: Stacks,
     option: Any,
 ) -> list[Var]:
-    """Returns the variables to store so that all wanted ones can be computed. `near`: their stacks stay in a cache."""
+    """Returns the variables to store so that all wanted ones can be computed."""
     never = recompute.not_stored(option, step, had)
     eqns, _ = jaxprs.needed(step, wanted, had)
     storing = {v: 0 for v in had if v in varying}
-    storing.update({v: 0 if v in had else _storing(v, near) for v in carry})
+    storing.update({v: 0 if v in had else _storing(v, stacks) for v in carry})
     edges, remaking = [], dict.fromkeys(storing, _INFINITE)
     exact = set(storing)  # never computed again, or computed again without rounding
     for eqn in eqns:
@@ -272,10 +288,12 @@ def _choose(
         for v in eqn.outvars:
             if v not in varying or v in had:
                 continue
-            storing[v] = _INFINITE if v in never else _storing(v, near)
+            storing[v] = _INFINITE if v in never else _storing(v, stacks)
             if remade:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
-                remaking[v] = round(equation_costs.element_seconds(eqn) * _PICOSECONDS) if option is None else 0
+                remaking[v] = (
+                    round(equation_costs.element_seconds(eqn, stacks.machine) * _PICOSECONDS) if option is None else 0
+                )
             else:
                 remaking[v] = _INFINITE
     return [v for v in min_cut(storing, edges, remaking, wanted) if v not in had]
@@ -286,10 +304,10 @@ def _is_index(eqn: Eqn) -> bool:
     return any(jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.outvars) and not primitives.is_view(eqn)
 
 
-def _storing(v: Var, near: bool) -> int:
+def _storing(v: Var, stacks: Stacks) -> int:
     """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
-    machine = machines.CPU
-    each = 3 / machine.cached if near else 2 / machine.written + 1 / machine.read
+    machine = stacks.machine
+    each = 3 / machine.cached if stacks.near else 2 / machine.written + 1 / machine.read
     return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * each))
 
 

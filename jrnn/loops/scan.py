@@ -25,6 +25,7 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs.names import is_traced
 from jrnn.loops import executors, newton, pipeline
 from jrnn.loops import recompute as recomputation
+from jrnn.loops.masking import checked_reset_state
 from jrnn.loops.newton import Newton
 from jrnn.loops.pipeline import Call
 from jrnn.loops.recompute import Recompute
@@ -46,6 +47,7 @@ def scan(
     *,
     lengths: Any = None,
     resets: Any = None,
+    reset_state: Any = None,
     skip: Any = None,
     until: Callable[[Any], Any] | None = None,
     recompute: Recompute = None,
@@ -71,8 +73,10 @@ def scan(
         lengths: integers, usually [N]. After its length a sequence keeps its carry, and its outputs are zero. The shape of
             every leaf of the carry and of the outputs must begin with the shape of `lengths`. They lie between 0 and T;
             inside jit, where they are not known, one below 0 counts as 0, and one above T as T.
-        resets: booleans, usually [T, N]. Where True, the carry goes back to `init` before that step. The shape of every leaf
-            of the carry must begin with the shape of `resets[0]`.
+        resets: booleans, usually [T, N]. Where True, the carry goes back to `reset_state` before that step. The shape of
+            every leaf of the carry that goes back must begin with the shape of `resets[0]`.
+        reset_state: the carry after resets, a pytree as `init` whose leaves are broadcast to its shapes. A leaf may be None:
+            this part of the carry, such as a counter or a key, is left alone. None: `init`.
         skip: booleans, usually [T, N]. Where True, the step is left out: the carry is kept, and the outputs are zero. A
             reset at a skipped step still holds. The shape of every leaf of the carry and of the outputs must begin with the
             shape of `skip[0]`.
@@ -146,7 +150,9 @@ def scan(
         place = segments.Place.here(axis_name, bool(reverse))
         if until is not None:
             raise ScanError("scan: until cannot be given with axis_name; leave one of them out")
-    masks = dict(lengths=lengths, resets=resets, skip=skip, until=until)
+    if reset_state is not None:
+        reset_state = checked_reset_state(reset_state, init, resets)
+    masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, skip=skip, until=until)
     options = dict(recompute=recompute, strict=strict, memory=memory, place=place, verify=verify)
     call = Call(f, init, xs, length, reverse, unroll, row, newton.options_of(executor), **masks, **options)
     return pipeline.run(call)

@@ -62,7 +62,9 @@ def while_loop(
     >>> float(double_until(3.0)), float(jax.grad(double_until)(3.0))
     (192.0, 64.0)
     """
-    steps, checkpoints = _count("max_steps", max_steps), checkpoints and _count("checkpoints", checkpoints)
+    steps = _count("max_steps", max_steps)
+    if checkpoints is not None:
+        checkpoints = _count("checkpoints", checkpoints)
     last = jax.eval_shape(lambda state: lax.while_loop(cond, body, state), init)  # raises JAX's errors
     state = early_exit.promoted(init, last)
     goes, of_cond = early_exit.without_closure(cond, state)
@@ -87,10 +89,9 @@ def while_loop(
 
 def _count(name: str, value: Any) -> int:
     value = value if is_traced(value) else plain(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ScanError(
-            f"while_loop: {name} must be a positive integer that is known when JAX traces, but is {value!r}"
-        )
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+        rule = "must be a positive integer below 2^31 that is known when JAX traces"
+        raise ScanError(f"while_loop: {name} {rule}, but is {value!r:.80}")
     return value
 
 

@@ -10,16 +10,18 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError, near
+from jrnn.files import AtLeast, checked
 
 T = TypeVar("T")
+Limit = tuple[float, Annotated[float, AtLeast(0, math.inf)]]  # of a time step
 LIMITS = {"num_hidden_layers": 10_000, "num_experts": 100_000}  # greater ones are mistakes
 MOST = 2**31 - 1  # of other sizes
 LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old names of layers
@@ -76,7 +78,7 @@ def read_config(
             found[name] = _checked(f"{where}: {name}", name, _plain(keys[name]), hints[name])
         elif field.default is MISSING:
             raise ConfigError(f"{where}: lacks the key {name!r}")
-        elif name in keys and _fits(None, hints[name]):
+        elif name in keys and types.NoneType in typing.get_args(hints[name]):
             found[name] = None
     config = cls(**found)
     for name in known:
@@ -89,58 +91,41 @@ def read_config(
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _plain(value: Any) -> Any:
     """Lists as tuples and dicts as tuples of pairs, so that configs can be hashed; infinity as transformers writes it."""
     if isinstance(value, Mapping):
         if set(value) == {"__float__"}:
-            return float(value["__float__"]) if isinstance(value["__float__"], (str, int, float)) else math.nan
+            return _number(str(value["__float__"]))
         return tuple(sorted((str(name), _plain(part)) for name, part in value.items()))
     return tuple(_plain(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan  # which no key accepts
+
+
 def _checked(where: str, name: str, value: Any, hint: Any) -> Any:
-    if not _fits(value, hint):
-        raise ConfigError(f"{where} is {value!r:.80}; it must be {_described(hint)}")
+    found = checked(hint, value, where, ConfigError)
     most = LIMITS.get(name, MOST)
-    for part in value if isinstance(value, tuple) else (value,):
+    for part in found if isinstance(found, tuple) else (found,):
         if isinstance(part, int) and not -1 <= part <= most:
-            raise ConfigError(f"{where} is {value!r:.80}; it must lie between 0 and {most}")
-    return value
+            raise ConfigError(f"{where} is {part}; it must lie between 0 and {most}")
+    return found
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON has the type of a field."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, arg) for arg in args)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if args[-1] is Ellipsis:
-            return all(_fits(part, args[0]) for part in value)
-        return len(value) == len(args) and all(map(_fits, value, args))
-    if hint is Any:
-        return True
-    if hint is types.NoneType:
-        return value is None
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
-    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+@dataclass(frozen=True)
+class RopeKeys:
+    """The keys of rotary positions, without which they are the family's."""
 
-
-def _described(hint: Any) -> str:
-    args = typing.get_args(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_described, args)))
-    if typing.get_origin(hint) is tuple:
-        inner = [arg for arg in args if arg is not Ellipsis]
-        many = "a list of" if args[-1] is Ellipsis else f"{len(inner)} of"
-        return f"{many} {_described(inner[0])}" if typing.get_origin(inner[0]) is not tuple else "an object"
-    names = {int: "an integer", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null"}
-    return names.get(hint, str(hint))
+    rope_parameters: tuple[tuple[str, Any], ...] | None = ()
+    rope_theta: float | None = None
+    partial_rotary_factor: float | None = None
 
 
 class Rope(NamedTuple):
@@ -150,11 +135,11 @@ class Rope(NamedTuple):
     size: int
 
     @classmethod
-    def of(cls, config: Any, head: int, share: float = 1.0, theta: float = 10000.0) -> Rope:
+    def of(cls, config: RopeKeys, head: int, share: float = 1.0, theta: float = 10000.0) -> Rope:
         """From `rope_parameters`, or, written by older versions, `rope_theta` and `partial_rotary_factor`.
 
         Args:
-            config: has the three.
+            config: has the keys.
             head: features of a head.
             share, theta: the family's defaults.
         """
@@ -163,9 +148,8 @@ class Rope(NamedTuple):
             raise ConfigError(f"rope_parameters.rope_type is {given['rope_type']!r}; only 'default' is supported")
         base = given.get("rope_theta", config.rope_theta or theta)
         share = given.get("partial_rotary_factor", config.partial_rotary_factor or share)
-        for name, value in (("rope_theta", base), ("partial_rotary_factor", share)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ConfigError(f"{name} is {value!r:.80}; it must be a number above 0")
+        base = checked(Annotated[float, AtLeast(1e-9)], base, "rope_theta", ConfigError)
+        share = checked(Annotated[float, AtLeast(0, 1)], share, "partial_rotary_factor", ConfigError)
         size = int(head * share)
         if size % 2 or size > head:
             raise ConfigError(

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
 
-from jrnn.errors import ConfigError, FormatError, near
+from jrnn.errors import FormatError, near
+from jrnn.files import new_folder, read_json, write_whole
+from jrnn.files.tensors import open_tensors, write_tensors
 from jrnn.models.family import Family, Merge, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILES = ("config.json", WEIGHTS, "model-*.safetensors", INDEX)  # what `write` replaces
 ALIGNMENT = 64  # bytes, of XLA's buffers
 BLOCK = 1 << 24  # bytes of a tensor that are read at once
 _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
@@ -39,7 +40,7 @@ class Tensors:
     def __init__(self, folder: Path, family: Family) -> None:
         self.folder = folder
         if (folder / INDEX).exists():
-            index = read_json(folder / INDEX, read_text(folder / INDEX)).get("weight_map")
+            index = read_json(folder / INDEX, FormatError).get("weight_map")
             if not isinstance(index, dict) or not all(isinstance(v, str) and Path(v).name == v for v in index.values()):
                 raise FormatError(
                     f"{folder / INDEX}: weight_map must map names of tensors to names of files in this folder"
@@ -49,15 +50,15 @@ class Tensors:
             files = [WEIGHTS]
         self.places: dict[str, Place] = {}
         for file in files:
-            try:
-                with safe_open(folder / file, framework="np") as opened:
-                    for stored in opened.keys():  # noqa: SIM118 - no mapping
-                        if not stored.startswith(family.unused) and not stored.endswith(family.unused):
-                            view = opened.get_slice(stored)
-                            place = Place(folder / file, stored, tuple(view.get_shape()), view.get_dtype())
-                            self.places[_renamed(stored, family)] = place
-            except (SafetensorError, OSError) as error:
-                raise FormatError(f"{folder / file} cannot be read as safetensors: {error}") from error
+            with open_tensors(folder / file, FormatError) as opened:
+                for stored in opened.keys():  # noqa: SIM118 - no mapping
+                    if stored.startswith(family.unused) or stored.endswith(family.unused):
+                        continue
+                    view, name = opened.get_slice(stored), _renamed(stored, family)
+                    if name in self.places:
+                        first = self.places[name].file.name
+                        raise FormatError(f"{folder}: the tensor {name!r} is twice, in {first} and {file}")
+                    self.places[name] = Place(folder / file, stored, tuple(view.get_shape()), view.get_dtype())
 
     def check(
         self, shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Merge | None], spare: str | None
@@ -104,7 +105,7 @@ def parameter(tensors: Tensors, name: str, merge: Merge | None, mesh: jax.shardi
     """
     places = [tensors.places[part] for part in (merge.names if merge else (name,))]
     with ExitStack() as files:
-        opened = {f: files.enter_context(safe_open(f, framework="np")) for f in {place.file for place in places}}
+        opened = {f: files.enter_context(open_tensors(f, FormatError)) for f in {place.file for place in places}}
         views = [opened[place.file].get_slice(place.stored) for place in places]
         if merge is not None and not merge.stacks:
             whole = np.concatenate([view[:] for view in views])
@@ -155,7 +156,9 @@ def write(
     shapes: Mapping[str, tuple[int, ...]],
     shard_bytes: int,
 ) -> None:
-    """Writes config.json and safetensors files of at most `shard_bytes`, or of one tensor.
+    """Writes config.json and safetensors files of at most `shard_bytes`, or of one tensor, in one step.
+
+    Other files of the folder stay, such as those of the tokenizer; see `jrnn.files.new_folder`.
 
     Args:
         text: config.json.
@@ -163,9 +166,6 @@ def write(
         parameters: the tensors that make each.
         shapes: of the tensors.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(text, encoding="utf-8")
     shards: list[list[tuple[str, str, Any]]] = [[]]  # tensors, each with its parameter and its place in it
     filled = total = 0
     for name, merge in parameters.items():
@@ -180,18 +180,16 @@ def write(
             shards[-1].append((part, name, index))
             filled, total = filled + size, total + size
     places = {}
-    for number, shard in enumerate(shards, 1):
-        file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        arrays = {part: np.asarray(params[name][index]) for part, name, index in shard}
-        save_file(
-            {part: np.ascontiguousarray(array) for part, array in arrays.items()}, folder / file, {"format": "pt"}
-        )
-        places |= dict.fromkeys(arrays, file)
-    if len(shards) == 1:
-        (folder / INDEX).unlink(missing_ok=True)
-        return
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    with new_folder(folder, FormatError, replaces=FILES) as new:
+        write_whole(new / "config.json", text.encode(), FormatError)
+        for number, shard in enumerate(shards, 1):
+            file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+            arrays = {part: params[name][index] for part, name, index in shard}
+            write_tensors(new / file, arrays, FormatError, {"format": "pt"})
+            places |= dict.fromkeys(arrays, file)
+        if len(shards) > 1:
+            index = {"metadata": {"total_size": total}, "weight_map": places}
+            write_whole(new / INDEX, (json.dumps(index, indent=2) + "\n").encode(), FormatError)
 
 
 def save_state(path: str | PathLike[str], state: State) -> None:
@@ -203,7 +201,7 @@ def save_state(path: str | PathLike[str], state: State) -> None:
     >>> load_state(path)["0.ssm"].shape
     (1, 2)
     """
-    save_file({name: np.asarray(value) for name, value in state.items()}, path)
+    write_tensors(path, state, FormatError)
 
 
 def load_state(path: str | PathLike[str]) -> State:
@@ -212,24 +210,5 @@ def load_state(path: str | PathLike[str]) -> State:
     Raises:
         FormatError: if the file is missing or damaged.
     """
-    try:
-        return {name: jnp.asarray(value) for name, value in load_file(path).items()}
-    except (SafetensorError, OSError) as error:
-        raise FormatError(f"{path} cannot be read as safetensors: {error}") from error
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from error
-
-
-def read_json(path: Path, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds a {type(found).__name__}; it must hold an object")
-    return found
+    with open_tensors(path, FormatError) as opened:
+        return {name: jnp.asarray(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118 - no mapping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.errors import FormatError
+from jrnn.errors import ConfigError, FormatError
+from jrnn.files import parse_json, read_text
+from jrnn.memory import available
 from jrnn.models.families import family_of
-from jrnn.models.files import Tensors, parameter, read_json, read_text
+from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel
 
 
@@ -48,12 +51,16 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
             f"there is no folder {folder}; jrnn downloads nothing. For that model of the Hugging Face hub: "
             f"hf download {folder} --local-dir {folder.name}, and then load({folder.name!r})"
         )
-    text = read_text(folder / "config.json")
-    model = configured(read_json(folder / "config.json", text), text, str(folder / "config.json"))
+    model = model_of(read_text(folder / "config.json", FormatError), str(folder / "config.json"))
     decoder, tensors = model.decoder, Tensors(folder, model.family)
     parameters = decoder.parameters()
     tensors.check(decoder.shapes(), parameters, decoder.names.head if decoder.tied else None)
     return replace(model, params={name: parameter(tensors, name, merge, mesh) for name, merge in parameters.items()})
+
+
+def model_of(text: str, where: str) -> LanguageModel:
+    """The model that the text of a config.json describes, without parameters; raises as `configured`."""
+    return configured(parse_json(text, where, ConfigError, finite=False), text, where)
 
 
 def configured(config: Mapping[str, Any], text: str, where: str, by_hand: bool = False) -> LanguageModel:
@@ -68,6 +75,8 @@ def configured(config: Mapping[str, Any], text: str, where: str, by_hand: bool =
     Raises:
         ConfigError: for an unknown family, or an unsupported key or value.
     """
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{where}: must hold an object, holds {config!r:.80}")
     family = family_of(config.get("model_type"), where)
     return LanguageModel({}, family, family.read(config, where, by_hand), text)
 
@@ -106,9 +115,13 @@ def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) 
     (2, 3, 16)
     """
     model = configured(config, json.dumps(dict(config), indent=2, sort_keys=True), "create", by_hand=True)
+    shapes = shapes_of(model)
+    size = sum(math.prod(shape) for shape in shapes.values()) * jnp.dtype(dtype).itemsize
+    if size > (most := available()):
+        raise ConfigError(f"create: the parameters need {size:,} bytes, and {most:,} are available")
     params = {
         name: _initial(name, shape, jax.random.fold_in(key, k), model.decoder.norm.offset).astype(dtype)
-        for k, (name, shape) in enumerate(shapes_of(model).items())
+        for k, (name, shape) in enumerate(shapes.items())
     }
     return replace(model, params=params)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jrnn.errors import LayerError
 from jrnn.models import generation
 from jrnn.models.family import Decoder, Family, State, Weights, decoder_of
-from jrnn.models.files import write
+from jrnn.models.files import FILES, write
 from jrnn.models.memory import EMPTY
 from jrnn.models.tokens import check_mask, check_tokens, from_the_left, rotated
 from jrnn.nn.checks import check_lengths, check_resets, concrete
@@ -49,6 +49,8 @@ class LanguageModel:
     >>> new.shape
     (1, 8)
     """
+
+    FILES: ClassVar = FILES
 
     params: dict[str, jax.Array]
     family: Family

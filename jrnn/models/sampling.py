@@ -5,11 +5,13 @@ Shapes: N batch, V vocabulary.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn.errors import LayerError
 from jrnn.nn.checks import check_integer
@@ -48,6 +50,10 @@ class Choice(NamedTuple):
         stop: int | Sequence[int] | None = None,
     ) -> Choice:
         """The choice of these options. Raises a LayerError for a value that cannot be used."""
+        named = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+        for name, value in named.items():
+            if value is not None and not isinstance(value, (numbers.Real, np.ndarray, jax.Array)):
+                raise LayerError(f"{where}: {name} is {value!r:.80}; it must be a number")
         if not temperature >= 0:
             raise LayerError(f"{where}: temperature is {temperature}; it must be at least 0")
         if top_k is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
@@ -10,14 +9,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn.errors import ConfigError, DataError
+from jrnn.files import kind_of, parse_json, read_text
 from jrnn.models.loading import load
 
 
 def is_model(folder: str | PathLike[str]) -> bool:
     """Whether a folder holds a model, rather than a run of `jrnn train`."""
-    return (Path(folder) / "config.json").exists()
+    return kind_of(Path(folder) / "config.json") != ""
 
 
 def write_text(
@@ -49,8 +50,8 @@ def write_text(
     tokens = encode(prompt)
     if not tokens:
         raise DataError("the prompt has no tokens; give --prompt with at least one")
-    ends = json.loads(model.text).get("eos_token_id")
-    ends = set(ends) if isinstance(ends, list) else {ends}
+    given = parse_json(model.text, f"{folder}: config.json", ConfigError, finite=False).get("eos_token_id")
+    ends = {end for end in (given if isinstance(given, list) else [given]) if isinstance(end, int)}
     shown = decode(tokens)
     yield shown
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "key": jax.random.key(seed)}
@@ -66,20 +67,24 @@ def write_text(
 
 def _tokenizer(folder: Path) -> tuple[Any, Any]:
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not kind_of(path):
         return _numbers, lambda tokens: " ".join(map(str, tokens))
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise ConfigError(f"{path} needs the extra 'text': pip install 'jrnn[text]'") from None
-    found = Tokenizer.from_file(str(path))
+    text = read_text(path, DataError)
+    try:
+        found = Tokenizer.from_str(text)
+    except Exception as e:  # the package raises Exception itself
+        raise DataError(f"{path}: is not a tokenizer of the package tokenizers: {e}") from None
     return lambda text: found.encode(text).ids, found.decode
 
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(word) for word in text.split()]
-    except ValueError:
+        return [np.array(int(word), np.int32).item() for word in text.split()]
+    except (ValueError, OverflowError):
         raise DataError(
             f"the prompt is {text!r}, but the folder has no tokenizer.json: give numbers of tokens, as in '3 14 15'"
         ) from None

@@ -67,7 +67,8 @@ def _gru(zx: jax.Array, zh: jax.Array, late: jax.Array | None, state: State) -> 
     if late is not None:
         hn = hn + late
     n = jnp.tanh(xn + jax.nn.sigmoid(xr + hr) * hn)
-    return (n + jax.nn.sigmoid(xz + hz) * (state[0] - n),)
+    z = jax.nn.sigmoid(xz + hz)
+    return ((1 - z) * n + z * state[0],)  # XLA:CPU computes n again for each place that reads it
 
 
 RNN_TANH = Unit("RNN", ("h",), 1, _tanh)

@@ -15,8 +15,9 @@ from google.protobuf.message import DecodeError
 from onnx import checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
+from jrnn.files import new_file
 from jrnn.memory import available
-from jrnn.nets.proto.codec import check_file
+from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
 from jrnn.onnx.graph import STANDARD, OnnxGraph, as_jax, evaluate, read_graph
 
@@ -88,6 +89,7 @@ class OnnxModel:
 
         Raises:
             OpError: a parameter that is unknown or of another shape.
+            FormatError: if the file cannot be written.
         """
         given = dict(params or {})
         for name, value in given.items():
@@ -96,7 +98,7 @@ class OnnxModel:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         _replace(proto.graph, given)
-        onnx.save(proto, os.fspath(path))
+        save_model(proto, path)
 
 
 def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxModel:
@@ -146,18 +148,28 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
 def _load(source: Any) -> onnx.ModelProto:
     if isinstance(source, onnx.ModelProto):
         return source
+    data = source if isinstance(source, bytes) else file_bytes(source, DEFAULT_LIMITS)
     try:
-        if not isinstance(source, bytes):
-            check_file(Path(source), DEFAULT_LIMITS)
         if isinstance(source, bytes):
-            return onnx.load_model_from_string(source)
-        return onnx.load(os.fspath(source))
-    except FormatError as error:
-        raise error.at(str(source)[:200]) from None
+            return onnx.load_model_from_string(data)
+        path = Path(source)
+        proto = onnx.load_model_from_string(data, _format(path))
+        onnx.load_external_data_for_model(proto, str(path.parent))
+        return proto
     except (DecodeError, ValueError, OSError, checker.ValidationError) as error:
         where = "the bytes" if isinstance(source, bytes) else os.fspath(source)
         hint = "; jrnn.read_net reads nets of Caffe2" if where.endswith((".pb", ".pbtxt")) else ""
         raise FormatError(f"{where}: cannot be read as ONNX: {error}{hint}") from error
+
+
+def _format(path: Path) -> Any:
+    return onnx.serialization.registry.get_format_from_file_extension(path.suffix) or "protobuf"
+
+
+def save_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
+    """Writes a model in one step; raises FormatError if it cannot be written."""
+    with new_file(path, FormatError) as half:
+        onnx.save(proto, str(half), _format(Path(path)))
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -19,6 +19,7 @@ from jrnn.convert.verify import close
 from jrnn.errors import ConversionError
 from jrnn.nn.layers import whole_layers
 from jrnn.onnx.emit import Emitter, Ref, info, tensor
+from jrnn.onnx.model import save_model
 
 OPSETS = range(17, 23)
 
@@ -97,7 +98,7 @@ def to_onnx(
     for args in trials:
         _verify(model, call, args, out_names)
     if path is not None:
-        onnx.save(model, os.fspath(path))
+        save_model(model, path)
     return model
 
 

@@ -7,9 +7,12 @@ read only if no sealed checkpoint loads.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
 import logging
+import math
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,17 +23,17 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jrnn.errors import CheckpointError
-from jrnn.train.toml_codec import parse_json
+from jrnn.files import LARGEST, digest_of, kind_of, open_file, read_json, write_whole
 
 SEAL = "sha256.json"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps orbax's own warnings off the terminal; this module checks for the same faults."""
+    """Keeps orbax's own warnings and tracebacks off the terminal; this module reports the same faults."""
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
@@ -46,6 +49,8 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise CheckpointError(f"{self.folder}: cannot be written: {e.strerror}") from None
+        for step in steps_in(self.folder):
+            _check_files(self.folder / str(step), LARGEST, "_*")  # which orbax reads to list the checkpoints
         options = ocp.CheckpointManagerOptions(
             create=False,
             max_to_keep=keep,
@@ -77,7 +82,9 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
             _seal(self.folder / str(step))
         except (OSError, ValueError, RuntimeError) as e:
-            raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {_first_line(e)}") from e
+            full = os.strerror(errno.ENOSPC)  # which tensorstore says at the end of a long line
+            why = full if full in str(e) else _first_line(e)
+            raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {why}") from e
 
     @_quiet()
     def restore(self, like: Any) -> tuple[Any, list[str]]:
@@ -92,10 +99,16 @@ class Checkpoints:
         if not self.steps():
             raise CheckpointError(f"{self.folder}: holds no complete checkpoint")
         flat = _as_dict(like)
+        most = LARGEST + 4 * sum(np.dtype(x.dtype).itemsize * math.prod(x.shape) for x in flat.values())
         damaged: list[str] = []
         numbers = sorted(self.steps(), key=lambda n: (is_sealed(self.folder / str(n)), n), reverse=True)
         for number in numbers:
             where = self.folder / str(number)
+            try:
+                _check_files(where, most)
+            except CheckpointError as e:
+                damaged.append(str(e))
+                continue
             if (changed := broken_seal(where)) is not None:
                 damaged.append(f"{where}: is damaged ({changed})")
                 continue
@@ -128,13 +141,24 @@ class Checkpoints:
 
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(SEAL))
-    return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    return {p.relative_to(folder).as_posix(): digest_of(p, CheckpointError) for p in files}
 
 
 def _seal(folder: Path) -> None:
-    aside = folder / (SEAL + ".tmp")
-    aside.write_text(json.dumps(_digests(folder), indent=1))
-    aside.replace(folder / SEAL)
+    write_whole(folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError)
+
+
+def _check_files(folder: Path, most: int, names: str = "*") -> None:
+    """Raises CheckpointError for what orbax must not open: a file of more than `most` bytes, and what is no file."""
+    for path in folder.rglob(names):
+        if kind_of(path) != "a folder":
+            open_file(path, CheckpointError, most).close()
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Returns the steps whose checkpoints a folder holds."""
+    names = (p.name for p in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(name) for name in names if re.fullmatch("[0-9]{1,18}", name))
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
@@ -146,20 +170,17 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 
 
 def is_sealed(folder: Path) -> bool:
-    return (folder / SEAL).exists()
+    return kind_of(folder / SEAL) != ""
 
 
 def broken_seal(folder: Path) -> str | None:
     """Describes what is wrong with the files of a checkpoint; None if nothing is, or there is no seal."""
-    try:
-        sealed = parse_json((folder / SEAL).read_text())
-        found = _digests(folder)
-    except FileNotFoundError:
+    if not is_sealed(folder):
         return None
-    except (OSError, ValueError) as e:
-        return f"{SEAL}: {_first_line(e)}"
-    if not isinstance(sealed, dict):
-        return f"{SEAL} is not what was written"
+    try:
+        sealed, found = read_json(folder / SEAL, CheckpointError), _digests(folder)
+    except CheckpointError as e:
+        return _first_line(e)
     return next((f"{name} is not what was written" for name in sealed if found.get(name) != sealed[name]), None)
 
 

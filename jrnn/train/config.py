@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jrnn.errors import ConfigError, near
+from jrnn.files import read_text
 from jrnn.named import load_named
 from jrnn.train.models import MAKERS, ModelKind, load_kind
 from jrnn.train.tasks import KINDS, TaskKind
@@ -185,7 +186,7 @@ def find_config(given: str | Path) -> Path:
 
 def describe_config(name: str) -> str:
     """Returns the comment that opens a shipped config, without its first line, which is the command."""
-    lines = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    lines = read_text(CONFIGS / f"{name}.toml", ConfigError).splitlines()
     end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     return " ".join(line.removeprefix("# ") for line in lines[1:end])
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from jrnn.errors import ConfigError, TrainError
+from jrnn.files import append_to, kind_of, read_file, write_whole
+from jrnn.memory import free
 from jrnn.named import load_named
 from jrnn.printable import printable
 
@@ -63,12 +67,11 @@ class Csv:
     def __init__(self, run: Path, config: Any, resume_at: int | None):
         self._path = run / "metrics.csv"
         kept = [] if resume_at is None else [row for row in _rows(self._path) if int(row[0]) <= resume_at]
-        try:
-            self._file = open(self._path, "w", encoding="utf-8", newline="")  # noqa: SIM115 - closed by `close`
-            self._rows = csv.writer(self._file)
-            self._rows.writerows([("step", "name", "value"), *kept])
-        except OSError as e:
-            raise TrainError(f"{self._path}: cannot be written: {e.strerror}") from None
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([("step", "name", "value"), *kept])
+        write_whole(self._path, text.getvalue().encode(), TrainError)
+        self._file = append_to(self._path, TrainError)
+        self._rows = csv.writer(self._file)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         try:
@@ -84,11 +87,12 @@ class Csv:
 
 def _rows(path: Path) -> list[list[str]]:
     """Returns the whole rows of a file; none if there is no file."""
+    text = read_file(path, TrainError, free()).decode("utf-8", "replace") if kind_of(path) else ""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return [row for row in csv.reader(file) if len(row) == 3 and row[0].isdecimal()]
-    except (OSError, ValueError, csv.Error):
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error:
         return []
+    return [row for row in rows if len(row) == 3 and re.fullmatch("[0-9]{1,18}", row[0])]
 
 
 LOGGERS: dict[str, Callable[[Path, Any, int | None], Logger]] = {"tensorboard": TensorBoard, "csv": Csv}

@@ -9,19 +9,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 
 from jrnn.errors import DataError, TrainError, describe_value
-from jrnn.files import no_file
+from jrnn.files import AtLeast, append_to, checked, kind_of, parse_json, read_file, write_whole
+from jrnn.memory import free
 from jrnn.train.config import TrainConfig
 from jrnn.train.loggers import Logger
 from jrnn.train.step import Measured
 from jrnn.train.tasks import Task
-from jrnn.train.toml_codec import parse_json
 
 _OF_TRAINING = ("step", "loss", "gradient_norm", "items_per_second", "refused", "validation_loss")
+Step = Annotated[int, AtLeast(0, 2**63 - 1)]  # the number of a step in a file
 MOST_SKIPS = 100  # steps skipped in a row, after which a run ends
 
 
@@ -32,9 +33,8 @@ class MetricsFile:
         """Starts anew, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
         self._loggers = loggers
         kept = [] if resume_at is None else [line for line, m in _whole_lines(path) if m["step"] <= resume_at]
-        with _reporting(path):
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-            self._file: TextIO = path.open("a", encoding="utf-8")
+        write_whole(path, "".join(line + "\n" for line in kept).encode(), TrainError)
+        self._file: TextIO = append_to(path, TrainError)
 
     def write(self, step: int, **values: Any) -> None:
         """Writes a line; raises TrainError if it cannot."""
@@ -70,22 +70,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields lines and their records, except for lines that were cut off when the process was killed."""
-    try:
-        if what := no_file(path):
-            raise DataError(f"{path}: {what}")
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    if not kind_of(path):
         return
-    except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
-    for line in text.split("\n"):
+    for line in read_file(path, DataError, free()).decode("utf-8", "replace").split("\n"):
         try:
-            record = parse_json(line)
-            is_whole = math.isfinite(record["step"])
-        except (ValueError, KeyError, TypeError, OverflowError):
+            found = parse_json(line, "", DataError, finite=False)
+            checked(Step, found["step"], "", DataError)
+        except (DataError, LookupError, TypeError):
             continue
-        if is_whole:
-            yield line, record
+        yield line, found
 
 
 def own(found: Any, where: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ Shapes: S characters of an input, T characters of its answer.
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import UsageError
+from jrnn.files import write_whole
 
 SUFFIXES = (".png", ".svg", ".pdf")
 CELL = 0.26  # inches
@@ -37,10 +39,9 @@ def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
         raise UsageError(f"{path}: the name of a picture must end in one of {', '.join(SUFFIXES)}")
     figure = Figure(figsize=size, layout="constrained")
     yield figure
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as e:
-        raise UsageError(f"{path}: cannot be written: {e.strerror}") from None
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150, format=path.suffix[1:].lower())
+    write_whole(path, drawn.getvalue(), UsageError)
 
 
 def draw_losses(path: Path, labels: Sequence[str], curves: Sequence[tuple[Curve, Curve]]) -> None:

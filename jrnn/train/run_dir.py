@@ -21,7 +21,7 @@ import platform
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,22 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from jrnn.errors import CheckpointError, ConfigError, DataError
-from jrnn.files import write_whole
+from jrnn.files import kind_of, read_json, record, write_whole
 from jrnn.named import from_the_root
+from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
 from jrnn.train.optimizers import follows_the_run
 from jrnn.train.tasks import Task
-from jrnn.train.toml_codec import encode, parse_json
+from jrnn.train.toml_codec import encode
 
 PATHS = {"data": ("path",), "model": ("net", "init_net", "pretrained")}  # the keys, by table, that name files
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What is read of run.json."""
+
+    configs: list[str]
 
 
 class RunDir:
@@ -83,17 +91,17 @@ class RunDir:
 
     def is_begun(self) -> bool:
         """Returns whether the configuration was written, which is the last file written before the first step."""
-        return (self.path / "config.toml").exists()
+        return kind_of(self.path / "config.toml") != ""
 
     def has_checkpoint(self) -> bool:
-        return self.checkpoints.is_dir() and any(p.name.isdigit() for p in self.checkpoints.iterdir())
+        return bool(steps_in(self.checkpoints))
 
     def load_config(self) -> Config:
         """Returns the run's configuration; raises CheckpointError if the directory holds no run."""
         if not self.is_begun():
             why = "it has no config.toml" if self.path.exists() else "there is no such folder"
             raise CheckpointError(f"{self.path}: is not a run directory: {why}")
-        if not (self.path / "config.toml").stat().st_size:
+        if kind_of(self.path / "config.toml") == "a file" and not (self.path / "config.toml").stat().st_size:
             raise CheckpointError(f"{self.path / 'config.toml'}: is empty; the run's configuration is lost")
         return load_config(self.path / "config.toml")
 
@@ -115,7 +123,7 @@ class RunDir:
                 f"and train.steps is {now} now; add --set optimizer.schedule_steps={length} to keep it as it is, or "
                 f"--set optimizer.schedule_steps={now} to stretch or shorten it to the run's length"
             )
-        done = max((int(p.name) for p in self.checkpoints.glob("*") if p.name.isdigit()), default=0)
+        done = max(steps_in(self.checkpoints), default=0)
         if now < done:
             raise ConfigError(f"{self.path}: has {done} steps already, and train.steps is {now}; give more steps")
         if self.load_fingerprint() != json.loads(json.dumps(task.fingerprint())):
@@ -136,25 +144,14 @@ class RunDir:
     def _kept_configs(self) -> list[str]:
         """Returns the configurations that the run wrote last, the newest first; none in runs of older versions."""
         try:
-            found = parse_json((self.path / "run.json").read_text(encoding="utf-8"))["configs"]
-            return [text for text in found if isinstance(text, str) and _tables(text)]
-        except (OSError, ValueError, LookupError, TypeError):
+            found = record(_Origin, read_json(self.path / "run.json", CheckpointError), "", CheckpointError).configs
+            return [text for text in found if _tables(text)]
+        except (ValueError, RecursionError):  # a CheckpointError, or no TOML
             return []
 
     def load_fingerprint(self) -> dict[str, Any]:
         """Returns what the task kept of its data; see `Task.fingerprint`."""
-        path = self.path / "data.json"
-        try:
-            found = parse_json(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointError(f"{path}: no such file; the run directory is not complete") from None
-        except OSError as e:
-            raise CheckpointError(f"{path}: cannot be read: {e.strerror}") from None
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise CheckpointError(f"{path}: is damaged; it must hold a JSON object")
-        return found
+        return read_json(self.path / "data.json", CheckpointError)
 
     def write(self, config: Config, task: Task) -> None:
         """Writes what is known before the first step, so that the run can be repeated from any working directory."""

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jrnn.errors import ConfigError, DataError
+from jrnn.files import open_file
 from jrnn.printable import printable
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.plot import Curve, draw_losses
@@ -95,11 +96,11 @@ def summarize(run: Path) -> RunSummary:
 def _is_locked(path: Path) -> bool:
     """Returns whether a process trains in the run directory; see `RunDir`."""
     try:
-        with path.open("rb") as file:
+        with open_file(path, DataError, None) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, DataError):
         pass
     return False
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jrnn.convert import Package
 from jrnn.corpus.corpus import TOKENIZER
 from jrnn.errors import CheckpointError, ConfigError, LayerError
-from jrnn.files import write_whole
+from jrnn.files import new_folder, write_whole
 from jrnn.models import LanguageModel, generation
 from jrnn.models.tokens import check_tokens
 from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets
@@ -253,17 +253,16 @@ class TrainedModel:
         return self.origin.model.package(jax.device_get(self.params))
 
     def save(self, folder: str | Path) -> None:
-        """Writes `package`; or, of a pretrained model, the folder that transformers reads, with the tokenizer of its corpus.
+        """Writes `package`, or the folder of a pretrained model with the tokenizer of its corpus, in one step.
 
         Raises:
             ConfigError: for a model of another kind, or a folder that cannot be written.
         """
-        model = self.language_model
-        if model is None:
-            self.package().save(folder)
-            return
-        model.save(folder)
-        write_whole(Path(folder) / TOKENIZER, self.origin.kept["tokenizer"].encode(), ConfigError)
+        found = self.language_model or self.package()
+        with new_folder(folder, ConfigError, replaces=found.FILES) as new:
+            found.save(new)
+            if self.language_model is not None:
+                write_whole(new / TOKENIZER, self.origin.kept["tokenizer"].encode(), ConfigError)
 
     def export(
         self, path: str | Path, *, step: bool = False, batch: int | None = None, time: int | None = None

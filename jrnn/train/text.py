@@ -17,7 +17,9 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from jrnn.errors import DataError
-from jrnn.train.toml_codec import AtLeast, Positive, check_bounds, imply_file, read_utf8, require
+from jrnn.files import AtLeast, read_text
+from jrnn.memory import free
+from jrnn.train.toml_codec import Positive, check_bounds, imply_file, require
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,14 @@ class WordsConfig(TextConfig):
     vocabulary: Annotated[int, AtLeast(2)] = 10_000  # the most frequent words are known; all others are <unk>
 
 
-def read_text(data: TextConfig) -> str:
+def text_of(data: TextConfig) -> str:
     """Returns the text that a configuration asks for.
 
     Raises:
         DataError: for a file that is missing, unreadable or not UTF-8, or a Python without its documentation.
     """
     if data.path is not None:
-        return read_utf8(data.path, DataError, "; data.path must name a UTF-8 text")
+        return read_text(data.path, DataError, free(), "; data.path must name a UTF-8 text")
     try:
         from pydoc_data.topics import topics  # optional: some systems package Python without it
     except ImportError:
@@ -220,7 +222,7 @@ class TextData:
         Raises:
             DataError: if the text cannot be read, or either part is too short.
         """
-        text, where = read_text(data), data.path or data.source
+        text, where = text_of(data), data.path or data.source
         if not text:
             raise DataError(f"{where}: the text is empty")
         vocabulary: Vocabulary | WordVocabulary

@@ -9,17 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from jrnn.errors import ConfigError, JrnnError, near
-from jrnn.files import no_file
+from jrnn.errors import ConfigError, near
+from jrnn.files import AtLeast, checked, read_text
 
 T = TypeVar("T")
 
@@ -36,13 +33,6 @@ def require(true: bool, rule: str, value: Any) -> None:
 def hint(name: Any, known: Iterable[str]) -> str:
     """Returns the end of an error message: the known names that are near `name`, or else all of them."""
     return (near(name, known) if isinstance(name, str) else "") or f"; known are {', '.join(known)}"
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """A bound in the annotation of a dataclass's field, as in `Annotated[int, AtLeast(1)]`."""
-
-    least: int
 
 
 Positive = Annotated[int, AtLeast(1)]
@@ -71,51 +61,15 @@ def imply_file(config: Any, what: str) -> None:
         raise ConfigError(f'data.source = "file" needs data.path, the path of {what}')
 
 
-def read_utf8(path: str | Path, error: type[JrnnError], rule: str = "") -> str:
-    """Returns the text of a file without a byte order mark, and with "\\n" at the ends of lines.
-
-    Raises:
-        JrnnError: of type `error`, for a file that is missing (with the rule that it breaks), unreadable or not UTF-8, and
-            for a folder, pipe or device.
-    """
-    try:
-        if what := no_file(Path(path)):
-            raise error(f"{path}: {what}")
-        return Path(path).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except FileNotFoundError:
-        raise error(f"{path}: no such file{rule}") from None
-    except OSError as e:
-        raise error(f"{path}: cannot be read: {e.strerror}") from None
-    except JrnnError:
-        raise
-    except ValueError as e:
-        if not isinstance(e, UnicodeDecodeError):  # a zero byte in the path
-            raise error(f"{path}: cannot be read: {e}") from None
-        if e.object.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise error(f"{path}: is UTF-16; convert it, as with: iconv -f utf-16 -t utf-8 {path}") from None
-        raise error(
-            f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}; convert it, as with: "
-            f"iconv -f latin1 -t utf-8 {path}"
-        ) from None
-
-
 def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
     """Returns the tables of a TOML file; raises ConfigError if it is missing (with the hint) or is not TOML."""
-    text = read_utf8(path, ConfigError, hint)
+    text = read_text(path, ConfigError, missing=hint)
     try:
         return tomllib.loads(text)
     except ValueError as e:  # tomllib's own error, or a number of thousands of digits
         raise ConfigError(f"{path}: is not TOML: {e}") from None
     except RecursionError:
         raise ConfigError(f"{path}: is not TOML: nested too deeply") from None
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON text; raises ValueError if it is not JSON, or is nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -180,39 +134,11 @@ def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = ""
                 raise ConfigError(f"{where}: {full} must be a table [{full}], is {value!r:.200}")
             values[key] = decode(kind, value, where, full + ".")
         else:
-            values[key] = _checked(kind, value, where, full)
+            values[key] = checked(kind, value, f"{where}: {full}", ConfigError)
     try:
         return cls(**values)
     except ConfigError as e:
         raise e.at(where) from None
-
-
-def _checked(kind: Any, value: Any, where: str, full: str) -> Any:
-    choices = typing.get_args(kind)
-    if typing.get_origin(kind) is typing.Literal:
-        if value not in choices:
-            shown = " or ".join(map(repr, choices))
-            nearest = near(value, choices) if isinstance(value, str) else ""
-            raise ConfigError(f"{where}: {full} must be {shown}, is {value!r:.200}{nearest}")
-        return value
-    if isinstance(kind, types.UnionType):
-        kind = next(k for k in choices if k is not type(None))
-    if type(value) is int and not -(2**31) <= value < 2**32:
-        raise ConfigError(f"{where}: {full} must have 32 bits, is {value!r:.40}")
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is float and type(value) is float and not math.isfinite(value):
-        raise ConfigError(f"{where}: {full} must be a finite number, is {value}")
-    if typing.get_origin(kind) is list:
-        if not isinstance(value, list):
-            raise ConfigError(f"{where}: {full} must be a list, is {value!r:.200}")
-        return [_checked(choices[0], one, where, f"{full}[{k}]") for k, one in enumerate(value)]
-    if type(value) is not kind:
-        raise ConfigError(f"{where}: {full} must be {_NAMES[kind]}, is {value!r:.200}")
-    return value
-
-
-_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table"}
 
 
 def encode(config: Any) -> str:

@@ -97,7 +97,7 @@ def test_mistakes_name_the_near_word(tmp_path):
         with pytest.raises(ConfigError, match="did you mean"):
             run(quiet(**wrong)[0])
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(DataError, match="not a benchmark's JSON"):
+    with pytest.raises(DataError, match="lacks .conditions.; `jrnn bench --json` writes"):
         run(quiet(compare=tmp_path / "x.json")[0])
 
 

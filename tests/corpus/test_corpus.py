@@ -143,7 +143,7 @@ def test_a_text_that_cannot_be_used(tmp_path, name, data, message):
 
 def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "fifo")
-    for name, message in (("fifo", "not a regular file"), ("nothing", "no such file")):
+    for name, message in (("fifo", "is a pipe, not a file"), ("nothing", "no such file")):
         with pytest.raises(DataError, match=message):
             tokenize([tmp_path / name], tmp_path / "out")
 
@@ -152,8 +152,8 @@ def test_tokenizers_that_cannot_be_used(tmp_path, text):
     (tmp_path / "t.json").write_text("{}")
     for options, message in (
         ({"tokenizer": tmp_path / "t.json"}, "is not a tokenizer"),
-        ({"tokenizer": tmp_path / "nothing.json"}, "cannot be read"),
-        ({"vocabulary": 100}, "at least 257 tokens, is 100"),
+        ({"tokenizer": tmp_path / "nothing.json"}, "no such file"),
+        ({"vocabulary": 100}, "at least 257 tokens and at most 10,000,000, is 100"),
         ({"end": "<stop>"}, "has no token '<stop>'"),
     ):
         with pytest.raises(DataError, match=message):
@@ -164,13 +164,19 @@ def test_damaged_files(tmp_path, text):
     out = tmp_path / "out"
     tokenize([text], out, vocabulary=VOCABULARY)
     index = (out / "corpus.json").read_text()
+    (shard,) = json.loads(index)["shards"]
     (out / "00000.tokens").write_bytes((out / "00000.tokens").read_bytes()[:-2])
     with pytest.raises(DataError, match=r"00000\.tokens: has \d+ bytes; corpus\.json says"):
         Corpus.open(out)
     for change, message in (
-        ({"format": "x"}, "its format is 'x'"),
-        ({"shards": [{"name": "../a", "tokens": 1, "documents": 1}]}, "the name of a shard is a path"),
-        ({"shards": 3}, "is not the index of a corpus"),
+        ({"format": "x"}, "format must be 'jrnn corpus 1', is 'x'"),
+        ({"shards": [shard | {"name": "../a"}]}, "shards must have different names of digits"),
+        ({"shards": [shard, shard]}, "shards must have different names of digits"),
+        ({"shards": []}, "and there must be one"),
+        ({"shards": 3}, "shards must be a list, is 3"),
+        ({"shards": [shard | {"tokens": -1}]}, r"shards\[0\]: tokens must be at least 0, is -1"),
+        ({"vocabulary": 1}, "vocabulary must be at least 2, is 1"),
+        ({"end": 300}, "end must be less than the vocabulary of 270, is 300"),
     ):
         (out / "corpus.json").write_text(json.dumps(json.loads(index) | change))
         with pytest.raises(DataError, match=message):

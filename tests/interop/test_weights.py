@@ -148,14 +148,14 @@ def test_files_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(ConversionError, match="no such file"):
         interop.load_state_dict(path)
     path.write_bytes(b"\x80\x04\x95 a pickle, which is never run")
-    with pytest.raises(ConversionError, match="cannot be read as safetensors, and is no file of torch.save"):
+    with pytest.raises(ConversionError, match="cannot be read as safetensors"):
         interop.load_state_dict(path)
     save_file({"rnn.weight": np.ones(3), "rnn.steps": np.ones(3, np.int64)}, path)
     with pytest.raises(ConversionError, match=r"no name begins with 'lstm\.'"):
         interop.load_state_dict(path, prefix="lstm.")
     with pytest.raises(ConversionError, match=r"rnn\.steps is I64; .* a prefix"):
         interop.load_state_dict(path)
-    with pytest.raises(ConversionError, match="cannot be written as safetensors"):
+    with pytest.raises(ConversionError, match="cannot be written"):
         interop.save_state_dict({}, tmp_path / "missing" / "w.safetensors")
     with pytest.raises(ConversionError, match="torch.load cannot read; name it .safetensors"):
         interop.save_state_dict({}, tmp_path / "w.pt")

@@ -81,7 +81,8 @@ def delta(r, S, x, p):
     if form == 1:
         return b * outer(a, w - ein("nhk,nhkv->nhv", a, S)) + S
     if form == 2:
-        return ein("nhij,nhjv->nhiv", jnp.eye(S.shape[2], dtype=S.dtype) - b * outer(a, a), S) + b * outer(a, w)
+        turn = jnp.eye(S.shape[2], dtype=S.dtype)[None, None] - b * outer(a, a)
+        return ein("nhij,nhjv->nhiv", turn, S) + b * outer(a, w)
     return added(r, S - b * (a[..., None] * jnp.sum(a[..., None] * S, 2, keepdims=True)), b * outer(a, w))
 
 

@@ -83,12 +83,18 @@ def fault(seed):
     every = jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), jax.tree.leaves(near)
     for (path, a), b, c in zip(*every, strict=True):
         a, b, c = map(np.asarray, (a, b, c))
-        largest = np.max(np.abs(b), -1, initial=1e-3, keepdims=True)
-        sensitive = np.max(np.abs(b - c), -1, initial=0, keepdims=True)
-        same = (np.abs(a - b) <= 1e-6 * np.abs(b) + 1e-9 * largest + 100 * sensitive) | (a == b)
+        largest = np.max(_magnitudes(b), -1, initial=1e-3, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            sensitive = np.max(_magnitudes(b - c), -1, initial=0, keepdims=True)
+            same = (np.abs(a - b) <= 1e-6 * np.abs(b) + 1e-9 * largest + 100 * sensitive) & np.isfinite(b) | (a == b)
         if not np.all(same | (np.isnan(a) & np.isnan(b))):
             return f"{kind}: {jax.tree_util.keystr(path)} is off by {np.nanmax(np.abs(a - b)):.1e}", 0
     return None, int(found.sequential_steps)
+
+
+def _magnitudes(v):
+    """Magnitudes of elements, with 0 for those that are not finite."""
+    return np.where(np.isfinite(v), np.abs(v), 0)
 
 
 def main():

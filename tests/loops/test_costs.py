@@ -24,6 +24,8 @@ from jrnn.loops.plan import Target
 from jrnn.loops.residuals import min_cut
 from jrnn.loops.rules import lowering
 
+SYSTEM = machines.this_processor  # the fixtures replace it
+
 pytestmark = pytest.mark.usefixtures("judged")
 
 
@@ -154,7 +156,7 @@ def test_the_option_memory_bounds_what_leaves_the_loop():
         return plans_of(fn, *args)[-1].choice.chosen
 
     held = 7 * 200 * 8 * H * 4
-    assert bounded(1).name == "lax.scan"
+    assert bounded(2).name == "lax.scan"
     assert bounded(held + free // 4).estimate.memory <= free // 4 < free
     assert bounded(10.0).estimate.memory >= free
     with pytest.raises(ScanError, match="memory must be"):
@@ -257,6 +259,38 @@ def test_a_candidate_must_gain_and_fit():
     assert costs.choose([reference, way("a", 8, 4)], held=10_000_000).chosen is reference
     # With its forward loop, whose time stays, the train step is not much faster.
     assert costs.choose([reference, way("a", 5, 4)], held=10_000_000, besides=20e-3).chosen is reference
+
+
+def test_what_a_plan_saves_must_exceed_the_doubt_about_it():
+    """10 ms of operations and 10 ms of packing: a plan that packs nothing and writes a stack."""
+
+    def way(name, packing, stacks):
+        terms = {"products": 10e-3, "packing": packing * 1e-3, "stacks": stacks * 1e-3}
+        return Candidate(name, Estimate(sum(terms.values()), 0, tuple(terms.items())), None)
+
+    reference = way("lax.scan", 10, 0)
+    assert costs.choose([reference, way("a", 0, 1)]).chosen.name == "a"
+    assert costs.choose([reference, way("a", 0, 4)]).chosen is reference, "a gain of 30 % that may be none"
+
+
+@pytest.mark.parametrize(
+    "flags, vector", [("", 64), ("--xla_cpu_max_isa=AVX2", 32), ("--a=1 --xla_cpu_max_isa=sse4_2 --b", 16)]
+)
+def test_the_vectors_that_xla_uses(flags, vector, monkeypatch):
+    monkeypatch.setattr(machines.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(machines.Path, "read_text", lambda self, **options: "flags : fpu avx avx2 avx512f fma")
+    assert machines.vector_bytes(flags) == vector
+
+
+def test_the_constants_of_this_processor_are_plausible():
+    """Whatever the system reports, or does not."""
+    machine = SYSTEM()
+    for name in ("products", "element", "function", "call", "kernel", "trip"):
+        assert 0.1 <= getattr(machine, name) / getattr(machines.CPU, name) <= 10, name
+    assert 1 << 15 <= machine.near <= machine.cache <= 1 << 30
+    wide, unknown = machines.processor(vector=64), machines.processor(near=1 << 18, last=1 << 20)
+    assert wide.products > machines.CPU.products and wide.cached == machines.CPU.cached
+    assert unknown.cache == 1 << 19
 
 
 def minibatch(p, w, rows):

@@ -21,8 +21,8 @@ from jrnn import Newton, jaxprs
 from jrnn.bench.hlo import Module
 from jrnn.errors import ScanError
 from jrnn.loops import scan, scan_statistics
-from jrnn.loops.newton import recurrence
-from jrnn.loops.newton.structure import groups
+from jrnn.loops.affine import rounds
+from jrnn.loops.affine.blocks import blocks_of
 
 pytestmark = pytest.mark.usefixtures("little_optimization")
 
@@ -64,7 +64,7 @@ def test_in_float32(name):
 def test_the_structure_of_the_jacobian_is_found(name, block):
     make, p, carry, xs = example(name, 2)
     closed = jax.make_jaxpr(lambda c, x: make(p)(c, x))(carry, xs[0])
-    found = groups(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 0, len(jax.tree.leaves(carry)))
+    found = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), len(jax.tree.leaves(carry)))
     if name == "slstm":  # m reads h, and h reads m: all four are one group
         assert len(found) == 1
     assert max(group.block for group in found) == block
@@ -91,7 +91,7 @@ def test_layers_are_solved_one_after_the_other(x64):
         return (upper, lower), (upper, y)
 
     closed = jax.make_jaxpr(step)((carry, carry), xs[0])
-    found = groups(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 0, 2)
+    found = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 2)
     assert [(group.carries, group.block) for group in found] == [((1,), 1), ((0,), 1)]
     ours, theirs = (
         lambda c, xs, run=run: run(step, (c, c), xs)
@@ -343,9 +343,9 @@ def test_linear_recurrences_and_their_adjoints(size, x64):
         gradient = jax.grad(value, argnums=(0, 1))
         return solve(j, b), gradient(j, b), jax.jvp(gradient, (j, b), (j, b))[1]
 
-    close(jax.jit(lambda: derivatives(recurrence.solved))(), by_numpy(lambda: derivatives(by_loop))())
+    close(jax.jit(lambda: derivatives(rounds.solved))(), by_numpy(lambda: derivatives(by_loop))())
     huge = jnp.full((9, 1, 1, 1), 1e200)  # products overflow, the solution is 0
-    assert np.isfinite(jax.jit(recurrence.solved)(huge, jnp.zeros((9, 1, 1)))).all()
+    assert np.isfinite(jax.jit(rounds.solved)(huge, jnp.zeros((9, 1, 1)))).all()
 
 
 # What it refuses ------------------------------------------------------------------------------------------------------

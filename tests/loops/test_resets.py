@@ -119,3 +119,62 @@ def test_one_reset_for_the_whole_carry():
 def test_resets_must_fit(resets, message):
     with pytest.raises(ScanError, match=message):
         scan(lambda h, x: (jnp.tanh(h + x), h), ZEROS, XS, resets=resets)
+
+
+def rollout(init, xs, first, counts):
+    """Every step by numpy; after a reset a sequence goes on from `first`."""
+    hs, carry = np.zeros(xs.shape), np.array(init)
+    for t, (x, reset) in enumerate(zip(xs, RESETS)):
+        carry = np.where(reset[:, None], first, carry)
+        hs[t] = carry = np.tanh(carry + x + counts * t)
+    return hs
+
+
+@pytest.mark.parametrize("first", [0.0, np.full((N, H), 0.5)], ids=["zeros", "array"])
+def test_a_carried_state_goes_back_to_another_and_a_counter_is_left_alone(first, x64):
+    rng = np.random.default_rng(0)
+    xs, init = rng.normal(size=(T, N, H)), rng.normal(size=(N, H))
+
+    def step(carry, x):
+        t, h = carry
+        h = jnp.tanh(h + x + t)
+        return (t + 1, h), h
+
+    (count, last), hs = scan(step, (0, init), xs, resets=RESETS, reset_state=(None, first))
+    wanted = rollout(init, xs, first, 1)
+    close((hs, last), (wanted, wanted[-1]))
+    assert count == T
+    hs = scan(lambda h, x: ((h := jnp.tanh(h + x)), h), init, xs, resets=RESETS, reset_state=first, executor="newton")[
+        1
+    ]
+    close(hs, rollout(init, xs, first, 0))
+
+
+def test_keys_are_left_alone_and_the_reset_state_has_a_gradient(x64):
+    key, xs = jax.random.key(0), jnp.ones((T, N, H))
+
+    def step(carry, x):
+        key, h = carry
+        key, now = jax.random.split(key)
+        h = jnp.tanh(h + x + 0.1 * jax.random.normal(now, h.shape, h.dtype))
+        return (key, h), h
+
+    def total(first, init):
+        return jnp.sum(scan(step, (key, init), xs, resets=RESETS, reset_state=(None, first))[1])
+
+    gradient, of_init = jax.grad(total, (0, 1))(jnp.zeros((N, H)), jnp.zeros((N, H)))
+    assert (gradient[0] != 0).all() and (of_init[0] != 0).all() and (of_init[1] == 0).all()  # row 1 is reset at once
+
+
+@pytest.mark.parametrize(
+    "reset_state, resets, rule",
+    [
+        ((0.0,), None, "reset_state is given without resets"),
+        ((np.ones((5, 7)),), RESETS, r"reset_state\[0\] cannot be broadcast to the carry's shape"),
+        ({"h": 0.0}, RESETS, r"reset_state\[0\] cannot be broadcast|reset_state must be a pytree as init"),
+        (("ab",), RESETS, r"reset_state\[0\] cannot be broadcast"),
+    ],
+)
+def test_reset_states_that_do_not_fit_are_named(reset_state, resets, rule):
+    with pytest.raises(ScanError, match=rule):
+        scan(lambda h, x: ((h[0] + x,), None), (ZEROS,), XS, resets=resets, reset_state=reset_state)

@@ -61,12 +61,12 @@ def stages_of(monkeypatch):
         ("linear", {"reverse": True}, ["affine"]),
         ("gla", MASKS, ["affine"]),
         ("gated_delta", {**MASKS, "reverse": True}, ["affine"]),
-        ("mlstm", {"recompute": "sqrt"}, ["handed", "affine"]),
+        ("mlstm", {"recompute": "sqrt"}, ["opaque", "affine"]),
         ("min_gru", {"executor": "associative", "skip": RESETS}, ["affine"]),
         ("rotation", MASKS, ["affine"]),
-        ("rnn", {**MASKS, "reverse": True}, ["handed"]),
-        ("rnn", {"executor": Newton(), "resets": RESETS}, ["handed"]),
-        ("counting", {}, ["kept", "handed", "affine"]),
+        ("rnn", {**MASKS, "reverse": True}, ["opaque"]),
+        ("rnn", {"executor": Newton(), "resets": RESETS}, ["opaque"]),
+        ("counting", {}, ["kept", "opaque", "affine"]),
     ],
 )
 def test_values_and_gradients(name, options, kinds, monkeypatch):

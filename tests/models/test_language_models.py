@@ -169,11 +169,11 @@ def test_what_does_not_fit_is_named(tmp_path):
         ({"model_type": ["mamba"]}, r"model_type is \['mamba'\], which is not supported"),
         ({"hiden_size": 8}, "no computation reads the key 'hiden_size'; did you mean 'hidden_size'"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; there are silu"),
-        ({"hidden_size": "8"}, "hidden_size is '8'; it must be an integer"),
-        ({"hidden_size": [8]}, r"hidden_size is \(8,\); it must be an integer"),
-        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is nan; it must be a number"),
+        ({"hidden_size": "8"}, "hidden_size must be an integer, is '8'"),
+        ({"hidden_size": [8]}, r"hidden_size must be an integer, is"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be a finite number"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must lie between 0 and 10000"),
-        ({"use_bias": 1}, "use_bias is 1; it must be true or false"),
+        ({"use_bias": 1}, "use_bias must be true or false, is 1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is .*; only None is supported"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling is .*; only None is supported"),
     ],
@@ -208,7 +208,7 @@ def test_half_supported_configs_say_which_key():
 
 
 def test_damaged_folders_are_named(tmp_path):
-    with pytest.raises(FormatError, match=r"config.json cannot be read"):
+    with pytest.raises(FormatError, match=r"config.json: no such file"):
         models.load(tmp_path)
     model = made("mamba")
     model.save(tmp_path)

@@ -178,6 +178,48 @@ def test_external_and_sparse_tensors_are_read(tmp_path):
     np.testing.assert_array_equal(jrnn.from_onnx(sparse)({"x": x})["out"], expected)
 
 
+@pytest.mark.parametrize("where", [False, True])
+@pytest.mark.parametrize(
+    ("op", "rule"),
+    [
+        ("y = Gather <axis = 0> (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
+        ("y = GatherElements <axis = 0> (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
+        ("y = GatherND (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
+        (
+            "f = Cast <to = 1> (i) y = ScatterElements (x, i, f)",
+            r"the index (7|-4) is out of range of an axis of size 3",
+        ),
+        (
+            "s = Constant <value = float[2] {0.0, 1.0}> () y = Resize (x, , s)",
+            r"resizes by \[0.0, 1.0\]; scales and sizes",
+        ),
+        (
+            "s = Constant <value = int64[2] {0, 2}> () y = Resize (x, , , s)",
+            r"resizes by \[0.0, 1.0\]; scales and sizes",
+        ),
+    ],
+)
+def test_what_cannot_be_computed_is_no_number(op, rule, where):
+    model = read(f"n (float[3,2] x, int64[3,1] i) => (float y) {{ {op} }}")
+    indices = np.array([[0], [-4 if where else 7], [1]])
+    with pytest.raises((ConversionError, OpError), match=rule):
+        model({"x": np.ones((3, 2), np.float32), "i": indices})
+
+
+def test_indices_that_are_traced_and_out_of_range_pick_nan():
+    model = read("n (float[3,2] x, int64[3,1] i) => (float[a, b, c] y) { y = Gather <axis = 0> (x, i) }")
+    x, indices = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([[0], [3], [-1]], np.int32)
+    found = jax.jit(lambda i: model({"x": x, "i": i})["y"])(indices)
+    np.testing.assert_array_equal(found, [[[0, 1]], [[np.nan, np.nan]], [[4, 5]]])
+
+
+def test_a_hidden_size_that_contradicts_the_weights_is_named():
+    proto = lstm()
+    next(a for a in proto.graph.node[0].attribute if a.name == "hidden_size").i = 5
+    with pytest.raises((ConversionError, FormatError), match="hidden_size|4"):
+        jrnn.from_onnx(proto)({"x": jnp.ones((5, 2, 3))})
+
+
 def test_a_file_of_pytorch_0_3_is_read():
     """It names an operator set, which versions of the format below 3 do not know."""
     given = np.arange(6, dtype=np.float32).reshape(1, 2, 3)

@@ -237,7 +237,7 @@ def test_a_damaged_fingerprint(tmp_path):
     with pytest.raises(CheckpointError, match=r"data\.json: no such file"):
         RunDir(tmp_path).load_fingerprint()
     (tmp_path / "data.json").write_text('{"characters": "ab"')
-    with pytest.raises(CheckpointError, match=r"data\.json: is damaged"):
+    with pytest.raises(CheckpointError, match=r"data\.json: is not JSON"):
         RunDir(tmp_path).load_fingerprint()
 
 

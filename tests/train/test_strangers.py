@@ -9,14 +9,14 @@ import pytest
 
 from jrnn.arrays import load_npy, load_npz
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
+from jrnn.files import read_text
 from jrnn.train import load_config, load_run, train
 from jrnn.train.loggers import TensorBoard
 from jrnn.train.metrics import MetricsFile
 from jrnn.train.runs import curves, summarize
 from jrnn.train.tasks.classification import ClassificationData, read_examples
 from jrnn.train.tasks.forecast import read_columns
-from jrnn.train.text import TextConfig, read_text
-from jrnn.train.toml_codec import read_utf8
+from jrnn.train.text import TextConfig, text_of
 
 X, Y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
 
@@ -92,7 +92,7 @@ def test_csv_files_whose_rows_would_be_lost(tmp_path, text, rule):
 def test_utf_16_is_named(tmp_path):
     (tmp_path / "d.txt").write_text("text", encoding="utf-16")
     with pytest.raises(DataError, match="is UTF-16; convert it, as with: iconv -f utf-16"):
-        read_utf8(tmp_path / "d.txt", DataError)
+        read_text(tmp_path / "d.txt", DataError)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_an_edited_config_does_not_continue(make_config, quiet, tmp_path):
     file.write_text(text)
     (out / "data.json").unlink()
     (out / "data.json").mkdir()
-    with pytest.raises(CheckpointError, match="data.json: cannot be read: Is a directory"):
+    with pytest.raises(CheckpointError, match="data.json: is a folder, not a file"):
         load_run(out).sample()
 
 
@@ -140,7 +140,7 @@ def test_pipes_devices_and_folders_are_no_files(make_config, quiet, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path, what in ((tmp_path / "pipe", "a pipe"), ("/dev/zero", "a device"), (tmp_path, "a folder")):
         with pytest.raises(DataError, match=f"is {what}, not a file"):
-            read_text(TextConfig(path=str(path)))
+            text_of(TextConfig(path=str(path)))
         with pytest.raises(DataError, match=f"is {what}, not a file"):
             read_columns(path, ["a"])
         with pytest.raises(ConfigError, match=f"is {what}, not a file"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.train import Config, load_run, train
-from jrnn.train.text import Streams, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary, cut, read_text
+from jrnn.train.text import Streams, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary, cut, text_of
 from jrnn.train.toml_codec import decode
 
 
@@ -71,7 +71,7 @@ def test_one_pass_reads_every_whole_chunk_once():
 
 
 def test_python_brings_its_own_text():
-    text = read_text(TextConfig())
+    text = text_of(TextConfig())
     assert len(text) > 300_000
     assert "generator function" in text
 
@@ -106,9 +106,9 @@ def test_text_that_cannot_be_used(tmp_path, raw, message):
 def test_line_ends_are_one_character(tmp_path):
     path = tmp_path / "t.txt"
     path.write_bytes(b"a\r\nb\n")
-    assert read_text(TextConfig(path=str(path))) == "a\nb\n"
+    assert text_of(TextConfig(path=str(path))) == "a\nb\n"
     with pytest.raises(DataError, match="is a folder, not a file"):
-        read_text(TextConfig(path=str(tmp_path)))
+        text_of(TextConfig(path=str(tmp_path)))
 
 
 def test_the_most_frequent_words_are_known():

@@ -8,18 +8,18 @@ Shapes: T time, C steps of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
 
 from jrnn.jaxprs import Var
-from jrnn.loops.chunks.decay import MIXED, Decay, Mixing, decay_of, mixing_of, sums
+from jrnn.loops.affine.matrix import Affine, rows_of
+from jrnn.loops.affine.terms import Factor, Row, Term, Value
+from jrnn.loops.chunks.decay import MIXED, Decay, decay_of, sums
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
-from jrnn.loops.chunks.recognize import Affine, rows_of
 from jrnn.loops.chunks.solve import Kept, unit_lower_solve
-from jrnn.loops.chunks.terms import Factor, Row, Term, Value
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,30 @@ class Read:
 
     known: Labeled | None
     scores: dict[Row, Labeled]
+
+
+@dataclass(frozen=True)
+class Decays:
+    """The decays that are the same along the columns, those that are not, and the factor of each step of both."""
+
+    rows: Decay
+    columns: Decay
+    both: Labeled | None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What each step writes to S.
+
+    Attributes:
+        known: outer products, as vectors with K and values.
+        vectors: the vectors of the rows that are to be solved for.
+        matrices: matrices, with what is left of them before each step and after the chunk.
+    """
+
+    known: list[tuple[Labeled, Labeled]]
+    vectors: dict[Row, Labeled] = field(default_factory=dict)
+    matrices: list[tuple[Labeled, Labeled, Labeled]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -52,118 +76,114 @@ class Chunk:
 
     def run(self, states: Sequence[Any]) -> tuple[dict[Var, Any], list[Any]]:
         """Returns the values of the cuts, [C, ...], and the new states."""
-        form, precision, of = self.form, self.factors.precision, self.form.forms.states
+        form, shape = self.form, states[0].shape
         axes = tuple(l for l in form.forms.axes if l is not None)
-        shape = [form.forms.size[l] for l in axes]
-        start = Labeled(states[0].reshape(shape), axes)
-        decay: Decay | Mixing
-        if len(of) > 1:
-            start = Labeled(jnp.stack([s.reshape(shape) for s in states]), (MIXED[0], *axes))
-            decay, columns, factor = mixing_of(self._mixed_decay(), self.k, precision, self.keep), None, None
-        else:
-            factor, along = self._decays()
-            decay = decay_of(factor, self.steps, self.k, precision, self.keep)
-            columns = None if along is None else decay_of(along, self.steps, form.columns[-1], precision, self.keep)
-            factor = factor if along is None else along if factor is None else times([factor, along])
-        known = [
-            (self._writer(inside, 1, t.into), self._product(t, outside))
-            for t, inside, outside in map(self._apart, form.known)
-        ]
-        vectors: dict[Row, Labeled] = {}  # of the rows that are written to S
+        start = Labeled(jnp.stack(states), (MIXED[0], *axes)) if self._several else Labeled(states[0], axes)
+        start = Labeled(start.array.reshape([self._size[l] for l in start.labels]), start.labels)
+        decays = self._decays()
+        written = Written(
+            [(self._writer(inside, 1, t.into), self._timed(value)) for t, inside, value in self._apart(form.known)]
+        )
         for term in form.updates:
             vector = self._writer(term.factors, term.sign, term.into)
-            vectors[term.of] = plus([vectors[term.of], vector]) if term.of in vectors else vector
-        added = []  # matrices, with what is left of them before each step and after the chunk
+            written.vectors[term.of] = plus([written.vectors.get(term.of), vector])
         for matrix, scale in form.matrices:
-            often = self._masked(self._timed(self.factors.sum([scale]) or self._one()))
-            added.append((self.factors.sum([matrix]), *sums(factor, often)))
-        wrote = [(decay.writer(v), value.renamed("T", "S")) for v, value in known]
-        writes = {row: decay.writer(v) for row, v in vectors.items()}
+            often = self._masked(self._timed(self.factors.value(scale)))
+            written.matrices.append((self.factors.value(matrix), *sums(decays.both, often)))
 
-        reads: dict[Row, Read] = {}
-        for row in rows_of([*form.updates, *(t for v in form.cuts.values() for t in v.terms)]):
-            parts, scores = [], {}
-            whole = [t for t in row.terms if t.of in of]
-            for inside, outside in self._readers(whole, columns is not None):
-                vector = self._timed(inside)
-                found = [self._read(decay.from_start(vector)[0], start, decay.from_start(vector)[1])]
-                found = found if columns is None else [times([found[0], columns.pre])]
-                found += [self._read(vector, matrix, left) for matrix, left, _ in added]
-                reader = decay.reader(vector)
-                found += [self._times(decay.scores(reader, w, self.keep), value, columns) for w, value in wrote]
-                parts += found if outside is None else [times([outside, a]) for a in found]
-                scores = {row: decay.scores(reader, w, self.keep) for row, w in writes.items()}
-            for term in row.terms:
-                if term.of is None:
-                    parts.append(self.factors.product(term.factors, term.sign) or self._one())
-                elif isinstance(term.of, Row):
-                    scale = self.factors.product(term.factors, term.sign)
-                    assert term.of in reads, "a row is read before it is computed: the system would not be triangular"
-                    here = Read(None, {term.of: self._eye}) if term.of in vectors else reads[term.of]
-                    times_scale = (lambda x, scale=scale: x) if scale is None else (lambda x, s=scale: times([x, s]))
-                    parts += [times_scale(here.known)] if here.known is not None else []
-                    for u, m in here.scores.items():
-                        scores[u] = plus([scores[u], times_scale(m)]) if u in scores else times_scale(m)
-            reads[row] = Read(plus(parts) if parts else None, scores)
-
-        solved = self._solved({row: read for row, read in reads.items() if row in vectors})
+        reads = self._reads(start, decays, written)
+        solved = self._solved({row: read for row, read in reads.items() if row in written.vectors})
         rows = dict(solved)
         for row in rows_of([t for v in form.cuts.values() for t in v.terms]):
             if row not in rows:
                 read = reads[row]
-                parts = [] if read.known is None else [read.known]
-                rows[row] = plus([*parts, *(self._times(m, rows[u].renamed("T", "S")) for u, m in read.scores.items())])
+                parts = [self._times(m, rows[u].renamed("T", "S")) for u, m in read.scores.items()]
+                rows[row] = plus([read.known, *parts])
         new = []
-        for vector, value in [*known, *((v, solved[row]) for row, v in vectors.items())]:
-            vector, value = decay.to_end(vector), value if columns is None else times([value, columns.suf])
-            new.append(dot(vector, value, [l for l in start.labels if l in vector.labels + value.labels], precision))
+        for vector, value in [*written.known, *((v, solved[row]) for row, v in written.vectors.items())]:
+            vector, value = decays.rows.to_end(vector), decays.columns.to_end(value)
+            out = [l for l in start.labels if l in vector.labels + value.labels]
+            new.append(dot(vector, value, out, self.factors.precision))
         if form.decay:
-            new.append(decay.after(start if columns is None else columns.after(start)))
-        new += [times([m, left]) for m, _, left in added]
-        after = plus(new).full(start.labels, self._size).reshape(-1, *states[0].shape)
+            new.append(decays.rows.after(decays.columns.after(start)))
+        new += [times([m, left]) for m, _, left in written.matrices]
+        after = plus(new).full(start.labels, self._size).reshape(-1, *shape)
         return {v: self._cut(v, value, rows) for v, value in form.cuts.items()}, list(after)
+
+    def _reads(self, start: Labeled, decays: Decays, written: Written) -> dict[Row, Read]:
+        """Returns what the rows of each step are."""
+        form, decay = self.form, decays.rows
+        wrote = [(decay.writer(v), value.renamed("T", "S")) for v, value in written.known]
+        writes = {row: decay.writer(v) for row, v in written.vectors.items()}
+        reads: dict[Row, Read] = {}
+        for row in rows_of([*form.updates, *(t for v in form.cuts.values() for t in v.terms)]):
+            parts, scores = [], {}
+            for inside, outside in self._readers([t for t in row.terms if t.of in form.forms.states]):
+                vector = self._timed(inside)
+                reader, scale = decay.from_start(vector)
+                seen = [times([self._read(reader, start, scale), decays.columns.pre])]
+                seen += [self._read(vector, matrix, left) for matrix, left, _ in written.matrices]
+                reader = decay.reader(vector)
+                seen += [self._times(decay.scores(reader, w, self.keep), v, decays.columns) for w, v in wrote]
+                parts += [times([outside, a]) for a in seen]
+                scores = {row: decay.scores(reader, w, self.keep) for row, w in writes.items()}
+            for term in row.terms:
+                if term.of is None:
+                    parts.append(self.factors.value(term))
+                elif isinstance(term.of, Row):
+                    scale = self.factors.product(term.factors, term.sign)
+                    assert term.of in reads, "a row is read before it is computed: the system would not be triangular"
+                    here = Read(None, {term.of: self._eye}) if term.of in written.vectors else reads[term.of]
+                    parts += [times([here.known, scale])] if here.known is not None else []
+                    for u, m in here.scores.items():
+                        scores[u] = plus([scores.get(u), times([m, scale])])
+            reads[row] = Read(plus(parts), scores)
+        return reads
 
     def _read(self, reader: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
         """Reads a matrix at each step, times a decay, which may have K."""
         inside = decay is not None and self.k in decay.labels
         reader = times([reader, decay]) if inside else reader
         out = [l for l in union([reader, matrix], ("T", *self.form.free)) if l not in (self.k, MIXED[0])]
-        made = dot(reader, matrix, out, self.factors.precision)
-        return made if inside or decay is None else times([made, decay])
+        product = dot(reader, matrix, out, self.factors.precision)
+        return product if inside else times([product, decay])
 
-    def _readers(self, terms: Sequence[Term], apart: bool) -> list[tuple[Labeled, Labeled | None]]:
+    def _readers(self, terms: Sequence[Term]) -> list[tuple[Labeled, Labeled | None]]:
         """Returns the vectors that read S at each step, with what scales the results.
 
-        The scale is None, or, if `apart`, the product of the factors without K.
+        The scale is None, or, if decays differ along the columns, the product of the factors without K.
         """
         if not terms:
             return []
-        if not apart:
-            of = self.form.forms.states
-            groups = {i: [t for t in terms if t.of is v] for i, v in enumerate(of)}
+        if not self.form.columns:
+            of, groups = self.form.forms.states, {}
+            for term in terms:
+                groups.setdefault(of.index(term.of), []).append(self.factors.value(term))
             every = [
-                self._placed(self._timed(self._with_k(self.factors.sum(ts) or self._one())), i, MIXED[0])
-                for i, ts in groups.items()
-                if ts
+                self._placed(self._timed(self._with(plus(groups[i]), self.k)), i, MIXED[0]) for i in sorted(groups)
             ]
             return [(plus(every), None)]
         same: dict[tuple[Factor, ...], list[Labeled]] = {}
-        for term, inside, outside in map(self._apart, terms):
-            same.setdefault(tuple(inside), []).append(self.factors.product(outside, term.sign) or self._one())
-        return [(self._with_k(self.factors.product(fs) or self._one()), plus(scales)) for fs, scales in same.items()]
+        for _, inside, outside in self._apart(terms):
+            same.setdefault(tuple(inside), []).append(outside)
+        return [(self._with(self.factors.product(fs), self.k), plus(scales)) for fs, scales in same.items()]
 
     def _times(self, scores: Labeled, values: Labeled, columns: Decay | None = None) -> Labeled:
         """Returns what the values written at steps S are to a reader at steps T."""
         out = [l for l in union([scores, values], ("T", *self.form.free)) if l != "S"]
-        if columns is not None:
-            return columns.spread(scores, self._full_columns(values), out)
-        return dot(scores, values, out, self.factors.precision)
+        if columns is None or columns.levels is None:
+            return dot(scores, values, out, self.factors.precision)
+        return columns.spread(scores, self._with(values, self.form.columns[-1]), out)
 
     @property
     def k(self) -> int:
         k = self.form.forms.contracted
         assert k is not None
         return k
+
+    @property
+    def _several(self) -> bool:
+        return len(self.form.positions) > 1
 
     @property
     def _size(self) -> dict[Label, int]:
@@ -173,96 +193,71 @@ class Chunk:
     def _eye(self) -> Labeled:
         return Labeled(jnp.eye(self.steps, dtype=self.factors.dtype), ("T", "S"))
 
-    def _one(self) -> Labeled:
-        return Labeled(jnp.ones((), self.factors.dtype), ())
-
     def _timed(self, a: Labeled) -> Labeled:
         """The array with the label T."""
         if "T" in a.labels:
             return a
         return Labeled(jnp.broadcast_to(a.array, (self.steps, *a.array.shape)), ("T", *a.labels))
 
-    def _with_k(self, a: Labeled) -> Labeled:
-        return (
-            a
-            if self.k in a.labels
-            else times([a, Labeled(jnp.ones(self._size[self.k], self.factors.dtype), (self.k,))])
-        )
+    def _with(self, a: Labeled | None, label: Label) -> Labeled:
+        """The array with a label."""
+        ones = Labeled(jnp.ones(self._size[label], self.factors.dtype), (label,))
+        return a if a is not None and label in a.labels else times([a, ones])
 
-    def _masked(self, a: Labeled, where: Any = 0) -> Labeled:
-        """The array with a value that changes nothing at steps after the end."""
+    def _masked(self, a: Labeled, otherwise: Labeled | None = None) -> Labeled:
+        """The array with a value that changes nothing at steps after the end, by default 0."""
         if self.valid is None:
             return a
-        valid = self.valid.reshape([-1 if l == "T" else 1 for l in a.labels])
-        return a.map(lambda x: jnp.where(valid, x, where))
+        where = otherwise.along(a.labels) if otherwise is not None else 0
+        return a.map(lambda x: jnp.where(Labeled(self.valid, ("T",)).along(a.labels), x, where))
 
-    def _full_columns(self, values: Labeled) -> Labeled:
-        """The values with the last label of the columns."""
-        last = self.form.columns[-1]
-        one = Labeled(jnp.ones(self._size[last], self.factors.dtype), (last,))
-        return values if last in values.labels else times([values, one])
-
-    def _decays(self) -> tuple[Labeled | None, Labeled | None]:
-        """The decay of each step that is the same along the columns, and the one that is not; None if it is 1."""
-        terms, columns = self.form.decay, set(self.form.columns)
-        if len(terms) == 1 and columns:
-            parts: list[list[Factor]] = [[], []]
-            for factor in terms[0].factors:
-                parts[bool(columns & self.form.forms.labels_of(factor))].append(factor)
-            rows, along = ([replace(terms[0], factors=tuple(fs), sign=s)] for fs, s in zip(parts, (terms[0].sign, 1)))
-            return self._decay(rows), self._decay(along)
-        return (None, self._decay(terms)) if columns else (self._decay(terms), None)
+    def _decays(self) -> Decays:
+        terms, labels = self.form.decay, set(self.form.columns)
+        rows, columns = (terms, []) if not labels else ([], terms)
+        if len(terms) == 1 and labels:
+            (term,), parts = terms, ([], [])
+            for factor in term.factors:
+                parts[bool(labels & self.form.forms.labels_of(factor))].append(factor)
+            rows, columns = ([replace(term, factors=tuple(fs), sign=s)] for fs, s in zip(parts, (term.sign, 1)))
+        of_rows, along = self._decay(rows) if rows or not labels else None, self._decay(columns) if labels else None
+        given = self.factors.precision, self.keep
+        last = self.form.columns[-1] if labels else self.k
+        return Decays(
+            decay_of(of_rows, self.steps, self.k, *given),
+            decay_of(along, self.steps, last, *given),
+            times([of_rows, along]),
+        )
 
     def _decay(self, terms: Sequence[Term]) -> Labeled | None:
-        if len(terms) == 1 and not terms[0].factors and terms[0].sign == 1:
+        """The decay of each step, or None if it is 1; for several states, matrices from states to states."""
+        if not self._several and len(terms) == 1 and not terms[0].factors and terms[0].sign == 1:
             return None
-        factor = self.factors.sum(terms) or Labeled(jnp.zeros((), self.factors.dtype), ())
-        return self._masked(self._timed(factor), 1)
+        one, zero = (Labeled(jnp.asarray(x, self.factors.dtype), ()) for x in (1, 0))
+        if self._several:
+            one = Labeled(jnp.eye(len(self.form.positions), dtype=self.factors.dtype), MIXED)
+            zero = one.map(jnp.zeros_like)
+        of = self.form.forms.states
+        parts = [self._placed(self.factors.value(t), t.into, MIXED[0]) for t in terms]
+        parts = [self._placed(part, of.index(t.of), MIXED[1]) for part, t in zip(parts, terms)]
+        return self._masked(self._timed(plus(parts if parts and not self._several else [zero, *parts])), one)
 
-    def _mixed_decay(self) -> Labeled:
-        """The matrices of decays from states to states at each step."""
-        of, made = (
-            self.form.forms.states,
-            [Labeled(jnp.zeros([len(self.form.positions)] * 2, self.factors.dtype), MIXED)],
-        )
-        for term in self.form.decay:
-            here = self._placed(self.factors.product(term.factors, term.sign) or self._one(), term.into, MIXED[0])
-            made.append(self._placed(here, of.index(term.of), MIXED[1]))
-        factor = self._timed(plus(made))
-        if self.valid is None:
-            return factor
-        labels = ("T", *(l for l in factor.labels if l not in ("T", *MIXED)), *MIXED)
-        valid = self.valid.reshape(-1, *[1] * (len(labels) - 1))
-        return Labeled(jnp.where(valid, factor.along(labels), jnp.eye(len(of), dtype=self.factors.dtype)), labels)
-
-    def _apart(self, term: Term) -> tuple[Term, list[Factor], list[Factor]]:
-        """Returns a term, and its factors with K and without."""
-        inside = [f for f in term.factors if self.k in self.form.forms.labels_of(f)]
-        return term, inside, [f for f in term.factors if f not in inside]
-
-    def _product(self, term: Term, factors: Sequence[Factor]) -> Labeled:
-        return self._timed(self.factors.product(factors, term.sign) or self._one())
+    def _apart(self, terms: Iterable[Term]) -> Iterator[tuple[Term, list[Factor], Labeled]]:
+        """Yields terms, their factors with K, and the product of the others."""
+        for term in terms:
+            inside = [f for f in term.factors if self.k in self.form.forms.labels_of(f)]
+            outside = tuple(f for f in term.factors if f not in inside)
+            yield term, inside, self.factors.value(replace(term, factors=outside))
 
     def _writer(self, factors: Sequence[Factor], sign: int, into: int) -> Labeled:
-        made = self._masked(self._timed(self._with_k(self.factors.product(factors, sign) or self._one())))
-        return self._placed(made, into, MIXED[0])
+        vector = self._masked(self._timed(self._with(self.factors.product(factors, sign), self.k)))
+        return self._placed(vector, into, MIXED[0])
 
     def _placed(self, a: Labeled, index: int, label: Label) -> Labeled:
         """The array at an index of a new axis over the states, and zeros at the others; the array if there is one state."""
-        count = len(self.form.positions)
-        if count == 1:
+        if not self._several:
             return a
-        zeros = jnp.zeros_like(a.array)
-        return Labeled(jnp.stack([a.array if i == index else zeros for i in range(count)], -1), (*a.labels, label))
-
-    def _beside(self, row: Row, rows: dict[Row, Labeled]) -> list[Labeled]:
-        """Returns the terms of a row without S."""
-        found = []
-        for term in row.terms:
-            if term.of is None or isinstance(term.of, Row):
-                parts = [self.factors.product(term.factors, term.sign), rows[term.of] if term.of else None]
-                found.append(times([p for p in parts if p is not None] or [self._one()]))
-        return found
+        every = [a.array if i == index else jnp.zeros_like(a.array) for i in range(len(self.form.positions))]
+        return Labeled(jnp.stack(every, -1), (*a.labels, label))
 
     def _solved(self, reads: dict[Row, Read]) -> dict[Row, Labeled]:
         """Solves `u = known_u + sum over w of scores[w] . w` for all rows u, [T, ...].
@@ -272,32 +267,28 @@ class Chunk:
         """
         free, n, steps = self.form.free, len(reads), self.steps
         zero = Labeled(jnp.zeros((), self.factors.dtype), ())
-        right = {row: read.known or zero for row, read in reads.items()}
+        known = {row: read.known or zero for row, read in reads.items()}
         if not any(read.scores for read in reads.values()):
-            return {row: self._timed(r) for row, r in right.items()}
-        every = [*right.values(), *(m for read in reads.values() for m in read.scores.values())]
+            return {row: self._timed(r) for row, r in known.items()}
+        every = [*known.values(), *(m for read in reads.values() for m in read.scores.values())]
         lead = [l for l in union(every) if l not in ("T", "S", *free)]
         shape, size = [self._size[l] for l in lead], self._size
-        b = [r.full((*lead, "T", *free), size).reshape(*shape, steps, -1) for r in right.values()]
+        b = [r.full((*lead, "T", *free), size).reshape(*shape, steps, -1) for r in known.values()]
         a = [[read.scores.get(u, zero).full((*lead, "T", "S"), size) for u in reads] for read in reads.values()]
-        if n == 1:
-            x = unit_lower_solve(-a[0][0], b[0], self.factors.precision, self.keep)[..., None, :]
-        else:
-            matrix = jnp.stack([jnp.stack(of, -1) for of in a], -3).reshape(*shape, steps * n, steps * n)
-            x = unit_lower_solve(
-                -matrix, jnp.stack(b, -2).reshape(*shape, steps * n, -1), self.factors.precision, self.keep
-            ).reshape(*shape, steps, n, -1)
-        sizes = [size[l] for l in free]
-        return {
-            row: Labeled(x[..., i, :].reshape(*shape, steps, *sizes), (*lead, "T", *free))
-            for i, row in enumerate(reads)
-        }
+        matrix = jnp.stack([jnp.stack(of, -1) for of in a], -3).reshape(*shape, steps * n, steps * n)
+        right = jnp.stack(b, -2).reshape(*shape, steps * n, -1)
+        x = unit_lower_solve(-matrix, right, self.factors.precision, self.keep)
+        x = jnp.moveaxis(x.reshape(*shape, steps, n, *(size[l] for l in free)), len(shape) + 1, 0)
+        return {row: Labeled(x[i], (*lead, "T", *free)) for i, row in enumerate(reads)}
 
     def _cut(self, v: Var, value: Value, rows: dict[Row, Labeled]) -> Any:
         """Returns the values of a variable where S was read."""
-        kept = ("T", *(l for l in self.form.forms.found(value.labels) if l is not None))
-        sums = self.form.forms.found(value.sums)
+        kept = ("T", *(l for l in self.form.forms.resolved(value.labels) if l is not None))
+        sums = self.form.forms.resolved(value.sums)
         shape = (self.steps, *(1 if l is None else n for l, n in zip(value.labels, v.aval.shape)))
-        array = plus(self._beside(Row(value.terms), rows)).full((*kept, *sums), self._size)
+        scales = (self.factors.product(t.factors, t.sign) for t in value.terms)
+        one = self.factors.value(Term(None))
+        parts = [times([scale, rows[t.of]]) if t.of else scale or one for t, scale in zip(value.terms, scales)]
+        array = plus(parts).full((*kept, *sums), self._size)
         array = jnp.sum(array, range(len(kept), array.ndim)).reshape(shape)
         return jnp.broadcast_to(array, (self.steps, *v.aval.shape)).astype(v.aval.dtype)

@@ -16,13 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.loops.chunks.labeled import Label, Labeled, dot, times, union
+from jrnn.loops.affine import rounds
+from jrnn.loops.chunks.labeled import Label, Labeled, dot, summed, times, union
 from jrnn.loops.chunks.solve import Kept, neighbors, unit_lower_inverse
+
+MIXED = ("of", "from")  # labels: the state that a decay leads to, and the state that it leads from
 
 
 @dataclass(frozen=True)
 class Decay:
-    """The decays of a chunk.
+    """The decays of a chunk. For states that read each other, W(t, s) are small matrices, with the labels MIXED.
 
     Attributes:
         pre: W(t, start) for each t, or None if nothing decays.
@@ -48,7 +51,7 @@ class Decay:
 
     def writer(self, p: Labeled) -> Labeled:
         """Prepares a vector p_s, with the labels T and K, for `scores`."""
-        return (p if self.levels is None else self._level_by_level(p, 0)).renamed("T", "S")
+        return (p if self.levels is None else self._level_by_level(p, 0)).renamed("T", "S").renamed(*MIXED)
 
     def _level_by_level(self, a: Labeled, which: int) -> Labeled:
         """The vectors of every second block of each level, or of the others, times the decay to or from its start."""
@@ -60,15 +63,25 @@ class Decay:
 
     def from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
         """Returns a reader of the state before the chunk, and what scales the results."""
-        return a, self.pre
+        if self.pre is None or MIXED[0] not in self.pre.labels:
+            return a, self.pre
+        turned = self.pre.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1])
+        return self._scaled(a, turned), None
 
     def to_end(self, p: Labeled) -> Labeled:
         """Returns what is left of a vector at the end of the chunk."""
-        return times([p, self.suf]) if self.suf is not None else p
+        return self._scaled(p, self.suf)
 
     def after(self, start: Labeled) -> Labeled:
         """Returns what is left of the state before the chunk."""
-        return times([start, self.total]) if self.total is not None else start
+        return self._scaled(start, self.total)
+
+    def _scaled(self, a: Labeled, decay: Labeled | None) -> Labeled:
+        """Returns `a` times a decay; for states that read each other, `sum_j decay[i, j] a[j]`."""
+        if decay is None or MIXED[1] not in decay.labels:
+            return times([a, decay])
+        a = a.renamed(*MIXED)
+        return dot(a, decay, [l for l in union([a, decay]) if l != MIXED[1]], self.precision)
 
     def scores(self, reader: Labeled, writer: Labeled, keep: Kept) -> Labeled:
         """Returns `sum_k a_t W(t, s) p_s` for s < t, and zero for s >= t, with the labels T and S at the end.
@@ -77,24 +90,25 @@ class Decay:
         """
         if self.levels is not None:
             return _product(reader, writer, self.k, self.precision, keep, _of_levels)
-        made = _product(reader, writer, self.k, self.precision, keep)
+        product = _product(reader, writer, self.k, self.precision, keep)
         if self.between is not None:
-            return times([made, self.between])
+            product = times([product, self.between])
+            return summed(product, [l for l in MIXED if l in product.labels])
         below = np.tril(np.ones((self.steps, self.steps), bool), -1)
-        return made.map(lambda m: jnp.where(below, m, 0))
+        return product.map(lambda m: jnp.where(below, m, 0))
 
     def spread(self, scores: Labeled, values: Labeled, out: Sequence[Label]) -> Labeled:
         """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K, and values v_s with the labels S and K."""
         assert self.levels is not None
         lead = tuple(l for l in scores.labels if l not in ("T", "S"))
         blocks = Labeled(_levels_of(scores.along((*lead, "T", "S"))), (*lead, "N", "T", "S"))
-        made = dot(blocks, self.writer(values.renamed("S", "T")), ["N", *out], self.precision)
-        made = times([made, self.levels[0]])
-        rest = tuple(l for l in made.labels if l not in ("N", "T"))
-        found, total = made.along((*rest, "N", "T")), []
+        mixed = dot(blocks, self.writer(values.renamed("S", "T")), ["N", *out], self.precision)
+        mixed = times([mixed, self.levels[0]])
+        rest = tuple(l for l in mixed.labels if l not in ("N", "T"))
+        every, total = mixed.along((*rest, "N", "T")), []
         for i, h in enumerate(_blocks(self.steps)):
-            part = found[..., i, :].reshape(*found.shape[:-2], -1, 1, h)
-            total.append(jnp.concatenate([jnp.zeros_like(part), part], -2).reshape(*found.shape[:-2], -1))
+            part = every[..., i, :].reshape(*every.shape[:-2], -1, 1, h)
+            total.append(jnp.concatenate([jnp.zeros_like(part), part], -2).reshape(*every.shape[:-2], -1))
         return Labeled(sum(total), (*rest, "T"))
 
 
@@ -103,11 +117,11 @@ def _product(a: Labeled, p: Labeled, k: int, precision: Any, keep: Kept, then: A
     labels = union((a, p), ("N", "T", "S", k))[:-1]
 
     def product(*arrays: Any) -> Any:
-        made = dot(*(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision).array
-        return made if then is None else then(made)
+        scores = dot(*(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision).array
+        return scores if then is None else then(scores)
 
-    made = keep.result(product, a.array, p.array)
-    return Labeled(made, tuple(l for l in labels if l != "N"))
+    scores = keep.result(product, a.array, p.array)
+    return Labeled(scores, tuple(l for l in labels if l != "N"))
 
 
 def _blocks(steps: int) -> list[int]:
@@ -136,12 +150,12 @@ def _half(x: Any, h: int, which: int) -> Any:
 
 
 @jax.custom_jvp
-def _of_levels(found: Any) -> Any:
+def _of_levels(pairs: Any) -> Any:
     """Returns the pairs of all steps from those of each level, [..., N, T / 2, S / 2] -> [..., T, S]."""
-    *lead, _, half, _ = found.shape
+    *lead, _, half, _ = pairs.shape
     total: Any = 0
     for i, (h, apart) in enumerate(zip(_blocks(2 * half), neighbors(2 * half))):
-        part = found[..., i, :, :].reshape(*lead, -1, 1, h, half // h, 1, h)
+        part = pairs[..., i, :, :].reshape(*lead, -1, 1, h, half // h, 1, h)
         wide = jnp.broadcast_to(part, (*lead, half // h, 2, h, half // h, 2, h))
         total = jnp.where(apart, wide.reshape(*lead, 2 * half, 2 * half), total)
     return total
@@ -149,88 +163,28 @@ def _of_levels(found: Any) -> Any:
 
 @_of_levels.defjvp
 def _(primals: Any, tangents: Any) -> Any:  # the transpose of a broadcast would be a sum for each level
-    (found,), (moved,) = primals, tangents
-    return _of_levels(found), jax.linear_transpose(_levels_of, jnp.zeros_like(_of_levels(found)))(moved)[0]
+    (pairs,), (moved,) = primals, tangents
+    return _of_levels(pairs), jax.linear_transpose(_levels_of, jnp.zeros_like(_of_levels(pairs)))(moved)[0]
 
 
 def _levels_of(scores: Any) -> Any:
     """Returns the pairs of each level, the transpose of `_of_levels`."""
     *lead, steps, _ = scores.shape
-    made = []
+    levels = []
     for h in _blocks(steps):
         n = steps // (2 * h)
         part = scores.reshape(*lead, n, 2, h, n, 2, h)[..., 1, :, :, 0, :]
         part = jnp.where(np.eye(n, dtype=bool)[:, None, :, None], part, 0)
-        made.append(part.reshape(*lead, steps // 2, steps // 2))
-    return jnp.stack(made, -3)
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """The decays of a chunk for states that read each other: W(t, s) are small matrices, with the labels MIXED.
-
-    Attributes:
-        pre, suf, total, between: as in `Decay`, none of them along K.
-    """
-
-    k: int
-    precision: Any
-    pre: Labeled
-    suf: Labeled
-    total: Labeled
-    between: Labeled
-
-    def reader(self, a: Labeled) -> Labeled:
-        return a
-
-    def writer(self, p: Labeled) -> Labeled:
-        return p.renamed("T", "S").renamed(*MIXED)
-
-    def scores(self, a: Labeled, p: Labeled, keep: Kept) -> Labeled:
-        made = times([_product(a, p, self.k, self.precision, keep), self.between])
-        labels = tuple(l for l in made.labels if l not in MIXED)
-        return Labeled(jnp.sum(made.array, tuple(map(made.labels.index, MIXED))), labels)
-
-    def from_start(self, a: Labeled) -> tuple[Labeled, None]:
-        made = self._product(a, self.pre.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1]))
-        return made, None
-
-    def to_end(self, p: Labeled) -> Labeled:
-        return self._product(p, self.suf)
-
-    def after(self, start: Labeled) -> Labeled:
-        return self._product(start, self.total)
-
-    def _product(self, a: Labeled, matrix: Labeled) -> Labeled:
-        """Returns `sum_j matrix[i, j] a[j]`."""
-        a = a.renamed(*MIXED)
-        return dot(a, matrix, [l for l in union([a, matrix]) if l != MIXED[1]], self.precision)
-
-
-MIXED = ("of", "from")  # labels: the state that a decay leads to, and the state that it leads from
-
-
-def mixing_of(factor: Labeled, k: int, precision: Any, keep: Kept) -> Mixing:
-    """Returns the products of decays that mix states.
-
-    Args:
-        factor: the decay of each step, with the labels T and MIXED.
-        k: the label of K.
-        precision: of the contractions.
-        keep: keeps the products.
-    """
-    rest = tuple(l for l in factor.labels if l not in ("T", *MIXED))
-    of, start = MIXED
-    labels = (*rest, "T", of, start), (*rest, of, "S", start), (*rest, of, start), (*rest, "T", of, "S", start)
-    pre, suf, total, between = map(Labeled, _products(factor.along(labels[0]), keep), labels)
-    return Mixing(k, precision, pre, suf.renamed("S", "T"), total, between)
+        levels.append(part.reshape(*lead, steps // 2, steps // 2))
+    return jnp.stack(levels, -3)
 
 
 def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, keep: Kept) -> Decay:
     """Returns the products of decays.
 
     Args:
-        factor: the decay of each step, with the label T; None if nothing decays.
+        factor: the decay of each step, with the label T, and for states that read each other with the labels MIXED; None if
+            nothing decays.
         steps: C, a power of two.
         k: the label of K.
         precision: of the contractions.
@@ -238,14 +192,20 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, keep: K
     """
     if factor is None:
         return Decay(steps, k, precision)
-    rest = tuple(l for l in factor.labels if l != "T")
+    of, start = MIXED
+    gone = () if of in factor.labels else MIXED
+    rest = tuple(l for l in factor.labels if l not in ("T", *MIXED))
     if k in rest:
         lead = tuple(l for l in rest if l != k)
         return _per_row(factor.along((*lead, "T", k)), lead, steps, k, precision)
-    pre, suf, total, between = _products(factor.along((*rest, "T"))[..., None, None], keep)
-    pre, suf = Labeled(pre[..., 0, 0], (*rest, "T")), Labeled(suf[..., 0, :, 0], (*rest, "T"))
-    total, between = Labeled(total[..., 0, 0], rest), Labeled(between[..., 0, :, 0], (*rest, "T", "S"))
-    return Decay(steps, k, precision, pre, suf, total, between)
+
+    def labeled(array: Any, labels: tuple[Label, ...]) -> Labeled:
+        kept = [(n, l) for n, l in zip(array.shape, (*rest, *labels)) if l not in gone]
+        return Labeled(array.reshape([n for n, _ in kept]), tuple(l for _, l in kept))
+
+    labels = ("T", of, start), (of, "T", start), (of, start), ("T", of, "S", start)
+    products = _products(factor.along((*rest, "T", *MIXED)), keep)
+    return Decay(steps, k, precision, *map(labeled, products, labels))
 
 
 def _products(d: Any, keep: Kept) -> tuple[Any, Any, Any, Any]:
@@ -279,30 +239,24 @@ def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
     labels = ("T", *(l for l in union([a for a in (decay, x) if a is not None]) if l != "T"))
     steps = x.array.shape[x.labels.index("T")]
     d = decay.along(labels) if decay is not None else jnp.ones((steps, *[1] * (len(labels) - 1)), x.array.dtype)
-    total = jnp.broadcast_to(x.along(labels), jnp.broadcast_shapes(x.along(labels).shape, d.shape))
-    d = jnp.broadcast_to(d, total.shape)
-    reach = 1
-    while reach < steps:
-        total = jnp.concatenate([total[:reach], total[reach:] + d[reach:] * total[:-reach]])
-        d = jnp.concatenate([d[:reach], d[reach:] * d[:-reach]])
-        total, d = jax.lax.optimization_barrier((total, d))
-        reach *= 2
-    before = jnp.concatenate([jnp.zeros_like(total[:1]), total[:-1]])
-    return Labeled(before, labels), Labeled(total[-1], labels[1:])
+    shape = jnp.broadcast_shapes(x.along(labels).shape, d.shape)
+    d, x = (jnp.broadcast_to(v, shape)[..., None] for v in (d, x.along(labels)))
+    total = rounds.in_rounds(d[..., None], x)
+    return Labeled(rounds.before(total)[..., 0], labels), Labeled(total[-1, ..., 0], labels[1:])
 
 
 def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:
     """Joins blocks of h steps: their products are those of the two, times the product of the other block."""
-    made, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # pre, suf and total of blocks
+    joined, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # pre, suf and total of blocks
     for h in _blocks(steps):
-        levels.append([_half(made[..., i, :, :], h, 1 - i) for i in range(2)])
-        total = made[..., 2:, :, :]
+        levels.append([_half(joined[..., i, :, :], h, 1 - i) for i in range(2)])
+        total = joined[..., 2:, :, :]
         other = total.reshape(*total.shape[:-2], -1, 2, h, d.shape[-1])[..., ::-1, :, :].reshape(total.shape)
         second = np.arange(steps) // h % 2 == 1
-        made = made * jnp.where(np.stack([second, ~second, second | True])[..., None], other, 1)
-        made = jax.lax.optimization_barrier(made)  # or XLA:CPU fuses all levels into one
-    pre, suf = (Labeled(made[..., i, :, :], (*lead, "T", k)) for i in range(2))
-    decay = Decay(steps, k, precision, pre, suf, Labeled(made[..., 2, 0, :], (*lead, k)))
+        joined = joined * jnp.where(np.stack([second, ~second, second | True])[..., None], other, 1)
+        joined = jax.lax.optimization_barrier(joined)  # or XLA:CPU fuses all levels into one
+    pre, suf = (Labeled(joined[..., i, :, :], (*lead, "T", k)) for i in range(2))
+    decay = Decay(steps, k, precision, pre, suf, Labeled(joined[..., 2, 0, :], (*lead, k)))
     if not levels:
         return decay
     inner = [Labeled(jnp.stack(x, -3), (*lead, "N", "T", k)) for x in zip(*levels)]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 
 from jrnn import jaxprs
-from jrnn.loops.chunks.recognize import Affine, rows_of
+from jrnn.loops.affine.matrix import Affine, rows_of
 from jrnn.loops.costs import Candidate, Choice, Estimate, bound, choose
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
 
-_SMALL = 0.45  # products of a chunk run at this part of the rate of large ones
+_SIDE = 78  # products of so many rows and columns run at half of the rate of large ones
 _PASSES = 24  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
 _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice as much for its derivative
 _BY_STEPS = 3  # a step, and its derivative
@@ -69,7 +69,8 @@ def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machi
         writers, solved = len(form.known) + len(form.solved), len(form.solved)
         operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (k + v)
         operations += 2 * (solved * steps) ** 2 * v
-        products += _TRAIN * count * batch * operations / (_SMALL * machine.products)
+        side = (steps * k * v) ** (1 / 3)
+        products += _TRAIN * count * batch * operations * (1 + _SIDE / side) / machine.products
         if form.decays_along_k:
             vectors = (readers + writers) * math.log2(steps) * batch * steps * k * state.aval.dtype.itemsize
             blocks += _PASSES * count * vectors / machine.cached

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrnn import jaxprs
 from jrnn.jaxprs.names import Primitive, ad, batching, jaxpr_as_fun, mlir
 
 linear_p = Primitive("checked_linear_map")
@@ -69,18 +70,17 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, products: Any, steps: Any, count: int
 ) -> tuple[list[Any], list[Any]]:
     good, *given = primals
-    moves = [type(t) is not ad.Zero for t in tangents[1:]]
-    moving = [t for t, m in zip(tangents[1:], moves) if m]
+    places = [i for i, t in enumerate(tangents[1:]) if type(t) is not ad.Zero]
+    moving = [tangents[1 + i] for i in places]
 
     def tangents_of(fn: Callable) -> Callable:
         def of(*args: Any) -> list[Any]:
             fixed, moved = args[: len(given)], args[len(given) :]
 
             def of_moving(*some: Any) -> list[Any]:
-                values = iter(some)
-                return fn(*(next(values) if m else a for a, m in zip(fixed, moves)))
+                return fn(*jaxprs.replaced(fixed, places, some))
 
-            return jax.jvp(of_moving, [a for a, m in zip(fixed, moves) if m], list(moved))[1]
+            return jax.jvp(of_moving, [fixed[i] for i in places], list(moved))[1]
 
         return of
 
@@ -107,8 +107,8 @@ def _transpose(
 
     every = [*residuals, *cotangents]
     both = (_rewritten(closed, transpose_of, every) for closed in (products, steps))
-    found = iter(_bind(good, every, *both, len(cotangents)))
-    return [None] * (1 + len(residuals)) + [next(found) if w else None for w in wanted]
+    results = iter(_bind(good, every, *both, len(cotangents)))
+    return [None] * (1 + len(residuals)) + [next(results) if w else None for w in wanted]
 
 
 def _batched(args: Sequence[Any], axes: Sequence[Any], *, products: Any, steps: Any, count: int) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Var
-from jrnn.loops.chunks.terms import Factor, Term
+from jrnn.loops.affine.terms import Factor, Term
 
 Label = int | str
 
@@ -45,16 +45,18 @@ class Labeled:
 
 def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> tuple[Label, ...]:
     """Returns all labels of the arrays, sorted, with those in `last` at the end."""
-    found = {l for a in arrays for l in a.labels}
-    return (*sorted(found.difference(last), key=str), *(l for l in last if l in found))
+    every = {l for a in arrays for l in a.labels}
+    return (*sorted(every.difference(last), key=str), *(l for l in last if l in every))
 
 
-def elementwise(fn: Callable[[Any, Any], Any], arrays: Sequence[Labeled]) -> Labeled:
-    if len(arrays) == 1:
-        return arrays[0]
-    every = union(arrays)
-    labels = next((a.labels for a in arrays if len(a.labels) == len(every)), every)  # no transposition of that one
-    return Labeled(functools.reduce(fn, [a.along(labels) for a in arrays]), labels)
+def elementwise(fn: Callable[[Any, Any], Any], arrays: Iterable[Labeled | None]) -> Any:
+    """Joins arrays element by element. None stands for what changes nothing, and is the result if there is nothing else."""
+    given = [a for a in arrays if a is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+    every = union(given)
+    labels = next((a.labels for a in given if len(a.labels) == len(every)), every)  # no transposition of that one
+    return Labeled(functools.reduce(fn, [a.along(labels) for a in given]), labels)
 
 
 times = functools.partial(elementwise, operator.mul)
@@ -67,10 +69,10 @@ def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled
     shared = [l for l in a.labels if l in b.labels]
     batch, over = [l for l in shared if l in out], [l for l in shared if l not in out]
     numbers = tuple(tuple(tuple(map(x.labels.index, axes)) for x in (a, b)) for axes in (over, batch))
-    made = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
+    product = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
     labels = (*batch, *(l for x in (a, b) for l in x.labels if l not in shared))
     kept = [l for l in out if l in labels]
-    return Labeled(Labeled(made, labels).along(kept), tuple(kept))
+    return Labeled(Labeled(product, labels).along(kept), tuple(kept))
 
 
 def summed(a: Labeled, over: Sequence[Label]) -> Labeled:
@@ -118,39 +120,26 @@ class Factors:
 
     def product(self, factors: Sequence[Factor], sign: int = 1) -> Labeled | None:
         """Returns the product of factors, or None if it is 1."""
-        found = [self.one(f) for f in factors]
-        if sign < 0:
-            found.insert(0, Labeled(jnp.asarray(-1, self.dtype), ()))
-        return times(found) if found else None
+        return times([Labeled(jnp.asarray(-1, self.dtype), ()) if sign < 0 else None, *map(self.one, factors)])
 
-    def sum(self, terms: Iterable[Term]) -> Labeled | None:
-        """Returns the sum of the terms' factors, or None if there are none."""
-        found = [self.product(t.factors, t.sign) or Labeled(jnp.ones((), self.dtype), ()) for t in terms]
-        return plus(found) if found else None
+    def value(self, term: Term) -> Labeled:
+        """Returns the product of a term's factors."""
+        return self.product(term.factors, term.sign) or Labeled(jnp.ones((), self.dtype), ())
 
     def _contraction(self, factor: Factor) -> Labeled:
         if not factor.of:
             return Labeled(jnp.asarray(self.contracted, self.dtype), ())
-        found = [self.one(f) for f in factor.of]
-        out = [l for l in union(found) if l == "T" or l in map(self.find, factor.labels)]
-        if len(found) == 1:
-            return summed(found[0], [l for l in found[0].labels if l not in out])
-        *most, last = found
+        *most, last = [self.one(f) for f in factor.of]
+        out = [l for l in union([*most, last]) if l == "T" or l in map(self.find, factor.labels)]
+        if not most:
+            return summed(last, [l for l in last.labels if l not in out])
         return dot(times(most), last, out, self.precision)
 
 
 def variables(terms: Iterable[Term]) -> set[Var]:
-    """Returns the variables that the factors of terms, and of the rows in them, read."""
-    found: set[Var] = set()
+    """Returns the variables that the factors of terms read."""
 
-    def of(factor: Factor) -> None:
-        if isinstance(factor.of, tuple):
-            for f in factor.of:
-                of(f)
-        elif not jaxprs.is_literal(factor.of):
-            found.add(factor.of)
+    def of(factor: Factor) -> set[Var]:
+        return set().union(*map(of, factor.of)) if isinstance(factor.of, tuple) else set(jaxprs.variables([factor.of]))
 
-    for term in terms:
-        for factor in term.factors:
-            of(factor)
-    return found
+    return set().union(*(of(factor) for term in terms for factor in term.factors))

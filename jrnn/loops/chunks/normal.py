@@ -17,7 +17,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
-from jrnn.loops.loop import Loop
+from jrnn.loops.loop import Loop, loop_of
 
 _LONGEST = 8  # steps of an inner loop that is unrolled; slices of a carry
 
@@ -62,17 +62,17 @@ def _evaluate(eqns: Sequence[Eqn], env: jaxprs.Env, outs: Sequence[Any], calls: 
         args = [jaxprs.read(env, a) for a in eqn.invars]
         with jaxprs.in_scope(eqn):
             if eqn.primitive.name in _PARTS:
-                found = _PARTS[eqn.primitive.name](*args, **eqn.params)
+                results = _PARTS[eqn.primitive.name](*args, **eqn.params)
             elif _is_short(eqn):
-                found = _unrolled(eqn.params, args)
+                results = _unrolled(eqn.params, args)
             elif _is_affine(eqn, calls):
                 which, *given = args
-                *first, found = [jex.jaxpr_as_fun(b)(*given) for b in eqn.params["branches"]]
+                *first, results = [jex.jaxpr_as_fun(b)(*given) for b in eqn.params["branches"]]
                 for i, case in reversed(list(enumerate(first))):
-                    found = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, found)]
+                    results = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, results)]
             else:
-                found = jaxprs.bind(eqn, *args)
-        env.update(zip(eqn.outvars, found))
+                results = jaxprs.bind(eqn, *args)
+        env.update(zip(eqn.outvars, results))
     return [jaxprs.read(env, a) for a in outs]
 
 
@@ -82,9 +82,9 @@ def _unrolled(params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
     body, stacks = params["jaxpr"], []
     count = range(params["length"])
     for t in reversed(count) if params["reverse"] else count:
-        found = jex.jaxpr_as_fun(body)(*consts, *carry, *(x[t] for x in xs))
-        carry = found[:n_carry]
-        stacks.append(found[n_carry:])
+        results = jex.jaxpr_as_fun(body)(*consts, *carry, *(x[t] for x in xs))
+        carry = results[:n_carry]
+        stacks.append(results[n_carry:])
     stacks = stacks[::-1] if params["reverse"] else stacks
     return [*carry, *(jnp.stack(ys) for ys in zip(*stacks))]
 
@@ -117,6 +117,13 @@ class Held:
     axis: int = 0
     parts: int = 1
 
+    def is_whole(self, carry: Var) -> bool:
+        return self.parts == 1 and self.shape == carry.aval.shape
+
+    @property
+    def shape_of_part(self) -> tuple[int, ...]:
+        return tuple(n // self.parts if axis == self.axis else n for axis, n in enumerate(self.shape))
+
     def apart(self, value: Any) -> list[Any]:
         value = jnp.reshape(value, self.shape)
         return [value] if self.parts == 1 else list(jnp.split(value, self.parts, self.axis))
@@ -129,65 +136,36 @@ def held(loop: Loop) -> tuple[Loop, tuple[Held, ...] | None]:
     """Returns the loop with carries in other shapes and in slices, and how each is held, or None if nothing changes."""
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    found = [_held(loop, v, out) for v, out in zip(loop.carry, loop.carry_out)]
-    if all(h.shape == v.aval.shape and h.parts == 1 for h, v in zip(found, loop.carry)):
+    holds = [_held(loop, v, out) for v, out in zip(loop.carry, loop.carry_out)]
+    if all(h.is_whole(v) for h, v in zip(holds, loop.carry)):
         return loop, None
+
+    last = jaxprs.producers(loop.eqns)
 
     def step(*args: Any) -> list[Any]:
         given = iter(args)
         env = {v: next(given) for v in loop.consts}
-        cut: dict[Var, tuple[Held, list[Any]]] = {}
-        for v, h in zip(loop.carry, found):
-            cut[v] = h, [next(given) for _ in range(h.parts)]
-            if h.shape == v.aval.shape and h.parts == 1:
-                env[v] = cut[v][1][0]
+        for v, h in zip(loop.carry, holds):
+            parts = [next(given) for _ in range(h.parts)]
+            if h.is_whole(v):
+                env[v] = parts[0]
+                continue
+            for eqn in (e for e in loop.eqns if v in jaxprs.inputs(e)):
+                env[eqn.outvars[0]] = parts[eqn.params["start_indices"][h.axis] if h.parts > 1 else 0]
         env.update((v, next(given)) for v in loop.xs)
-        for eqn in loop.eqns:
-            source = eqn.invars[0] if eqn.invars else None
-            with jaxprs.in_scope(eqn):
-                if not jaxprs.is_in(source, cut) or source in env:
-                    jaxprs.evaluate([eqn], env)
-                    continue
-                h, parts = cut[source]
-                if h.parts == 1:
-                    env[eqn.outvars[0]] = parts[0]
-                else:
-                    env[eqn.outvars[0]] = parts[eqn.params["start_indices"][h.axis]]
-        made = jaxprs.producers(loop.eqns)
+        jaxprs.evaluate([e for e in loop.eqns if not any(v in env for v in e.outvars)], env)
         new = []
-        for v, out, h in zip(loop.carry, loop.carry_out, found):
-            if v in env:
-                new.append(jaxprs.value(env, out))
-            elif h.parts == 1:
-                new.append(jaxprs.read(env, made[out].invars[0]))
-            else:
-                new += [jaxprs.read(env, a) for a in made[out].invars]
+        for v, out, h in zip(loop.carry, loop.carry_out, holds):
+            new += [jaxprs.value(env, a) for a in ([out] if h.is_whole(v) else last[out].invars)]
         return [*new, *(jaxprs.value(env, y) for y in loop.ys)]
 
-    count = len(loop.consts), sum(h.parts for h in found)
-    avals = [jax.ShapeDtypeStruct(s, v.aval.dtype) for v, h in zip(loop.carry, found) for s in _shapes(h)]
+    avals = [
+        jax.ShapeDtypeStruct(h.shape_of_part, v.aval.dtype) for v, h in zip(loop.carry, holds) for _ in range(h.parts)
+    ]
     program = jaxprs.trace(step, [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)])
-    inputs, end = program.invars, sum(count)
     if program.constvars:  # such as arrays that are literals of the step
         return loop, None
-    changed = replace(
-        loop,
-        eqns=program.eqns,
-        consts=inputs[: count[0]],
-        carry=inputs[count[0] : end],
-        xs=inputs[end:],
-        carry_out=program.outvars[: count[1]],
-        ys=program.outvars[count[1] :],
-    )
-    return changed, tuple(found)
-
-
-def _shapes(h: Held) -> list[tuple[int, ...]]:
-    return (
-        [(*h.shape[: h.axis], h.shape[h.axis] // h.parts, *h.shape[h.axis + 1 :])] * h.parts
-        if h.parts > 1
-        else [h.shape]
-    )
+    return loop_of(program, len(loop.consts), len(avals), loop.length, loop.reverse, loop.unroll), tuple(holds)
 
 
 def _held(loop: Loop, v: Var, out: Any) -> Held:

@@ -24,10 +24,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var
+from jrnn.loops.affine.matrix import Affine
 from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.guarded import all_finite, linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
-from jrnn.loops.chunks.recognize import Affine
 from jrnn.loops.chunks.solve import Kept
 
 
@@ -71,24 +71,22 @@ class Body:
             keep = Kept(kept)
             return self.in_products(*args, keep), keep.values
 
-        def one_by_one(args: Any, kept: Sequence[Any] | None = None) -> tuple[list[Any], None]:
-            return self.by_steps(*args), None
-
         def checked(args: Any) -> tuple[list[Any], list[Any], Any]:
-            made, kept = together(args)
-            good = all_finite([jax.lax.stop_gradient(x) for x in made if jnp.issubdtype(x.dtype, jnp.inexact)])
-            return jax.lax.cond(good, lambda made, _: made, lambda _, args: one_by_one(args)[0], made, args), kept, good
+            results, kept = together(args)
+            good = all_finite([jax.lax.stop_gradient(x) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)])
+            by_steps = lambda _, args: self.by_steps(*args)  # noqa: E731
+            return jax.lax.cond(good, lambda results, _: results, by_steps, results, args), kept, good
 
         @jax.custom_jvp
         def run(*args: Any) -> list[Any]:
             return checked(tree.unflatten(args))[0]
 
         def rule(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            made, kept, good = checked(tree.unflatten(args))
+            primal, kept, good = checked(tree.unflatten(args))
             moves = [
                 not isinstance(t, SymbolicZero) and jnp.issubdtype(a.dtype, jnp.inexact) for a, t in zip(args, tangents)
             ]
-            smooth = [jnp.issubdtype(m.dtype, jnp.inexact) for m in made]
+            smooth = [jnp.issubdtype(m.dtype, jnp.inexact) for m in primal]
 
             def unpacked(flat: Sequence[Any]) -> tuple[Any, Any, Any]:
                 args, left = flat[: len(moves)], iter(flat[len(moves) + len(kept) :])
@@ -106,8 +104,8 @@ class Body:
 
             moving = [t for t, m in zip(tangents, moves) if m]
             results = iter(linear_map(of_products, of_steps, good, [*args, *kept], moving))
-            zeros = (SymbolicZero(jax.typeof(m).to_tangent_aval()) for m in made)
-            return made, [next(results) if s else zero for s, zero in zip(smooth, zeros)]
+            zeros = (SymbolicZero(jax.typeof(m).to_tangent_aval()) for m in primal)
+            return primal, [next(results) if s else zero for s, zero in zip(smooth, zeros)]
 
         run.defjvp(rule, symbolic_zeros=True)
         flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
@@ -123,8 +121,8 @@ class Body:
         for form in self.forms:
             forms, own = form.forms, [next(left) for _ in form.positions]
             factors = Factors(env, steps, forms.find, own[0].dtype, forms.size[forms.contracted], form.precision)
-            found, after = Chunk(form, factors, self.steps, valid, keep).run(own)
-            cuts.update(found)
+            values, after = Chunk(form, factors, self.steps, valid, keep).run(own)
+            cuts.update(values)
             new += after
         return [*new, *self._outs(env, {**steps, **cuts}, self.steps)]
 
@@ -141,10 +139,10 @@ class Body:
     ) -> tuple[Any, list[Any]]:
         old = [s.astype(v.aval.dtype) for s, v in zip(states, self.carry)]
         env = dict(zip((*self.consts, *self.carry, *self.xs), (*consts, *old, *xs)))
-        found = jaxprs.evaluate(self.eqns, env)
-        new = [jaxprs.value(found, a).astype(s.dtype) for a, s in zip(self.carry_out, states)]
+        jaxprs.evaluate(self.eqns, env)
+        new = [jaxprs.value(env, a).astype(s.dtype) for a, s in zip(self.carry_out, states)]
         new = new if here is None else [jnp.where(here, a, s) for a, s in zip(new, states)]
-        return new, [jaxprs.value(found, a) for a in self.outs]
+        return new, [jaxprs.value(env, a) for a in self.outs]
 
     def tangents_by_steps(self, args: Any, tangents: Any) -> list[Any]:
         """Returns the tangents of `by_steps`. No state is stored: each step computes those before it again."""

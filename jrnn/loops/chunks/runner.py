@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
 from jrnn.loops import mark
+from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept
+from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body, over_time
-from jrnn.loops.chunks.recognize import Affine, affine, is_evaluable, why
-from jrnn.loops.chunks.terms import NotAffine
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.recompute import in_chunks
 
@@ -69,9 +69,7 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
 
     def tangents(*args: Any) -> list[Any]:
         def of_moving(*values: Any) -> list[Any]:
-            env = dict(zip(inputs, args[:n]))
-            env.update(zip([inputs[i] for i in places], values))
-            jaxprs.evaluate(loop.eqns, env)
+            env = jaxprs.evaluate(loop.eqns, dict(zip(inputs, jaxprs.replaced(args[:n], places, values))))
             return [v for a in loop.outputs if jnp.issubdtype((v := jaxprs.value(env, a)).dtype, jnp.inexact)]
 
         return jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))[1]
@@ -93,22 +91,13 @@ def chunk_length(length: int) -> int:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Carries that are computed together: in chunks (`forms`), step by step, or, if they only keep values, shifted."""
-
-    carry: tuple[int, ...]
-    forms: tuple[Affine, ...] = ()
-    is_shift: bool = False
-
-
-@dataclass(frozen=True)
 class Chunked:
     """A loop, and the stages in which its carries are computed.
 
     Attributes:
         loop: the loop.
         stages: in order; none if all steps run one by one, with the states of chunk boundaries stored.
-        notes: what was found, for `explain_scan`.
+        notes: for `explain_scan`.
         held: how the carries of the step as it was written are held in the loop's; None if they are the same.
         size: C.
     """
@@ -144,7 +133,7 @@ class Chunked:
                         final[stage.carry.index(i)] if i in stage.carry else last[i] for i in range(len(init))
                     ], stacks
                 steps.update(zip(outs, stacks))
-            elif stage.is_shift:
+            elif stage.kind == "kept":
                 (i,), (value,) = stage.carry, first
                 over_time(loop.eqns, [loop.carry_out[i]], env, steps)
                 stack = jaxprs.stack(loop.carry_out[i], env, steps, length)
@@ -179,77 +168,50 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
     check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    pending, reads = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
-    stages: list[Stage] = []
-    done: set[int] = set()
-    notes: list[str] = []
-    plain: set[tuple[int, ...]] = set()  # groups without an affine form
+    pending, notes = Pending(loop), []
+    plain: set[Group] = set()  # groups without an affine form
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
-    while pending:
-        ready = [g for g in pending if all(j in done or j in g for i in g for j in reads[i])]
-        unknown = [v for j, v in enumerate(loop.carry) if j not in done]
-        moving = jaxprs.depends(loop.eqns, unknown)
-        known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
-        found: dict[tuple[int, ...], Affine] = {}
-
-        def together(both: tuple[int, ...], known: Any = known, done: Any = frozenset(done)) -> Affine | None:
-            """Returns the form of groups that read the states of each other as wholes, or None."""
-            if not done.union(both).issuperset(j for i in both for j in reads[i]):
-                return None
-            others = [o for j, o in enumerate(loop.carry_out) if j not in both]
-            with suppress(NotAffine):
-                return _worth(affine(loop, both, known, [*loop.ys, *others], constants))
-            return None
-
+    while pending.groups:
+        ready, forms = pending.ready, {}
+        read = functools.partial(_form, loop, pending.known, constants)
         for g in (g for g in ready if g not in plain):
-            others = [o for j, o in enumerate(loop.carry_out) if j not in g]
             try:
-                found[g] = _worth(affine(loop, g, known, [*loop.ys, *others], constants))
+                forms[g] = read(g)
             except NotAffine as reason:
-                shape = loop.carry[g[0]].aval.shape
-                alike = [h for h in pending if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)]
-                tried = dict.fromkeys([*((*g, *h) for h in alike), (*g, *itertools.chain(*alike))] if alike else ())
-                joined = next(filter(None, map(together, tried)), None)
+                joined = _joined(loop, g, pending, read)
                 if joined is not None:
-                    found[joined.positions] = joined
+                    forms[joined.positions] = joined
                     continue
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
-                    notes.append(f"not in chunks: {why(reason)}")
-        solved = {j for positions in found for j in positions}
+                    notes.append(f"not in chunks: {reason.place}")
+        solved = {j for positions in forms for j in positions}
         others = [g for g in ready if not solved.issuperset(g)]
-        if not others and max(form.width for form in found.values()) < 4:
-            plain.update(ready)  # a vector, such as a normalizer, is not worth chunks of its own
-            diagonal += [loop.carry[j] for positions in found for j in positions if loop.carry[j].aval.ndim > 1]
-            continue
         if others:
             for g in others:
-                shift = len(g) == 1 and g[0] not in _own_reads(loop, g[0])
-                stages.append(Stage(g, is_shift=shift))
+                pending.take("kept" if is_kept(loop, g) else "opaque", g)
+        elif max(form.width for form in forms.values()) < 4:
+            plain.update(ready)  # a vector, such as a normalizer, is not worth chunks of its own
+            diagonal += [loop.carry[j] for positions in forms for j in positions if loop.carry[j].aval.ndim > 1]
+            continue
         else:
-            stages.append(Stage(tuple(j for positions in found for j in positions), tuple(found.values())))
+            pending.take("affine", [*itertools.chain(*forms)], tuple(forms.values()))
             size = chunk_length(loop.length)
             count = -(-loop.length // size)
-            notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in found.values()]
-        ready = others or list(found)
-        done.update(j for g in ready for j in g)
-        pending = [g for g in pending if not done.issuperset(g)]
-    if not any(stage.forms for stage in stages) and diagonal and loop.length > _BOUNDARY:
+            notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in forms.values()]
+    if not any(stage.forms for stage in pending.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
         shapes = ", ".join(v.aval.str_short() for v in diagonal)
         return Chunked(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), holds)
-    if not any(stage.forms for stage in stages):
+    if not any(stage.forms for stage in pending.stages):
         raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
-    return Chunked(loop, tuple(stages), tuple(notes), holds, chunk_length(loop.length))
+    return Chunked(loop, tuple(pending.stages), tuple(notes), holds, chunk_length(loop.length))
 
 
-def _own_reads(loop: Loop, i: int) -> set[int]:
-    reach = jaxprs.depends(loop.eqns, [loop.carry[i]])
-    return {i} if jaxprs.is_in(loop.carry_out[i], reach) else set()
-
-
-def _worth(form: Affine) -> Affine:
-    """Raises NotAffine for a form that has nothing to gain."""
+def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group) -> Affine:
+    """Returns the form of a group of carries; raises NotAffine if there is none, or if it has nothing to gain."""
+    others = [out for j, out in enumerate(loop.carry_out) if j not in group]
+    form = matrix_form(loop, group, known, [*loop.ys, *others], constants)
     if not form.known and not form.updates:
         raise NotAffine("nothing is written to S")
     axes = [l for l in form.forms.axes if l is not None and l != form.forms.contracted]
@@ -258,16 +220,27 @@ def _worth(form: Affine) -> Affine:
     return form
 
 
+def _joined(loop: Loop, group: Group, pending: Pending, read: Callable[[Group], Affine]) -> Affine | None:
+    """Returns the form of a group with pending groups that read its states as wholes, or None."""
+    shape, ready = loop.carry[group[0]].aval.shape, pending.ready
+    alike = [h for h in pending.groups if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)]
+    tried = [*((*group, *h) for h in alike), (*group, *itertools.chain(*alike))] if alike else []
+    for several in filter(pending.can_take, dict.fromkeys(tried)):
+        with suppress(NotAffine):
+            return read(several)
+    return None
+
+
 def _projections(loop: Loop) -> list[Var]:
     """Returns products of inputs with constant matrices, which are computed for all steps before the loop."""
     moving = jaxprs.depends(loop.eqns, loop.carry)
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    found = []
+    projected = []
     for eqn in loop.eqns:
         operands = [jaxprs.is_in(a, varying) for a in eqn.invars]
         if eqn.primitive.name == "dot_general" and sum(operands) == 1 and eqn.params["dimension_numbers"][0][0]:
-            found += [v for v in eqn.outvars if v not in moving]
-    return found
+            projected += [v for v in eqn.outvars if v not in moving]
+    return projected
 
 
 def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
@@ -328,8 +301,8 @@ def _in_chunks(
 
     def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
         here, values = args
-        made = body.run(states, fixed, [turn(v) for v in values], None if here is None else turn(here))
-        return made[: len(states)], [turn(v) for v in made[len(states) :]]
+        results = body.run(states, fixed, [turn(v) for v in values], None if here is None else turn(here))
+        return results[: len(states)], [turn(v) for v in results[len(states) :]]
 
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
     last, stacks = jax.lax.scan(chunk, wide, (valid, given), reverse=loop.reverse)

@@ -59,8 +59,8 @@ def unit_lower_inverse(a: Any, precision: Any, keep: Kept) -> Any:
 
     @inverse.defjvp
     def _(primals: Any, tangents: Any) -> Any:
-        made = inverse(*primals)
-        return made, -times(times(made, tangents[1]), made)
+        x = inverse(*primals)
+        return x, -times(times(x, tangents[1]), x)
 
     # JAX 0.10 drops rules such as this one where it differentiates a scan twice, so what is kept has its derivative, too.
     return inverse(keep(lambda: _inverse(a, times)), a)
@@ -118,8 +118,8 @@ def _inverse(a: Any, times: Any) -> Any:
     def below(h: int, row: int, column: int, of: int) -> Any:
         """Of each group of `of` blocks of h rows on the diagonal, the block in this row and column, [..., m, h, h]."""
         m = size // (of * h)
-        found = a.reshape(*lead, m, of, h, m, of, h)[..., :, row, :, :, column, :]
-        return jnp.sum(jnp.where(np.eye(m, dtype=bool)[:, None, :, None], found, 0), -2)
+        groups = a.reshape(*lead, m, of, h, m, of, h)[..., :, row, :, :, column, :]
+        return jnp.sum(jnp.where(np.eye(m, dtype=bool)[:, None, :, None], groups, 0), -2)
 
     h = min(size, _SHORT)
     diagonal = below(h, 0, 0, 1)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import jax
 
+from jrnn.errors import ScanError
+from jrnn.files import read_text
 from jrnn.loops.native.writer import FORMAT
 
-TARGET = "jrnn_loop"
+TARGET, SUM = "jrnn_loop", "jrnn_sum"  # custom calls
 _BUILT = Path(__file__).parent / ("libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so"))
 PATH = Path(os.environ.get("JRNN_KERNEL", _BUILT))  # scripts/sanitize.sh gives another one
 
@@ -47,7 +49,8 @@ def found() -> Found:
         if built // 1000 != ours // 1000 or built > ours:
             return Found(reason=f"{PATH} was built for a newer jaxlib; install jrnn again")
         names = tuple(library.jrnn_instruction_sets().decode().split(","))
-        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.jrnn_loop), platform="cpu")
+        for name in (TARGET, SUM):
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     except Exception as error:
         return Found(reason=f"{PATH} cannot be loaded: {error}")
     return Found(names)
@@ -55,7 +58,7 @@ def found() -> Found:
 
 def _interface() -> int:
     """Returns the version of the interface of custom calls of the installed jaxlib, 1000 * major + minor."""
-    header = (Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h").read_text(encoding="utf-8")
+    header = read_text(Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h", ScanError)
     major, minor = (re.search(rf"define XLA_FFI_API_{name} (\d+)", header) for name in ("MAJOR", "MINOR"))
     assert major is not None and minor is not None
     return 1000 * int(major[1]) + int(minor[1])

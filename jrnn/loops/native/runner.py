@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
+from jrnn.loops import estimates
 from jrnn.loops.costs import Estimate
 from jrnn.loops.estimates import Split
 from jrnn.loops.kernels import Refused
@@ -73,9 +74,10 @@ class Native:
         The memory is that of arrays of all steps. Packed matrices and the values of one step are not counted.
         """
         whole = parts.at_once()
-        inside, terms = parts.estimator.trips(parts.fission.core, parts.inside)
-        own = costs.seconds(self.program) + dict(terms)["stacks"]
-        return Estimate(whole.seconds - inside + own, whole.memory, (("kernel", own), *whole.terms[len(terms) :]))
+        inside = parts.estimator.trips(parts.fission.core, parts.inside)
+        kept = {name: -seconds for name, seconds in inside.items() if name != "stacks"}
+        own = costs.terms(self.program, parts.estimator.machine)
+        return estimates.estimate(estimates.total(dict(whole.terms), kept, own), whole.memory)
 
     @property
     def flops(self) -> int:

@@ -21,7 +21,7 @@ from jrnn.loops.native.stages import add_in_products, in_stages
 from jrnn.loops.native.steps import Constant, Operation, Step
 from jrnn.loops.native.views import Array, View, collapsed, dense
 
-FORMAT = 1  # decode.h has the same number
+FORMAT = 2  # decode.h has the same number
 _DTYPES = ("float", "bool", "bfloat16")
 _LONGEST = 2000  # equations of a step
 # The order of the instructions in elements.h.

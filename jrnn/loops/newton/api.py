@@ -99,14 +99,14 @@ def solve(
         results, states = by_loop()
         zero = jnp.zeros(())
         return results, ScanStatistics(jnp.int32(0), zero, zero, jnp.int32(steps), states)
-    found = run(step, leaves, stacks, int(steps), reverse, options)
-    iterations, residual, error, certified = (jnp.stack(part) for part in zip(*found.reports))
+    solution = run(step, leaves, stacks, int(steps), reverse, options)
+    iterations, residual, error, certified = (jnp.stack(part) for part in zip(*solution.reports))
     failed = early_exit.some(
         ~jnp.all(certified)
     )  # of any example under `vmap`: a condition of each would run both ways
-    solved = jax.tree.unflatten(tree, found.carry), jax.tree.unflatten(jax.tree.structure(ys), found.ys)
-    by_newton = solved, jax.tree.unflatten(tree, found.states)
-    results, states = jax.lax.cond(failed, lambda _: by_loop(), lambda found: found, by_newton)
+    solved = jax.tree.unflatten(tree, solution.carry), jax.tree.unflatten(jax.tree.structure(ys), solution.ys)
+    by_newton = solved, jax.tree.unflatten(tree, solution.states)
+    results, states = jax.lax.cond(failed, lambda _: by_loop(), lambda solution: solution, by_newton)
     sequential = jnp.where(failed, jnp.int32(steps), 0)
     error = jnp.where(failed, 0, error.max())
     statistics = ScanStatistics(iterations.max(), residual.max(), error, sequential, states)
@@ -123,10 +123,10 @@ def _agrees(step: Callable, carry: Sequence[Any], stacks: Sequence[Any]) -> bool
 
         def of(*args: Any) -> list[Any]:
             own = functools.partial(jaxpr_as_fun(step), *args[:n_consts])
-            found = run(
+            solution = run(
                 lambda h, x: own(*h, *x), args[n_consts:end], args[end:], length, reverse, Newton(), by_steps=True
             )
-            return [*found.carry, *found.ys]
+            return [*solution.carry, *solution.ys]
 
         return of
 

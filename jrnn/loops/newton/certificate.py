@@ -26,9 +26,9 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Program
-from jrnn.loops.newton import recurrence
+from jrnn.loops.affine import rounds
+from jrnn.loops.affine.blocks import Blocks
 from jrnn.loops.newton.enclosure import Box, NotEnclosed, enclosed
-from jrnn.loops.newton.structure import Group
 
 Values = Sequence[Any]
 _ROUNDED = 1.01  # bounds are computed with rounding, too
@@ -45,13 +45,13 @@ class Enclosures:
         fixed: the number of constants and stacks.
     """
 
-    group: Group
+    group: Blocks
     step: Program
     tangents: Program
     fixed: int
 
     @staticmethod
-    def of(group: Group, fn: Callable[..., Values], consts: Values, stack: Values, old: Values) -> Enclosures | None:
+    def of(group: Blocks, fn: Callable[..., Values], consts: Values, stack: Values, old: Values) -> Enclosures | None:
         """Returns the enclosures of a step; None if it has an equation without one."""
         avals = [*map(jax.typeof, consts), *stack, *old]
         count = len(consts) + len(stack)
@@ -69,14 +69,16 @@ class Enclosures:
 
             return jax.jvp(of_old, args[count : count + len(old)], args[count + len(old) :])[1]
 
-        made = jaxprs.opened(jax.make_jaxpr(pushed)(*avals, *old), jaxprs.LOWERED_CALLS)
-        found = Enclosures(group, step, made, count)
+        tangents = jaxprs.opened(jax.make_jaxpr(pushed)(*avals, *old), jaxprs.LOWERED_CALLS)
+        enclosures = Enclosures(group, step, tangents, count)
         radius = jax.ShapeDtypeStruct((*group.batch, group.block), jnp.result_type(jnp.float32, *old))
         try:
-            jax.eval_shape(lambda args, radius: (found.rounding(args), found.slopes(args, radius)), avals, radius)
+            jax.eval_shape(
+                lambda args, radius: (enclosures.rounding(args), enclosures.slopes(args, radius)), avals, radius
+            )
         except NotEnclosed:
             return None
-        return found
+        return enclosures
 
     def _boxes(self, args: Values, radii: Values, tangents: Values | None) -> tuple[list[Box], Any]:
         """Returns the new carries, or their tangents, from old carries with these radii; and whether they may jump."""
@@ -113,10 +115,8 @@ class Enclosures:
         return total, self._boxes(args, radii, None)[1]
 
     def _column(self, args: Values, radii: Values, k: Any) -> Any:
-        group, old = self.group, args[self.fixed :]
-        unit = jnp.broadcast_to(jax.nn.one_hot(k, group.block), (*group.batch, group.block))
-        boxes, _ = self._boxes(args, radii, [v.astype(h.dtype) for v, h in zip(group.part(unit), old)])
-        return group.join([box.size + box.spread for box in boxes])
+        boxes, _ = self._boxes(args, radii, self.group.basis(k, args[self.fixed :]))
+        return self.group.join([box.size + box.spread for box in boxes])
 
 
 def _wide(value: Any) -> Any:
@@ -132,7 +132,7 @@ def bounds(slopes: Any, jumps: Any, added: Any) -> Any:
         added: |r| + 2 u, [T, A, M].
     """
     added = jnp.where(jumps.reshape(-1, *[1] * (added.ndim - 1)), jnp.inf, added)
-    return _ROUNDED * recurrence.in_rounds(slopes, added)
+    return _ROUNDED * rounds.in_rounds(slopes, added)
 
 
 def bounds_in_radii(spread: Any, jumps: Any, added: Any, radius: Any) -> Any:

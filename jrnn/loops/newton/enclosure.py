@@ -267,6 +267,10 @@ def _converted(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[
     return _stepped(jnp.trunc, 1)(eqn, given, centers)
 
 
+_PICKING = (
+    "broadcast_in_dim", "concatenate", "expand_dims", "optimization_barrier", "pad", "reshape", "rev", "slice", "split",
+    "squeeze", "stack", "tile", "transpose", "unstack",
+)  # fmt: skip
 _ADDED = _smooth(lambda eqn, a, b: a.spread + b.spread)
 _SAME = _smooth(lambda eqn, a: a.spread, 0)
 _RULES: dict[str, Rule] = {
@@ -286,22 +290,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     "select_n": _selected,
     "convert_element_type": _converted,
-    **dict.fromkeys(
-        (
-            "broadcast_in_dim",
-            "concatenate",
-            "expand_dims",
-            "pad",
-            "reshape",
-            "rev",
-            "slice",
-            "split",
-            "squeeze",
-            "stack",
-        ),
-        _linear(),
-    ),
-    **dict.fromkeys(("tile", "transpose", "unstack", "optimization_barrier"), _linear()),
+    **dict.fromkeys(_PICKING, _linear()),
     "dynamic_slice": _linear(range(1, 99)),
     "dynamic_update_slice": _linear(range(2, 99)),
     **dict.fromkeys(("gather", "scatter", "scatter-add"), _linear((1,))),

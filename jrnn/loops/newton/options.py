@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from jrnn.errors import ScanError, near
+from jrnn.scalars import plain
 
 _JACOBIANS = ("exact", "diagonal")
 _GUESSES = ("zeros", "sweep")
@@ -51,8 +53,14 @@ class Newton:
                 f"Newton: guess must be 'zeros', 'sweep' or the carries after every step, but is {self.guess!r}"
                 f"{near(self.guess, _GUESSES)}"
             )
-        if self.iterations < 1:
-            raise ScanError(f"Newton: iterations must be at least 1, but is {self.iterations}")
+        for name, most in (("iterations", 2**31), ("most_bytes", 2**63)):
+            value = plain(getattr(self, name))
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not 1 <= value < most:
+                raise ScanError(f"Newton: {name} must be an integer of at least 1, but is {value!r:.80}")
+        for name in ("tolerance", "damping"):
+            value = plain(getattr(self, name))
+            if value is not None and (not isinstance(value, numbers.Real) or isinstance(value, bool)):
+                raise ScanError(f"Newton: {name} must be None or a number, but is {value!r:.80}")
         if self.tolerance is not None and not self.tolerance > 0:
             raise ScanError(f"Newton: tolerance must be positive, but is {self.tolerance}")
         if self.damping is not None and not 0 <= self.damping <= 1:

@@ -1,7 +1,7 @@
 """Newton's method for all steps of a loop at once: iteration, certificate, fallback, and exact derivatives.
 
 The states h of `h[t] = f(h[t-1], x[t])` are the root of the residuals `r[t] = f(h[t-1], x[t]) - h[t]`. An update d solves
-`d[t] = J[t] d[t-1] + r[t]`, a linear recurrence with the Jacobians of f (`recurrence.py`). The result counts only with a
+`d[t] = J[t] d[t-1] + r[t]`, a linear recurrence with the Jacobians of f (`affine/rounds.py`). The result counts only with a
 certificate (`certificate.py`), which bounds the error of each element; without one, the caller runs the loop.
 
 Derivatives do not depend on the iteration. The tangents of the states solve one linear recurrence, cotangents its adjoint.
@@ -9,13 +9,14 @@ Derivatives do not depend on the iteration. The tangents of the states solve one
 Sources: Lim et al., "Parallelizing non-linear sequential models over the sequence length" (DEER), 2024; Gonzalez et al.,
 "Towards scalable and stable parallelization of nonlinear RNNs" (ELK), 2024.
 
-Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks (`structure.py`).
+Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks (`affine/blocks.py`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -24,11 +25,13 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs import Program, primitives
-from jrnn.loops.newton import recurrence
+from jrnn.jaxprs import primitives
+from jrnn.loops.affine import rounds
+from jrnn.loops.affine.blocks import Blocks, blocks_of
+from jrnn.loops.affine.carries import Part, Values, in_order
+from jrnn.loops.loop import loop_of
 from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii
 from jrnn.loops.newton.options import Newton
-from jrnn.loops.newton.structure import Group, groups
 
 _ULPS = 32  # the default tolerance, in units of the last place
 _PART = 1024.0
@@ -70,36 +73,28 @@ def run(
     why = why_no_jacobian(closed, init)
     if why is not None:
         raise ScanError(_REFUSED.format(why))
-    found = groups(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 0, len(init))
-    _check_sizes(found, init, length, options)
+    structure = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), len(init))
+    _check_sizes(structure, init, length, options)
     program = jaxprs.opened(closed)
-    xs = [x[::-1] for x in xs] if reverse else list(xs)
-    guess = options.guess if isinstance(options.guess, str) else [g[::-1] if reverse else g for g in options.guess]
-
-    carry, inputs = program.invars[: len(init)], program.invars[len(init) :]
-    known = dict(zip(program.constvars, program.consts))
-    stacked = dict(zip(inputs, xs))
-    states: dict[int, Any] = {}
-    reports = []
-    for group in found:
-        outs = [program.outvars[i] for i in group.carries]
-        part = _Part.of(program, group, outs, known, stacked, length)
-        first = None if isinstance(guess, str) else [guess[i] for i in group.carries]
-        solved, report = _solve(part, [init[i] for i in group.carries], first, length, options, by_steps)
-        reports.append(report)
-        for i, out, state in zip(group.carries, outs, solved):
-            states[i] = state
-            stacked[carry[i]] = jaxprs.shifted(state, init[i], False)
-            if not jaxprs.is_literal(out) and out not in known:
-                stacked.setdefault(out, state)
-    outs = program.outvars[len(init) :]
-    eqns, _ = jaxprs.needed(program.eqns, outs, {*known, *stacked})
-    ys = _over_time(eqns, outs, known, stacked, length)
-    ordered = [states[i] for i in range(len(init))]
-    last = [state[-1] for state in ordered]
+    guess = options.guess
     if reverse:
-        ys, ordered = [y[::-1] for y in ys], [state[::-1] for state in ordered]
-    return Solution(last, ys, ordered, reports)
+        xs, guess = [x[::-1] for x in xs], guess if isinstance(guess, str) else [g[::-1] for g in guess]
+    reports = []
+
+    def solve(number: int, part: Part, first: list[Any]) -> list[Any]:
+        blocks = structure[number]
+        given = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
+        diagonal = options.jacobian == "diagonal" and blocks.block > 1
+        states, report = _solve(_Step(part, blocks, first, diagonal), given, length, options, by_steps)
+        reports.append(report)
+        return states
+
+    groups = [blocks.carries for blocks in structure]
+    loop = loop_of(program, 0, len(init), length, False)
+    (last, ys), states = in_order(loop, groups, solve, program.consts, init, xs, length)
+    if reverse:
+        ys, states = [y[::-1] for y in ys], [state[::-1] for state in states]
+    return Solution(last, ys, states, reports)
 
 
 def why_no_jacobian(closed: Any, carry: Sequence[Any]) -> str | None:
@@ -120,14 +115,14 @@ def why_no_jacobian(closed: Any, carry: Sequence[Any]) -> str | None:
     return why
 
 
-def jacobian_bytes(group: Group, length: int, itemsize: int, options: Newton) -> int:
+def jacobian_bytes(group: Blocks, length: int, itemsize: int, options: Newton) -> int:
     """Returns the bytes of the Jacobians of a group for all steps."""
     rows = 1 if options.jacobian == "diagonal" else group.block
     return length * itemsize * rows * sum(jaxprs.elements(shape) for shape in group.shapes)
 
 
-def _check_sizes(found: Sequence[Group], init: Sequence[Any], length: int, options: Newton) -> None:
-    for group in found:
+def _check_sizes(structure: Sequence[Blocks], init: Sequence[Any], length: int, options: Newton) -> None:
+    for group in structure:
         itemsize = max(4, *(init[i].dtype.itemsize for i in group.carries))
         needed = jacobian_bytes(group, length, itemsize, options)
         if needed > options.most_bytes:
@@ -140,221 +135,221 @@ def _check_sizes(found: Sequence[Group], init: Sequence[Any], length: int, optio
             )
 
 
-def _over_time(eqns: Sequence[Any], outs: Sequence[Any], known: Any, stacked: Any, length: int) -> list[Any]:
-    """Evaluates equations for all steps: the values of `outs`, [T, ...]."""
-    env, stacks = dict(known), dict(stacked)
-    jaxprs.over_time(eqns, env, stacks)
-    return [jaxprs.stack(a, env, stacks, length) for a in outs]
-
-
 # One group of carries -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The part of a step that makes the new carries of a group; what does not need the old ones is computed.
+class _Step:
+    """The step of a group of carries, at all times.
 
     Attributes:
-        group: the group.
-        fn: `(consts, stack at one step, old carries) -> new carries`.
-        consts: values of all steps.
-        stacks: values of each step, [T, ...].
+        part: the part of the step that makes them.
+        blocks: how they are vectors.
+        init: the first carries.
+        diagonal: only the diagonal of the Jacobian is used.
     """
 
-    group: Group
-    fn: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
-    consts: list[Any]
-    stacks: list[Any]
+    part: Part
+    blocks: Blocks
+    init: list[Any]
+    diagonal: bool
 
-    @staticmethod
-    def of(program: Program, group: Group, outs: Sequence[Any], known: Any, stacked: Any, length: int) -> _Part:
-        mine = [program.invars[i] for i in group.carries]
-        body, _ = jaxprs.needed(program.eqns, outs, {*known, *stacked, *mine})
-        moving = jaxprs.depends(body, mine)
-        inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
-        outer = [eqn for eqn in body if not any(v in moving for v in eqn.outvars)]
-        free = dict.fromkeys([*jaxprs.free_variables(inner), *jaxprs.variables(outs)])
-        made = {v for eqn in inner for v in eqn.outvars}
-        wanted = [v for v in free if v not in made and v not in mine]
-        timed = jaxprs.depends(outer, stacked)
-        env = jaxprs.evaluate([e for e in outer if not any(v in timed for v in e.outvars)], dict(known))
-        varying = [v for v in wanted if v in timed]
-        fixed = [v for v in wanted if v not in timed]
-        later = [e for e in outer if any(v in timed for v in e.outvars)]
-        stacks = _over_time(later, varying, env, stacked, length)
+    def at(self, consts: list[Any], stacks: list[Any], init: list[Any]) -> _Step:
+        return replace(self, part=replace(self.part, consts=consts, stacks=stacks), init=init)
 
-        def fn(consts: Sequence[Any], stack: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-            env = dict(zip((*fixed, *varying, *mine), (*consts, *stack, *old)))
-            jaxprs.evaluate(inner, env)
-            return [jaxprs.value(env, a) for a in outs]
+    def old(self, states: Values) -> list[Any]:
+        """Returns the carries before each step."""
+        return [jaxprs.shifted(s, h, False) for s, h in zip(states, self.init)]
 
-        return _Part(group, fn, [env[v] for v in fixed], stacks)
+    def new(self, old: Values) -> list[Any]:
+        """Returns the new carries of all steps from the old ones."""
+        return self.each(lambda consts, stack, old: self.part.fn(consts, stack, old), old)
 
-    def all_steps(self, consts: Any, stacks: Any, old: Sequence[Any]) -> list[Any]:
-        """Returns the new carries of all steps from the old carries of all steps."""
-        return jax.vmap(lambda stack, old: self.fn(consts, stack, old))(stacks, list(old))
+    def each(self, fn: Callable, old: Values, *more: Any) -> Any:
+        """Returns `fn(consts, stack, old, *more)` of all steps."""
+        consts = self.part.consts
+        return jax.vmap(lambda stack, old, *more: fn(consts, stack, old, *more))(self.part.stacks, list(old), *more)
 
-    def join(self, leaves: Sequence[Any], lead: int = 1) -> jax.Array:
+    def join(self, leaves: Values) -> jax.Array:
         """Returns carries as vectors [T, A, M], in float32 or wider."""
         dtype = jnp.result_type(jnp.float32, *leaves)
-        return self.group.join([leaf.astype(dtype) for leaf in leaves], lead)
+        return self.blocks.join([leaf.astype(dtype) for leaf in leaves], 1)
 
-    def part(self, joined: jax.Array, like: Sequence[Any], lead: int = 1) -> list[Any]:
-        """The inverse of `join`, with the dtypes of `like`."""
-        return [leaf.astype(a.dtype) for leaf, a in zip(self.group.part(joined, lead), like)]
+    def split(self, joined: jax.Array) -> list[Any]:
+        """The inverse of `join`, with the dtypes of the carries."""
+        return [leaf.astype(h.dtype) for leaf, h in zip(self.blocks.part(joined, 1), self.init)]
 
-    def columns(self, consts: Any, stacks: Any, old: Sequence[Any], diagonal: bool = False) -> jax.Array:
+    def slopes(self, old: Values) -> jax.Array:
         """Returns the Jacobians of all steps, [T, A, M, M]; or their diagonals, [T, A, M]."""
-        group, size = self.group, self.group.block
+        blocks, wide = self.blocks, jnp.result_type(jnp.float32, *old)
 
-        def one(stack: Any, old: Sequence[Any]) -> jax.Array:
-            _, push = jax.linearize(lambda old: self.fn(consts, stack, old), list(old))
+        def one(consts: Values, stack: Values, old: Values) -> jax.Array:
+            _, push = jax.linearize(lambda old: self.part.fn(consts, stack, old), list(old))
 
-            def column(k: Any) -> jax.Array:
-                unit = jnp.broadcast_to(jax.nn.one_hot(k, size), (*group.batch, size))
-                return self.join(push(self.part(unit, old, 0)), 0)
+            def own(k: Any) -> jax.Array:
+                return lax.dynamic_index_in_dim(blocks.join(push(blocks.basis(k, old))), k, -1, keepdims=False)
 
-            if diagonal:
-                found = lax.map(lambda k: lax.dynamic_index_in_dim(column(k), k, -1, keepdims=False), jnp.arange(size))
-                return jnp.moveaxis(found, 0, -1)
-            return (
-                jnp.stack([column(k) for k in range(size)], -1)
-                if size <= 4
-                else jnp.moveaxis(jax.vmap(column)(jnp.arange(size)), 0, -1)
-            )
+            if self.diagonal:
+                return jnp.moveaxis(lax.map(own, jnp.arange(blocks.block)), 0, -1).astype(wide)
+            return blocks.jacobian(push, old).astype(wide)
 
-        return jax.vmap(one)(stacks, list(old))
+        return self.each(one, old)
+
+    def tangents(self, old: Values, moved: Values) -> list[Any]:
+        """Returns the tangents of the states, from those that each step adds."""
+        if not self.diagonal:
+            return self.split(rounds.solved(self.slopes(old), self.join(moved)))
+
+        def step(d: list[Any], given: Any) -> tuple[list[Any], list[Any]]:  # without Jacobians
+            stack, old, b = given
+            pushed = jax.jvp(lambda old: self.part.fn(self.part.consts, stack, old), (list(old),), (d,))[1]
+            now = [p + v for p, v in zip(pushed, b)]
+            return now, now
+
+        return lax.scan(step, [jnp.zeros_like(m[0]) for m in moved], (self.part.stacks, list(old), list(moved)))[1]
+
+    def by_steps(self, length: int) -> tuple[list[Any], Any]:
+        """Returns the states, one after the other, and what an iteration would report."""
+
+        def step(h: list[Any], stack: Any) -> tuple[list[Any], list[Any]]:
+            new = self.part.fn(self.part.consts, stack, h)
+            return new, new
+
+        zero = jnp.zeros(())
+        states = lax.scan(step, self.init, self.part.stacks, length)[1]
+        return states, (jnp.int32(0), zero, zero, jnp.asarray(True))
 
 
-def _solve(
-    part: _Part, init: list[Any], guess: Any, length: int, options: Newton, by_steps: bool
-) -> tuple[list[Any], Any]:
+def _solve(step: _Step, guess: Any, length: int, options: Newton, by_steps: bool) -> tuple[list[Any], Any]:
     """Returns the states of a group, with derivatives, and what was done."""
-    diagonal = options.jacobian == "diagonal" and part.group.block > 1
 
     @jax.custom_jvp
     def states_of(consts: Any, stacks: Any, init: Any) -> Any:
-        return (_by_steps if by_steps else _iterate)(part, consts, stacks, init, guess, length, options)
+        here = step.at(consts, stacks, init)
+        return here.by_steps(length) if by_steps else _Iteration(here, options).run(guess, length)
 
     @states_of.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         states, report = states_of(*primals)
 
         def step_from(consts: Any, stacks: Any, init: Any) -> list[Any]:
-            return part.all_steps(consts, stacks, [jaxprs.shifted(s, h, False) for s, h in zip(states, init)])
+            here = step.at(consts, stacks, init)
+            return here.new(here.old(states))
 
         _, moved = jax.jvp(step_from, primals, tangents)
-        consts, stacks, init = primals
-        old = [jaxprs.shifted(s, h, False) for s, h in zip(states, init)]
-        if diagonal:
-            found = _pushed_step_by_step(part, consts, stacks, old, moved)
-        else:
-            d = recurrence.solved(part.columns(consts, stacks, old), part.join(moved))
-            found = part.part(d, states)
+        here = step.at(*primals)
         nothing = jax.tree.map(lambda v: jnp.zeros(v.shape, jax.typeof(v).to_tangent_aval().dtype), report)
-        return (states, report), (found, nothing)
+        return (states, report), (here.tangents(here.old(states), moved), nothing)
 
-    return states_of(part.consts, part.stacks, init)
-
-
-def _pushed_step_by_step(part: _Part, consts: Any, stacks: Any, old: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
-    """Solves the recurrence of tangents without Jacobians, one step after the other."""
-
-    def step(d: list[Any], given: Any) -> tuple[list[Any], list[Any]]:
-        stack, old, b = given
-        pushed = jax.jvp(lambda old: part.fn(consts, stack, old), (list(old),), (d,))[1]
-        now = [p + v for p, v in zip(pushed, b)]
-        return now, now
-
-    return lax.scan(step, [jnp.zeros_like(m[0]) for m in moved], (stacks, list(old), list(moved)))[1]
-
-
-def _by_steps(
-    part: _Part, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
-) -> tuple[list[Any], Any]:
-    """Returns what `_iterate` does, without an iteration."""
-
-    def step(h: list[Any], stack: Any) -> tuple[list[Any], list[Any]]:
-        new = part.fn(consts, stack, h)
-        return new, new
-
-    zero = jnp.zeros(())
-    return lax.scan(step, init, list(stacks), length)[1], (jnp.int32(0), zero, zero, jnp.asarray(True))
+    return states_of(step.part.consts, step.part.stacks, step.init)
 
 
 # Iteration ------------------------------------------------------------------------------------------------------------
 
 
-def _iterate(
-    part: _Part, consts: Any, stacks: Any, init: list[Any], guess: Any, length: int, options: Newton
-) -> tuple[list[Any], Any]:
-    """Returns the states, and (iterations, residual, error, whether the states are certified)."""
-    diagonal = options.jacobian == "diagonal" and part.group.block > 1
-    eps = max(float(jnp.finfo(h.dtype).eps) for h in init)
-    tolerance = _ULPS * eps if options.tolerance is None else options.tolerance
-    one = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in stacks]
-    enclosures = Enclosures.of(part.group, part.fn, consts, one, [jax.typeof(h) for h in init])
-    dtype = jnp.result_type(jnp.float32, *init)
+@dataclass(frozen=True)
+class _Iteration:
+    """The iteration for a group of carries, and its certificate."""
 
-    def old_of(states: Sequence[Any]) -> list[Any]:
-        return [jaxprs.shifted(s, h, False) for s, h in zip(states, init)]
+    step: _Step
+    options: Newton
 
-    def at_all_times(fn: Callable, old: Sequence[Any], *more: Any) -> Any:
-        return jax.vmap(lambda stack, old, *more: fn([*consts, *stack, *old], *more))(list(stacks), list(old), *more)
+    @functools.cached_property
+    def eps(self) -> float:
+        return max(float(jnp.finfo(h.dtype).eps) for h in self.step.init)
 
-    def residuals(states: Sequence[Any]) -> tuple[list[Any], Any, Any, Any, Any]:
+    @functools.cached_property
+    def dtype(self) -> Any:
+        return jnp.result_type(jnp.float32, *self.step.init)
+
+    @functools.cached_property
+    def tolerance(self) -> float:
+        return _ULPS * self.eps if self.options.tolerance is None else self.options.tolerance
+
+    @functools.cached_property
+    def enclosures(self) -> Enclosures | None:
+        part = self.step.part
+        one = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in part.stacks]
+        return Enclosures.of(self.step.blocks, part.fn, part.consts, one, [jax.typeof(h) for h in self.step.init])
+
+    def enclosed(self, fn: Callable, old: Values, *more: Any) -> Any:
+        """Returns what a function of enclosures makes of all steps."""
+        return self.step.each(lambda consts, stack, old, *more: fn([*consts, *stack, *old], *more), old, *more)
+
+    def run(self, guess: Any, length: int) -> tuple[list[Any], Any]:
+        """Returns the states, and (iterations, residual, error, whether the states are certified)."""
+        step, options, enclosures = self.step, self.options, self.enclosures
+        if guess is not None:
+            states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, step.init)]
+        elif options.guess == "sweep":
+            states = step.new([jnp.broadcast_to(h, (length, *h.shape)) for h in step.init])
+        else:
+            states = [jnp.zeros((length, *h.shape), h.dtype) for h in step.init]
+        damping = jnp.asarray(0.0 if options.damping is None else options.damping, self.dtype)
+        nothing = jnp.zeros_like(step.join(states))
+        start = jnp.int32(0), jnp.int32(0), states, jnp.asarray(jnp.inf, self.dtype), damping, nothing, (nothing,) * 3
+        k, _, states, *_, (r, rounding, scale) = lax.while_loop(lambda state: state[1] < 2, self.iterate, start)
+        radius = max(self.tolerance, self.eps**0.5) * scale
+        error = jnp.full_like(r, jnp.inf)
+        if enclosures is not None:
+            old, before, added = step.old(states), rounds.before(radius), jnp.abs(r) + 2 * rounding
+            if step.diagonal:
+                error = bounds_in_radii(*self.enclosed(enclosures.spread, old, before), added, radius)
+            else:
+                error = bounds(*self.enclosed(enclosures.slopes, old, before), added)
+        error = jnp.where(jnp.any(~(r == 0)), error, 0)
+        return states, (k, _largest(r / scale), _largest(error / scale), jnp.all(error <= radius))
+
+    def residuals(self, states: Values) -> tuple[list[Any], Any, Any, Any, Any]:
         """Returns the new carries, the residual, what rounding may change, the Jacobian or its diagonal, and scales.
 
         The scale of an element at a step is that of its terms, and of what it still holds of earlier steps, [T, A, M].
         """
-        old = old_of(states)
-        new = part.all_steps(consts, stacks, old)
-        joined = part.join(states)
-        if enclosures is None:  # then only residuals of 0 prove anything
+        step, old = self.step, self.step.old(states)
+        new, joined = step.new(old), step.join(states)
+        if self.enclosures is None:  # then only residuals of 0 prove anything
             rounding = jnp.zeros_like(joined)
         else:
-            rounding = at_all_times(enclosures.rounding, old).astype(dtype)
-        slopes = part.columns(consts, stacks, old, diagonal)
-        limits = jnp.finfo(dtype)
-        own = jnp.nan_to_num(jnp.abs(joined) + rounding / eps, nan=jnp.inf)
+            rounding = self.enclosed(self.enclosures.rounding, old).astype(self.dtype)
+        slopes, limits = step.slopes(old), jnp.finfo(self.dtype)
+        own = jnp.nan_to_num(jnp.abs(joined) + rounding / self.eps, nan=jnp.inf)
         own = jnp.clip(
             own, limits.tiny * _PART, limits.max / _PART
         )  # XLA multiplies by the reciprocal, a normal number
         held = jnp.nan_to_num(jnp.clip(jnp.abs(slopes), 0, 1))
-        if diagonal:
-            scale = recurrence.largest_in_rounds(held[..., None, None], own[..., None])[..., 0]
+        if step.diagonal:
+            scale = rounds.largest_in_rounds(held[..., None, None], own[..., None])[..., 0]
         else:
-            scale = recurrence.largest_in_rounds(held, own)
-        return new, part.join(new) - joined, rounding, slopes, scale
+            scale = rounds.largest_in_rounds(held, own)
+        return new, step.join(new) - joined, rounding, slopes, scale
 
-    def update(states: list[Any], r: Any, slopes: Any, error: Any, damping: Any) -> tuple[Any, Any]:
+    def update(self, states: list[Any], r: Any, slopes: Any, error: Any, damping: Any) -> tuple[Any, Any]:
         """Returns the update, and the estimated error."""
-        slopes = (1 - damping) * slopes
-        if not diagonal:
-            d = recurrence.in_rounds(slopes, r)
+        step, slopes = self.step, (1 - damping) * slopes
+        if not step.diagonal:
+            d = rounds.in_rounds(slopes, r)
             return d, d
-        old = old_of(states)
 
-        def rounds(b: Any) -> Any:
-            return recurrence.in_rounds(slopes[..., None, None], b[..., None])[..., 0]
+        def solved(b: Any) -> Any:
+            return rounds.in_rounds(slopes[..., None, None], b[..., None])[..., 0]
 
         # The update leaves out a part of the Jacobian, so the error has an iteration of its own, with all of it.
-        shift = part.part(recurrence.before(error), states)
-        pushed = jax.jvp(lambda old: part.all_steps(consts, stacks, old), (old,), (shift,))[1]
-        return rounds(r), rounds(r + part.join(pushed) - slopes * recurrence.before(error))
+        pushed = jax.jvp(step.new, (step.old(states),), (step.split(rounds.before(error)),))[1]
+        return solved(r), solved(r + step.join(pushed) - slopes * rounds.before(error))
 
-    def iteration(state: Any) -> Any:
+    def iterate(self, state: Any) -> Any:
+        step, tolerance = self.step, self.tolerance
         k, phase, states, residual_before, damping, error_before, _ = state
-        new, r, rounding, slopes, scale = residuals(states)
-        d, error = update(states, r, slopes, error_before, damping)
+        new, r, rounding, slopes, scale = self.residuals(states)
+        d, error = self.update(states, r, slopes, error_before, damping)
         residual = _largest(r / scale)
-        done = (residual <= tolerance) & (_largest(error / scale) <= max(tolerance, eps**0.75)) & (damping == 0)
-        if options.damping is None:
+        done = (residual <= tolerance) & (_largest(error / scale) <= max(tolerance, self.eps**0.75)) & (damping == 0)
+        if self.options.damping is None:
             grew = ~(residual <= 2 * residual_before)
             damping = jnp.where(grew, (1 + damping) / 2, jnp.where(damping > 0.3, damping / 2, 0))
         else:
-            damping = jnp.where(residual <= tolerance, 0.0, options.damping).astype(dtype)
-        moved = part.part(part.join(states) + d, states)
+            damping = jnp.where(residual <= tolerance, 0.0, self.options.damping).astype(self.dtype)
+        moved = step.split(step.join(states) + d)
         # Where an update overflows, the step itself is taken, or nothing is known.
         moved = [
             jnp.where(jnp.isfinite(m), m, jnp.where(jnp.isfinite(n), n, jnp.zeros_like(n))) for m, n in zip(moved, new)
@@ -364,29 +359,8 @@ def _iterate(
         moves = phase == 0
         states = [jnp.where(moves, m, s) for m, s in zip(moved, states)]
         k = k + (moves & ~done)
-        phase = jnp.where(moves & ~done & (k < options.iterations), 0, phase + 1)
+        phase = jnp.where(moves & ~done & (k < self.options.iterations), 0, phase + 1)
         return k, phase, states, residual, damping, error, (r, rounding, scale)
-
-    if guess is not None:
-        states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, init)]
-    elif options.guess == "sweep":
-        states = part.all_steps(consts, stacks, [jnp.broadcast_to(h, (length, *h.shape)) for h in init])
-    else:
-        states = [jnp.zeros((length, *h.shape), h.dtype) for h in init]
-    damping = jnp.asarray(0.0 if options.damping is None else options.damping, dtype)
-    nothing = jnp.zeros_like(part.join(states))
-    start = jnp.int32(0), jnp.int32(0), states, jnp.asarray(jnp.inf, dtype), damping, nothing, (nothing,) * 3
-    k, _, states, *_, (r, rounding, scale) = lax.while_loop(lambda state: state[1] < 2, iteration, start)
-    radius = max(tolerance, eps**0.5) * scale
-    error = jnp.full_like(r, jnp.inf)
-    if enclosures is not None:
-        before, added = recurrence.before(radius), jnp.abs(r) + 2 * rounding
-        if diagonal:
-            error = bounds_in_radii(*at_all_times(enclosures.spread, old_of(states), before), added, radius)
-        else:
-            error = bounds(*at_all_times(enclosures.slopes, old_of(states), before), added)
-    error = jnp.where(jnp.any(~(r == 0)), error, 0)
-    return states, (k, _largest(r / scale), _largest(error / scale), jnp.all(error <= radius))
 
 
 def _largest(v: jax.Array) -> jax.Array:

@@ -54,8 +54,17 @@ class Fission:
         self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
     ) -> Results:
         """Runs `length` steps of the whole loop; `core` runs the loop that stays, by default with `jax.lax.scan`."""
-        loop = self.loop
-        env = jaxprs.evaluate(self.once, dict(zip(loop.consts, consts)))
+        return self.run_with(self.constants(consts), init, xs, length, core)
+
+    def constants(self, consts: Sequence[Any]) -> Env:
+        """Returns the values that are the same at all steps."""
+        return jaxprs.evaluate(self.once, dict(zip(self.loop.consts, consts)))
+
+    def run_with(
+        self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
+    ) -> Results:
+        """Runs `length` steps with the values of `constants`, which some callers compute once for several runs."""
+        loop, env = self.loop, dict(env)
         stacked = dict(zip(loop.xs, xs))
         over_time(self.hoisted, self.early, env, stacked)
 

@@ -18,6 +18,7 @@ from jrnn.errors import ScanError
 from jrnn.loops import derived, mark, residuals
 from jrnn.loops.loop import strict_passes
 from jrnn.loops.mark import Options
+from jrnn.loops.residuals import Stacks
 
 _COMPARED = 2  # steps for which a derivative rule is compared with the derivative of the step
 
@@ -31,8 +32,8 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
         if options is None:
             return rule(*args, jaxpr=jaxpr, **params)
         counts = jaxprs.scan_counts(params)
-        near = residuals.NEAR / max(jaxprs.extent(params["length"]), 1) if jax.default_backend() == "cpu" else 0.0
-        step = _step_storing_less(jaxpr, *counts, near, options.recompute, options.verify)
+        stacks = Stacks.of(jax.default_backend(), params["length"])
+        step = _step_storing_less(jaxpr, *counts, stacks, options.recompute, options.verify)
         if options.written is None:
             inputs = jaxprs.jaxpr_of(jaxpr).invars
             given = sum(map(jaxprs.nbytes, inputs[sum(counts) :])) * jaxprs.extent(params["length"])
@@ -92,10 +93,10 @@ def _checkpoint(fn: Callable) -> Callable:
 
 
 @functools.lru_cache(maxsize=256)
-def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, near: float, recompute: Any, verify: bool) -> Any:
+def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, stacks: Stacks, recompute: Any, verify: bool) -> Any:
     avals = [v.aval for v in jaxprs.jaxpr_of(jaxpr).invars]
     try:
-        step = residuals.storing_less(jaxpr, n_consts, n_carry, near, recompute, _checkpoint)
+        step = residuals.storing_less(jaxpr, n_consts, n_carry, stacks, recompute, _checkpoint)
         if step is None:
             return jaxpr
         with mark.unmarked():
@@ -105,7 +106,7 @@ def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, near: float, rec
             return made if same else jaxpr
 
         def storing_less(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable | None:
-            rule = residuals.storing_less(step, n_consts, n_carry, near, recompute, _checkpoint)
+            rule = residuals.storing_less(step, n_consts, n_carry, stacks, recompute, _checkpoint)
             return rule and derived.scanned(rule, n_consts, n_carry, length, reverse)
 
         agrees, _ = derived.verdict(jaxpr, n_consts, n_carry, _COMPARED, False, f"residuals {recompute}", storing_less)

@@ -42,16 +42,12 @@ def jvp(rule: Callable, current_metadata: Callable) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-        moves = [type(t) is not ad.Zero for t in tangents]
-        run = _program(current_metadata(), params, moves) if any(moves) else None
-        if run is None:
+        places = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+        moving = [tangents[i] for i in places]
+        results = _in_chunks(current_metadata(), params, primals, places, lambda of, at: jax.jvp(of, at, moving))
+        if results is None:
             return rule(primals, tangents, **params)
-        of = _of_moving(run, primals, moves)
-        try:
-            outs, moved = jax.jvp(of, *([v for v, m in zip(given, moves) if m] for given in (primals, tangents)))
-        except Exception as error:
-            _report(error)
-            return rule(primals, tangents, **params)
+        outs, moved = results
         return outs, [_tangent(o, t) for o, t in zip(outs, moved)]
 
     return differentiate
@@ -62,42 +58,47 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
-        moves = [nz and jnp.issubdtype(jax.typeof(p).dtype, jnp.inexact) for nz, p in zip(nonzeros, primals)]
-        run = _program(current_metadata(), params, moves) if any(moves) else None
-        if run is None:
+        smooth = [jnp.issubdtype(jax.typeof(p).dtype, jnp.inexact) for p in primals]
+        places = [i for i, nz in enumerate(nonzeros) if nz and smooth[i]]
+        results = _in_chunks(current_metadata(), params, primals, places, lambda of, at: jax.linearize(of, *at))
+        if results is None:
             return rule(is_vjp, nonzeros, *primals, **params)
-        of = _of_moving(run, primals, moves)
-        try:
-            outs, linear = jax.linearize(of, *(p for p, m in zip(primals, moves) if m))
-        except Exception as error:
-            _report(error)
-            return rule(is_vjp, nonzeros, *primals, **params)
-        smooth = [jnp.issubdtype(o.dtype, jnp.inexact) for o in outs]
+        outs, linear = results
 
         def linearized(*args: Any) -> list[Any]:
             tangents = args[-len(primals) :]  # after the residuals, which `linear` holds
-            moved = linear(*(ad.instantiate_zeros(t) for t, m in zip(tangents, moves) if m))
+            moved = linear(*(ad.instantiate_zeros(tangents[i]) for i in places))
             return [_tangent(o, t) for o, t in zip(outs, moved)]
 
         structured = () if jax.__version_info__ < (0, 12) else (None,)
-        return outs, smooth, jax.tree.leaves(linear), *structured, linearized
+        moves = [jnp.issubdtype(o.dtype, jnp.inexact) for o in outs]
+        return outs, moves, jax.tree.leaves(linear), *structured, linearized
 
     return differentiate
 
 
-def _report(error: Exception) -> None:
-    """Notes why a program could not be traced, such as for types of `jax.shard_map`. Raises the error in tests."""
-    if strict_passes.value:
-        raise error
-    recorder.note(f"not in chunks: {type(error).__name__} (please report it): {error}")
+def _in_chunks(
+    metadata: Any, params: dict[str, Any], primals: Sequence[Any], places: Sequence[int], transform: Callable
+) -> Any:
+    """Returns what a transformation makes of the program in chunks, or None to leave the scan to JAX's rule.
 
-
-def _of_moving(run: Callable, primals: Sequence[Any], moves: Sequence[bool]) -> Callable:
-    def of(*some: Any) -> list[Any]:
-        left = iter(some)
-        return run([next(left) if m else p for p, m in zip(primals, moves)])
-
-    return of
+    Args:
+        metadata: the mark.
+        params: those of the equation.
+        primals: its arguments.
+        places: of the arguments that have tangents.
+        transform: of a function of these arguments, and their values.
+    """
+    run = _program(metadata, params, [i in places for i in range(len(primals))]) if places else None
+    if run is None:
+        return None
+    try:
+        return transform(lambda *some: run(jaxprs.replaced(primals, places, some)), [primals[i] for i in places])
+    except Exception as error:  # such as for types of `jax.shard_map`
+        if strict_passes.value:
+            raise
+        recorder.note(f"not in chunks: {type(error).__name__} (please report it): {error}")
+        return None
 
 
 def _tangent(out: Any, tangent: Any) -> Any:
@@ -121,13 +122,13 @@ def _program(
     n_consts, n_carry = jaxprs.scan_counts(params)
     loop = params["jaxpr"], n_consts, n_carry, params["length"], params["reverse"], params["unroll"]
     target = Target.here()
-    found = _chunked(*loop, options, tuple(moves), target.machine)
-    if found is None:
+    chunked = _chunked(*loop, options, tuple(moves), target.machine)
+    if chunked is None:
         return None
-    if isinstance(found, str):
-        recorder.note(found)
+    if isinstance(chunked, str):
+        recorder.note(chunked)
         return None
-    program, values, choice = found
+    program, values, choice = chunked
     recorder.record(LoopPlan(target, program.loop, None, None, "chunks", notes=program.notes, choice=choice))
 
     def run(args: Sequence[Any]) -> list[Any]:
@@ -176,20 +177,20 @@ def _chunked(
             )
             if not stored:
                 return "not in chunks: this gradient reads no state"
-        found = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
-        forms = tuple(form for stage in found.stages for form in stage.forms)
-        choice = chunks.compared(found.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
+        chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
+        forms = tuple(form for stage in chunked.stages for form in stage.forms)
+        choice = chunks.compared(chunked.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
         if not choice.chosen.plan:
             (other, reason), at = choice.others[0], choice.chosen.estimate
             return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
-        if options.verify and found.stages:
+        if options.verify and chunked.stages:
             agrees, note = derived.verdict(jaxpr, n_consts, n_carry, _COMPARED, reverse, "chunks", _small)
             if not agrees:
                 return f"not in chunks: {note}"
-            found = replace(found, notes=(*found.notes, note)) if note else found
-        return found, program.consts, choice
+            chunked = replace(chunked, notes=(*chunked.notes, note)) if note else chunked
+        return chunked, program.consts, choice
     except chunks.NotAffine as reason:
-        return f"not in chunks: {chunks.why(reason)}"
+        return f"not in chunks: {reason.place}"
     except Exception as error:
         if strict_passes.value:
             raise
@@ -211,11 +212,11 @@ def _small(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -
     from jrnn.loops import chunks
 
     program, loop, holds = _read(step, n_consts, n_carry, length, reverse, 1)
-    made = replace(chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds), size=_COMPARED_CHUNK)
+    chunked = replace(chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds), size=_COMPARED_CHUNK)
     end = n_consts + n_carry
 
     def run(*args: Any) -> list[Any]:
-        carry, ys = made.run([*program.consts, *args[:n_consts]], args[n_consts:end], args[end:], length)
+        carry, ys = chunked.run([*program.consts, *args[:n_consts]], args[n_consts:end], args[end:], length)
         return [*carry, *ys]
 
     return run

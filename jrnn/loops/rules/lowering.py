@@ -47,7 +47,8 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         return default(ctx, *args, **params)
     n_consts, n_carry = jaxprs.scan_counts(params)
     first_x = n_consts + n_carry
-    planned, values = _planned(*_parts(params), _target(platform, ctx), options)
+    with mark.unmarked():  # a loop in the step has the mark with which it was traced
+        planned, values = _planned(*_parts(params), _target(platform, ctx), options)
     reasons: tuple[str, ...] = ()
     for plan in (planned, *planned.otherwise):
         plan = replace(plan, notes=(*plan.notes, *reasons))

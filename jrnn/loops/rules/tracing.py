@@ -11,6 +11,10 @@ from typing import Any
 with suppress(ImportError):  # without these names tracebacks are longer, and functions may be traced twice
     from jax._src import config as private_config
     from jax._src import traceback_util
+with suppress(ImportError):  # without this name, no mark holds for all threads
+    from jax._src import xla_metadata_lib
+
+from jrnn.errors import ScanError
 
 
 def api_boundary(fn: Callable) -> Callable:
@@ -21,6 +25,24 @@ def api_boundary(fn: Callable) -> Callable:
         return fn
     exclude(os.path.dirname(os.path.dirname(__file__)))
     return boundary(fn)
+
+
+def mark_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
+    """Adds to the XLA metadata of all threads that have no metadata of their own. Returns a function that undoes it.
+
+    Raises:
+        ScanError: if this version of JAX lacks a name that it needs.
+    """
+    try:
+        state = private_config.xla_metadata_context_manager
+        before = state.get_global()
+        state.set_global(xla_metadata_lib.update_metadata(before, metadata))
+    except (NameError, AttributeError) as error:
+        raise ScanError(
+            f"optimize_scans: everywhere=True cannot be had with this version of JAX, which lacks a name ({error}); leave "
+            "it out, and use the context in each thread"
+        ) from error
+    return lambda: state.set_global(before)
 
 
 class _UnmarkedStep:

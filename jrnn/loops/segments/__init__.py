@@ -7,9 +7,9 @@ other and those of earlier stages:
 - *kept*: the new carry does not read the old one, so a segment's last carry depends on its inputs only. It is sent on.
 - *affine*: `S -> A S + B` over a segment. B is the last carry from a start of zero, and A is what the linear part of the
   step makes of a basis: one array for elementwise steps, and for matrix states whose step is affine in rows
-  (`chunks/forms.py`) one matrix for each head. All devices compute A and B at the same time. Then the starts follow from
+  (`affine/matrix.py`) one matrix for each head. All devices compute A and B at the same time. Then the starts follow from
   products with A: on every device, of all summaries (`all_gather`), or on one device after the other (`ppermute`).
-- *handed*: any other step. One device after the other runs its segment, and hands the carry on.
+- *opaque*: any other step. One device after the other runs its segment, and hands the carry on.
 
 If A, B or a start is not finite, as products of large factors may be where the carries are not, all carries are handed.
 

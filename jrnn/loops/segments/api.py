@@ -17,10 +17,11 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.names import is_traced
 from jrnn.loops import derived, early_exit, mark, recorder
+from jrnn.loops.affine.carries import Stage
 from jrnn.loops.loop import Loop, loop_of
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
-from jrnn.loops.segments.stages import Stage, stages
-from jrnn.loops.segments.starts import Segment, Solver, replaced
+from jrnn.loops.segments.starts import Segment, Solver
+from jrnn.loops.segments.transitions import applied, stages
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
@@ -58,12 +59,12 @@ def scan(
     closed = jax.make_jaxpr(flat)(leaves, of_step)
     communicates = _communicates(closed, place)
     loop, consts = _loop(closed, len(leaves), steps, place)
-    found = stages(*_analyzed(closed, len(leaves), steps, place.reverse), place.count)
+    in_order = stages(*_analyzed(closed, len(leaves), steps, place.reverse), place.count)
     if verify:
-        found = _verified(found, closed, len(leaves), place)
-    _tell(found, place, strict)
+        in_order = _verified(in_order, closed, len(leaves), place)
+    _tell(in_order, place, strict)
     segment = Segment(loop, run)
-    solver = Solver(place, segment, tuple(found), alone=not communicates)
+    solver = Solver(place, segment, tuple(in_order), alone=not communicates)
 
     @jax.custom_jvp
     def solved(consts: Values, init: Values, xs: Values) -> tuple[Values, Values]:
@@ -77,10 +78,10 @@ def scan(
         smooth = [i for i, v in enumerate(start) if is_smooth(v)]
 
         def at(start_of: Values, inputs: Values) -> Any:
-            values = replaced(given, moves, inputs)
-            return segment.whole(values[: len(consts)], replaced(start, smooth, start_of), values[len(consts) :])
+            values = jaxprs.replaced(given, moves, inputs)
+            return segment.whole(values[: len(consts)], jaxprs.replaced(start, smooth, start_of), values[len(consts) :])
 
-        made, push = jax.linearize(at, [start[i] for i in smooth], [given[i] for i in moves])
+        results, push = jax.linearize(at, [start[i] for i in smooth], [given[i] for i in moves])
         inputs = [moved[i] for i in moves]
 
         def pushed(tangent: dict[int, Any]) -> dict[int, Any]:
@@ -88,9 +89,9 @@ def scan(
             return {i: ends[i] for i in smooth}
 
         first = {i: _instantiated(tangents[1][i], start[i]) for i in smooth}
-        found = solver.tangents(first, matrices, good, pushed)
-        outs = push([found[i] for i in smooth], inputs)
-        return made, jax.tree.map(_out_tangent, made, outs)
+        of_start = solver.tangents(first, matrices, good, pushed)
+        outs = push([of_start[i] for i in smooth], inputs)
+        return results, jax.tree.map(_out_tangent, results, outs)
 
     solved.defjvp(rule, symbolic_zeros=True)
     last, outs = solved(consts, leaves, stacks)
@@ -137,9 +138,7 @@ def _communicates(closed: Any, place: Place) -> bool:
 def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
     """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its known constants."""
     program = jaxprs.opened(closed, _OPENED)
-    carry, xs = program.invars[:n_carry], program.invars[n_carry:]
-    outs = program.outvars[:n_carry], program.outvars[n_carry:]
-    loop = Loop(program.eqns, program.constvars, carry, xs, *outs, steps, reverse, 1)
+    loop = loop_of(program, 0, n_carry, steps, reverse)
     return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
 
 
@@ -167,12 +166,9 @@ def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Va
                     env.update(zip(eqn.outvars, jaxprs.bind(eqn, *(cast(v, axes) for v in operands))))
         return [jaxprs.value(env, a) for a in program.outvars]
 
-    made = jaxprs.trace(step, [*map(jax.typeof, consts), *(v.aval for v in program.invars)])
-    fixed, inputs = made.invars[: len(consts)], made.invars[len(consts) :]
-    outs = made.outvars[:n_carry], made.outvars[n_carry:]
-    names = (*made.constvars, *fixed)
-    loop = Loop(made.eqns, names, inputs[:n_carry], inputs[n_carry:], *outs, steps, place.reverse, 1)
-    return loop, [*map(jnp.asarray, made.consts), *consts]
+    varying = jaxprs.trace(step, [*map(jax.typeof, consts), *(v.aval for v in program.invars)])
+    loop = loop_of(varying, len(consts), n_carry, steps, place.reverse)
+    return loop, [*map(jnp.asarray, varying.consts), *consts]
 
 
 def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Place) -> Any:
@@ -188,7 +184,7 @@ def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Pla
     return place.varying(jnp.asarray(value))
 
 
-def _verified(found: Sequence[Stage], closed: Any, n_carry: int, place: Place) -> list[Stage]:
+def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place) -> list[Stage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
     def summarized(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., Values]:
@@ -204,12 +200,12 @@ def _verified(found: Sequence[Stage], closed: Any, n_carry: int, place: Place) -
         def of(*args: Any) -> Values:
             consts, start, xs = [*opened.consts, *args[:n_consts]], list(args[n_consts:end]), list(args[end:])
             last, ys = segment.whole(consts, start, xs)
-            for stage in (s for s in of_small if s.kind != "handed"):
+            for stage in (s for s in of_small if s.kind != "opaque"):
                 first = [start[i] for i in stage.carry]
-                zeros = replaced(start, stage.carry, list(map(jnp.zeros_like, first)))
+                zeros = jaxprs.replaced(start, stage.carry, list(map(jnp.zeros_like, first)))
                 ends = segment.end(stage, consts, zeros, xs)
-                matrices = [segment.matrix(stage, t, consts, start, xs) for t in stage.transitions]
-                last = replaced(last, stage.carry, stage.applied(matrices, first, ends))
+                matrices = [segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
+                last = jaxprs.replaced(last, stage.carry, applied(stage, matrices, first, ends))
             return [*last, *ys]
 
         return of
@@ -219,26 +215,24 @@ def _verified(found: Sequence[Stage], closed: Any, n_carry: int, place: Place) -
     agrees, note = derived.verdict(lifted, count, n_carry, _COMPARED, place.reverse, kind, summarized)
     if note:
         recorder.note(note)
-    return list(found) if agrees else [replace(s, kind="handed", transitions=(), why=note) for s in found]
+    return list(in_order) if agrees else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]
 
 
-def _tell(found: Sequence[Stage], place: Place, strict: bool) -> None:
+def _tell(in_order: Sequence[Stage], place: Place, strict: bool) -> None:
     """Notes how the loop is divided, for `explain_scan`."""
     notes = [f"time over {place.count} devices along {place.axis!r}"]
-    for stage in found:
+    for stage in in_order:
         carries = f"carry {', '.join(map(str, stage.carry))}"
         if stage.kind == "kept":
             notes.append(f"{carries}: sent to the next device")
         elif stage.kind == "affine":
-            notes.append(
-                f"{carries}: all devices at the same time, summed up by A, {', '.join(map(str, stage.transitions))}"
-            )
+            notes.append(f"{carries}: all devices at the same time, summed up by A, {', '.join(map(str, stage.forms))}")
         else:
             notes.append(f"{carries}: one device after the other ({stage.why})")
     for note in notes:
         recorder.note(note)
-    if strict and place.count > 1 and not any(stage.kind == "affine" for stage in found):
-        why = "; ".join(stage.why for stage in found if stage.kind == "handed")
+    if strict and place.count > 1 and not any(stage.kind == "affine" for stage in in_order):
+        why = "; ".join(stage.why for stage in in_order if stage.kind == "opaque")
         if why:
             raise ScanError(
                 f"scan: strict=True, but the devices of axis {place.axis!r} run one after the other ({why})"

@@ -46,11 +46,12 @@ class Place:
     @staticmethod
     def here(axis: Any, reverse: bool) -> Place:
         try:
+            if not isinstance(axis, (str, tuple)):  # JAX takes an integer for a position
+                raise NameError
             return Place(axis, lax.axis_size(axis), reverse)
-        except NameError:
-            raise ScanError(
-                f"scan: axis_name={axis!r} is no axis here; call scan inside of jax.shard_map, over a mesh with this axis"
-            ) from None
+        except (NameError, TypeError, ValueError):
+            rule = "is no axis here; call scan inside of jax.shard_map, over a mesh with this axis"
+            raise ScanError(f"scan: axis_name={axis!r:.80} {rule}") from None
 
     def lengths(self, lengths: Any, steps: int) -> Any:
         """Returns the lengths within this device's segment, from those of whole sequences."""
@@ -102,10 +103,10 @@ class Place:
 
         def turn(start: Values, number: Any) -> tuple[Values, None]:
             if alone:
-                made = lax.cond(self.position == number - 1, end, list, start)
+                end_of_turn = lax.cond(self.position == number - 1, end, list, start)
             else:
-                made = end(start)
-            return self.at(number, self.passed(made), start), None
+                end_of_turn = end(start)
+            return self.at(number, self.passed(end_of_turn), start), None
 
         with mark.unmarked():
             return lax.scan(turn, list(first), jnp.arange(1, self.count))[0]

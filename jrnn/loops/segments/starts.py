@@ -16,9 +16,11 @@ from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.loops import chunks
+from jrnn.loops.affine.blocks import Blocks
+from jrnn.loops.affine.carries import Stage
 from jrnn.loops.loop import Loop
 from jrnn.loops.segments.place import Place, Values, like
-from jrnn.loops.segments.stages import Stage, Transition
+from jrnn.loops.segments.transitions import applied
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
@@ -42,8 +44,8 @@ class Segment:
 
     def end(self, stage: Stage, consts: Values, start: Values, xs: Values) -> Values:
         """Returns the last carries of a stage."""
-        made = dict(zip(stage.reads, self._of(stage.reads, (), consts, start, xs)[0]))
-        return [made[i] for i in stage.carry]
+        ends = dict(zip(stage.reads, self._of(stage.reads, (), consts, start, xs)[0]))
+        return [ends[i] for i in stage.carry]
 
     def _of(self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values) -> Any:
         loop = self.loop
@@ -59,9 +61,9 @@ class Segment:
 
         return self.run(step, [start[i] for i in carry], list(stacks.values()), loop.length)
 
-    def matrix(self, stage: Stage, transition: Transition, consts: Values, start: Values, xs: Values) -> Any:
+    def matrix(self, stage: Stage, transition: Blocks, consts: Values, start: Values, xs: Values) -> Any:
         """Returns A of a group of carries."""
-        loop, mine = self.loop, transition.carry
+        loop, mine = self.loop, transition.carries
         others = [i for i in stage.reads if i not in stage.carry]
         news = [loop.carry_out[i] for i in (*mine, *others)]
         eqns, used = jaxprs.needed(loop.eqns, news, {*loop.inputs})
@@ -76,20 +78,21 @@ class Segment:
 
             def linear(column: Values) -> Values:
                 def new(state: Values) -> Values:
-                    made = jaxprs.evaluate(eqns, env | {loop.carry[i]: v for i, v in zip(mine, state)})
-                    return [like(jaxprs.value(made, loop.carry_out[i]), v) for i, v in zip(mine, state)]
+                    here = jaxprs.evaluate(eqns, env | {loop.carry[i]: v for i, v in zip(mine, state)})
+                    return [like(jaxprs.value(here, loop.carry_out[i]), v) for i, v in zip(mine, state)]
 
                 return jax.jvp(new, (list(map(jnp.zeros_like, column)),), (column,))[1]
 
-            made = jaxprs.evaluate(eqns, env | {loop.carry[i]: jnp.zeros_like(v) for i, v in zip(mine, states)})
-            rest = [like(jaxprs.value(made, loop.carry_out[i]), v) for i, v in zip(others, rest)]
+            here = jaxprs.evaluate(eqns, env | {loop.carry[i]: jnp.zeros_like(v) for i, v in zip(mine, states)})
+            rest = [like(jaxprs.value(here, loop.carry_out[i]), v) for i, v in zip(others, rest)]
             return (rest, [linear(c) for c in columns]), None
 
-        basis = [transition.basis(run, states) for run in range(transition.runs)]
-        elementwise = transition.k is None and not others
+        units = [transition.basis(run, states) for run in range(transition.runs)]
+        basis = [[like(unit, v) for unit, v in zip(column, states)] for column in units]
+        elementwise = transition.block == len(mine) and not others
         first = [start[i] for i in others], basis
         (_, columns), _ = self.run(step, first, list(stacks.values()), loop.length, linear=True, same=elementwise)
-        return transition.matrix(columns)
+        return transition.matrix([jnp.stack(each) for each in zip(*columns)])
 
 
 @dataclass(frozen=True)
@@ -116,14 +119,15 @@ class Solver:
         """Returns this device's start, A of each stage, and whether all of it is finite."""
         start, matrices, checked = list(init), [], []
         for stage in self.stages:
-            a = [self.segment.matrix(stage, t, consts, start, xs) for t in stage.transitions]
+            a = [self.segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
             matrices.append(a)
 
             def end(values: Values, stage: Stage = stage, start: Values = start) -> Values:
-                return self.segment.end(stage, consts, replaced(start, stage.carry, values), xs)
+                return self.segment.end(stage, consts, jaxprs.replaced(start, stage.carry, values), xs)
 
-            found = self._stage(stage, stage.carry, a, [init[i] for i in stage.carry], end, checked, self.alone)
-            start = replaced(start, stage.carry, found)
+            first = [init[i] for i in stage.carry]
+            starts = self._stage(stage, stage.carry, a, first, end, checked, self.alone)
+            start = jaxprs.replaced(start, stage.carry, starts)
         if not self.is_guarded:
             return start, matrices, True
         finite = chunks.all_finite([lax.stop_gradient(v) for v in checked])
@@ -149,12 +153,12 @@ class Solver:
                 carry = [i for i in stage.carry if i in init]
 
                 def end(values: Values, carry: Values = carry, start: Any = start) -> Values:
-                    made = push({**start, **dict(zip(carry, values))})
-                    return [made[i] for i in carry]
+                    ends = push({**start, **dict(zip(carry, values))})
+                    return [ends[i] for i in carry]
 
                 if carry:
-                    found = self._stage(stage, carry, a, [init[i] for i in carry], end, [], alone=False)
-                    start = {**start, **dict(zip(carry, found))}
+                    starts = self._stage(stage, carry, a, [init[i] for i in carry], end, [], alone=False)
+                    start = {**start, **dict(zip(carry, starts))}
             return start
 
         def handed(init: dict[int, Any]) -> dict[int, Any]:
@@ -179,20 +183,13 @@ class Solver:
         place = self.place
         if stage.kind == "kept":
             return place.at(0, first, place.passed(end(first)))
-        if stage.kind == "handed":
+        if stage.kind == "opaque":
             return place.handed(first, end, alone)
 
         def apply(matrices: Any, start: Values, b: Values) -> Values:
-            return stage.applied(matrices, start, b, carry)
+            return applied(stage, matrices, start, b, carry)
 
         b = end(list(map(jnp.zeros_like, first)))
         start = place.chained(first, matrices, b, apply)
         checked += [*jax.tree.leaves(matrices), *b, *start, *apply(matrices, start, b)]
         return start
-
-
-def replaced(values: Values, places: Sequence[int], new: Values) -> Values:
-    found = list(values)
-    for i, v in zip(places, new):
-        found[i] = v
-    return found

@@ -151,10 +151,11 @@ class _Search:
             self.refusal = f"the program is {where}"
             return []
         from jrnn.loops.native.runner import native_of
+        from jrnn.loops.native.sums import contract
 
         found = {}
         for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
-            fission = self._split(moves)
+            fission = replace(self._split(moves), contract=contract)
             try:
                 runner = native_of(fission.core)
             except Refused as why:

@@ -6,6 +6,7 @@ Shapes: T time, N batch, D width, I inner, E experts.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +96,15 @@ class Router:
     def __post_init__(self) -> None:
         if not 1 <= self.chosen <= self.count:
             raise ConfigError(f"num_experts_per_tok is {self.chosen}; it must lie between 1 and {self.count}")
+
+    @classmethod
+    def of_scores(cls, count: int, c: Any) -> Router:
+        """The router of DeepSeek-V3: sigmoids, and a bias for the choice alone; from the keys of a config."""
+        normalize = 1e-20 if c.norm_topk_prob else None
+        groups = {"groups": c.n_group, "chosen_groups": c.topk_group}
+        bias = "gate.e_score_correction_bias"
+        options = {"score": "sigmoid", "normalize": normalize, "factor": c.routed_scaling_factor}
+        return cls(count, c.num_experts_per_tok, bias=bias, **groups, **options)
 
     def tensors(self, width: int) -> Shapes:
         return linear(self.name, self.count, width) | ({} if self.bias is None else {self.bias: (self.count,)})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Experts, Mamba1, Mlp, Router
 from jrnn.models.config import divides
 from jrnn.models.family import Branch, Decoder, Family, Names, Norm
@@ -32,16 +32,14 @@ class JambaConfig:
     mamba_d_state: int = 16
     mamba_d_conv: int = 4
     mamba_expand: float = 2
-    mamba_dt_rank: int | str = "auto"
+    mamba_dt_rank: int | Literal["auto"] = "auto"
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
 
 
 def decoder(c: JambaConfig) -> Decoder:
     d, inner = c.hidden_size, int(c.mamba_expand * c.hidden_size)
-    if isinstance(c.mamba_dt_rank, str) and c.mamba_dt_rank != "auto":
-        raise ConfigError(f"mamba_dt_rank is {c.mamba_dt_rank!r}; it must be an integer or 'auto'")
-    rank = -(-d // 16) if isinstance(c.mamba_dt_rank, str) else c.mamba_dt_rank
+    rank = -(-d // 16) if c.mamba_dt_rank == "auto" else c.mamba_dt_rank
     options = (c.mamba_d_conv, c.mamba_proj_bias, c.mamba_conv_bias, c.hidden_act, c.rms_norm_eps)
     mamba = Mamba1(d, inner, c.mamba_d_state, rank, *options, ("dt_layernorm", "b_layernorm", "c_layernorm"))
     size = divides("num_attention_heads", c.num_attention_heads, "hidden_size", d)

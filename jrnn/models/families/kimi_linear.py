@@ -56,16 +56,7 @@ def decoder(c: KimiLinearConfig) -> Decoder:
     kinds = layer_types(
         c.layer_types, count, tuple(mixers), lambda k: "full_attention" if k in attends else "linear_attention"
     )
-    router = Router(
-        c.num_local_experts,
-        c.num_experts_per_tok,
-        score="sigmoid",
-        bias="gate.e_score_correction_bias",
-        groups=c.n_group,
-        chosen_groups=c.topk_group,
-        normalize=1e-20 if c.norm_topk_prob else None,
-        factor=c.routed_scaling_factor,
-    )
+    router = Router.of_scores(c.num_local_experts, c)
     experts = Experts(
         Mlp(d, c.moe_intermediate_size, c.hidden_act, ("w1", "w3", "w2")),
         router,

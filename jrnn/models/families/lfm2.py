@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jrnn.models.blocks import Attention, Experts, Mlp, Router, ShortConv
-from jrnn.models.config import Rope, divides, layer_types
+from jrnn.models.config import Rope, RopeKeys, divides, layer_types
 from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
 
 NAMES = ("w1", "w3", "w2")
 
 
 @dataclass(frozen=True)
-class Lfm2Config:
+class Lfm2Config(RopeKeys):
     """The keys of config.json, with the defaults of transformers."""
 
     vocab_size: int = 65536
@@ -24,9 +23,6 @@ class Lfm2Config:
     num_key_value_heads: int = 8
     norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
-    rope_parameters: tuple[tuple[str, Any], ...] | None = ()
-    rope_theta: float | None = None
-    partial_rotary_factor: float | None = None
     conv_bias: bool = False
     conv_L_cache: int = 3
     block_multiple_of: int = 256

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Mamba1, Mamba2
+from jrnn.models.config import Limit
 from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
 
 NAMES = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
@@ -27,7 +29,7 @@ class MambaConfig:
     use_bias: bool = False
     use_conv_bias: bool = True
     hidden_act: str = "silu"
-    time_step_rank: int | str = "auto"
+    time_step_rank: int | Literal["auto"] = "auto"
     tie_word_embeddings: bool = True
 
 
@@ -53,7 +55,7 @@ class Mamba2Config:
     use_bias: bool = False
     use_conv_bias: bool = True
     hidden_act: str = "silu"
-    time_step_limit: tuple[float, float] = (0.0, float("inf"))
+    time_step_limit: Limit = (0.0, float("inf"))
     tie_word_embeddings: bool = False
 
 
@@ -65,8 +67,6 @@ def _blocks(c: MambaConfig | Mamba2Config, mixer: Part) -> Decoder:
 
 def mamba(c: MambaConfig) -> Decoder:
     inner = c.intermediate_size or int(c.expand * c.hidden_size)
-    if c.time_step_rank != "auto" and not isinstance(c.time_step_rank, int):
-        raise ConfigError(f"time_step_rank is {c.time_step_rank!r}; it must be an integer or 'auto'")
     rank = -(-c.hidden_size // 16) if c.time_step_rank == "auto" else c.time_step_rank
     epsilon = getattr(c, "mixer_rms_eps", None)
     return _blocks(
@@ -75,7 +75,7 @@ def mamba(c: MambaConfig) -> Decoder:
             c.hidden_size,
             inner,
             c.state_size,
-            int(rank),
+            rank,
             c.conv_kernel,
             c.use_bias,
             c.use_conv_bias,

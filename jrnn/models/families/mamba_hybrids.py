@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Both, Experts, Mamba2, Mlp, Router
 from jrnn.models.blocks.small import Side
-from jrnn.models.config import Rope, divides, layer_types
+from jrnn.models.config import Limit, Rope, RopeKeys, divides, layer_types
 from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
 
 
 @dataclass(frozen=True)
-class HybridConfig:
+class HybridConfig(RopeKeys):
     """The keys that all three read, with the defaults of transformers for bamba."""
 
     vocab_size: int = 128000
@@ -27,17 +27,14 @@ class HybridConfig:
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
     mamba_n_heads: int = 128
-    mamba_d_head: int | str = "auto"
+    mamba_d_head: int | Literal["auto"] = "auto"
     mamba_n_groups: int = 1
     mamba_d_state: int = 256
     mamba_d_conv: int = 4
     mamba_expand: float = 2
     mamba_conv_bias: bool = True
     mamba_proj_bias: bool = False
-    time_step_limit: tuple[float, float] = (0.0, float("inf"))
-    rope_parameters: tuple[tuple[str, Any], ...] | None = ()
-    rope_theta: float | None = None
-    partial_rotary_factor: float | None = None
+    time_step_limit: Limit = (0.0, float("inf"))
 
     @property
     def inner(self) -> int:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jrnn.models.blocks import Attention, Experts, Lightning, Mlp, Router
-from jrnn.models.config import Rope, divides, layer_types
+from jrnn.models.config import Rope, RopeKeys, divides, layer_types
 from jrnn.models.family import Branch, Decoder, Family, Norm
 
 
 @dataclass(frozen=True)
-class MiniMaxConfig:
+class MiniMaxConfig(RopeKeys):
     """The keys of config.json, with the defaults of transformers."""
 
     vocab_size: int = 32000
@@ -26,9 +25,6 @@ class MiniMaxConfig:
     tie_word_embeddings: bool = False
     num_experts_per_tok: int = 2
     num_local_experts: int = 8
-    rope_parameters: tuple[tuple[str, Any], ...] | None = ()
-    rope_theta: float | None = None
-    partial_rotary_factor: float | None = None
     layer_types: tuple[str, ...] | None = None
     full_attn_alpha_factor: float = 1
     full_attn_beta_factor: float = 1

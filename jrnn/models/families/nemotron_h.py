@@ -60,16 +60,7 @@ def decoder(c: NemotronHConfig) -> Decoder:
     def plain(inner: int) -> Mlp:
         return Mlp(d, inner, c.mlp_hidden_act, names, c.mlp_bias)
 
-    router = Router(
-        c.n_routed_experts,
-        c.num_experts_per_tok,
-        score="sigmoid",
-        bias="gate.e_score_correction_bias",
-        groups=c.n_group,
-        chosen_groups=c.topk_group,
-        normalize=1e-20 if c.norm_topk_prob else None,
-        factor=c.routed_scaling_factor,
-    )
+    router = Router.of_scores(c.n_routed_experts, c)
     sizes = (d, c.mamba_num_heads, c.mamba_head_dim, c.ssm_state_size, c.n_groups, c.conv_kernel)
     limit = (c.time_step_min, float("inf"))
     mixers: dict[str, Part] = {

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jrnn.models.blocks import Attention, Delta, Mlp
-from jrnn.models.config import Rope, divides, layer_types
+from jrnn.models.config import Rope, RopeKeys, divides, layer_types
 from jrnn.models.family import Branch, Decoder, Family, Norm
 
 
 @dataclass(frozen=True)
-class OlmoHybridConfig:
+class OlmoHybridConfig(RopeKeys):
     """The keys of config.json, with the defaults of transformers."""
 
     vocab_size: int = 100352
@@ -23,9 +22,6 @@ class OlmoHybridConfig:
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
-    rope_parameters: tuple[tuple[str, Any], ...] | None = None  # without it there are no positions
-    rope_theta: float | None = None
-    partial_rotary_factor: float | None = None
     attention_bias: bool = False
     layer_types: tuple[str, ...] | None = None
     linear_num_key_heads: int | None = None

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jrnn.models.blocks import Attention, Delta, Experts, Mlp, Router
-from jrnn.models.config import Rope, layer_types
+from jrnn.models.config import Rope, RopeKeys, layer_types
 from jrnn.models.family import Branch, Decoder, Family, Norm, Part
 
 
 @dataclass(frozen=True)
-class QwenConfig:
+class QwenConfig(RopeKeys):
     """The keys that all three read, with the defaults of transformers for qwen3_5_text."""
 
     vocab_size: int = 248320
@@ -26,9 +26,6 @@ class QwenConfig:
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
-    rope_parameters: tuple[tuple[str, Any], ...] = ()
-    rope_theta: float | None = None
-    partial_rotary_factor: float | None = None
     attention_bias: bool = False
     head_dim: int = 256
     linear_conv_kernel_dim: int = 4

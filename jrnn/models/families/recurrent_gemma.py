@@ -13,14 +13,14 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Mlp
-from jrnn.models.config import ACTIVATIONS, Rope, divides
+from jrnn.models.config import ACTIVATIONS, Rope, RopeKeys, divides
 from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear
 from jrnn.nn.families.diagonal import rg_lru
 from jrnn.nn.span import along_last, heads
 
 
 @dataclass(frozen=True)
-class RecurrentGemmaConfig:
+class RecurrentGemmaConfig(RopeKeys):
     """The keys of config.json, with the defaults of transformers."""
 
     num_hidden_layers: int = 26
@@ -38,9 +38,6 @@ class RecurrentGemmaConfig:
     block_types: tuple[str, ...] = ("recurrent", "recurrent", "attention")
     attention_bias: bool = False
     tie_word_embeddings: bool = True
-    rope_parameters: tuple[tuple[str, Any], ...] | None = ()
-    rope_theta: float | None = None
-    partial_rotary_factor: float | None = None
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.blocks import Attention, Mamba2, Mlp
-from jrnn.models.config import Rope, divides, layer_types
+from jrnn.models.config import Rope, RopeKeys, divides, layer_types
 from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear, under
 
 
 @dataclass(frozen=True)
-class Zamba2Config:
+class Zamba2Config(RopeKeys):
     """The keys of config.json, with the defaults of transformers."""
 
     vocab_size: int = 32000
@@ -40,9 +40,6 @@ class Zamba2Config:
     use_shared_attention_adapter: bool = False
     adapter_rank: int = 128
     use_mem_rope: bool = False
-    rope_parameters: tuple[tuple[str, Any], ...] | None = ()
-    rope_theta: float | None = None
-    partial_rotary_factor: float | None = None
     rms_norm_eps: float = 1e-5
     tie_word_embeddings: bool = True
 

@@ -14,7 +14,7 @@ from google.protobuf.message import EncodeError
 from google.protobuf.message import Message as ProtoMessage
 
 from jrnn.errors import FormatError
-from jrnn.files import no_file, write_whole
+from jrnn.files import open_file, read_rest, write_whole
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.ir import Net
 from jrnn.nets.proto.messages import (
@@ -92,44 +92,34 @@ def _write(target: Path, what: str, binary: Callable[[], bytes], text: Callable[
     write_whole(target, binary() if target.suffix == ".pb" else text().encode(), FormatError)
 
 
-def file_bytes(path: Path, limits: Limits) -> bytes:
-    """Returns the contents of a file, after `check_file`."""
-    check_file(path, limits)
-    try:
-        return path.read_bytes()
-    except OSError as e:
-        raise FormatError(f"cannot be read: {e.strerror}") from None
+def file_bytes(path: str | os.PathLike[str], limits: Limits) -> bytes:
+    """Returns the contents of a file.
 
-
-def check_file(path: Path, limits: Limits) -> None:
-    """Raises FormatError if a file is missing or too large, or if its first bytes show that it is too large for text."""
-    try:
-        what, size = no_file(path), path.stat().st_size
-        head = b""
-        if not what and size <= limits.bytes:
-            with open(path, "rb") as f:
-                head = f.read(_HEAD)
-    except FileNotFoundError:
-        raise FormatError("no such file") from None
-    except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
-        raise FormatError(f"cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    if what:
-        raise FormatError(what)
-    if size == 0:
-        raise FormatError("is empty")
-    check_size(size, limits.bytes, "file")
-    if len(head) == _HEAD and not any(head):
-        raise FormatError(f"begins with {_HEAD} zero bytes: it was cut off while it was written, or is not a model")
-    if size > max(limits.text_bytes, _HEAD) and not _LOOKS_BINARY.search(head):
-        raise FormatError(f"text of {size} bytes is longer than the limit of {limits.text_bytes} bytes; use binary")
+    Raises:
+        FormatError: if it is missing, empty, too large, or if its first bytes show that it is too large for text.
+    """
+    with open_file(path, FormatError, limits.bytes) as opened:
+        head, size = opened.read(_HEAD), os.fstat(opened.fileno()).st_size
+        if not head:
+            raise FormatError(f"{path}: is empty")
+        if len(head) == _HEAD and not any(head):
+            raise FormatError(
+                f"{path}: begins with {_HEAD} zero bytes: it was cut off while it was written, or is not a model"
+            )
+        if size > max(limits.text_bytes, _HEAD) and not _LOOKS_BINARY.search(head):
+            raise FormatError(
+                f"{path}: text of {size} bytes is longer than the limit of {limits.text_bytes} bytes; use binary"
+            )
+        return head + read_rest(opened, path, FormatError, limits.bytes - len(head))
 
 
 def read_source(source: bytes | str | os.PathLike[str], limits: Limits, parse: Callable[[bytes, Limits], T]) -> T:
     """Parses bytes, or a file that the errors then name."""
     if isinstance(source, bytes):
         return parse(source, limits)
+    data = file_bytes(source, limits)
     try:
-        return parse(file_bytes(Path(source), limits), limits)
+        return parse(data, limits)
     except FormatError as e:
         raise e.at(str(source)[:200]) from None
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import FormatError
-from jrnn.nets.proto.codec import file_bytes
+from jrnn.files import open_file
+from jrnn.nets.proto.codec import read_source
 from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, message_class, parse_binary
 from jrnn.nets.proto.tensors import tensor_from_numpy, tensor_to_numpy
 
@@ -26,13 +27,10 @@ def read_database(path: Path, db_type: str, limits: Limits = DEFAULT_LIMITS) -> 
         FormatError: for a file that is missing, damaged or larger than `limits`, a type that is not minidb or lmdb, or an
             LMDB if the package `lmdb` is not installed.
     """
-    try:
-        if db_type == "minidb":
-            return parse_minidb(file_bytes(path, limits), limits)
-        if db_type == "lmdb":
-            return _read_lmdb(path, limits)
-    except FormatError as e:
-        raise e.at(str(path)) from None
+    if db_type == "minidb":
+        return read_source(path, limits, parse_minidb)
+    if db_type == "lmdb":
+        return _read_lmdb(path, limits)
     raise FormatError(f"{path}: the database type is {db_type!r}; it must be one of minidb, lmdb")
 
 
@@ -40,9 +38,8 @@ def _read_lmdb(path: Path, limits: Limits) -> Records:
     try:
         import lmdb
     except ImportError:
-        raise FormatError("an LMDB is read with the package lmdb: pip install 'jrnn[lmdb]'") from None
-    if not path.exists():
-        raise FormatError("no such file")
+        raise FormatError(f"{path}: an LMDB is read with the package lmdb: pip install 'jrnn[lmdb]'") from None
+    open_file(path / "data.mdb" if path.is_dir() else path, FormatError, None).close()
     found: Records = []
     size = 0
     try:
@@ -50,10 +47,12 @@ def _read_lmdb(path: Path, limits: Limits) -> Records:
             for key, value in transaction.cursor():
                 size += len(key) + len(value)
                 if size > limits.bytes or len(found) >= limits.messages:
-                    raise FormatError(f"is larger than the limit of {limits.bytes} bytes or {limits.messages} records")
+                    raise FormatError(
+                        f"{path}: is larger than the limit of {limits.bytes} bytes or {limits.messages} records"
+                    )
                 found.append((bytes(key), bytes(value)))
     except lmdb.Error as e:
-        raise FormatError(f"is not an LMDB: {e}") from None
+        raise FormatError(f"{path}: is not an LMDB: {e}") from None
     return found
 
 

@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from jrnn.errors import FormatError, near
+from jrnn.files import read_file
 
 _UNKNOWN = re.compile(r"# unknown fields of (\S+): ([0-9a-f]+)\n")
 _NO_FIELD = re.compile(r'Message type "caffe2\.(\w+)" has no field named "(\w+)"')
@@ -70,7 +71,8 @@ DEFAULT_LIMITS = Limits()
 
 @cache
 def _pool() -> descriptor_pool.DescriptorPool:
-    files = descriptor_pb2.FileDescriptorSet.FromString(Path(__file__).with_name("caffe2.desc").read_bytes()).file
+    data = read_file(Path(__file__).with_name("caffe2.desc"), FormatError)
+    files = descriptor_pb2.FileDescriptorSet.FromString(data).file
     pool = descriptor_pool.DescriptorPool()
     for file in files:
         pool.AddSerializedFile(file.SerializeToString())

@@ -118,6 +118,8 @@ def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> 
     for name, value in zip(wanted, (w, r, b, lengths, p, h, c), strict=True):
         if value is not None and value.shape != wanted[name]:
             raise ConversionError(f"{node}: {name} is {list(value.shape)} but must be {list(wanted[name])}")
+    if node.get("hidden_size", hidden) != hidden:
+        raise ConversionError(f"{node}: hidden_size is {node.get('hidden_size')}, and R is {list(r.shape)}")
     states: list[Any] = [h] if kind != "LSTM" else [h, c]
     states = [jnp.zeros((directions, batch, hidden), x.dtype) if s is None else jnp.asarray(s) for s in states]
     biases = jnp.zeros((directions, 2 * gates * hidden), x.dtype) if b is None else jnp.asarray(b)

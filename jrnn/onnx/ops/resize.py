@@ -93,14 +93,16 @@ def resize_node(node, x, *given):
     ]
     if numbers[1] is not None:
         counts = [int(n) for n in numbers[1]]
-        factors = [n / x.shape[a] for n, a in zip(counts, axes, strict=True)]
+        factors = [n / max(x.shape[a], 1) for n, a in zip(counts, axes, strict=True)]
         policy = node.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             factors = [(min if policy == "not_larger" else max)(factors)] * len(axes)
             counts = [int(f * x.shape[a] + 0.5) for f, a in zip(factors, axes, strict=True)]
     else:
         factors = [float(f) for f in numbers[0]]
-        counts = [math.floor(f * x.shape[a]) for f, a in zip(factors, axes, strict=True)]
+        counts = [math.floor(f * x.shape[a]) if math.isfinite(f) else 0 for f, a in zip(factors, axes, strict=True)]
+    if not all(0 < f < math.inf for f in factors):
+        raise ConversionError(f"{node}: resizes by {factors}; scales and sizes must be positive")
     region = [0.0] * len(axes) + [1.0] * len(axes)
     if where == "tf_crop_and_resize" and roi is not None and roi.size:
         region = [float(v) for v in node.known(roi, "roi")]

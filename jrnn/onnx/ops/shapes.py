@@ -10,12 +10,12 @@ from onnx import helper
 
 from jrnn.errors import ConversionError
 from jrnn.memory import check_size
+from jrnn.nn.checks import concrete
 from jrnn.onnx.graph import OnnxNode, known, op, xp
 
 # Sequences and optionals are lists, and values or None, while the graph is traced.
 op("Concat")(lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)))
 op("Expand")(lambda node, x, shape: xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, node.ints("shape", shape))))
-op("GatherElements")(lambda node, x, indices: xp(x, indices).take_along_axis(x, indices, axis=node.get("axis", 0)))
 op("NonZero")(lambda node, x: np.asarray(np.nonzero(node.known(x, "its input")), np.int64))
 op("Optional")(lambda node, value=None: value)
 op("OptionalHasElement")(lambda node, value=None: np.asarray(value is not None))
@@ -91,22 +91,48 @@ def _(node, x, starts=None, ends=None, axes=None, steps=None):
     return x[tuple(index)]
 
 
+def _inside(node, indices, size):
+    """Indices from 0 to `size`: negative ones count from the end; `size` stands for those that are out of range.
+
+    Raises:
+        ConversionError: for indices that are known and out of range.
+    """
+    values = concrete(indices)
+    if values is not None and values.size and not -size <= values.min() <= values.max() < size:
+        wrong = values[(values < -size) | (values >= size)].ravel()[0]
+        raise ConversionError(f"{node}: the index {wrong} is out of range of an axis of size {size}")
+    if known(indices):
+        return np.where(indices < 0, indices + size, indices)
+    is_inside = (indices >= -size) & (indices < size)
+    return jnp.where(is_inside, jnp.where(indices < 0, indices + size, indices), size)
+
+
 @op("Gather")
 def _(node, x, indices):
     axis = node.get("axis", 0)
+    indices = _inside(node, indices, x.shape[axis])
     if known(x, indices):
         return np.take(x, indices, axis=axis)
-    return jnp.take(jnp.asarray(x), jnp.asarray(indices), axis=axis, mode="wrap" if x.shape[axis] else None)
+    return jnp.take(jnp.asarray(x), jnp.asarray(indices), axis=axis, mode="fill")
+
+
+@op("GatherElements")
+def _(node, x, indices):
+    axis = node.get("axis", 0)
+    return xp(x, indices).take_along_axis(x, _inside(node, indices, x.shape[axis]), axis=axis)
 
 
 @op("GatherND")
 def _(node, x, indices):
-    def pick(x, indices):
-        return x[tuple(jnp.moveaxis(indices, -1, 0))]
+    def pick(x, *indices):
+        return x.at[indices].get(mode="fill")
 
-    for _ in range(node.get("batch_dims", 0)):
+    batch = node.get("batch_dims", 0)
+    sizes = x.shape[batch : batch + indices.shape[-1]]
+    parts = [jnp.asarray(_inside(node, indices[..., k], size)) for k, size in enumerate(sizes)]
+    for _ in range(batch):
         pick = jax.vmap(pick)
-    return pick(jnp.asarray(x), jnp.asarray(indices))
+    return pick(jnp.asarray(x), *parts)
 
 
 def _scatter(node, x, index, updates):
@@ -115,14 +141,16 @@ def _scatter(node, x, index, updates):
     return write[node.get("reduction", "none")](updates)
 
 
-op("ScatterND")(lambda node, x, i, updates: _scatter(node, x, jnp.moveaxis(jnp.asarray(i), -1, 0), updates))
+@op("ScatterND")
+def _(node, x, indices, updates):
+    return _scatter(node, x, [_inside(node, indices[..., k], x.shape[k]) for k in range(indices.shape[-1])], updates)
 
 
 @op("ScatterElements", "Scatter")
 def _(node, x, indices, updates):
-    indices = jnp.asarray(indices)
+    axis = node.get("axis", 0)
     index = list(jnp.indices(indices.shape, sparse=True))
-    index[node.get("axis", 0)] = indices
+    index[axis] = _inside(node, indices, x.shape[axis])
     return _scatter(node, x, index, updates)
 
 

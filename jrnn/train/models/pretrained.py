@@ -5,7 +5,6 @@ Shapes: T steps, B examples side by side.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 
 from jrnn import models
 from jrnn.models import LanguageModel
-from jrnn.models.loading import configured, shapes_of
+from jrnn.models.loading import model_of, shapes_of
 from jrnn.train.models.model import Carry, Outcome, Params, Signature, gradients_of
 from jrnn.train.toml_codec import require
 
@@ -66,7 +65,7 @@ class PretrainedModel:
 
     @cached_property
     def _configured(self) -> LanguageModel:
-        return configured(json.loads(self.text), self.text, self.folder)
+        return model_of(self.text, self.folder)
 
     @property
     def vocabulary(self) -> int:

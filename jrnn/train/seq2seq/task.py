@@ -18,12 +18,13 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 
 from jrnn.errors import ConfigError, DataError
+from jrnn.files import AtLeast
 from jrnn.train.models.model import Compute, Params
 from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq.model import Seq2SeqConfig, Seq2SeqModel, seq2seq
 from jrnn.train.tasks.task import TaskKind, Trained
 from jrnn.train.text import Vocabulary
-from jrnn.train.toml_codec import AtLeast, NonNegative, Positive, check_bounds, require
+from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
 END = 0  # the token that ends a target; the decoder also starts from it
 REVERSE = "<"  # begins an input that is a string to reverse; other inputs are dates

@@ -11,9 +11,10 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from jrnn.files import AtLeast
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import AXES, Examples, TaskKind, in_batches
-from jrnn.train.toml_codec import AtLeast, Positive, check_bounds
+from jrnn.train.toml_codec import Positive, check_bounds
 
 VALIDATION = 2**32 - 1  # the number of the validation batch; no step reaches it
 

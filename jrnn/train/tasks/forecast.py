@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from jrnn.errors import DataError
+from jrnn.files import read_text
+from jrnn.memory import free
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, Trained, checksum, predictor
-from jrnn.train.toml_codec import CONFIGS, Positive, check_bounds, hint, imply_file, read_utf8, require
+from jrnn.train.toml_codec import CONFIGS, Positive, check_bounds, hint, imply_file, require
 
 DEMAND = CONFIGS / "data" / "demand.csv"  # the hourly load of the config `forecast`
 
@@ -66,7 +68,7 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
     Raises:
         DataError: for a file that is missing or not UTF-8, a column that it lacks, or a cell that is not a number.
     """
-    text = read_utf8(path, DataError, "; data.path must name a CSV file")
+    text = read_text(path, DataError, free(), "; data.path must name a CSV file")
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)  # a quote that is not closed is an error
     found = []
     try:

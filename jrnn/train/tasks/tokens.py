@@ -13,6 +13,7 @@ import numpy as np
 from jrnn.corpus import Corpus
 from jrnn.corpus.corpus import TOKENIZER, parse_tokenizer
 from jrnn.errors import ConfigError, DataError
+from jrnn.files import read_text
 from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.model import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
@@ -137,7 +138,7 @@ class TokensTask:
 
     def fingerprint(self) -> dict[str, Any]:
         """Has the tokenizer and, of a pretrained model, its config: a run can be sampled without corpus and model."""
-        tokenizer = (self.corpus.folder / TOKENIZER).read_text(encoding="utf-8")
+        tokenizer = read_text(self.corpus.folder / TOKENIZER, DataError)
         kept = {"sha256": self.corpus.sha256, "vocabulary": self.corpus.vocabulary, "tokenizer": tokenizer}
         if isinstance(self.model, PretrainedModel):
             kept["pretrained"] = self.model.kept()
@@ -147,6 +148,7 @@ class TokensTask:
 def _load(config: Any) -> TokensTask:
     data = config.data
     corpus = Corpus.open(data.path)
+    corpus.verify()
     border = len(corpus) - data.validation * data.batch * data.chunk - 1
     if border < data.batch * data.chunk + 1:
         raise DataError(

@@ -141,6 +141,7 @@ def test_records_of_an_lmdb(tmp_path, monkeypatch):
         return contextlib.nullcontext(types.SimpleNamespace(begin=lambda: transaction))
 
     monkeypatch.setitem(sys.modules, "lmdb", types.SimpleNamespace(open=open_, Error=OSError))
+    (tmp_path / "data.mdb").touch()
     found = read_database(tmp_path, "lmdb")
     assert found == records and [t.shape for t in tensors_of(found[0][1])] == [(2, 3), (), (), (4,)]
     assert asked == {"path": str(tmp_path), "readonly": True, "lock": False, "subdir": True}

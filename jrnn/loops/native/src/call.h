@@ -62,6 +62,39 @@ class Memory {
 
 inline size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
+// The best kernel for elements of some bytes, or a worse one: `level` is the place of its instruction set in `kernels()`.
+inline const Kernel* kernel_for(int64_t level, int64_t bytes) {
+  const auto& usable = kernels();
+  const Pair& pair = usable[std::min<size_t>(level < 0 ? 0 : level, usable.size() - 1)];
+  return bytes == 4 ? pair.narrow : pair.wide;
+}
+
+// One sum of outer products over rows, divided by columns.
+struct SumCall {
+  Sums sums;
+  const Kernel* kernel;
+  int64_t blocks, panels;
+  std::unique_ptr<Memory> memory;
+  std::unique_ptr<Pieces> pieces;
+  Environment environment;
+
+  bool prepare(int64_t threads) {
+    panels = (sums.w + kernel->panel - 1) / kernel->panel;
+    blocks = std::max<int64_t>(1, std::min(threads, panels));
+    memory = std::make_unique<Memory>(lines(kernel->sum_bytes(sums.m)) * blocks);
+    pieces = std::make_unique<Pieces>(blocks);
+    return static_cast<bool>(*memory);
+  }
+  void work() {
+    environment.run([this] {
+      pieces->work([this](int64_t i) {
+        kernel->sums(sums, panels * i / blocks, panels * (i + 1) / blocks, memory->at(lines(kernel->sum_bytes(sums.m)) * i));
+      });
+    });
+  }
+  void wait() const { pieces->wait(); }
+};
+
 // One call. Threads that come late hold it until they have seen that nothing is left.
 struct Call {
   Decoded decoded;
@@ -79,15 +112,17 @@ struct Call {
 
   // Divides the work; `level` is the place of the instruction set in `kernels()`. Returns false if there is no memory.
   bool prepare(int64_t level, int64_t threads) {
-    const auto& usable = kernels();
-    const Pair& pair = usable[std::min<size_t>(level < 0 ? 0 : level, usable.size() - 1)];
-    kernel = decoded.bytes == 4 ? pair.narrow : pair.wide;
+    kernel = kernel_for(level, decoded.bytes);
     const Program& p = decoded.program;
     blocks = std::max<int64_t>(1, std::min(threads, p.rows));
 
     size_t needed = lines(p.scratch * decoded.bytes);
     std::vector<size_t> packed_at;
     for (int32_t i = 0; i < p.n_packs; i++) {
+      if (reads_matrix(p, p.packs[i])) {
+        packed_at.push_back(0);
+        continue;
+      }
       const int64_t count = (p.packs[i].width + kernel->panel - 1) / kernel->panel;
       packed_at.push_back(needed);
       needed += lines(count * kernel->panel * p.packs[i].depth * decoded.bytes);
@@ -102,7 +137,11 @@ struct Call {
     memory = std::make_unique<Memory>(needed);
     if (!*memory) return false;
     bases.push_back(memory->at(0));
-    for (size_t at : packed_at) packed.push_back(memory->at(at));
+    for (int32_t i = 0; i < p.n_packs; i++) {
+      const Pack& pack = p.packs[i];
+      char* base = static_cast<char*>(bases[pack.base]);
+      packed.push_back(reads_matrix(p, pack) ? base + pack.offset * decoded.bytes : memory->at(packed_at[i]));
+    }
 
     packing = std::make_unique<Pieces>(panels.size());
     running = std::make_unique<Pieces>(blocks);
@@ -125,6 +164,7 @@ struct Call {
       });
     });
   }
+  void wait() const { running->wait(); }
 };
 
 }  // namespace jrnn

@@ -15,6 +15,41 @@ ffi::Error invalid(const std::string& what) {
   return ffi::Error(ffi::ErrorCode::kInvalidArgument, "jrnn's kernel of a loop: " + what);
 }
 
+int64_t most_threads(ffi::ThreadPool pool) {
+  return std::min<int64_t>(pool.num_threads(), std::max<unsigned>(1, std::thread::hardware_concurrency()));
+}
+
+// Does the work of a call with threads of the pool, and with this one.
+template <class Work>
+void finish(ffi::ThreadPool pool, const std::shared_ptr<Work>& call) {
+  try {
+    for (int64_t i = 1; i < call->blocks; i++) pool.Schedule([call] { call->work(); });
+  } catch (const std::bad_alloc&) {  // this thread does what no other one does
+  }
+  call->work();
+  call->wait();
+}
+
+ffi::Error sum(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> out, int64_t level,
+               int64_t threads) try {
+  const auto of_a = a.dimensions(), of_b = b.dimensions(), of_out = out->dimensions();
+  const int64_t bytes = a.element_type() == ffi::F32 ? 4 : 8;
+  if (of_a.size() != 2 || of_b.size() != 2 || of_out.size() != 2 || of_a[0] != of_b[0] || of_a[1] != of_out[0] ||
+      of_b[1] != of_out[1] || a.size_bytes() != static_cast<size_t>(of_a[0] * of_a[1] * bytes) ||
+      b.size_bytes() != static_cast<size_t>(of_b[0] * of_b[1] * bytes) ||
+      out->size_bytes() != static_cast<size_t>(of_out[0] * of_out[1] * bytes))
+    return invalid("the arrays of a sum do not fit together");
+  auto call = std::make_shared<SumCall>();
+  call->sums = {a.untyped_data(), b.untyped_data(), out->untyped_data(), of_a[0], of_a[1], of_b[1]};
+  call->kernel = kernel_for(level, bytes);
+  if (!call->prepare(std::min(threads, most_threads(pool))))
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
+  finish(pool, call);
+  return ffi::Error::Success();
+} catch (const std::bad_alloc&) {
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
+}
+
 ffi::Error run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<const int64_t> program,
                ffi::Span<const double> literals, int64_t level, int64_t threads) try {
   auto call = std::make_shared<Call>();
@@ -40,15 +75,9 @@ ffi::Error run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets
     if (bytes != static_cast<size_t>(decoded.sizes[i])) return invalid("an array has the wrong size");
     call->bases.push_back(data);
   }
-  const int64_t most = std::min<int64_t>(pool.num_threads(), std::max<unsigned>(1, std::thread::hardware_concurrency()));
-  if (!call->prepare(level, std::min(threads, most)))
+  if (!call->prepare(level, std::min(threads, most_threads(pool))))
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
-  try {
-    for (int64_t i = 1; i < call->blocks; i++) pool.Schedule([call] { call->work(); });
-  } catch (const std::bad_alloc&) {  // this thread does what no other one does
-  }
-  call->work();
-  call->running->wait();
+  finish(pool, call);
   return ffi::Error::Success();
 } catch (const std::bad_alloc&) {
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
@@ -69,6 +98,19 @@ JRNN_EXPORT XLA_FFI_Error* jrnn_loop(XLA_FFI_CallFrame* frame) {
                              .Attr<int64_t>("level")
                              .Attr<int64_t>("threads")
                              .To(jrnn::run)
+                             .release();
+  return handler->Call(frame);
+}
+
+JRNN_EXPORT XLA_FFI_Error* jrnn_sum(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind()
+                             .Ctx<ffi::ThreadPool>()
+                             .Arg<ffi::AnyBuffer>()
+                             .Arg<ffi::AnyBuffer>()
+                             .Ret<ffi::AnyBuffer>()
+                             .Attr<int64_t>("level")
+                             .Attr<int64_t>("threads")
+                             .To(jrnn::sum)
                              .release();
   return handler->Call(frame);
 }

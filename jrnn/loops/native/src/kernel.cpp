@@ -4,6 +4,7 @@
 // It includes nothing of the C++ library, whose inline functions the linker would share with code for other sets.
 #include "product.h"
 #include "reductions.h"
+#include "sums.h"
 
 namespace {
 
@@ -32,6 +33,10 @@ void run(const Program& p, void* const* bases, void* const* packed, int64_t firs
       if (s.kind == kProduct) {
         const F* init = s.init < 0 ? nullptr : static_cast<const F*>(pointers[s.init]) + first * p.refs[s.init].row_stride;
         const int64_t init_stride = s.init < 0 ? 0 : p.refs[s.init].row_stride;
+        if (reads_matrix(p, p.packs[s.pack])) {
+          row_by_matrix<F>(a, p.packs[s.pack], static_cast<const F*>(packed[s.pack]), init, out);
+          continue;
+        }
         product<F>(a, from.row_stride, static_cast<const F*>(packed[s.pack]), s.depth, s.width, init, init_stride, out,
                    to.row_stride, rows);
       } else if (s.kind == kReduction) {
@@ -55,8 +60,10 @@ namespace jrnn {
 extern const Kernel JRNN_JOINED(kernel_f32_, JRNN_KERNEL);
 extern const Kernel JRNN_JOINED(kernel_f64_, JRNN_KERNEL);
 const Kernel JRNN_JOINED(kernel_f32_, JRNN_KERNEL) = {
-    JRNN_STRING(JRNN_KERNEL), 4, kPanel<float>, kTile, pack_panels<float>, run<float>};
+    JRNN_STRING(JRNN_KERNEL), 4, kPanel<float>, kTile, pack_panels<float>, run<float>,
+    sum_products<float>, sum_bytes<float>};
 const Kernel JRNN_JOINED(kernel_f64_, JRNN_KERNEL) = {
-    JRNN_STRING(JRNN_KERNEL), 8, kPanel<double>, kTile, pack_panels<double>, run<double>};
+    JRNN_STRING(JRNN_KERNEL), 8, kPanel<double>, kTile, pack_panels<double>, run<double>,
+    sum_products<double>, sum_bytes<double>};
 
 }  // namespace jrnn

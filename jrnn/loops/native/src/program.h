@@ -51,6 +51,18 @@ struct Program {
   const double* literal_values;
 };
 
+// Returns true if a product reads the matrix as it is.
+static inline bool reads_matrix(const Program& p, const Pack& pack) {
+  return p.rows == 1 && pack.dtype == kFloat && (pack.width_stride == 1 || pack.depth_stride == 1);
+}
+
+// Arrays [rows, m] and [rows, w], and their sum of outer products, [m, w].
+struct Sums {
+  const void *a, *b;
+  void* out;
+  int64_t rows, m, w;
+};
+
 // What is compiled once for each instruction set and type.
 struct Kernel {
   const char* name;
@@ -62,6 +74,9 @@ struct Kernel {
   // Runs all steps for the rows [first, last). `registers` has room for all registers and literals, and `pointers` for refs.
   void (*run)(const Program&, void* const* bases, void* const* packed, int64_t first, int64_t last, void* registers,
               void** pointers);
+  // Sums outer products for the panels [first, last) of columns; `memory` has `sum_bytes(m)`.
+  void (*sums)(const Sums&, int64_t first, int64_t last, void* memory);
+  int64_t (*sum_bytes)(int64_t m);
 };
 
 }  // namespace jrnn

@@ -10,8 +10,8 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var
-from jrnn.loops.chunks.terms import Axes, Factor, Labels, Term, Value
-from jrnn.loops.chunks.views import constant, long_pairs, unviewed, varying_axes
+from jrnn.loops.affine.renaming import constant, long_pairs, unviewed, varying_axes
+from jrnn.loops.affine.terms import Axes, Factor, Labels, Term, Value
 
 SUMS = ("add", "add_any", "sub")
 
@@ -114,26 +114,26 @@ class Known(Axes):
             if long:
                 mine[long[0][side]] = over
             sides.append(self._terms(atom, tuple(mine)))
-        found = [a.times(b.factors, b.sign) for a in sides[0] for b in sides[1]]
+        products = [a.times(b.factors, b.sign) for a in sides[0] for b in sides[1]]
         if over is None:
-            return found
-        made: list[Term] = []
-        for term in found:
+            return products
+        terms: list[Term] = []
+        for term in products:
             inside = tuple(f for f in term.factors if over in self.labels_of(f))
             same = next((f for f in inside if f.how == "eye"), None)
-            left = dict.fromkeys(l for f in inside for l in self.found(f.labels) if l not in (None, over))
+            left = dict.fromkeys(l for f in inside for l in self.resolved(f.labels) if l not in (None, over))
             rest = tuple(f for f in term.factors if f not in inside)
             if same is not None:
                 (other,) = self.labels_of(same) - {over}
                 kept = replace(term, factors=tuple(f for f in term.factors if f is not same))
-                made.append(self._term_with(kept, over, other=other))
+                terms.append(self._term_with(kept, over, other=other))
             elif inside and len(left) < 2:
-                made.append(replace(term, factors=(*rest, Factor(inside, tuple(left)))))
+                terms.append(replace(term, factors=(*rest, Factor(inside, tuple(left)))))
             elif inside and self._is_few(over):
-                made += [self._term_with(term, over, index=i) for i in range(self.size[over])]
+                terms += [self._term_with(term, over, index=i) for i in range(self.size[over])]
             else:
                 return None
-        return made
+        return terms
 
     def _where_varying(self, atom: Atom, labels: Labels) -> Labels:
         labels = labels if atom.aval.shape else ()

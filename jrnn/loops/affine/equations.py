@@ -11,9 +11,10 @@ from jax import numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var
-from jrnn.loops.chunks.known import SUMS, Known
-from jrnn.loops.chunks.terms import Factor, NotAffine, Row, Term, Value
-from jrnn.loops.chunks.views import SAME, long_pairs, view
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.known import SUMS, Known
+from jrnn.loops.affine.renaming import SAME, long_pairs, view
+from jrnn.loops.affine.terms import Factor, Row, Term, Value
 
 
 class Forms(Known):
@@ -52,8 +53,8 @@ class Forms(Known):
             try:
                 if any(v in later or v not in self.known for v in jaxprs.inputs(eqn) if v not in self.values):
                     raise NotAffine("another value that depends on the carry")
-                self.values[eqn.outvars[0]] = made = self._rule(eqn)
-                if matrix and not self.is_matrix(made):
+                self.values[eqn.outvars[0]] = value = self._rule(eqn)
+                if matrix and not self.is_matrix(value):
                     self.cuts[eqn.outvars[0]] = eqn
             except NotAffine as why:
                 if matrix and cause is not None:
@@ -76,14 +77,14 @@ class Forms(Known):
             return first.scaled(sign=-1)
         if name in SUMS:
             sides = [f or self._known(a, first, out.ndim) for a, f in zip(ins, forms)]
-            return self._sum(sides[0], sides[1].scaled(sign=-1) if name == "sub" else sides[1])
+            return self.sum(sides[0], sides[1].scaled(sign=-1) if name == "sub" else sides[1])
         if name == "mul" and not all(moving):
             return self._scaled(first, ins[moving.index(False)])
         if name == "div" and not moving[1]:
             return self._scaled(first, ins[1], "inverse")
         if name == "select_n" and not moving[0] and len(ins) == 3:
             sides = [f or self._known(a, first, out.ndim) for a, f in zip(ins[1:], forms[1:])]
-            return self._sum(*(self._scaled(side, ins[0], how) for side, how in zip(sides, ("unless", "where"))))
+            return self.sum(*(self._scaled(side, ins[0], how) for side, how in zip(sides, ("unless", "where"))))
         labels = view(eqn, first.labels)
         if labels is not None:
             return replace(first, labels=labels)
@@ -106,7 +107,7 @@ class Forms(Known):
             value = self._at(value, value.labels[axis], eqn.params["start_indices"][axis])
         return value
 
-    def _sum(self, a: Value, b: Value) -> Value:
+    def sum(self, a: Value, b: Value) -> Value:
         labels = tuple(self._unified(x, y) for x, y in zip(a.labels, b.labels))
         return Value(labels, (*a.terms, *b.terms))
 
@@ -122,7 +123,7 @@ class Forms(Known):
 
     def _named(self, value: Value, labels: Iterable[int | None]) -> Value:
         """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
-        new = {*self.found(labels)} - {None, *self.found(value.labels)}
+        new = {*self.resolved(labels)} - {None, *self.resolved(value.labels)}
         if not new or self.is_matrix(value) or (len(value.terms) == 1 and not value.terms[0].factors):
             return value
         return replace(value, terms=(Term(self._rows.setdefault(value.terms, Row(value.terms))),))
@@ -149,7 +150,7 @@ class Forms(Known):
         """Sums the factors of a term that have K; S is not in it."""
         inside = tuple(f for f in term.factors if self.contracted in self.labels_of(f))
         rest = tuple(f for f in term.factors if f not in inside)
-        labels = dict.fromkeys(l for f in inside for l in self.found(f.labels) if l not in (None, self.contracted))
+        labels = dict.fromkeys(l for f in inside for l in self.resolved(f.labels) if l not in (None, self.contracted))
         return replace(term, factors=(*rest, Factor(inside, tuple(labels))))
 
     def _summed(self, eqn: Eqn, value: Value) -> Value:
@@ -189,7 +190,7 @@ class Forms(Known):
         sums = tuple(l for l in over if l != self._chosen(over)) if over else ()
         over = [l for l in over if l not in sums]
         value = replace(value, labels=tuple(mine))
-        made, renamed = [], []
+        terms, renamed = [], []
         for part in self._terms(other, tuple(labels)):
             same = next((f for f in part.factors if f.how == "eye" and over and over[0] in self.labels_of(f)), None)
             if same is not None:
@@ -199,21 +200,21 @@ class Forms(Known):
                 for i in range(self.size[over[0]]):
                     here, factors = self._at(value, over[0], i), [self._with(f, over[0], i) for f in part.factors]
                     here = self._named(here, (l for f in factors for l in f.labels))
-                    made += here.scaled(factors, part.sign).terms
+                    terms += here.scaled(factors, part.sign).terms
             elif over:
                 inside = [f for f in part.factors if over[0] in self.labels_of(f)]
                 outside = [f for f in part.factors if f not in inside]
                 row = self._contracted(value.scaled(inside), over[0])
-                made += row.scaled(outside, part.sign).terms
+                terms += row.scaled(outside, part.sign).terms
             else:
                 named = self._named(value, (l for f in part.factors for l in f.labels))
-                made += named.scaled(part.factors, part.sign).terms
+                terms += named.scaled(part.factors, part.sign).terms
         sides = (mine, contract[side], batch[side]), (labels, contract[1 - side], batch[1 - side])
         free = [[l for axis, l in enumerate(given) if axis not in c and axis not in b] for given, c, b in sides]
         free = free if side == 0 else free[::-1]
         if sums and renamed:
             raise NotAffine("a contraction over several axes")
-        result = Value(tuple([mine[a] for a in batch[side]] + free[0] + free[1]), tuple(made), sums)
+        result = Value(tuple([mine[a] for a in batch[side]] + free[0] + free[1]), tuple(terms), sums)
         for label, rest, sign in renamed:
             self._unified(label, over[0])
             result = replace(result, terms=(*result.terms, *value.scaled(rest, sign).terms))

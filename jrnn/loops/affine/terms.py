@@ -11,23 +11,16 @@ Shapes: S [batch axes, K, V] in any order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jrnn.jaxprs import Eqn, Var
+from jrnn.jaxprs import Var
+from jrnn.loops.affine.carries import NotAffine
 
 Labels = tuple[int | None, ...]  # None: constant along this axis
 
 _FEW = 8  # an axis that S does not have, and over which rows are summed, is unrolled if it is this short
-
-
-class NotAffine(Exception):
-    """Raised for a step that cannot run in chunks; the message is the reason, and `eqn` the operation, if there is one."""
-
-    def __init__(self, why: str, eqn: Eqn = None):
-        super().__init__(why)
-        self.eqn = eqn
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,16 +97,18 @@ class Axes:
             label = self._same[label]
         return label
 
-    def found(self, labels: Iterable[int | None]) -> Labels:
+    def resolved(self, labels: Iterable[int | None]) -> Labels:
         return tuple(map(self.find, labels))
 
     def labels_of(self, factor: Factor) -> set[int]:
-        return {l for l in self.found(factor.labels) if l is not None}
+        return {l for l in self.resolved(factor.labels) if l is not None}
 
-    def free_of(self, *factors: Factor) -> tuple[int, ...]:
-        """Returns the axes of S, without K, that are in none of the factors."""
-        fixed = {self.contracted}.union(*map(self.labels_of, factors))
-        return tuple(l for l in self.axes if l is not None and l not in fixed)
+    def labels_in(self, terms: Iterable[Term]) -> set[int]:
+        return set().union(*(self.labels_of(f) for t in terms for f in t.factors))
+
+    def free_of(self, fixed: Collection[int]) -> tuple[int, ...]:
+        """Returns the axes of S, without K and those that are fixed."""
+        return tuple(l for l in self.axes if l is not None and l != self.contracted and l not in fixed)
 
     def _fresh(self, size: int) -> int:
         label = next(self._numbers)
@@ -133,7 +128,7 @@ class Axes:
     def is_matrix(self, value: Value) -> bool:
         """Returns True for values that are as large as S."""
         whole = any(t.of in self.states for t in value.terms)
-        return whole or (self.contracted is not None and self.contracted in self.found(value.labels))
+        return whole or (self.contracted is not None and self.contracted in self.resolved(value.labels))
 
     # Labels that are replaced by an index or another label
 
@@ -161,7 +156,7 @@ class Axes:
 
     def _with(self, factor: Factor, label: int | None, index: int | None = None, other: int | None = None) -> Factor:
         """The factor at an index of an axis, or with another label for it."""
-        labels = self.found(factor.labels)
+        labels = self.resolved(factor.labels)
         if isinstance(factor.of, tuple):
             of = tuple(self._with(f, label, index, other) for f in factor.of)
             left = tuple(other if l == label else l for l in labels if l != label or other is not None)

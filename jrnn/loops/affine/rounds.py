@@ -1,11 +1,12 @@
-"""Linear recurrences `d[t] = J[t] d[t-1] + b[t]` with blocks J, solved in rounds, with exact derivatives in both modes.
+"""Linear recurrences `d[t] = J[t] d[t-1] + b[t]`, solved in rounds, with exact derivatives in both modes.
 
 Shapes: T time, A batch axes, M the size of a block. d and b are [T, A, M], J is [T, A, M, M]. d before the first step is 0.
 """
 
 from __future__ import annotations
 
-import functools
+from functools import reduce
+from operator import add
 from typing import Any
 
 import jax
@@ -19,14 +20,14 @@ def applied(j: jax.Array, d: jax.Array) -> jax.Array:
     """Returns the products of blocks and vectors."""
     size = j.shape[-1]
     if size <= _ELEMENTWISE:
-        return functools.reduce(jnp.add, [j[..., k] * d[..., k, None] for k in range(size)])
+        return reduce(add, [j[..., k] * d[..., k, None] for k in range(size)])
     return jnp.einsum("...ij,...j->...i", j, d, precision="highest")
 
 
 def _composed(r: jax.Array, p: jax.Array) -> jax.Array:
     size = r.shape[-1]
     if size <= _ELEMENTWISE:
-        return functools.reduce(jnp.add, [r[..., :, k, None] * p[..., None, k, :] for k in range(size)])
+        return reduce(add, [r[..., :, k, None] * p[..., None, k, :] for k in range(size)])
     return jnp.einsum("...ij,...jk->...ik", r, p, precision="highest")
 
 

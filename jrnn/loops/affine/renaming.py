@@ -12,7 +12,8 @@ from jax import numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.axes import aligned
-from jrnn.loops.chunks.terms import Labels, NotAffine
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.terms import Labels
 
 SAME = ("copy", "copy_p", "name", "reduce_precision")
 _VIEWS = (*SAME, "broadcast_in_dim", "convert_element_type", "expand_dims", "reshape", "squeeze", "transpose")
@@ -60,12 +61,12 @@ def unviewed(eqn: Eqn, labels: Labels) -> Labels | None:
 
 def varying_axes(eqns: Sequence[Eqn]) -> dict[Var, set[int]]:
     """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations."""
-    found: dict[Var, set[int]] = {}
+    varying: dict[Var, set[int]] = {}
 
     def of(atom: Atom) -> set[int]:
         if jaxprs.is_literal(atom):
             return set()
-        return found.get(atom, {d for d, n in enumerate(atom.aval.shape) if n != 1})
+        return varying.get(atom, {d for d, n in enumerate(atom.aval.shape) if n != 1})
 
     for eqn in eqns:
         every = [{d for d, n in enumerate(v.aval.shape) if n != 1} for v in eqn.outvars]
@@ -80,11 +81,11 @@ def varying_axes(eqns: Sequence[Eqn]) -> dict[Var, set[int]]:
             every = [set().union(*map(of, eqn.invars)) & e for e in every]
         elif eqn.primitive.name == "iota":
             every = [{eqn.params["dimension"]} & every[0]]
-        found.update(zip(eqn.outvars, every))
-    return found
+        varying.update(zip(eqn.outvars, every))
+    return varying
 
 
-def constant(atom: Atom, made: dict[Var, Any], constants: dict[Var, Any]) -> np.ndarray | None:
+def constant(atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]) -> np.ndarray | None:
     """Returns the value of an atom that is computed from literals and known constants only, or None."""
     eqns: dict[int, Any] = {}
     pending: list[Atom] = [atom]
@@ -92,11 +93,11 @@ def constant(atom: Atom, made: dict[Var, Any], constants: dict[Var, Any]) -> np.
         v = pending.pop()
         if jaxprs.is_literal(v) or v in constants:
             continue
-        if v not in made or len(eqns) > 16:
+        if v not in producers or len(eqns) > 16:
             return None
-        eqns[id(made[v])] = made[v]
-        pending += made[v].invars
-    order = [eqn for eqn in dict.fromkeys(map(id, made.values())) if eqn in eqns]
+        eqns[id(producers[v])] = producers[v]
+        pending += producers[v].invars
+    order = [eqn for eqn in dict.fromkeys(map(id, producers.values())) if eqn in eqns]
     with jax.ensure_compile_time_eval():
         env = dict(constants)
         for eqn in (eqns[i] for i in order):

@@ -1,0 +1,366 @@
+"""`bench_step` and `jrnn bench FILE:STEP`: a user's own step by `jax.lax.scan` and by each executor that can run it.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jrnn import jaxprs
+from jrnn.bench import measure, report
+from jrnn.bench.peers import Program, clocked
+from jrnn.bench.progress import Bar
+from jrnn.bench.report import Record
+from jrnn.bench.sizes import MODES, check_names
+from jrnn.bench.suites import Options
+from jrnn.errors import ScanError, UsageError
+from jrnn.gradcheck.sources import arguments_of, required
+from jrnn.loops import EXECUTORS, recorder, scan
+from jrnn.named import load_named
+
+JAX = "lax.scan"
+_WORDS = ("mode", "executor", "ran")
+_NUMBERS = ("median ms", "least ms", "of lax.scan", "MB", "of lax.scan", "compile s", "differs by")
+_FORM = "(step, init, xs) or (step, init, None, length)"
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """A step of the user's, and what to run it on.
+
+    Attributes:
+        name: what the tables call it.
+        step: `(carry, x) -> (carry, y)`.
+        init: the initial carry.
+        xs: leaves [T, ...], or None with `length`.
+        length: T, needed only if xs is None.
+    """
+
+    name: str
+    step: Callable[[Any, Any], tuple[Any, Any]]
+    init: Any
+    xs: Any = None
+    length: int | None = None
+
+    @property
+    def steps(self) -> Any:
+        leaves = jax.tree.leaves(self.xs)
+        return jnp.shape(leaves[0])[0] if leaves else self.length
+
+    def by(self, executor: str) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """Returns the loop as a function of the carry and the inputs."""
+        if executor == JAX:
+            return lambda init, xs: jax.lax.scan(self.step, init, xs, self.length)
+        return lambda init, xs: scan(self.step, init, xs, self.length, executor=executor)
+
+
+@dataclass(frozen=True)
+class StepRecord(Record):
+    """One executor on a step.
+
+    Attributes:
+        ran: what ran the loops, if that was planned: "chunks", or the forward and the reverse loop, as "lax.scan, scan".
+        difference: the largest difference of its results from those of `jax.lax.scan`, relative to the largest element of
+            the same array.
+    """
+
+    ran: str = ""
+    difference: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What `bench_step` measured. It prints a table.
+
+    Attributes:
+        records: one for each mode ("forward", "train") and executor, with seconds (`least`, `median`, `low`, `high`),
+            `compile_seconds` and `peak_bytes`, the temporary memory that the compiler plans.
+        missing: the reasons why executors were not measured, by mode and executor.
+    """
+
+    records: tuple[StepRecord, ...]
+    missing: Mapping[tuple[str, str], str]
+
+    def of(self, mode: str, executor: str) -> StepRecord | None:
+        """Returns the record of an executor, or None if it was not measured."""
+        return next((r for r in self.records if (r.mode, r.peer) == (mode, executor)), None)
+
+    def table(self) -> Table:
+        """Returns the table that `str` prints."""
+        title = f"{self.records[0].cell}, {self.records[0].size}: each program in turns" if self.records else ""
+        table = Table(title=title)
+        for name in (*_WORDS, *_NUMBERS):
+            table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+        for k, r in enumerate(self.records):
+            if k and self.records[k - 1].mode != r.mode:
+                table.add_section()
+            table.add_row(r.mode, r.peer, r.ran, *self._numbers(r))
+        return table
+
+    def _numbers(self, r: StepRecord) -> list[str]:
+        plain = self.of(r.mode, JAX)
+        pairs = [
+            (value, None if plain is None else getattr(plain, name))
+            for name, value in (("least", r.least), ("peak_bytes", r.peak_bytes))
+        ]
+        times, sizes = ("-" if not theirs or ours is None else f"{ours / theirs:.2f}" for ours, theirs in pairs)
+        size = "-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}"
+        differs = "-" if r.peer == JAX else f"{r.difference:.0e}"
+        taken = [f"{t * 1e3:.3g}" for t in (r.median, r.least or r.median)]
+        return [*taken, times, size, sizes, f"{r.compile_seconds:.2f}", differs]
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=140)
+        self.print(console)
+        return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+    def print(self, console: Console) -> None:
+        """Prints the table, and the reasons why executors are missing in it."""
+        if self.records:
+            console.print(self.table())
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for (mode, executor), why in self.missing.items():
+            reasons.setdefault((executor, why), []).append(mode)
+        for (executor, why), modes in reasons.items():
+            where = "" if len(modes) > 1 else f" {modes[0]}"
+            console.print(f"not {executor}{where}: {why}", markup=False, highlight=False, soft_wrap=True)
+
+
+def bench_step(
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    *,
+    executors: Sequence[str] | None = None,
+    modes: Sequence[str] = MODES,
+    turns: int = 15,
+    seconds: float = 20.0,
+    console: Console | None = None,
+) -> StepReport:
+    """Measures a step by `jax.lax.scan` and by each executor of `jrnn.scan` that can run it, in turns.
+
+    "forward" runs the loop. "train" also computes the gradients of the sum of squares of its results, with respect to the
+    carry, the inputs, and the arrays that the step closes over. Those are arguments of the compiled program, as the weights
+    of a model are.
+
+    Args:
+        step, init, xs, length: the arguments of `scan`: the step `(carry, x) -> (carry, y)`, the carry, inputs [T, ...], and
+            T if xs is None.
+        executors: names of executors, and "lax.scan"; by default all that can run the step here.
+        modes: "forward", "train", or both.
+        turns: measured runs of each program, at most.
+        seconds: in each mode, no turn begins after these seconds, except for the first three.
+        console: where progress is shown, or None.
+
+    Returns:
+        Times, temporary memory and compile time of each. An executor that cannot run the step is in `missing`, with the
+        reason.
+
+    Raises:
+        ConfigError: for an executor or a mode that does not exist.
+        Other errors are those of `jax.lax.scan` for the same arguments.
+
+    >>> import jax.numpy as jnp
+    >>> w = jnp.eye(4) / 2
+    >>> found = bench_step(lambda h, x: (jnp.tanh(h @ w + x), h), jnp.zeros((2, 4)), jnp.ones((9, 2, 4)),
+    ...                    executors=["lax.scan", "auto"], modes=["forward"], turns=1)
+    >>> [record.peer for record in found.records], found.of("forward", "auto").difference < 1e-6
+    (['lax.scan', 'auto'], True)
+    """
+    own = OwnStep(getattr(step, "__name__", "step").strip("<>"), step, init, xs, length)
+    return _measured(own, executors, modes, turns, seconds, console or Console(quiet=True))
+
+
+def run(target: str, feeds: Mapping[str, Any], options: Options) -> StepReport:
+    """Measures the step that FILE:STEP or MODULE:STEP names, prints the table, and writes the files of the options.
+
+    Args:
+        target: a function without arguments that returns `(step, init, xs)`, or a step, whose arguments are in `feeds`.
+        feeds: arrays by name, as `carry`, or `carry/0` for a part of it; of the inputs, for all steps.
+
+    Raises:
+        UsageError: if there is no such function, if what it returns is not of this form, if an argument of the step is
+            missing, or if `jax.lax.scan` cannot run the step.
+        ConfigError: for an executor or a mode that does not exist. DataError: for a file to compare with that is none.
+    """
+    for name in ("cells", "sizes", "devices", "caffe2_python"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} means nothing for a step of your own, {target}")
+    old = report.load(options.compare)[1] if options.compare else None
+    own = _loaded(target, feeds)
+    try:
+        jax.eval_shape(own.by(JAX), own.init, own.xs)
+    except Exception as error:  # whatever the user's step raises
+        raise UsageError(f"bench: jax.lax.scan cannot run {target}: {type(error).__name__}: {error}") from error
+    found = _measured(own, options.peers, options.modes or MODES, options.turns, options.seconds, options.console)
+    found.print(options.console)
+    if old is not None:
+        options.console.print(report.comparison_table(old, found.records))
+    if options.json:
+        missing = [{"mode": mode, "executor": name, "reason": why} for (mode, name), why in found.missing.items()]
+        conditions = measure.conditions(0.0, options.turns) | {"step": target, "not_measured": missing}
+        report.save(options.json, conditions, "records", found.records)
+    if options.plot:
+        report.plot(options.plot, found.records)
+    return found
+
+
+def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
+    function = load_named(target, UsageError, "STEP")
+    if not callable(function):
+        raise UsageError(f"bench: {target} must be a function, but is a {type(function).__name__}")
+    names = required(function)
+    if names and not feeds:
+        given = " ".join(f"--feed {name}=normal[...]" for name in names)
+        raise UsageError(
+            f"bench: {target} has the arguments {', '.join(names)}. Give their arrays ({given}; "
+            f"the last begins with the axis of T), or name a function without arguments that returns {_FORM}"
+        )
+    if names:
+        arguments = jax.tree.map(jnp.asarray, arguments_of(function, feeds))
+        if len(arguments) < 2:
+            raise UsageError(
+                f"bench: {target} has one argument; a step has the carry and the input: (carry, x) -> (carry, y)"
+            )
+        *weights, init, xs = arguments
+        return OwnStep(target, lambda carry, x: function(*weights, carry, x), init, xs)
+    if feeds:
+        raise UsageError(f"bench: {target} has no arguments, so --feed {next(iter(feeds))} means nothing for it")
+    try:
+        made = function()
+    except Exception as error:  # whatever the user's code raises
+        raise UsageError(f"bench: {target} raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple) or len(made) not in (3, 4) or not callable(made[0]):
+        what = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"an object of type {type(made).__name__}"
+        raise UsageError(f"bench: {target} must return {_FORM}, but returned {what}")
+    return OwnStep(target, *made)
+
+
+def _measured(
+    own: OwnStep, executors: Sequence[str] | None, modes: Sequence[str], turns: int, seconds: float, console: Console
+) -> StepReport:
+    check_names("executor", executors or (), [JAX, *EXECUTORS])
+    check_names("mode", modes, MODES)
+    names = dict.fromkeys([JAX, *(EXECUTORS if executors is None else executors)])
+    jax.eval_shape(own.by(JAX), own.init, own.xs)  # raises the errors of `jax.lax.scan`
+    jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, c), 0.0, x)).lower(jnp.ones(3)).compile()  # starts the compiler
+    records: list[StepRecord] = []
+    missing: dict[tuple[str, str], str] = {}
+    with Bar(console, len(modes) * (len(names) + turns)) as bar:
+        for mode in modes:
+            built: dict[str, _Built] = {}
+            for name in names:
+                bar.doing(f"{mode}: compiling {name}")
+                try:
+                    if executors is None:
+                        _check_that_it_is_meant(name)
+                    built[name] = _Built.of(own, name, mode, built.get(JAX))
+                except ScanError as error:
+                    missing[mode, name] = str(error).removeprefix("scan: ")
+                bar.advance()
+            records += _in_turns(own, mode, built, turns, seconds, bar)
+    return StepReport(tuple(records), missing)
+
+
+def _check_that_it_is_meant(executor: str) -> None:
+    """Raises a ScanError for an executor that is measured only if it is asked for."""
+    if executor == "persistent" and jax.default_backend() != "tpu":
+        raise ScanError("it is for TPUs, and interpreted elsewhere")
+    if executor == "newton":
+        raise ScanError("it may take hundreds of times as long where it has nothing to gain; ask for it by name")
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The compiled program of an executor, its results, what ran its loops, and how far its results are from others."""
+
+    program: Program
+    results: list[Any]
+    ran: str
+    difference: float
+
+    @staticmethod
+    def of(own: OwnStep, executor: str, mode: str, reference: _Built | None) -> _Built:
+        begun = time.perf_counter()
+        fn, args = _program(own, executor, mode)
+        with recorder.recorded() as plans:
+            compiled = jax.jit(fn).lower(*args).compile()
+        seconds = time.perf_counter() - begun
+        memory = compiled.memory_analysis()
+        size = None if memory is None else int(memory.temp_size_in_bytes)
+        run = clocked(lambda: jax.block_until_ready(compiled(*args)))
+        ran = [plan.executor for plan in plans]
+        results = jax.tree.leaves(compiled(*args))
+        apart = difference(results, results if reference is None else reference.results)
+        kept = results if reference is None else []
+        return _Built(Program(run, seconds, size), kept, "chunks" if "chunks" in ran else ", ".join(ran), apart)
+
+
+def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns what is compiled, and its arguments: the arrays that the step closes over, the carry and the inputs."""
+    loop = own.by(executor)
+    closed = jax.make_jaxpr(loop)(own.init, own.xs)
+    leaves = jax.tree.leaves((own.init, own.xs))
+
+    def forward(args: Sequence[Any]) -> list[Any]:
+        env = dict(zip((*closed.jaxpr.constvars, *closed.jaxpr.invars), args))
+        jaxprs.evaluate(closed.jaxpr.eqns, env)
+        return [jaxprs.value(env, atom) for atom in closed.jaxpr.outvars]
+
+    args = [*closed.consts, *map(jnp.asarray, leaves)]
+    if mode == "forward":
+        return forward, (args,)
+    moves = [jnp.issubdtype(v.dtype, jnp.inexact) for v in args]
+
+    def loss(moving: Sequence[Any], rest: Sequence[Any]) -> Any:
+        left = {True: iter(moving), False: iter(rest)}
+        outs = [v for v in forward([next(left[m]) for m in moves]) if jnp.issubdtype(v.dtype, jnp.inexact)]
+        return sum((jnp.sum(jnp.square(jnp.abs(v))) for v in outs), jnp.float32(0))
+
+    return jax.value_and_grad(loss), tuple([v for v, m in zip(args, moves) if m == which] for which in (True, False))
+
+
+def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """Returns the largest difference of arrays, relative to the largest element of the same array.
+
+    >>> difference([np.array([1.0, 2.0])], [np.array([1.0, 4.0])])
+    0.5
+    """
+    largest = 0.0
+    for ours, theirs in zip(found, wanted):
+        if not jnp.issubdtype(ours.dtype, jnp.number) or not ours.size:
+            continue  # booleans and random keys
+        kind = np.complex128 if jnp.issubdtype(ours.dtype, jnp.complexfloating) else np.float64
+        a, b = (np.asarray(v).astype(kind) for v in (ours, theirs))
+        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+        largest = max(largest, float(np.max(apart) / max(float(np.max(np.abs(np.nan_to_num(b)))), 1e-300)))
+    return largest
+
+
+def _in_turns(
+    own: OwnStep, mode: str, built: Mapping[str, _Built], turns: int, seconds: float, bar: Bar
+) -> list[StepRecord]:
+    def begins(turn: int) -> None:
+        bar.doing(f"{mode}: turn {turn} of {turns}")
+        bar.advance()
+
+    timings = measure.in_turns({name: b.program for name, b in built.items()}, turns, seconds, begins)
+    records = []
+    for name, t in timings.items():
+        p = built[name].program
+        costs = dict(compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes, flops_per_second=0.0)
+        what = dict(cell=own.name, size=f"T = {own.steps}", mode=mode, peer=name)
+        records.append(StepRecord(**what, **asdict(t), **costs, ran=built[name].ran, difference=built[name].difference))
+    return records

@@ -1,0 +1,29 @@
+"""Files: the one opener, the one reader of JSON, and the one writer, through which jrnn reads and writes all files.
+
+What is read may be a stranger's: `reading` opens regular files of bounded size only, and `checked` reads JSON, each value
+with its type and bounds. What is written, by `writing`, is the old or the new, never a mixture.
+"""
+
+from jrnn.files.checked import AtLeast, checked, parse_json, read_json, record
+from jrnn.files.reading import LARGEST, blocks, digest_of, kind_of, open_file, read_file, read_rest, read_text
+from jrnn.files.writing import append_to, new_file, new_folder, write_whole
+
+__all__ = [
+    "LARGEST",
+    "AtLeast",
+    "append_to",
+    "blocks",
+    "checked",
+    "digest_of",
+    "kind_of",
+    "new_file",
+    "new_folder",
+    "open_file",
+    "parse_json",
+    "read_file",
+    "read_json",
+    "read_rest",
+    "read_text",
+    "record",
+    "write_whole",
+]

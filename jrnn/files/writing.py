@@ -1,0 +1,163 @@
+"""Writes files and folders that are the old or the new, never a mixture: on a full disk, after Ctrl-C, and killed.
+
+What is written stands next to its target, in a name that begins with a dot and ends in .part, until it takes the target's
+place in one step. A process that is killed may leave such a name behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from jrnn.errors import JrnnError
+from jrnn.files.reading import kind_of
+
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+
+
+def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool = False) -> None:
+    """Writes a file in one step, with `parents` also its folders; a device, or a pipe with a reader, is written to.
+
+    Raises:
+        JrnnError: of type `error`, if the file cannot be written.
+    """
+    with _reporting(target, error):
+        if parents:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        if kind_of(target) in ("a pipe", "a device"):
+            with open(target, "wb", opener=_at_once) as opened:
+                os.set_blocking(opened.fileno(), True)
+                opened.write(data)
+            return
+    with new_file(target, error) as half, open(half, "xb") as f:
+        f.write(data)
+
+
+def append_to(target: Path, error: type[JrnnError]) -> TextIO:
+    """Opens a file to write lines at its end, which is closed by the caller.
+
+    Raises:
+        JrnnError: of type `error`, if it cannot be opened, or is no file.
+    """
+    with _reporting(target, error):
+        opened = open(target, "a", encoding="utf-8", newline="", opener=_at_once)  # noqa: SIM115
+    if (kind := kind_of(target)) != "a file":
+        opened.close()
+        raise error(f"{target!s:.300}: is {kind}, not a file")
+    return opened
+
+
+def _at_once(name: str, flags: int) -> int:
+    """Opens without waiting for the other end of a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK, 0o666)
+
+
+@contextlib.contextmanager
+def new_file(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[Path]:
+    """Gives the path of a new file to write, which takes the place of `target` when the block ends without an error.
+
+    A link stays, and the file that it names is replaced.
+
+    Raises:
+        JrnnError: of type `error`, if the file cannot be written.
+    """
+    half = None
+    try:
+        with _reporting(target, error):
+            whole = Path(target).resolve()
+            half = _beside(whole)
+            yield half
+            os.replace(half, whole)
+    finally:
+        if half is not None:
+            with contextlib.suppress(OSError, ValueError):
+                half.unlink()
+
+
+@contextlib.contextmanager
+def new_folder(
+    target: str | os.PathLike[str], error: type[JrnnError], replaces: tuple[str, ...] = ()
+) -> Iterator[Path]:
+    """Gives the path of a new folder to write into, which takes the place of `target` when the block ends without an error.
+
+    Files of the old folder stay, as links to the same bytes, unless the new one has them or a pattern of `replaces` fits
+    their name. Where no folder can take the place of another, because `target` is the working directory, a mount, or has
+    folders of its own, the files are replaced one by one, each in one step.
+
+    Raises:
+        JrnnError: of type `error`, if something cannot be written.
+    """
+    half = None
+    try:
+        with _reporting(target, error):
+            whole = Path(target).resolve()
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            inside = whole.is_dir() and _must_stay(whole)
+            half = _beside(whole / "folder" if inside else whole)
+            half.mkdir()
+            yield half
+            old = [p for p in whole.iterdir() if p != half] if whole.is_dir() else []
+            spare = [p for p in old if any(p.match(pattern) for pattern in replaces)]
+            if not inside:
+                for path in old:
+                    if path not in spare and not (half / path.name).exists():
+                        _link(path, half / path.name)
+                inside = not _put(half, whole)
+            if inside:
+                _put_files(half, whole, spare)
+    finally:
+        if half is not None:
+            shutil.rmtree(half, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{uuid.uuid4().hex}.part")
+
+
+@contextlib.contextmanager
+def _reporting(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
+        if isinstance(e, JrnnError):
+            raise
+        raise error(f"{target!s:.300}: cannot be written: {getattr(e, 'strerror', None) or e}") from None
+
+
+def _must_stay(folder: Path) -> bool:
+    here = Path.cwd()
+    return folder in (here, *here.parents) or folder.is_mount() or any(p.is_dir() for p in folder.iterdir())
+
+
+def _link(old: Path, new: Path) -> None:
+    try:
+        os.link(old, new, follow_symlinks=False)
+    except OSError:  # a file system without links
+        shutil.copy2(old, new, follow_symlinks=False)
+
+
+def _put(new: Path, target: Path) -> bool:
+    """Puts a folder in the place of another, in one step; returns False if the system cannot."""
+    try:
+        os.rename(new, target)
+        return True
+    except OSError as e:
+        if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # of Linux
+    return rename is not None and rename(_HERE, os.fsencode(new), _HERE, os.fsencode(target), _EXCHANGE) == 0
+
+
+def _put_files(new: Path, target: Path, spare: list[Path]) -> None:
+    for path in new.iterdir():
+        os.replace(path, target / path.name)
+    for path in spare:
+        if path.is_file():
+            path.unlink()

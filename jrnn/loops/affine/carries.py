@@ -1,0 +1,196 @@
+"""Groups of carries that read each other, in the order in which they can be computed.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jax.extend import source_info_util
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Env, Eqn, Var, primitives
+from jrnn.loops.loop import Loop, Results
+
+Values = Sequence[Any]
+Kind = Literal["kept", "affine", "opaque"]
+Group = tuple[int, ...]  # the positions of carries that read each other
+
+MOST_TOGETHER = 4  # two steps of K carries compose with K^3 products
+_COPIES = ("copy", "copy_p", "name")
+_SUMS = ("add", "add_any", "sub", "neg")
+
+
+class NotAffine(Exception):
+    """Raised for a step without an affine form; the message is the reason, and `eqn` the operation, if there is one."""
+
+    def __init__(self, why: str, eqn: Eqn = None):
+        super().__init__(why)
+        self.eqn = eqn
+
+    @property
+    def place(self) -> str:
+        """The reason with the place in the user's code."""
+        where = source_info_util.summarize(self.eqn.source_info) if self.eqn is not None else ""
+        return f"{self} at {where}" if where else str(self)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Carries that are computed together.
+
+    Attributes:
+        carry: their positions.
+        kind: kept, if new values do not read the old ones; affine; or opaque, if the step is known only as a whole.
+        forms: of affine carries.
+        reads: the positions of the carries that they read, with their own.
+        why: why they are opaque.
+    """
+
+    carry: tuple[int, ...]
+    kind: Kind
+    forms: tuple[Any, ...] = ()
+    reads: tuple[int, ...] = ()
+    why: str = ""
+
+
+class Pending:
+    """The groups of carries of a loop that are still to be computed, and the stages of the others.
+
+    Attributes:
+        groups: the groups.
+        reads: for each carry, the positions of those that it reads, itself among them.
+        stages: what was taken, in order.
+    """
+
+    def __init__(self, loop: Loop):
+        self.groups, self.reads = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
+        self.stages: list[Stage] = []
+        self._loop, self._done = loop, set()
+
+    @property
+    def ready(self) -> list[Group]:
+        """The groups that read no other group that is pending."""
+        return list(filter(self.can_take, self.groups))
+
+    def can_take(self, group: Group) -> bool:
+        return self._done.union(group).issuperset(j for i in group for j in self.reads[i])
+
+    @property
+    def known(self) -> set[Var]:
+        """The variables that depend on no carry that is pending."""
+        loop = self._loop
+        moving = jaxprs.depends(loop.eqns, [v for j, v in enumerate(loop.carry) if j not in self._done])
+        return {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
+
+    def take(self, kind: Kind, carry: Sequence[int], forms: Sequence[Any] = (), why: str = "") -> None:
+        """Adds a stage of carries, whose groups are no longer pending."""
+        reads = tuple(sorted({*carry}.union(*(self.reads[i] for i in carry))))
+        self.stages.append(Stage(tuple(carry), kind, tuple(forms), reads, why))
+        self._done.update(carry)
+        self.groups = [g for g in self.groups if not self._done.issuperset(g)]
+
+
+def is_kept(loop: Loop, group: Group) -> bool:
+    """Returns True for a carry whose new value does not read the old one."""
+    reached = jaxprs.depends(loop.eqns, [loop.carry[i] for i in group])
+    return len(group) == 1 and not jaxprs.is_in(loop.carry_out[group[0]], reached)
+
+
+def check_diagonal(loop: Loop, group: Group) -> None:
+    """Raises NotAffine, with the reason, if carries that read each other are not affine with a diagonal Jacobian.
+
+    Args:
+        loop: the loop.
+        group: the positions of the carries. What the others are does not matter.
+    """
+    if len(group) > MOST_TOGETHER:
+        raise NotAffine(f"more than {MOST_TOGETHER} carries read each other")
+    carry = [loop.carry[i] for i in group]
+    for v in carry:
+        if not jnp.issubdtype(v.aval.dtype, jnp.inexact):
+            raise NotAffine(f"a carry is {v.aval.dtype}")
+    body, _ = jaxprs.needed(loop.eqns, [loop.carry_out[i] for i in group], set(loop.inputs))
+    moving = jaxprs.depends(body, carry)
+    for eqn in body:
+        moves = [jaxprs.is_in(a, moving) for a in eqn.invars]
+        if any(moves):
+            _check_diagonal_equation(eqn, moves)
+
+
+def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
+    name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+    sums = name in (*_COPIES, *_SUMS) or primitives.is_retyping(eqn)
+    if not sums and name not in ("mul", "div", "select_n"):
+        raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
+    if any(m and a.aval.shape != shape for a, m in zip(eqn.invars, moves)):
+        raise NotAffine(f"{name} of the carry changes its shape")
+    fixed = {"mul": not all(moves), "div": not moves[-1], "select_n": not moves[0]}  # the factor, or the condition
+    if not sums and not fixed[name]:
+        raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
+
+
+# Solving groups of carries for all steps -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a step that makes the new carries of a group; what does not need the old ones is computed.
+
+    Attributes:
+        fn: `(consts, stack at one step, old carries) -> new carries`.
+        consts: values of all steps.
+        stacks: values of each step, [T, ...].
+    """
+
+    fn: Callable[[Values, Values, Values], list[Any]]
+    consts: list[Any]
+    stacks: list[Any]
+
+    @staticmethod
+    def of(loop: Loop, group: Group, known: Env, stacked: Env) -> Part:
+        carry, outs = [loop.carry[i] for i in group], [loop.carry_out[i] for i in group]
+        body, _ = jaxprs.needed(loop.eqns, outs, {*known, *stacked, *carry})
+        moving = jaxprs.depends(body, carry)
+        inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
+        read = dict.fromkeys(v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving)
+        jaxprs.over_time(jaxprs.needed(body, read, {*known, *stacked})[0], known, stacked)
+        fixed, varying = ([v for v in read if (v in stacked) == moves] for moves in (False, True))
+
+        def fn(consts: Values, stack: Values, old: Values) -> list[Any]:
+            env = jaxprs.evaluate(inner, dict(zip((*fixed, *varying, *carry), (*consts, *stack, *old))))
+            return [jaxprs.value(env, a) for a in outs]
+
+        return Part(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
+
+
+Solve = Callable[[int, Part, list[Any]], Values]
+
+
+def in_order(
+    loop: Loop, groups: Sequence[Group], solve: Solve, consts: Values, init: Values, xs: Values, length: Any
+) -> tuple[Results, list[Any]]:
+    """Solves groups of carries one after the other: the results of a loop, and the carries after every step.
+
+    Args:
+        loop: the loop, whose equations may be evaluated for all steps at once.
+        groups: each after those that it reads.
+        solve: from the number of a group, its part of the step and its first carries, to the carries after every step.
+        consts, init, xs, length: as those of `Loop.run`.
+    """
+    known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
+    states: dict[int, Any] = {}
+    for number, group in enumerate(groups):
+        part = Part.of(loop, group, known, stacked)
+        for i, state in zip(group, solve(number, part, [init[i] for i in group])):
+            states[i], out = state, loop.carry_out[i]
+            if not jaxprs.is_literal(out) and out not in known:
+                stacked.setdefault(out, state)
+            stacked[loop.carry[i]] = jaxprs.shifted(state, init[i], loop.reverse)
+    ys = jaxprs.stacks(loop.eqns, loop.ys, known, stacked, length)
+    ordered = [states[i] for i in range(len(init))]
+    return ([state[0 if loop.reverse else -1] for state in ordered], ys), ordered

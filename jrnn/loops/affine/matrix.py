@@ -1,0 +1,204 @@
+"""Matrix-valued carries: the affine form of a carry, or of several that read each other as wholes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.equations import Forms
+from jrnn.loops.affine.terms import Row, Term, Value
+from jrnn.loops.loop import Loop
+
+_MOST = 3  # carries that read each other as wholes
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A carry S with `S' = decay * S + sum of outer products`, in chunks; or several that read each other as wholes.
+
+    Attributes:
+        positions: of the carries.
+        forms: the forms of the step.
+        decay: terms of S; none if S is overwritten.
+        updates: terms of rows, p times row.
+        known: terms without the carry, p times r.
+        matrices: terms without the carry, a matrix that is the same at every step times a factor without K; an initial state
+            to which `resets` go back is one.
+        solved: the rows that updates read.
+        cuts: the variables where S is read, and their forms.
+        free: the labels of V.
+        columns: the labels of V along which the decay differs.
+    """
+
+    positions: tuple[int, ...]
+    forms: Forms
+    decay: tuple[Term, ...]
+    updates: tuple[Term, ...]
+    known: tuple[Term, ...]
+    matrices: tuple[tuple[Term, Term], ...]
+    solved: tuple[Row, ...]
+    cuts: Mapping[Var, Value]
+    free: tuple[int, ...]
+    columns: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.forms.size[l] for l in self.free)
+
+    @property
+    def terms(self) -> list[Term]:
+        """All terms, those of rows included."""
+        cuts = (t for v in self.cuts.values() for t in v.terms)
+        terms = [*self.decay, *self.updates, *self.known, *(t for pair in self.matrices for t in pair), *cuts]
+        return [*terms, *(t for row in rows_of(terms) for t in row.terms)]
+
+    @property
+    def precision(self) -> Any:
+        """The strongest precision of the step's contractions of S."""
+        order = [None, *jax.lax.Precision]
+        flat = [p for given in self.forms.products for p in (given if isinstance(given, tuple) else (given,))]
+        known = [p if p in order else jax.lax.Precision.HIGHEST for p in flat]
+        return max(known, key=order.index, default=None)
+
+    @property
+    def decays_along_k(self) -> bool:
+        return self.forms.contracted in self.forms.labels_in(self.decay)
+
+    def __str__(self) -> str:
+        none = all(not t.factors and t.of is self.forms.states[t.into] for t in self.decay)
+        kind = "no transition" if not self.decay else "no decay" if none else "decay"
+        along = ["row"] * self.decays_along_k + ["column"] * bool(self.columns)
+        kind += f" per {' and '.join(along)}" if along else ""
+        n = len(self.solved)
+        ranks = f", {n} transition{'s' * (n > 1)} of rank one" if n else ""
+        shape = ",".join(map(str, self.forms.states[0].aval.shape))
+        several = f" x {len(self.positions)}" * (len(self.positions) > 1)
+        return f"S[{shape}]{several} with {kind}{ranks}"
+
+
+def matrix_form(
+    loop: Loop, positions: tuple[int, ...], known: Collection[Var], outs: Sequence[Any], constants: dict[Var, Any]
+) -> Affine:
+    """Returns the affine form of a carry, or of several that read each other.
+
+    Args:
+        loop: the loop.
+        positions: of the carries.
+        known: the variables that depend on no carry but those that are computed before.
+        outs: what is wanted after the rows are known, besides the carry.
+        constants: values of variables that are known now.
+
+    Raises:
+        NotAffine: with the reason, and the operation.
+    """
+    states = tuple(loop.carry[i] for i in positions)
+    if len({(v.aval.shape, v.aval.dtype) for v in states}) > 1 or len(states) > _MOST:
+        raise NotAffine(f"{len(states)} carries read each other")
+    if states[0].aval.dtype not in (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16):
+        raise NotAffine(f"S is {states[0].aval.dtype}")
+    forms = Forms(states, loop.eqns, known, constants)
+    forms.walk()
+    terms = _terms_of(loop, forms, positions)
+    if forms.contracted is None:
+        raise NotAffine("S is never contracted")
+    k, axes = forms.contracted, {l for l in forms.axes if l is not None}
+    decay = tuple(t for t in terms if t.of in states)
+    updates = tuple(t for t in terms if isinstance(t.of, Row))
+    alone, matrices = _matrices(loop, forms, axes, [t for t in terms if t.of is None])
+    scales = [scale for _, scale in matrices]
+    if k in forms.labels_in(scales):
+        raise NotAffine("a matrix that is added to S is scaled along K")
+    if len(states) > 1 and (matrices or k in forms.labels_in(decay)):
+        raise NotAffine("carries that read each other decay along K, or are reset")
+    cuts = _cuts(loop, forms, outs)
+    rows = rows_of([*updates, *(t for v in cuts.values() for t in v.terms)])
+
+    def along_k(terms: Iterable[Term]) -> list[set[int]]:
+        labels = (forms.labels_of(f) for t in terms for f in t.factors)
+        return [each for each in labels if k in each]
+
+    read = [t for row in rows for t in row.terms if t.of is not None]
+    writers = set().union(*along_k([*alone, *scales]))
+    free, columns = forms.free_of(forms.labels_in([*decay, *updates, *read]) | writers), ()
+    if not free and not updates and len(axes) > 1 and len(states) == 1:  # then decays may differ along V
+        free = forms.free_of(writers.union(*along_k(read)))
+        columns = tuple(l for l in free if l in forms.labels_in(decay))
+        if any(labels & {*columns} for labels in along_k(decay)) or (len(decay) > 1 and along_k(decay)):
+            raise NotAffine("transitions differ along every axis")
+    if any(forms.labels_in(of) - axes for of in (updates, *(row.terms for row in rows_of(updates)))):
+        raise NotAffine("a dense matrix times S, or several rows at once")
+    for factor in (f for t in [*terms, *(t for row in rows for t in row.terms)] for f in t.factors):
+        if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
+            raise NotAffine("a matrix has one axis of S twice")
+    solved = tuple(dict.fromkeys(t.of for t in updates))
+    return Affine(positions, forms, decay, updates, alone, matrices, solved, cuts, free, columns)
+
+
+def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term]:
+    """Returns the terms of the new carries."""
+    terms: list[Term] = []
+    for into, new in enumerate(loop.carry_out[i] for i in positions):
+        if not jaxprs.is_in(new, forms.values):
+            why = "the new S depends on what was read from S by an operation that is not affine"
+            raise NotAffine(why, _breaking(loop, forms, new))
+        terms += [replace(t, into=into) for t in forms.sum(Value(forms.axes, ()), forms.values[new]).terms]
+    return terms
+
+
+def _matrices(
+    loop: Loop, forms: Forms, axes: set[int], terms: Sequence[Term]
+) -> tuple[tuple[Term, ...], tuple[tuple[Term, Term], ...]]:
+    """Returns terms without the carry, apart from those that have a matrix that is the same at every step."""
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    alone, matrices = [], []
+    for term in terms:
+        same = [f for f in term.factors if forms.labels_of(f) >= axes and not jaxprs.is_in(f.of, varying)]
+        if len(axes) > 1 and same:
+            scale = replace(term, factors=tuple(f for f in term.factors if f is not same[0]))
+            matrices.append((Term(None, (same[0],)), scale))
+        else:
+            alone.append(term)
+    return tuple(alone), tuple(matrices)
+
+
+def _cuts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, Value]:
+    """Returns the variables where S is read on the way to `outs`; raises NotAffine if S is read as a whole."""
+    matrices = {v for v, value in forms.values.items() if forms.is_matrix(value)}
+    late, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.cuts})
+    whole = [e for e in late if not matrices.isdisjoint(jaxprs.inputs(e))]
+    if whole or not matrices.isdisjoint(jaxprs.variables(outs)):
+        raise NotAffine("S is an output of every step", whole[0] if whole else None)
+    return {v: forms.values[v] for v in used if v in forms.cuts}
+
+
+def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:
+    """Returns the first operation on the way to the new S that has no form."""
+    way, _ = jaxprs.needed(loop.eqns, [new], {*forms.values, *forms.known})
+    return next((e for e in way if any(v in forms.values for v in jaxprs.inputs(e))), None)
+
+
+def rows_of(terms: Iterable[Term], rows: dict[Row, None] | None = None) -> dict[Row, None]:
+    """Returns the rows in terms, each after those that it reads."""
+    rows = {} if rows is None else rows
+    for row in (t.of for t in terms if isinstance(t.of, Row)):
+        if row not in rows:
+            rows_of(row.terms, rows)
+            rows[row] = None
+    return rows
+
+
+def is_evaluable(eqn: Eqn) -> bool:
+    """Returns True if an equation may be evaluated for all steps of a chunk at once, and differentiated again."""
+    name = eqn.primitive.name
+    inner = [e for body in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(body)]
+    if name == "custom_jvp_call":
+        return all(primitives.is_movable(e) or e.primitive.name in jaxprs.CALLS for e in inner)
+    return primitives.is_movable(eqn)

@@ -1,0 +1,161 @@
+"""`report` and the log `jrnn.loops`, `optimize_scans(everywhere=True)`, and contexts that are entered and never left."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import jrnn
+from jrnn.loops import recorder
+from jrnn.loops.rules import tracing
+
+pytestmark = pytest.mark.usefixtures("judged")
+T, N, D, H = 5, 2, 3, 4
+XS = jnp.linspace(-1, 1, N * T * D).reshape(N, T, D)
+ONES = jnp.ones((D, D))
+
+
+def total(xs):
+    return jnp.sum(jax.lax.scan(lambda c, x: (jnp.tanh(c + x @ ONES), c), jnp.zeros((T, D)), xs)[0])
+
+
+def in_a_thread(fn):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(fn()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def loops_of(fn, *args):
+    return len(jrnn.explain(fn, *args).loops)
+
+
+def test_a_report_of_a_library_says_where_its_loops_are_and_why_they_are_so():
+    graph, parameters, rest = nnx.split(nnx.RNN(nnx.GRUCell(D, H, rngs=nnx.Rngs(0))), nnx.Param, ...)
+
+    @jax.jit
+    def gradient(parameters, xs):
+        return jax.grad(lambda p: jnp.sum(nnx.merge(graph, p, rest)(xs, initial_carry=jnp.zeros((N, H)))))(parameters)
+
+    with jrnn.report() as found, jrnn.optimize_scans():
+        in_a_thread(lambda: None)
+        gradient(parameters, jnp.ones((N, 100, D)))
+    forward, reverse = found.loops
+    assert forward.where == reverse.where and forward.where.startswith("flax/nnx/"), "the library's line"
+    assert forward.called_from.startswith(os.path.join("tests", "loops", "test_report.py")), "ours"
+    assert "gradient" in forward.called_from
+    assert (forward.loop, reverse.loop) == ("forward loop of 100 steps on cpu", "reverse loop of 100 steps on cpu")
+    assert (
+        reverse.executor == "scan"
+        and "summed after the loop; estimated" in reverse.reason
+        and "lax.scan" in reverse.reason
+    )
+    text = str(found)
+    assert (
+        text.startswith("2 loops: ")
+        and text.count("flax/nnx/") == 1
+        and "reverse loop of 100 steps on cpu: scan: values" in text
+    )
+
+
+def test_the_reasons_of_loops_that_are_left_as_they_are():
+    with jrnn.report() as found:
+        for xs in (jnp.ones((0, 2)), jnp.ones((3, 2))):
+            jax.jit(lambda xs: jrnn.scan(lambda c, x: (c + x, None), jnp.zeros(2), xs)[0])(xs)
+    assert [row.executor for row in found.loops] == ["lax.scan"] * 2
+    assert found.loops[0].reason == "it has no steps" and found.loops[1].reason.startswith(
+        "no other way is estimated to"
+    )
+    with jrnn.report() as found, jrnn.optimize_scans(executor="associative"):
+        jax.jit(total).lower(XS)
+    assert "not associative: " in found.loops[0].reason
+
+
+def test_a_loop_over_matrix_states_has_the_reason_why_it_is_not_in_chunks():
+    def loss(S, ks):
+        return jnp.sum(jax.lax.scan(lambda S, k: (0.9 * S + jnp.outer(k, jnp.tanh(k @ S)), k @ S), S, ks)[1])
+
+    with jrnn.report() as found, jrnn.optimize_scans():
+        jax.jit(jax.grad(loss)).lower(jnp.zeros((64, 64)), jnp.ones((256, 64)))
+    assert found.loops and all("not in chunks: " in row.reason for row in found.loops)
+
+
+def test_equal_loops_are_counted_and_a_closed_report_hears_nothing():
+    with jrnn.report() as found, jrnn.optimize_scans():
+        for k in (1.0, 2.0):
+            jax.jit(lambda xs, k=k: jax.lax.scan(lambda c, x: (c * k + x, None), 0.0, xs)[0]).lower(jnp.ones(3))
+    assert [row.count for row in found.loops] == [2] and ", 2 times: " in str(found)
+    listening = len(recorder.listeners)
+    found.close()
+    assert len(recorder.listeners) == listening, "closed once"
+    with jrnn.optimize_scans():
+        jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0]).lower(jnp.ones(4))
+    assert len(found.loops) == 1
+    with jrnn.report() as empty:
+        loops_of(total, XS)
+    assert empty.loops == () and "optimize_scans(everywhere=True)" in str(empty)
+
+
+def test_the_log(caplog):
+    with caplog.at_level(logging.INFO, "jrnn.loops"), jrnn.optimize_scans():
+        jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c - x, None), 0.0, xs)[0]).lower(jnp.ones(3))
+        assert loops_of(total, XS) == 1
+    (line,) = caplog.messages  # `explain` lowers what does not run
+    assert "test_report.py:" in line and ": forward loop of 3 steps on cpu: lax.scan: no other way" in line
+
+
+def test_the_mark_of_a_process_holds_in_its_threads():
+    assert loops_of(total, XS) == 0
+    with jrnn.optimize_scans(everywhere=True, memory=2.5):
+        assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 1
+
+        def plain(xs):
+            with jrnn.plain_scans():
+                return total(xs)
+
+        assert loops_of(plain, XS) == loops_of(jax.grad(plain), XS) == loops_of(jax.grad(jax.jit(plain)), XS) == 0
+        with jrnn.optimize_scans(everywhere=True, executor="scan"), jrnn.plain_scans():
+            assert loops_of(total, XS) == 0
+        options = [eqn.ctx.xla_metadata for eqn in jax.make_jaxpr(total)(XS).eqns if eqn.primitive.name == "scan"]
+        assert jrnn.loops.mark.options_in(options[0]).memory == 2.5, "that of the outer block again"
+    assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 0
+
+
+def test_mistakes_and_other_versions_of_jax(monkeypatch):
+    with pytest.raises(TypeError, match="everywhere=True is for a process"):
+        jrnn.optimize_scans(total, everywhere=True)
+    monkeypatch.delattr(tracing, "xla_metadata_lib")
+    with pytest.raises(jrnn.JrnnError, match="leave it out, and use the context in each thread"):
+        jrnn.optimize_scans(everywhere=True)
+
+
+def test_a_context_can_be_entered_again_and_decorates_each_call():
+    context = jrnn.optimize_scans()
+    for _ in range(2):
+        with context:
+            assert loops_of(total, XS) == 1
+    marked = context(total)
+    assert marked.__name__ == "total" and loops_of(marked, XS) == 1 and loops_of(total, XS) == 0
+
+
+PROGRAM = """
+import jax, jax.numpy as jnp, jrnn
+contexts = [jrnn.optimize_scans(), jrnn.plain_scans(), jrnn.optimize_scans(everywhere=True), jrnn.report()]
+for context in contexts:
+    context.__enter__()
+print(jax.eval_shape(lambda xs: jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0], jnp.ones(3)))
+"""
+
+
+def test_contexts_that_are_never_left_print_nothing_at_exit():
+    environment = {**os.environ, "PYTHONPATH": str(Path(jrnn.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and done.stderr == "" and "float32" in done.stdout
