@@ -118,6 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="P",
         help="for pretrained models, draw from the likeliest tokens of this share only",
     )
+    p.add_argument("--stop", metavar="TEXT", action="append", default=[], help="for pretrained models, end before TEXT")
     p.add_argument(
         "--seed", type=_count(0, 2**32 - 1), default=0, help="the seed of the random choices (default: %(default)s)"
     )

@@ -87,8 +87,8 @@ def tokens_command(args: argparse.Namespace) -> int:
 def sample_command(args: argparse.Namespace) -> int:
     if is_model(args.run_dir):
         return _sample_model(args)
-    if args.top_k is not None or args.top_p is not None:
-        raise UsageError("--top-k and --top-p are for folders of pretrained models")
+    if args.top_k is not None or args.top_p is not None or args.stop:
+        raise UsageError("--top-k, --top-p and --stop are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
     model = load_run(args.run_dir)
     print(model.sample(args.seed, **{name: getattr(args, name) for name in names}))
@@ -101,7 +101,7 @@ def _sample_model(args: argparse.Namespace) -> int:
     length = 100 if args.length is None else args.length
     temperature = 1.0 if args.temperature is None else args.temperature
     options = {"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
-    for piece in write_text(args.run_dir, args.prompt or "", length, **options):
+    for piece in write_text(args.run_dir, args.prompt or "", length, stop=args.stop, **options):
         print(piece, end="", flush=True)
     print()
     return 0

@@ -84,7 +84,7 @@ class Corpus:
         """
         folder = Path(folder)
         path = folder / INDEX
-        if not kind_of(path) and any(folder.glob("*.json")):
+        if not kind_of(path) and kind_of(folder) == "a folder" and any(folder.glob("*.json")):
             raise DataError(f"{path}: no such file: the corpus is not finished; {AGAIN}")
         data = read_file(path, DataError)
         index = record(_Index, parse_json(data, str(path), DataError), str(path), DataError)
@@ -138,7 +138,7 @@ class Corpus:
             raise DataError(f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}")
 
     def _check_begins(self, begins: np.ndarray, after: int, before: int, where: str) -> None:
-        if len(begins) and (begins[0] <= after or begins[-1] >= before or (np.diff(begins) <= 0).any()):
+        if len(begins) and (begins[0] <= after or begins[-1] >= before or (begins[1:] <= begins[:-1]).any()):
             raise DataError(f"{where}: is damaged: documents do not begin one after another within the shard")
 
     def __len__(self) -> int:
@@ -206,9 +206,12 @@ def parse_tokenizer(text: str, where: str) -> Any:
     """Returns the tokenizer of the text of a tokenizer.json; raises DataError if it is none."""
     package = tokenizers_package()
     try:
-        return package.Tokenizer.from_str(text)
+        found = package.Tokenizer.from_str(text)
     except Exception as e:  # the package raises Exception itself
         raise DataError(f"{where}: is not a tokenizer of the package tokenizers: {e}") from None
+    found.no_truncation()  # files have the lengths of some batch that was encoded last
+    found.no_padding()
+    return found
 
 
 def read_tokenizer(path: str | PathLike[str]) -> Any:

@@ -117,7 +117,7 @@ def report() -> Report:
 
     It hears of the marked loops that are lowered from now on, in all threads: those of `scan`, of jrnn's layers, and those
     under `optimize_scans`. Nothing is lowered or compiled a second time for it. The log `jrnn.loops` has the same lines at
-    the level INFO, as they come.
+    the level DEBUG, as they come.
 
     Returns:
         The report, which prints itself. A `with` block ends it; without one it ends with the process.
@@ -143,10 +143,17 @@ def places() -> tuple[str, str]:
     text = source_info_util.summarize(
         source_info_util.current(), _FRAMES
     )  # as FILE:LINE (FUNCTION), the outermost first
-    frames = [frame for frame in reversed(text.splitlines()) if not frame.startswith(_OURS)]
-    where = frames[0] if frames else ""
+    inwards = text.splitlines()[::-1]
+    frames = [frame for frame in inwards if not frame.startswith(_OURS)]
+    where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
     own = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""
     return _short(where), _short(own)
+
+
+def titled(what: str) -> str:
+    """Returns a text with the place of the loop that JAX works on."""
+    where, _ = places()
+    return f"{what} at {where}" if where else what
 
 
 def _short(frame: str) -> str:
@@ -181,10 +188,10 @@ def _nothing(plan: LoopPlan) -> str:
 
 
 def _log(what: LoopPlan | str) -> None:
-    if LOG.isEnabledFor(logging.INFO):
+    if LOG.isEnabledFor(logging.DEBUG):
         where, caller = places()
         text = what if isinstance(what, str) else f"{what.title}: {what.executor}: {reason(what)}"
-        LOG.info("%s%s: %s", where or _INSIDE, f", from {caller}" if caller else "", text)
+        LOG.debug("%s%s: %s", where or _INSIDE, f", from {caller}" if caller else "", text)
 
 
 recorder.listeners.append(_log)

@@ -5,6 +5,7 @@ The files are other people's. A key that no computation reads is no error, as in
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import types
@@ -22,8 +23,15 @@ from jrnn.files import AtLeast, checked
 
 T = TypeVar("T")
 Limit = tuple[float, Annotated[float, AtLeast(0, math.inf)]]  # of a time step
-LIMITS = {"num_hidden_layers": 10_000, "num_experts": 100_000}  # greater ones are mistakes
-MOST = 2**31 - 1  # of other sizes
+LIMITS = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
+LEAST = {
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "num_dense_layers": 0,
+    "first_k_dense_replace": 0,
+    "rescale_every": -1,
+}
+LEAST |= {"attn_layer_offset": 0, "expert_layer_offset": 0}  # other sizes are at least 1
 LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old names of layers
 # Keys of any family that change what is computed, with the values that change nothing.
 ONLY: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "rope_scaling": (None,), "sliding_window": (None,)}
@@ -98,24 +106,17 @@ def _plain(value: Any) -> Any:
     """Lists as tuples and dicts as tuples of pairs, so that configs can be hashed; infinity as transformers writes it."""
     if isinstance(value, Mapping):
         if set(value) == {"__float__"}:
-            return _number(str(value["__float__"]))
+            with contextlib.suppress(ValueError):
+                return float(str(value["__float__"]))
         return tuple(sorted((str(name), _plain(part)) for name, part in value.items()))
     return tuple(_plain(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan  # which no key accepts
-
-
 def _checked(where: str, name: str, value: Any, hint: Any) -> Any:
     found = checked(hint, value, where, ConfigError)
-    most = LIMITS.get(name, MOST)
-    for part in found if isinstance(found, tuple) else (found,):
-        if isinstance(part, int) and not -1 <= part <= most:
-            raise ConfigError(f"{where} is {part}; it must lie between 0 and {most}")
+    least, most = LEAST.get(name, 1), LIMITS.get(name, 2**32)
+    if type(found) is int and not least <= found <= most:
+        raise ConfigError(f"{where} must be at least {least} and at most {most}, is {found}")
     return found
 
 

@@ -61,9 +61,7 @@ class Written(NamedTuple):
     seen: jax.Array | None
 
 
-class Prompt(NamedTuple):
-    """The arguments of `generate`, checked."""
-
+class Prompt(NamedTuple):  # the arguments of `generate`, checked
     tokens: jax.Array
     lengths: jax.Array | None
     state: State

@@ -131,6 +131,9 @@ class TrainedModel:
     params: Params
     origin: Origin
 
+    def __repr__(self) -> str:
+        return f"TrainedModel({self.origin.path}, {len(self.params)} parameters, {self.origin.config.model})"
+
     def __call__(
         self, inputs: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None
     ) -> tuple[jax.Array, State]:

@@ -105,7 +105,7 @@ def test_equal_loops_are_counted_and_a_closed_report_hears_nothing():
 
 
 def test_the_log(caplog):
-    with caplog.at_level(logging.INFO, "jrnn.loops"), jrnn.optimize_scans():
+    with caplog.at_level(logging.DEBUG, "jrnn.loops"), jrnn.optimize_scans():
         jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c - x, None), 0.0, xs)[0]).lower(jnp.ones(3))
         assert loops_of(total, XS) == 1
     (line,) = caplog.messages  # `explain` lowers what does not run

@@ -143,7 +143,16 @@ def test_the_command_writes_text_with_a_tokenizer(tmp_path, capsys):
     words.save(str(tmp_path / "tokenizer.json"))
     assert main(["sample", str(tmp_path), "--prompt", "w3 w1", "--length", "4", "--temperature", "0"]) == 0
     new, _ = model.generate(jnp.array([[3, 1]]), 4, temperature=0)
-    assert capsys.readouterr().out.split() == ["w3", "w1", *(f"w{token}" for token in new[0].tolist())]
+    written = ["w3", "w1", *(f"w{token}" for token in new[0].tolist())]
+    assert capsys.readouterr().out.split() == written
+    words.enable_truncation(1)  # as the files of some models have it, from a batch that was encoded last
+    words.enable_padding(length=9)
+    words.save(str(tmp_path / "tokenizer.json"))
+    stop = f"w{new[0, 1]} w{new[0, 2]}"
+    options = ["--length", "4", "--temperature", "0", "--stop", stop, "--stop", "x"]
+    assert main(["sample", str(tmp_path), "--prompt", "w3 w1", *options]) == 0
+    text = " ".join(written)
+    assert capsys.readouterr().out.split() == text[: text.index(stop, len("w3 w1"))].split()
 
 
 def test_what_does_not_fit_is_named(tmp_path):
@@ -172,7 +181,6 @@ def test_what_does_not_fit_is_named(tmp_path):
         ({"hidden_size": "8"}, "hidden_size must be an integer, is '8'"),
         ({"hidden_size": [8]}, r"hidden_size must be an integer, is"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon must be a finite number"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; it must lie between 0 and 10000"),
         ({"use_bias": 1}, "use_bias must be true or false, is 1"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is .*; only None is supported"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling is .*; only None is supported"),
@@ -227,3 +235,91 @@ def test_damaged_folders_are_named(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 30)
     with pytest.raises(FormatError, match=r"cannot be read as safetensors"):
         models.load(tmp_path)
+
+
+def test_the_text_of_a_model_is_short():
+    text = repr(made("mamba"))
+    assert "numbers in" in text and "arrays of float32; MambaConfig(vocab_size=" in text and len(text) < 600
+    assert jax.eval_shape(lambda m: (repr(m), m)[1], made("mamba"))
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"stop": [3, "x"]}, "stop is 'x'; it must be an integer"),
+        ({"min_p": 2}, "min_p is 2; it must lie between 0 and 1"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"top_p": "x"}, "top_p is 'x'; it must be a number"),
+    ],
+)
+def test_options_of_other_types_are_named(options, rule):
+    with pytest.raises(LayerError, match=rule):
+        made("mamba").generate(jnp.ones((1, 2), int), 2, **{"temperature": 0, **options})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"model_type": ["mamba"]}, r"model_type is \['mamba'\]"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, is 'false'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at least 1 and at most 10000, is 1000000000"),
+        ({"layer_norm_epsilon": {"__float__": "abc"}}, "layer_norm_epsilon must be a number"),
+        ({"layer_norm_epsilon": {"__float__": "Infinity"}}, "layer_norm_epsilon must be a finite number"),
+        ({"hidden_size": 0}, "hidden_size must be at least 1"),
+        ({"hidden_size": 2**31}, "the parameters need .* bytes, and .* are available"),
+        ({"time_step_rank": "abc"}, "time_step_rank must be an integer or 'auto'"),
+    ],
+)
+def test_values_of_config_json_are_checked(changes, rule):
+    with pytest.raises(ConfigError, match=rule):
+        models.create(CONFIGS["mamba"] | {"model_type": "mamba"} | changes, jax.random.key(0))
+
+
+def test_a_tensor_in_two_files_is_named(tmp_path):
+    model = made("mamba")
+    model.save(tmp_path, shard_bytes=500)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    (tmp_path / "again.safetensors").write_bytes(next(tmp_path.glob("model-00001-*")).read_bytes())
+    index["weight_map"]["more"] = "again.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match=r"the tensor '.*' is twice, in again.safetensors and model-00001-of-"):
+        models.load(tmp_path)
+
+
+def test_padding_on_either_side_changes_nothing():
+    model = made("mamba")
+    whole, _ = model(PROMPT[:1, :3])
+    for mask in ([0, 1, 1, 1], [1, 1, 1, 0]):
+        tokens = jnp.zeros((1, 4), int).at[0, jnp.flatnonzero(jnp.array(mask))].set(PROMPT[0, :3])
+        logits, state = model(tokens, attention_mask=[mask])
+        np.testing.assert_allclose(logits[:, mask.index(1) :][:, :3], whole, atol=1e-6)
+        assert not np.asarray(logits)[0, np.array(mask) == 0].any()
+        new, _ = model.generate(tokens, 3, temperature=0, attention_mask=[mask])
+        assert new.tolist() == model.generate(PROMPT[:1, :3], 3, temperature=0)[0].tolist()
+    with pytest.raises(LayerError, match="attention_mask has zeros between ones"):
+        model(PROMPT, attention_mask=[[1, 0, 1, 1], [1, 1, 1, 1]])
+
+
+def test_penalties_limits_and_several_stops():
+    logits = jnp.log(jnp.array([[0.4, 0.35, 0.2, 0.05]])) + 3
+    seen = jnp.array([[True, False, False, False]])
+    assert int(sample(logits, 1.0, None, Choice(True, repetition_penalty=1.5), seen)[0]) == 1
+    rows = jnp.broadcast_to(logits, (500, 4))
+    drawn = sample(rows, 1.0, jax.random.key(0), Choice(False, min_p=0.6))
+    assert set(np.asarray(drawn).tolist()) == {0, 1}
+    model = made("mamba")
+    free, _ = model.generate(PROMPT[:1], 6, temperature=0, repetition_penalty=1.3)
+    stops = [int(free[0, 4]), int(free[0, 2])]
+    first = min(free[0].tolist().index(stop) for stop in stops)
+    ended, _ = model.generate(PROMPT[:1], 6, temperature=0, repetition_penalty=1.3, stop=stops)
+    assert ended[0].tolist() == free[0, : first + 1].tolist() + [int(free[0, first])] * (5 - first)
+    with pytest.raises(LayerError, match="stop is 16; the vocabulary has the tokens from 0 to 15"):
+        model.generate(PROMPT, 2, temperature=0, stop=[3, 16])
+
+
+def test_tokens_are_taken_back():
+    model = made("mamba")
+    kept = list(model.stream(PROMPT[:1], 4, temperature=0, states=True))
+    token, state = kept[1]
+    again, _ = model.generate(token[:, None], 2, temperature=0, state=kept[0][1])
+    assert again[0].tolist() == [int(t[0]) for t, _ in kept[2:]]

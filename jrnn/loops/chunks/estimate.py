@@ -14,7 +14,7 @@ from jrnn.loops.estimates import Estimator
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
 
-_SIDE = 78  # products of so many rows and columns run at half of the rate of large ones
+_SIDE = 62  # products of so many rows and columns run at half of the rate of large ones
 _PASSES = 24  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
 _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice as much for its derivative
 _BY_STEPS = 3  # a step, and its derivative

@@ -5,14 +5,15 @@ Ratios to the constants of the machine, measured on an AMD EPYC with AVX-512 (do
 
 from __future__ import annotations
 
+import math
+
 from jrnn.loops.machines import Machine
 from jrnn.loops.native.steps import Operation
+from jrnn.loops.native.views import View
 from jrnn.loops.native.writer import Program
 
 _RATE = 1.15  # products run so many times as fast as those of XLA, whose weights are packed at each call
-_FAR = (
-    4  # packed matrices larger than so many caches of a core are read at half of the rate, not hidden behind products
-)
+_FAR = 4  # packed matrices larger than so many caches of a core are not read while products run
 _PACKING = 5  # packing takes so many times as long as reading
 _CALL = 100  # a call takes as long as so many kernels of XLA: decoding, memory and threads
 _STAGE, _INSTRUCTION = 0.6, 0.15  # the same of a stage and of an instruction
@@ -34,10 +35,10 @@ def terms(program: Program, machine: Machine) -> dict[str, float]:
     wide, steps = program.dtype.itemsize / 4, program.loop.length
     operations = sum(2 * program.rows * o.width * o.matrix.dims[0][0] for o in _products(program)) * wide
     products = max(operations / (_RATE * machine.products), size / machine.cached)
-    products += 2 * size / machine.cached if size > _FAR * machine.near else 0.0
+    products += size / machine.cached if size > _FAR * machine.near else 0.0
     work = [o for stage in program.stages for o in stage if o.kind != "product"]
     calls = machine.kernel * (_STAGE * len(program.stages) + _INSTRUCTION * len(work))
-    elements = sum(_each(o, machine) * o.width for o in work) * program.rows * wide
+    elements = sum(_each(o, machine) * _width(o) for o in work) * program.rows * wide
     return {
         "products": steps * products,
         "elements": steps * elements,
@@ -48,6 +49,14 @@ def terms(program: Program, machine: Machine) -> dict[str, float]:
 
 def _products(program: Program) -> list[Operation]:
     return [o for stage in program.stages for o in stage if o.matrix is not None]
+
+
+def _width(o: Operation) -> int:
+    """Returns the elements of a row that an operation computes, or reads if it reduces them."""
+    read = o.read[0]
+    if o.is_elementwise or not isinstance(read, View):
+        return o.width
+    return math.prod(n for axis, (n, _) in enumerate(read.dims) if axis != read.row)
 
 
 def _each(o: Operation, machine: Machine) -> float:

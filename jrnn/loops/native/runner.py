@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,8 +21,9 @@ from jrnn.loops.estimates import Split
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.native import costs, library
+from jrnn.loops.native.sums import contract
 from jrnn.loops.native.writer import Program, program_of
-from jrnn.loops.passes.fission import over_time
+from jrnn.loops.passes.fission import Fission, over_time
 
 _ROWS = 2  # the fewest rows of a thread
 _WORK = 3e6  # the fewest floating-point operations of a thread, about 50 microseconds
@@ -71,13 +72,23 @@ class Native:
     def estimate(self, parts: Split) -> Estimate:
         """Returns the estimate of a loop in parts, whose loop that stays is this call.
 
-        The memory is that of arrays of all steps. Packed matrices and the values of one step are not counted.
+        The memory is that of arrays of all steps, with those that the call reads or writes only because the kernel cannot
+        compute something. Packed matrices and the values of one step are not counted.
         """
+        estimator, program, core = parts.estimator, self.program, parts.fission.core
+        machine, steps = estimator.machine, program.loop.length
         whole = parts.at_once()
-        inside = parts.estimator.trips(parts.fission.core, parts.inside)
-        kept = {name: -seconds for name, seconds in inside.items() if name != "stacks"}
-        own = costs.terms(self.program, parts.estimator.machine)
-        return estimates.estimate(estimates.total(dict(whole.terms), kept, own), whole.memory)
+        kept = {name: -seconds for name, seconds in estimator.trips(core, parts.inside).items() if name != "stacks"}
+        others = {*core.xs, *jaxprs.variables(core.ys)}
+        early = [v for v in program.core.xs if v not in others]
+        late = [v for v in jaxprs.variables(core.ys) if v not in program.core.ys]
+        bulk = [estimator.part(e, outs, together=True) for e, outs in ((program.early, early), (program.late, late))]
+        stacks = estimator.sizes({*early, *jaxprs.variables(program.core.ys)} - others)
+        more = steps * (stacks + max(part.peak for part in bulk))
+        moved = machine.writing(steps * stacks, more) + machine.reading(steps * stacks, more)
+        terms = [part.terms(machine, steps, more, 1) for part in bulk]
+        own = {**costs.terms(program, machine), "stacks": moved}
+        return estimates.estimate(estimates.total(dict(whole.terms), kept, own, *terms), whole.memory + more)
 
     @property
     def flops(self) -> int:
@@ -100,3 +111,8 @@ def native_of(loop: Loop) -> Native:
     if found.reason:
         raise Refused(f"the kernel for CPUs is not there: {found.reason}")
     return Native(program_of(loop))
+
+
+def called(fission: Fission) -> tuple[Fission, Native]:
+    """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
+    return replace(fission, contract=contract), native_of(fission.core)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from jrnn import jaxprs
 from jrnn.loops import costs, native
+from jrnn.loops.arithmetic import Arithmetic, arithmetic
 from jrnn.loops.costs import Candidate, Choice, Estimate
-from jrnn.loops.equation_costs import is_call
-from jrnn.loops.estimates import Estimator, Split
+from jrnn.loops.equation_costs import is_call, is_outer
+from jrnn.loops.estimates import Estimator, Split, estimate, total
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
@@ -42,6 +43,7 @@ PASSES = (direct_views, distinct, concatenate_cotangents)
 
 _CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
+_LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
 _EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
 
 
@@ -62,21 +64,24 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
             return LoopPlan(target, original, fission, widen_sums(fission.core), "associative")
         notes = (f"not associative: {why}",)
     search = _Search(original, loop, options, target)
-    found = search.choice()
+    choice = search.choice()
     if options.executor == native.NAME and search.refusal:
         notes = (f"not native: {search.refusal}",)
-    if found.chosen.plan is None:
-        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, NOTHING), choice=found)
-    way: _Way = found.chosen.plan
+    if choice.chosen.plan is None:
+        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, NOTHING), choice=choice)
+    way: _Way = choice.chosen.plan
     if way.native is not None:
         notes = (*notes, str(way.native))
-        return LoopPlan(target, original, way.fission, way.native, native.NAME, way.chunk, notes, found)
+        return LoopPlan(target, original, way.fission, way.native, native.NAME, way.chunk, notes, choice)
+    if way.arithmetic is not None:
+        notes = (*notes, str(way.arithmetic))
+        return LoopPlan(target, original, way.fission, way.arithmetic.loop, "scan", way.chunk, notes, choice)
     core = way.fission.core
     if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), slices)
     else:
         inner = widen_sums(activate_together(core))
-    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, found)
+    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, choice)
 
 
 def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
@@ -91,11 +96,15 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
 
 @dataclass(frozen=True)
 class _Way:
-    """A loop in parts, run `chunk` steps at a time, or all at once if None. `native` runs the loop that stays, if given."""
+    """A loop in parts, run `chunk` steps at a time, or all at once if None.
+
+    `native` or `arithmetic` runs the loop that stays, if given.
+    """
 
     fission: Fission
     chunk: int | None
     native: Native | None = None
+    arithmetic: Arithmetic | None = None
 
 
 class _Search:
@@ -138,9 +147,16 @@ class _Search:
             tried[most] = self._candidate("all of these", most)
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
-        candidates = [self.reference, *tried.values(), *chosen]
+        small = [way for moves in dict.fromkeys((Moves(), most)) if (way := self._as_arithmetic(moves))]
+        called = self._called(most) if self.options.executor == "auto" and self._may_call() else []
+        candidates = [self.reference, *tried.values(), *chosen, *called, *small]
         margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
         return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
+
+    def _may_call(self) -> bool:
+        """Returns True for a loop that the native kernel might run faster, without a look at the kernel."""
+        products = (e for e in self.loop.eqns if e.primitive.name == "dot_general" and not is_outer(e))
+        return any(products) and len(self.loop.eqns) <= _LONGEST_CALLED
 
     def _called(self, most: Moves) -> list[Candidate]:
         """Returns the candidates whose loop is one call of the native kernel, with products of inputs in it or before it."""
@@ -150,19 +166,32 @@ class _Search:
             )
             self.refusal = f"the program is {where}"
             return []
-        from jrnn.loops.native.runner import native_of
-        from jrnn.loops.native.sums import contract
+        from jrnn.loops.native.runner import called
 
         found = {}
         for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
-            fission = replace(self._split(moves), contract=contract)
             try:
-                runner = native_of(fission.core)
+                fission, runner = called(self._split(moves))
             except Refused as why:
                 self.refusal = str(why)
                 continue
             found[moves] = Candidate(name, runner.estimate(self.estimator.split(fission)), _Way(fission, None, runner))
         return [*found.values()]
+
+    def _as_arithmetic(self, moves: Moves) -> Candidate | None:
+        """Returns the candidate whose loop has small linear algebra as arithmetic, or None if it has none."""
+        if self.options.executor != "auto":
+            return None
+        fission = self._split(moves)
+        found = arithmetic(fission.core, self.estimator)
+        if found is None:
+            return None
+        parts = self.estimator.split(fission)
+        whole = parts.at_once()
+        before = {name: -seconds for name, seconds in self.estimator.trips(fission.core, parts.inside).items()}
+        changed = estimate(total(dict(whole.terms), before, found.terms), whole.memory)
+        name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
+        return Candidate(name, changed, _Way(fission, None, arithmetic=found))
 
     def _split(self, moves: Moves | None) -> Fission:
         self.left -= len(self.loop.eqns)

@@ -7,16 +7,5 @@ from jrnn.models.blocks.small import Both, ShortConv
 from jrnn.models.blocks.state_space import Mamba1, Mamba2
 
 __all__ = [
-    "Attention",
-    "Both",
-    "Delta",
-    "Experts",
-    "Kda",
-    "Latent",
-    "Lightning",
-    "Mamba1",
-    "Mamba2",
-    "Mlp",
-    "Router",
-    "ShortConv",
-]
+    "Attention", "Both", "Delta", "Experts", "Kda", "Latent", "Lightning", "Mamba1", "Mamba2", "Mlp", "Router", "ShortConv",
+]  # fmt: skip

@@ -33,11 +33,8 @@ def family_of(model_type: Any, where: str) -> Family:
     Raises:
         ConfigError: if there is none.
 
-    >>> family_of("mamba3", "config.json")
-    Traceback (most recent call last):
-    jrnn.errors.ConfigError: config.json: model_type is 'mamba3', which is not supported; there are bamba, falcon_h1, \
-falcon_mamba, granitemoehybrid, jamba, kimi_linear, lfm2, lfm2_moe, mamba, mamba2, minimax, nemotron_h, olmo_hybrid, \
-qwen3_5_moe_text, qwen3_5_text, qwen3_next, recurrent_gemma, rwkv, xlstm, zamba2
+    >>> family_of("mamba", "config.json").name
+    'mamba'
     """
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ConfigError(

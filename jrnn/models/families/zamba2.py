@@ -111,14 +111,17 @@ class Shared(Part):
         return y, after | own
 
 
-def _otherwise(k: int) -> str:
-    """The types of the layers of Zamba2-2.7B."""
-    return "hybrid" if k in (6, 12, 18, 24, 30, 36, 42, 47, 51) else "linear_attention"
+HYBRIDS = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # of Zamba2-2.7B
 
 
 def decoder(c: Zamba2Config) -> Decoder:
     d, count, bias = c.hidden_size, c.num_attention_heads, c.add_bias_linear
-    kinds = layer_types(c.layer_types, c.num_hidden_layers, ("linear_attention", "hybrid"), _otherwise)
+    kinds = layer_types(
+        c.layer_types,
+        c.num_hidden_layers,
+        ("linear_attention", "hybrid"),
+        lambda k: "hybrid" if k in HYBRIDS else "linear_attention",
+    )
     size = divides("n_mamba_heads", c.n_mamba_heads, "the inner size", int(c.mamba_expand * d))
     sizes = (d, c.n_mamba_heads, size, c.mamba_d_state, c.mamba_ngroups, c.mamba_d_conv)
     limit = (c.time_step_min, float("inf"))
