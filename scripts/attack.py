@@ -5,7 +5,7 @@ python scripts/attack.py [--long] [--only NAME]
 calls: bad calls of the command line; each must end with one line and status 2. names: nets and ONNX models whose names are
 code, markup and escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by
 scripts/fuzz.py. interrupts: Ctrl-C at random moments after Python has begun to run jrnn. scripts/attack_files.py has
-the kinds corpora, models, runs, pipes, graphs, full and kills.
+the kinds corpora, models, runs, pipes, graphs, full, kills and trainings.
 
 By default two minutes; with --long, hundreds of each kind and 50 interrupts of each command. The exit status is 1 if
 something did not hold; the reasons are printed.
@@ -32,7 +32,13 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests" / "nets"), str(ROOT / "tests" / "convert")]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "scripts"),
+    str(ROOT / "tests" / "nets"),
+    str(ROOT / "tests" / "convert"),
+    str(ROOT / "tests" / "train"),
+]
 
 import attack_files  # noqa: E402 - of the folder that was just added
 

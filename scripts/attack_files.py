@@ -518,6 +518,53 @@ def kills(count: int) -> Iterator[Attack]:
             yield f"{name} at {share:.3f}", lambda name=name, share=share: at(name, share)
 
 
+def trainings(count: int) -> Iterator[Attack]:
+    """SIGKILL at random moments of one run, which goes on after each; it ends with the numbers of a run without kills."""
+    from forks import Forks
+
+    from jrnn.errors import CheckpointError
+    from jrnn.train.checkpoint import Checkpoints, broken_seal, steps_in
+
+    rng, forks = random.Random(SEED), Forks(Path.cwd())
+    changes = ("train.steps=4000", "train.steps_per_call=20", "train.checkpoint_every=20", "train.validate_every=1000")
+    words = ["train", "good.toml", "--no-sample", *(word for change in changes for word in ("--set", change)), "--out"]
+
+    def begin(*more: str) -> Any:
+        return forks.start(*words, *more)
+
+    def killed(share: float) -> str:
+        fork, waits = begin("often", "--resume"), 4 * share
+        time.sleep(waits)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(fork.pid, signal.SIGKILL)
+        fork.wait()
+        folder = Path("often") / "checkpoints"
+        wrong = [(step, broken_seal(folder / str(step))) for step in steps_in(folder)]
+        return "; ".join(f"{step}: {why}" for step, why in wrong if why)
+
+    def same() -> str:
+        found = []
+        for name in ("often", "once"):
+            fork = begin(name, "--resume").wait()
+            if fork.status:
+                return f"ended with {fork.status}: {fork.err[-300:]}"
+            with Checkpoints(Path(name) / "checkpoints") as checkpoints:
+                try:
+                    like = checkpoints._manager.item_metadata(4000)
+                    found.append(
+                        {k: np.asarray(v) for k, v in checkpoints._manager.restore(4000).items()} if like else {}
+                    )
+                except CheckpointError as e:
+                    return str(e)
+        forks.close()
+        return "" if all(np.array_equal(found[0][k], found[1][k]) for k in found[1]) else "other numbers"
+
+    for _ in range(count):
+        share = rng.random()
+        yield f"at {share:.3f}", lambda share=share: killed(share)
+    yield "the end", same
+
+
 KINDS: dict[str, tuple[Callable[[int], Iterator[Attack]], int, int]] = {  # with the counts of a short and a long attack
     "corpora": (corpora, 20, 200),
     "models": (models, 100, 4000),
@@ -525,5 +572,6 @@ KINDS: dict[str, tuple[Callable[[int], Iterator[Attack]], int, int]] = {  # with
     "pipes": (pipes, 0, 1000),
     "graphs": (graphs, 40, 400),
     "full": (full, 25, 300),
-    "kills": (kills, 5, 200),
+    "kills": (kills, 5, 40),
+    "trainings": (trainings, 3, 50),
 }
