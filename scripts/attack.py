@@ -5,7 +5,7 @@ python scripts/attack.py [--long] [--only NAME]
 calls: bad calls of the command line; each must end with one line and status 2. names: nets and ONNX models whose names are
 code, markup and escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by
 scripts/fuzz.py. interrupts: Ctrl-C at random moments after Python has begun to run jrnn. scripts/attack_files.py has
-the kinds corpora, models, runs, pipes, graphs, full, kills and trainings.
+corpora, models, runs and pipes, attack_values.py graphs and options, and attack_faults.py full, kills and trainings.
 
 By default two minutes; with --long, hundreds of each kind and 50 interrupts of each command. The exit status is 1 if
 something did not hold; the reasons are printed.
@@ -41,7 +41,23 @@ sys.path[:0] = [
     str(ROOT / "tests" / "train"),
 ]
 
-import attack_files  # noqa: E402 - of the folder that was just added
+import attack_faults  # noqa: E402 - of the folder that was just added
+import attack_files  # noqa: E402
+import attack_values  # noqa: E402
+
+FILES: dict[
+    str, tuple[Callable[[int], Iterator[attack_files.Attack]], int, int]
+] = {  # with the counts of a short and a long attack
+    "corpora": (attack_files.corpora, 20, 200),
+    "models": (attack_files.models, 100, 4000),
+    "runs": (attack_files.runs, 8, 200),
+    "pipes": (attack_files.pipes, 0, 1000),
+    "graphs": (attack_values.graphs, 40, 400),
+    "options": (attack_values.options, 150, 1000),
+    "full": (attack_faults.full, 25, 300),
+    "kills": (attack_faults.kills, 5, 40),
+    "trainings": (attack_faults.trainings, 3, 50),
+}
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SECONDS = 120  # for one call
@@ -306,8 +322,8 @@ def memory() -> Iterator[tuple[str, Callable[[], str]]]:
 def cases(kind: str, is_long: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     if kind == "calls":
         return ((repr(argv)[:150], lambda argv=argv: call(argv)) for argv in bad_calls())
-    if kind in attack_files.KINDS:
-        attacks, few, many = attack_files.KINDS[kind]
+    if kind in FILES:
+        attacks, few, many = FILES[kind]
         return attacks(many if is_long else few)
     return {"names": names, "memory": memory}[kind]()
 
@@ -425,7 +441,7 @@ def interrupts(count: int, failures: list[str]) -> int:
 
 
 def main() -> int:
-    kinds = ("calls", "names", "memory", *attack_files.KINDS)
+    kinds = ("calls", "names", "memory", *FILES)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--long", action="store_true", help="hundreds of each kind, 50 interrupts of each command")
     parser.add_argument("--only", action="append", choices=(*kinds, "readers", "interrupts"))
