@@ -37,6 +37,7 @@ _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
 _PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
 _RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
+_CONVOLVING, _CONVOLUTION = 4, 20  # an operation of a small convolution, compared with products; and its call
 _BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
@@ -60,6 +61,8 @@ def call_seconds(eqn: Eqn, machine: Machine) -> float:
         return 0.0 if is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
+    if eqn.primitive.name == "conv_general_dilated":
+        return _CONVOLUTION * machine.call
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
 
 
@@ -122,7 +125,7 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
-        return max(2 * count * taps / machine.products, moved)
+        return max(_CONVOLVING * 2 * count * taps / machine.products, moved)
     if name in _SOLVERS:
         n = jaxprs.extent(shapes[0][-1])
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call

@@ -163,7 +163,7 @@ def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupStep:
     """The part of a step that makes the new carries of a group; what does not need the old ones is computed.
 
     Attributes:
@@ -177,23 +177,23 @@ class Part:
     stacks: list[Any]
 
     @staticmethod
-    def of(loop: Loop, group: Group, known: Env, stacked: Env) -> Part:
+    def of(loop: Loop, group: Group, known: Env, stacked: Env) -> GroupStep:
         carry, outs = [loop.carry[i] for i in group], [loop.carry_out[i] for i in group]
         body, _ = jaxprs.needed(loop.eqns, outs, {*known, *stacked, *carry})
         moving = jaxprs.depends(body, carry)
         inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
         read = dict.fromkeys(v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving)
-        jaxprs.over_time(jaxprs.needed(body, read, {*known, *stacked})[0], known, stacked)
+        jaxprs.over_time(body, read, known, stacked)
         fixed, varying = ([v for v in read if (v in stacked) == moves] for moves in (False, True))
 
         def fn(consts: Values, stack: Values, old: Values) -> list[Any]:
             env = jaxprs.evaluate(inner, dict(zip((*fixed, *varying, *carry), (*consts, *stack, *old))))
             return [jaxprs.value(env, a) for a in outs]
 
-        return Part(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
+        return GroupStep(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
 
 
-Solve = Callable[[int, Part, list[Any]], Values]
+Solve = Callable[[int, GroupStep, list[Any]], Values]
 
 
 def in_order(
@@ -210,7 +210,7 @@ def in_order(
     known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
     for number, group in enumerate(groups):
-        part = Part.of(loop, group, known, stacked)
+        part = GroupStep.of(loop, group, known, stacked)
         for i, state in zip(group, solve(number, part, [init[i] for i in group])):
             states[i], out = state, loop.carry_out[i]
             if not jaxprs.is_literal(out) and out not in known:
