@@ -40,6 +40,7 @@ def _children(act: Callable[[Path], Any], fault: Callable[[int], None], folder: 
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+STEPS = 4000  # of a training that is killed
 LIMIT = [0]  # bytes that a file may have, as on a disk that is full
 
 
@@ -151,11 +152,15 @@ def trainings(count: int) -> Iterator[Attack]:
     """SIGKILL at random moments of one run, which goes on after each; it ends with the numbers of a run without kills."""
     from forks import Forks
 
-    from jrnn.errors import CheckpointError
     from jrnn.train.checkpoint import Checkpoints, broken_seal, steps_in
 
     rng, forks = random.Random(SEED), Forks(Path.cwd())
-    changes = ("train.steps=4000", "train.steps_per_call=20", "train.checkpoint_every=20", "train.validate_every=1000")
+    changes = (
+        f"train.steps={STEPS}",
+        "train.steps_per_call=20",
+        "train.checkpoint_every=20",
+        "train.validate_every=1000",
+    )
     words = ["train", "good.toml", "--no-sample", *(word for change in changes for word in ("--set", change)), "--out"]
 
     def begin(*more: str) -> Any:
@@ -171,24 +176,20 @@ def trainings(count: int) -> Iterator[Attack]:
         wrong = [(step, broken_seal(folder / str(step))) for step in steps_in(folder)]
         return "; ".join(f"{step}: {why}" for step, why in wrong if why)
 
-    def same() -> str:
-        found = []
-        for name in ("often", "once"):
-            fork = begin(name, "--resume").wait()
-            if fork.status:
-                return f"ended with {fork.status}: {fork.err[-300:]}"
-            with Checkpoints(Path(name) / "checkpoints") as checkpoints:
-                try:
-                    like = checkpoints._manager.item_metadata(4000)
-                    found.append(
-                        {k: np.asarray(v) for k, v in checkpoints._manager.restore(4000).items()} if like else {}
-                    )
-                except CheckpointError as e:
-                    return str(e)
-        forks.close()
-        return "" if all(np.array_equal(found[0][k], found[1][k]) for k in found[1]) else "other numbers"
+    found: dict[str, dict[str, np.ndarray]] = {}
 
+    def ended(name: str) -> str:
+        fork = begin(name, "--resume", "--set", "train.checkpoint_every=1000").wait()
+        if fork.status:
+            return f"ended with {fork.status}: {fork.err[-300:]}"
+        with Checkpoints(Path(name) / "checkpoints") as checkpoints:
+            found[name] = {k: np.asarray(v) for k, v in checkpoints._manager.restore(STEPS).items()}
+        same = all(np.array_equal(found["once"][k], v) for k, v in found[name].items())
+        return "" if same else "other numbers than a run that was not killed"
+
+    yield "a run that is not killed", lambda: ended("once")
     for _ in range(count):
         share = rng.random()
         yield f"at {share:.3f}", lambda share=share: killed(share)
-    yield "the end", same
+    yield "the end of the other", lambda: ended("often")
+    forks.close()
