@@ -34,7 +34,7 @@ ROOMS = {
     "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
     "loops": Room(
-        14_650, "the optimizing scan, and while loops; nothing of nets or flax", "errors files scalars jaxprs"
+        14_800, "the optimizing scan, and while loops; nothing of nets or flax", "errors version files scalars jaxprs"
     ),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
@@ -97,14 +97,14 @@ ROOMS = {
         1_520, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
-        6_150,
+        6_170,
         "training from a config",
-        "errors printable files memory arrays named jaxprs nn nets/ir nets/registry nets/proto nets/graph "
+        "errors printable files memory arrays named jaxprs loops nn nets/ir nets/registry nets/proto nets/graph "
         "nets/builder nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models "
         "convert gradcheck",
     ),
     "bench": Room(
-        3_700,
+        4_000,
         "measurements",
         "errors printable files named jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff "
         "convert gradcheck onnx train",
