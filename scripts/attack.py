@@ -20,6 +20,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +67,8 @@ class Data:
     batch: int = 2
 def fails(config):
     raise KeyError("planted")
+def raises(config):
+    return 1 / 0
 class Kind: pass
 """
 
@@ -79,6 +82,11 @@ def files(folder: Path) -> None:
     (folder / "text.txt").write_text("the cat sat on the mat and the dog ran away\n" * 30)
     (folder / "good.toml").write_text(TRAIN)
     (folder / "own.py").write_text(TASK)
+    (folder / "raises.py").write_text("raise KeyError('planted')")
+    (folder / "sub").mkdir()
+    (folder / "sub" / "sibling.py").write_text("import other\nX = other.X()")
+    (folder / "sub" / "other.py").write_text("def X():\n    raise ZeroDivisionError")
+    shutil.copytree(attack_files.GOLDEN / "mamba_0", folder / "model", dirs_exist_ok=True)
     (folder / "folder").mkdir()
     (folder / "run").mkdir()
     (folder / "run" / "config.toml").write_text("")
@@ -195,6 +203,23 @@ def bad_calls() -> Iterator[list[str]]:
         yield ["train", "good.toml", "--set", f"task={task}"]
         yield ["convert", task, "out"]
         yield ["check", task]
+    for value in ("2147483647", "256", "-1", "x", "1" * 5000):
+        yield ["tokens", "text.txt", "--out", "c", "--vocabulary", value]
+    for value in ("\udc80", ""):
+        yield ["tokens", "text.txt", "--out", "c", "--separator", value]
+    for out in ("", "text.txt", "pipe.pb", "/dev/null", "/dev/null/c", "a\0b", "x" * 300, "x" * 5000):
+        yield ["tokens", "text.txt", "--out", out]
+    for text in odd:
+        yield ["tokens", text, "--out", "c"]
+        yield ["tokens", "text.txt", "--out", "c", "--tokenizer", text or "nothing"]
+    for prompt in ("1099511627776", "-1", "1.5", "x", "9" * 5000, "", "1 2 ²"):
+        yield ["sample", "model", "--prompt", prompt]
+    for name in odd:
+        yield ["train", "good.toml", "--set", "task=tokens", "--set", f"data.path={name}"]
+        yield ["train", "good.toml", "--set", "model.kind=pretrained", "--set", f"model.pretrained={name}"]
+        yield ["runs", name if name not in ("", ".") else "nope"]
+    for task in ("own.py:raises", "raises.py:X", "sub/sibling.py:X"):
+        yield ["train", "good.toml", "--set", f"task={task}"]
     for run in ("run", "folder", "nope", "good.toml", "\x1b[1m"):
         yield ["sample", run]
         yield ["plot", run]
@@ -206,7 +231,7 @@ def bad_calls() -> Iterator[list[str]]:
         ["bench", "--suite", "graph", "--cells", "x"],
         ["nosuch"],
     )
-    yield from (["train", "good.toml", "--process", "0"], ["bench", "--compile-for", "abacus"], [], ["run"], ["--x"])
+    yield from (["train", "good.toml", "--process", "0"], ["bench", "--compile-for", "abacus"], ["run"], ["--x"])
 
 
 def call(argv: list[str]) -> str:

@@ -273,7 +273,6 @@ def pipes(count: int) -> Iterator[Attack]:
     from jrnn.convert import Package
     from jrnn.errors import DataError
     from jrnn.interop import load_state_dict
-    from jrnn.loops import machines
     from jrnn.models import load_state
     from jrnn.nets.proto import read_net, read_plan
     from jrnn.nets.proto.database import read_database
@@ -302,13 +301,6 @@ def pipes(count: int) -> Iterator[Attack]:
         "a huge file": lambda p: (p.touch(), os.truncate(p, 1 << 42)),
     }
 
-    def costs(folder: Path) -> None:
-        os.environ[machines.VARIABLE] = str(folder / "costs.json")
-        try:
-            machines.of("cpu")
-        finally:
-            del os.environ[machines.VARIABLE]
-
     def onnx(folder: Path) -> None:
         from jrnn.onnx import from_onnx
 
@@ -328,7 +320,6 @@ def pipes(count: int) -> Iterator[Attack]:
         "s.safetensors": lambda d: load_state(d / "s.safetensors"),
         "b.json": lambda d: load(d / "b.json"),
         "db": lambda d: read_database(d / "db", "minidb"),
-        "costs.json": costs,
         "init_net.pb": lambda d: Package.load(d),
         "value_info.json": lambda d: Package.load(d),
     }

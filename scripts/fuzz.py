@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import json
 import os
 import random
 import re
@@ -30,8 +31,16 @@ from onnx.parser import parse_model
 from safetensors.numpy import save as safetensors_bytes
 
 from jrnn.arrays import load_npy
+from jrnn.bench import report
+from jrnn.convert import Package
+from jrnn.corpus import Corpus
+from jrnn.corpus.corpus import FORMAT
+from jrnn.corpus.pieces import Documents, pieces_of
 from jrnn.errors import DataError, JrnnError
 from jrnn.interop import load_state_dict
+from jrnn.models import load, load_state
+from jrnn.models.loading import model_of
+from jrnn.models.text import write_text
 from jrnn.nets.graph import show, to_dot, upgrade
 from jrnn.nets.proto import (
     blob_to_numpy,
@@ -50,6 +59,7 @@ from jrnn.nets.proto.predictor_file import read_predictor_file
 from jrnn.onnx import from_onnx
 from jrnn.train.checkpoint import SEAL, broken_seal
 from jrnn.train.config import load_config
+from jrnn.train.loggers import Csv
 from jrnn.train.metrics import MetricsFile
 from jrnn.train.run_dir import RunDir
 from jrnn.train.runs import summarize
@@ -63,6 +73,10 @@ from fuzz_mutate import mutate_bytes, mutate_message, mutate_minidb, mutate_safe
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 CORPUS = TESTS / "nets" / "proto" / "corpus"
 METRICS = b'{"step": 1, "loss": 3.0, "items_per_second": 9}\n{"step": 2, "validation_loss": NaN}\n{"step": 3, "lo'
+CORPUS_INDEX = b"""{"format": "jrnn corpus 1", "vocabulary": 270, "end": 0,
+ "shards": [{"name": "00000", "tokens": 7, "documents": 1, "sha256": "00"}]}"""
+BENCHMARK = b"""{"conditions": {}, "records": [{"cell": "lstm", "size": "1x1x1x1", "mode": "forward", "peer": "jrnn",
+ "median": 1.5, "low": 1, "high": 2.0, "turns": 3, "compile_seconds": null, "peak_bytes": 17, "flops_per_second": 1e9}]}"""
 SCRIPT = __file__
 MEMORY = 512 << 20  # bytes besides those of the process at its start
 SECONDS = 5  # of processor time for one case
@@ -173,6 +187,76 @@ def weights(data: bytes) -> None:
         repr(load_state_dict(path))
 
 
+def corpus(data: bytes) -> None:
+    """A corpus whose index has the same bytes as its tokens, begins and tokenizer."""
+    with _file(data, "corpus.json") as path:
+        for name in ("00000.tokens", "00000.begins", "tokenizer.json"):
+            (path.parent / name).write_bytes(data)
+        with suppress(JrnnError):
+            Corpus.open(path.parent)
+        tokens = np.frombuffer(data[: len(data) // 2 * 2], "<u2")
+        (path.parent / "00000.tokens").write_bytes(tokens.tobytes())
+        (path.parent / "00000.begins").write_bytes(data[: len(data) // 8 * 8])
+        shard = {"name": "00000", "tokens": len(tokens), "documents": len(data) // 8, "sha256": ""}
+        path.write_text(json.dumps({"format": FORMAT, "vocabulary": 2**16, "end": None, "shards": [shard]}))
+        found = Corpus.open(path.parent)
+        for start in range(0, len(found), 97):
+            with suppress(JrnnError):
+                found.begins(start, min(start + 97, len(found)))
+        found.tokens(0, len(found))
+        found.verify()
+
+
+def jsonl(data: bytes) -> None:
+    with _file(data, "t.jsonl") as path:
+        documents = Documents(None, "text")
+        for piece in pieces_of(str(path), documents):
+            list(documents.of(piece))
+
+
+def model_config(data: bytes) -> None:
+    model = model_of(data.decode("utf-8", "surrogateescape"), "config.json")
+    model.family.shapes(model.config)
+
+
+def model_folder(data: bytes) -> None:
+    """A folder whose tensors, index and tokenizer have the same bytes; then its tensors alone."""
+    config = {"model_type": "mamba", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
+    with _file(data, "model.safetensors") as path:
+        (path.parent / "config.json").write_text(json.dumps(config))
+        for name in ("model.safetensors.index.json", "tokenizer.json"):
+            (path.parent / name).write_bytes(data)
+            with suppress(JrnnError):
+                "".join(write_text(path.parent, "1", 1))
+            (path.parent / name).unlink()
+        load(path.parent)
+
+
+def state(data: bytes) -> None:
+    with _file(data, "s.safetensors") as path:
+        repr(load_state(path))
+
+
+def benchmark(data: bytes) -> None:
+    with _file(data, "b.json") as path:
+        report.load(path)
+
+
+def package(data: bytes) -> None:
+    with _file(data, "value_info.json") as path:
+        for name in ("init_net.pb", "predict_net.pb"):
+            (path.parent / name).write_bytes(b'name: "n"')
+        Package.load(path.parent)
+
+
+def logged(data: bytes) -> None:
+    """What loggers and origins of runs leave; each reader gets the same bytes."""
+    with _file(data, "metrics.csv") as path:
+        Csv(path.parent, None, 2).close()
+    with _file(data, "run.json") as path:
+        RunDir(path.parent)._kept_configs()
+
+
 @contextmanager
 def _file(data: bytes, name: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
@@ -201,6 +285,14 @@ READERS: dict[str, Callable[[bytes], None]] = {
         csv,
         onnx,
         weights,
+        corpus,
+        jsonl,
+        model_config,
+        model_folder,
+        state,
+        benchmark,
+        package,
+        logged,
     )
 }
 
@@ -284,6 +376,17 @@ class Cases:
             "npz": (("zip", _examples()),),
             "csv": (("text", [b"hour,load\n" + b"".join(b"%d,%d.5\n" % (k, k) for k in range(40))]),),
             "onnx": (("ModelProto", _onnx_models()),),
+            "corpus": (("text", [CORPUS_INDEX]), ("bytes", [np.arange(200, dtype="<i8").tobytes()])),
+            "jsonl": (("text", [b'{"text": "a cat"}\n{"text": "\\ud83d\\ude00", "more": [1, {"a": null}]}\n']),),
+            "model_config": (("text", [p.read_bytes() for p in sorted((golden / "models").glob("*/config.json"))]),),
+            "model_folder": (
+                ("safetensors", [(golden / "models" / "mamba_0" / "model.safetensors").read_bytes()]),
+                ("text", [b'{"metadata": {"total_size": 1}, "weight_map": {"a": "model.safetensors"}}']),
+            ),
+            "state": (("safetensors", [safetensors_bytes({"0.ssm": np.ones((2, 3), np.float32)})]),),
+            "benchmark": (("text", [BENCHMARK]),),
+            "package": (("text", [b'{"x": [1, [2, 3]], "y": [3, []]}']),),
+            "logged": (("text", [b"step,name,value\r\n1,loss,2.5\r\n2,loss,2.25\r\n", b'{"configs": ["a = 1"]}']),),
             "weights": (("safetensors", [safetensors_bytes({"w": np.ones((2, 3), np.float32), "b": np.ones(3)})]),),
         }
 

@@ -31,6 +31,7 @@ PAGES = sorted(DOCS.glob("*.md"))
         ("conversion.md", 5),
         ("from_flax.md", 10),
         ("from_pytorch.md", 10),
+        ("index.md", 15),
         ("nn.md", 20),
         ("plans.md", 13),
         ("pretrained.md", 20),

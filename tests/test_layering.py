@@ -34,7 +34,9 @@ ROOMS = {
     "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
     "loops": Room(
-        14_800, "the optimizing scan, and while loops; nothing of nets or flax", "errors version files scalars jaxprs"
+        15_450,
+        "the optimizing scan, and while loops; nothing of nets or flax",
+        "errors version files scalars jaxprs",
     ),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),
@@ -77,7 +79,7 @@ ROOMS = {
     "models": Room(2_250, "pretrained recurrent language models", "errors files memory nn"),
     "interop": Room(785, "weights of other systems", "errors files memory nn"),
     "convert": Room(
-        4_130,
+        4_140,
         "JAX functions to nets; packages; nets to Python",
         "errors printable files named jaxprs nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops "
         "nets/recurrent",
@@ -104,7 +106,7 @@ ROOMS = {
         "convert gradcheck",
     ),
     "bench": Room(
-        4_000,
+        4_400,
         "measurements",
         "errors printable files named jaxprs loops nn nets/ir nets/proto nets/graph nets/lowering nets/autodiff "
         "convert gradcheck onnx train",

@@ -63,7 +63,7 @@ def placeholder(name: str) -> Op:
     return fill(name, np.zeros((1, 1), np.float32))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Package:
     """A model: `init_net` fills the weights, `predict_net` computes the outputs from weights and inputs.
 
@@ -78,6 +78,10 @@ class Package:
     init_net: Net
     predict_net: Net
     shapes: Mapping[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        nets = ", ".join(f"{len(net.ops)} operators in {net.name!r}" for net in (self.predict_net, self.init_net))
+        return f"Package({nets}; inputs {list(self.input_names)}, outputs {list(self.output_names)})"
 
     @property
     def weight_names(self) -> tuple[str, ...]:
@@ -245,6 +249,9 @@ class Predictor:
         static = {n: w for n, w in weights.items() if w.dtype.kind != "f"}  # integers and strings may decide shapes
         run = to_jax(package.predict_net, self.output_names)
         self._run = jax.jit(lambda weights, inputs: run({**static, **weights, **inputs}))
+
+    def __repr__(self) -> str:
+        return f"Predictor({self.package!r})"
 
     def __call__(self, *values: Any, **named: Any) -> dict[str, np.ndarray]:
         """The outputs, by name, from inputs given in the order of `input_names` or by name.

@@ -84,7 +84,7 @@ class Corpus:
         """
         folder = Path(folder)
         path = folder / INDEX
-        if not kind_of(path) and any(folder.glob("*.json")):
+        if not kind_of(path) and kind_of(folder) == "a folder" and any(folder.glob("*.json")):
             raise DataError(f"{path}: no such file: the corpus is not finished; {AGAIN}")
         data = read_file(path, DataError)
         index = record(_Index, parse_json(data, str(path), DataError), str(path), DataError)
@@ -138,7 +138,7 @@ class Corpus:
             raise DataError(f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}")
 
     def _check_begins(self, begins: np.ndarray, after: int, before: int, where: str) -> None:
-        if len(begins) and (begins[0] <= after or begins[-1] >= before or (np.diff(begins) <= 0).any()):
+        if len(begins) and (begins[0] <= after or begins[-1] >= before or (begins[1:] <= begins[:-1]).any()):
             raise DataError(f"{where}: is damaged: documents do not begin one after another within the shard")
 
     def __len__(self) -> int:

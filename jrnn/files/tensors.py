@@ -27,7 +27,7 @@ def open_tensors(path: str | os.PathLike[str], error: type[JrnnError]) -> Iterat
         JrnnError: of type `error`, for a file that is missing or damaged, and for one with a tensor twice.
     """
     with open_file(path, error, None) as opened:
-        size = min(int.from_bytes(opened.read(8), "little"), _LONGEST_HEADER)
+        size = min(int.from_bytes(opened.read(8), "little"), _LONGEST_HEADER, os.fstat(opened.fileno()).st_size)
         header = opened.read(size)
     parse_json(
         header, f"{path}: cannot be read as safetensors: the header", error

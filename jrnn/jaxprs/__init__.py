@@ -6,89 +6,45 @@ and bounds through equations, `resized` makes arrays smaller, and `by_numpy` eva
 names of JAX that move between releases.
 """
 
-from jrnn.jaxprs.components import carry_groups, components
-from jrnn.jaxprs.over_time import over_time, product, shifted, stack, stacks
-from jrnn.jaxprs.programs import (
-    CALLS,
-    LOWERED_CALLS,
-    MARK,
-    Atom,
-    Env,
-    Eqn,
-    Program,
-    Var,
-    bind,
-    called,
-    evaluate,
-    in_scope,
-    is_in,
-    is_literal,
-    jaxpr_of,
-    opened,
-    read,
-    replaced,
-    trace,
-    value,
-    variables,
-    zeros_of_shape,
-)
-from jrnn.jaxprs.queries import (
-    all_equations,
-    depends,
-    elements,
-    extent,
-    free_variables,
-    inputs,
-    is_known,
-    is_zero,
-    nbytes,
-    needed,
-    producers,
-    scan_counts,
-    sub_jaxprs,
-)
-
-__all__ = [
-    "CALLS",
-    "LOWERED_CALLS",
-    "MARK",
-    "Atom",
-    "Env",
-    "Eqn",
-    "Program",
-    "Var",
-    "all_equations",
-    "bind",
-    "called",
-    "carry_groups",
-    "components",
-    "depends",
-    "elements",
-    "evaluate",
-    "extent",
-    "free_variables",
-    "in_scope",
-    "inputs",
-    "is_in",
-    "is_known",
-    "is_literal",
-    "is_zero",
-    "jaxpr_of",
-    "nbytes",
-    "needed",
-    "opened",
-    "over_time",
-    "producers",
-    "product",
-    "read",
-    "replaced",
-    "scan_counts",
-    "shifted",
-    "stack",
-    "stacks",
-    "sub_jaxprs",
-    "trace",
-    "value",
-    "variables",
-    "zeros_of_shape",
-]
+from jrnn.jaxprs.components import carry_groups as carry_groups
+from jrnn.jaxprs.components import components as components
+from jrnn.jaxprs.over_time import over_time as over_time
+from jrnn.jaxprs.over_time import product as product
+from jrnn.jaxprs.over_time import shifted as shifted
+from jrnn.jaxprs.over_time import stack as stack
+from jrnn.jaxprs.over_time import stacks as stacks
+from jrnn.jaxprs.programs import CALLS as CALLS
+from jrnn.jaxprs.programs import LOWERED_CALLS as LOWERED_CALLS
+from jrnn.jaxprs.programs import MARK as MARK
+from jrnn.jaxprs.programs import Atom as Atom
+from jrnn.jaxprs.programs import Env as Env
+from jrnn.jaxprs.programs import Eqn as Eqn
+from jrnn.jaxprs.programs import Program as Program
+from jrnn.jaxprs.programs import Var as Var
+from jrnn.jaxprs.programs import bind as bind
+from jrnn.jaxprs.programs import called as called
+from jrnn.jaxprs.programs import evaluate as evaluate
+from jrnn.jaxprs.programs import in_scope as in_scope
+from jrnn.jaxprs.programs import is_in as is_in
+from jrnn.jaxprs.programs import is_literal as is_literal
+from jrnn.jaxprs.programs import jaxpr_of as jaxpr_of
+from jrnn.jaxprs.programs import opened as opened
+from jrnn.jaxprs.programs import read as read
+from jrnn.jaxprs.programs import replaced as replaced
+from jrnn.jaxprs.programs import trace as trace
+from jrnn.jaxprs.programs import value as value
+from jrnn.jaxprs.programs import variables as variables
+from jrnn.jaxprs.programs import zeros_of_shape as zeros_of_shape
+from jrnn.jaxprs.queries import all_equations as all_equations
+from jrnn.jaxprs.queries import depends as depends
+from jrnn.jaxprs.queries import elements as elements
+from jrnn.jaxprs.queries import extent as extent
+from jrnn.jaxprs.queries import free_variables as free_variables
+from jrnn.jaxprs.queries import inputs as inputs
+from jrnn.jaxprs.queries import is_known as is_known
+from jrnn.jaxprs.queries import is_zero as is_zero
+from jrnn.jaxprs.queries import nbytes as nbytes
+from jrnn.jaxprs.queries import needed as needed
+from jrnn.jaxprs.queries import producers as producers
+from jrnn.jaxprs.queries import scan_counts as scan_counts
+from jrnn.jaxprs.queries import sub_jaxprs as sub_jaxprs

@@ -83,51 +83,32 @@ def _by_jax(eqn: Eqn, given: Sequence[Any], wide: bool) -> Any:
 # Functions of elements, and the kinds of the types for which numpy and XLA define them alike; V is bfloat16.
 
 ANY, REAL, FLOAT = "biufcV", "iufcV", "fcV"
+_SAME = {  # kinds: functions of numpy, as "JAX's name=numpy's name" where these differ
+    ANY: "eq=equal ne=not_equal lt=less le=less_equal gt=greater ge=greater_equal",
+    REAL: "abs add add_any=add sub=subtract mul=multiply neg=negative square",
+    FLOAT: "cos cosh div=divide exp expm1 log log1p sin sinh sqrt tan tanh",
+    "fc": "pow=power",
+    "f": "atan2=arctan2 cbrt exp2 rem=fmod",
+    "c": "conj imag real",
+    "b": "and=logical_and not=logical_not or=logical_or",
+    "iufV": "max=maximum min=minimum",
+    "fV": "ceil floor is_finite=isfinite",
+    "if": "sign",
+}
 MATHS = {
-    **dict.fromkeys(("add", "add_any"), (REAL, np.add)),
-    "sub": (REAL, np.subtract),
-    "mul": (REAL, np.multiply),
-    "div": (FLOAT, np.divide),
-    "neg": (REAL, np.negative),
-    "abs": (REAL, np.abs),
-    "square": (REAL, np.square),
-    "sqrt": (FLOAT, np.sqrt),
-    "cbrt": ("f", np.cbrt),
-    "pow": ("fc", np.power),
-    "exp2": ("f", np.exp2),
+    name: (kinds, getattr(np, theirs or name))
+    for kinds, names in _SAME.items()
+    for name, _, theirs in (entry.partition("=") for entry in names.split())
+} | {
     "erf": ("f", special.erf),
     "erfc": ("f", special.erfc),
     "lgamma": ("f", special.gammaln),
     "digamma": ("f", special.digamma),
-    "conj": ("c", np.conj),
     "one_minus_square": (FLOAT, lambda x: 1 - x * x),
     "rsqrt": (FLOAT, lambda x: 1 / np.sqrt(x)),
-    "max": ("iufV", np.maximum),
-    "min": ("iufV", np.minimum),
     "clamp": ("iufV", lambda low, x, high: np.minimum(np.maximum(x, low), high)),
-    **{
-        name: (FLOAT, getattr(np, name))
-        for name in ["sin", "cos", "tan", "tanh", "sinh", "cosh", "exp", "log", "log1p", "expm1"]
-    },
     "logistic": (FLOAT, lambda x: 1 / (1 + np.exp(-x))),
-    "floor": ("fV", np.floor),
-    "ceil": ("fV", np.ceil),
-    "sign": ("if", np.sign),
-    "rem": ("f", np.fmod),
-    "atan2": ("f", np.arctan2),
-    "is_finite": ("fV", np.isfinite),
-    "real": ("c", np.real),
-    "imag": ("c", np.imag),
     "complex": ("f", lambda x, y: x + 1j * y),
-    "not": ("b", np.logical_not),
-    "and": ("b", np.logical_and),
-    "or": ("b", np.logical_or),
-    **{
-        ours: (ANY, getattr(np, theirs))
-        for ours, theirs in dict(
-            eq="equal", ne="not_equal", lt="less", le="less_equal", gt="greater", ge="greater_equal"
-        ).items()
-    },
 }
 
 

@@ -17,9 +17,12 @@ from jrnn.jaxprs.programs import Atom, Env, Eqn, bind, evaluate, in_scope, is_ex
 from jrnn.jaxprs.queries import needed
 
 
-def over_time(eqns: Iterable[Eqn], env: Env, stacked: Env) -> None:
-    """Evaluates equations for all steps. Adds results to `env`, or to `stacked` [T, ...] if they differ between steps."""
-    for eqn in eqns:
+def over_time(eqns: Sequence[Eqn], outs: Iterable[Atom], env: Env, stacked: Env) -> None:
+    """Evaluates what leads to `outs` for all steps.
+
+    Adds results to `env`, or to `stacked` [T, ...] if they differ between steps.
+    """
+    for eqn in needed(eqns, outs, {*env, *stacked})[0]:
         moving = [is_in(atom, stacked) for atom in eqn.invars]
         if not any(moving):
             evaluate([eqn], env)
@@ -79,7 +82,7 @@ def stack(atom: Atom, env: Env, stacked: Env, length: Any) -> Any:
 
 def stacks(eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, stacked: Env, length: Any) -> list[Any]:
     """Evaluates what leads to `outs` for all steps, as `over_time` does, and returns their values at all steps."""
-    over_time(needed(eqns, outs, {*env, *stacked})[0], env, stacked)
+    over_time(eqns, outs, env, stacked)
     return [stack(atom, env, stacked, length) for atom in outs]
 
 

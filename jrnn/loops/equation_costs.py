@@ -37,6 +37,7 @@ _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
 _PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
 _RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
+_CONVOLVING, _CONVOLUTION = 4, 20  # an operation of a small convolution, compared with products; and its call
 _BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
@@ -57,9 +58,11 @@ def is_outer(eqn: Eqn) -> bool:
 def call_seconds(eqn: Eqn, machine: Machine) -> float:
     """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
-        return 0.0 if _is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
+        return 0.0 if is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
+    if eqn.primitive.name == "conv_general_dilated":
+        return _CONVOLUTION * machine.call
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
 
 
@@ -68,7 +71,7 @@ def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
     return min(machine.call, operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
 
 
-def _is_by_vector(eqn: Eqn) -> bool:
+def is_by_vector(eqn: Eqn) -> bool:
     """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
     return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
 
@@ -91,7 +94,7 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> floa
 
     `moving` are the values that differ between steps.
     """
-    if eqn.primitive.name != "dot_general" or _is_by_vector(eqn):
+    if eqn.primitive.name != "dot_general" or is_by_vector(eqn):
         return 0.0
     axes, batch = eqn.params["dimension_numbers"]
     moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
@@ -115,14 +118,14 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     shapes = [a.aval.shape for a in eqn.invars]
     together = moving is not None  # for many steps
     if name == "dot_general":
-        apart = all(map(is_read, eqn.invars)) if together else _is_by_vector(eqn)
+        apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
         return by_rows * max(operations(eqn) / machine.products, moved) + each
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
-        return max(2 * count * taps / machine.products, moved)
+        return max(_CONVOLVING * 2 * count * taps / machine.products, moved)
     if name in _SOLVERS:
         n = jaxprs.extent(shapes[0][-1])
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call

@@ -14,6 +14,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from jrnn.errors import ScanError
+from jrnn.files import read_text
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -120,8 +123,8 @@ def vector_bytes(flags: str = "") -> int:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return 16
     try:
-        known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
+        known = read_text("/proc/cpuinfo", ScanError)
+    except ScanError:
         return min(most, 32)
     return min(most, 64 if " avx512f " in known else 32 if " avx2 " in known else 16)
 
@@ -131,10 +134,10 @@ def _caches() -> dict[int, int]:
     found: dict[int, int] = {}
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
-            level, kind, size = ((path / name).read_text().strip() for name in ("level", "type", "size"))
+            level, kind, size = (read_text(path / name, ScanError).strip() for name in ("level", "type", "size"))
             if kind != "Instruction":
                 found[int(level)] = int(size.removesuffix("K")) << 10
-        except (OSError, ValueError):
+        except ValueError:  # a ScanError, or no number
             continue
     return found
 

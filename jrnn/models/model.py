@@ -5,6 +5,7 @@ Shapes: T time, N batch, V vocabulary.
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from jrnn.nn.span import Span
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["family", "config", "text"])
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LanguageModel:
     """A recurrent language model, as `load` and `create` make it; a pytree whose leaves are its parameters.
 
@@ -57,6 +58,11 @@ class LanguageModel:
     family: Family
     config: Any
     text: str
+
+    def __repr__(self) -> str:
+        count = sum(math.prod(jnp.shape(p)) for p in self.params.values())
+        types = sorted({str(jnp.result_type(p)) for p in self.params.values()})
+        return f"LanguageModel({count:,} numbers in {len(self.params)} arrays of {', '.join(types)}; {self.config})"
 
     def __call__(
         self, tokens: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,8 @@ def check_layer(
 ) -> LayerReport:
     """Checks a recurrent layer of any library, and finds the smallest counterexample of what it does wrong.
 
+    It compiles the layer for each of many sizes, which may take a minute; a terminal shows the property under way.
+
     Args:
         layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
             are optional and checked if it has them; a layer of flax.nnx, linen, Equinox, Haiku, Keras, torch or `jrnn.nn`;
@@ -106,7 +109,9 @@ def check_layer(
     holds: list[str] = []
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
-    for name in PROPERTIES if only is None else only:
+    names = list(PROPERTIES if only is None else only)
+    for k, name in enumerate(names, 1):
+        _show(f"{k} of {len(names)} properties: {name}")
         try:
             wrong = _wrong(name, made, tolerance)
         except NotApplicable as e:
@@ -116,7 +121,14 @@ def check_layer(
             holds.append(name)
         else:
             findings.append(_smallest(name, made, tolerance, wrong))
+    _show("")
     return LayerReport(tuple(holds), tuple(findings), skipped)
+
+
+def _show(text: str) -> None:
+    """Shows what is under way in one line of a terminal, in place of the last one."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def _wrong(name: str, layer: AdaptedLayer, tolerance: float) -> str | None:

@@ -174,7 +174,11 @@ class RunDir:
         self._write_text("config.toml", text)
 
     def _write_text(self, name: str, text: str) -> None:
-        write_whole(self.path / name, text.encode(), ConfigError)
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as e:
+            raise ConfigError(f"{self.path / name}: cannot hold {e.object[e.start]!r}, which is not UTF-8") from None
+        write_whole(self.path / name, data, ConfigError)
 
 
 def _tables(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jrnn.errors import ConfigError, DataError
-from jrnn.files import open_file
+from jrnn.files import kind_of, open_file
 from jrnn.printable import printable
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.plot import Curve, draw_losses
@@ -56,7 +56,8 @@ def find_runs(folder: str | Path) -> list[Path]:
         DataError: if there are none.
     """
     folder = Path(folder)
-    found = sorted(p.parent for p in folder.rglob("config.toml") if (p.parent / "run.json").exists())
+    configs = folder.rglob("config.toml") if kind_of(folder) == "a folder" else ()
+    found = sorted(p.parent for p in configs if kind_of(p.parent / "run.json"))
     if not found:
         raise DataError(f"{folder}: holds no run directory; `jrnn train` makes them in runs/")
     return found

@@ -140,6 +140,12 @@ def random_states(seed, count):
     return {f"seed {s}": told for s in range(seed, seed + count) if (told := fault(s, False)[0]) is not None}
 
 
+def small_loops(seed, count):
+    from random_small_loops import fault
+
+    return {f"seed {s}": told for s in range(seed, seed + count) if (told := fault(s, True)) is not None}
+
+
 def compared(programs):
     """What differs from the results in float64 by more than 4 times what JAX's own loop does in the same type."""
     wrong = {}
@@ -183,6 +189,7 @@ def main(group, seed="0", count="0"):
         "states": lambda: compared(matrix_programs()),
         "random programs": lambda: random_programs(int(seed), int(count)),
         "random states": lambda: random_states(int(seed), int(count)),
+        "small loops": lambda: small_loops(int(seed), int(count)),
     }
     print(json.dumps(groups[group]()))
 

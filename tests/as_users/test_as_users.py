@@ -25,6 +25,7 @@ GROUPS = {
     "random programs": (SEED, 30),
     "more random programs": (SEED + 30, 30),
     "random states": (SEED, 6),
+    "small loops": (SEED, 4),
 }
 
 

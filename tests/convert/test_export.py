@@ -287,3 +287,9 @@ def test_inputs_that_nothing_fills_come_alone():
     one = Op.of("ConstantFill", [], ["s"], shape=[1], value=2.0)
     package = Package(Net("init", (one,)), Net("n", ops, ("s", "x"), ("y",)))
     assert package.inputs == {"x": "the init net does not fill it"} and package.weight_names == ("s",)
+
+
+def test_the_text_of_a_package_is_short():
+    package = jrnn.from_jax(lambda x: x @ np.arange(9000, dtype=np.float32).reshape(3, 3000), np.ones(3, np.float32))
+    assert len(repr(package)) < 200 and "inputs ['x'], outputs ['output']" in repr(package)
+    assert repr(jrnn.Predictor(package)) == f"Predictor({package!r})"

@@ -196,3 +196,35 @@ def test_the_command(tmp_path, text, capsys):
     )
     assert main(["tokens", str(tmp_path / "nothing"), "--out", str(out)]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_a_corpus_is_verified(tmp_path, text, small_pieces):
+    """A bit of any file, a vocabulary that is too small, and documents out of order, with sizes that agree."""
+    out = tmp_path / "out"
+    corpus = tokenize([text], out, vocabulary=VOCABULARY, separator="the")
+    corpus.verify()
+    for name in ("00000.tokens", "00001.begins"):
+        data = (out / name).read_bytes()
+        (out / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(DataError, match="is not what was written|is damaged"):
+            Corpus.open(out).verify()
+        (out / name).write_bytes(data)
+    tokens = (out / "00000.tokens").read_bytes()
+    (out / "00000.tokens").write_bytes(b"\xff\xff" + tokens[2:])
+    with pytest.raises(DataError, match="it has the token 65535, and the vocabulary 270"):
+        corpus.tokens(0, 3)
+    begins = np.fromfile(out / "00001.begins", "<i8")
+    begins[:2] = [2**62, -(2**62)]
+    begins.tofile(out / "00001.begins")
+    with pytest.raises(DataError, match="do not begin one after another"):
+        corpus._check_begins(begins, -1, 10, "00001.begins")
+
+
+def test_files_that_go_during_a_run_are_named(tmp_path, text):
+    corpus = tokenize([text], tmp_path / "out", vocabulary=VOCABULARY)
+    os.truncate(tmp_path / "out" / "00000.tokens", 10)
+    with pytest.raises(DataError, match=r"00000\.tokens: has 10 bytes"):
+        corpus.tokens(0, 3)
+    (tmp_path / "out" / "00000.begins").unlink()
+    with pytest.raises(DataError, match=r"00000\.begins: no such file"):
+        corpus.begins(0, 3)

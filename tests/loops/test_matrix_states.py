@@ -10,7 +10,7 @@ from by_numpy import by_numpy
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops import chunks, recorder
-from jrnn.loops.chunks import compared, runner
+from jrnn.loops.chunks import compared, pays
 from jrnn.loops.loop import Loop
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
@@ -287,9 +287,9 @@ def test_which_loops_pay():
             init, {k: v[0] for k, v in xs.items()}
         ).jaxpr
 
-    assert runner.pays(step_of(64, 256), 0, 1, 256)
-    assert not runner.pays(step_of(64, 64), 0, 1, 64)
-    assert not runner.pays(step_of(16, 256), 0, 1, 256)
+    assert pays(step_of(64, 256), 0, 1, 256)
+    assert not pays(step_of(64, 64), 0, 1, 64)
+    assert not pays(step_of(16, 256), 0, 1, 256)
 
 
 def chosen(T, K, **options):

@@ -20,13 +20,17 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, recorder, scan
+from jrnn.loops import explain_scan, recorder, scan, targets
 from jrnn.loops.kernels import Refused
+from jrnn.loops.mark import Options
 from jrnn.loops.native import library, writer
 from jrnn.loops.native.runner import native_of
+from jrnn.loops.native.sums import contract
 from jrnn.loops.native.views import Array, View, collapsed, dense
+from jrnn.loops.plan import Target
 from jrnn.loops.rules import lowering
 
+FOUND = library.found  # a fixture replaces it
 built = pytest.mark.skipif(bool(library.found().reason), reason=f"no kernel: {library.found().reason}")
 T, N, D, H = 7, 5, 3, 19
 WEIGHTS = dict(wx=(D, 4 * H), wh=(H, 4 * H), b=(1, 4 * H), x=(T, N, D), h0=(N, H), c0=(N, H))
@@ -288,11 +292,93 @@ def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faste
         assert plan.executor == "native" and plan.contractions == count, str(plan)
 
 
+@pytest.fixture
+def default(judged, monkeypatch):
+    """Returns the executors of the loops of a function and its gradient, as users get them who have the kernel."""
+    monkeypatch.setattr(library, "found", FOUND)
+
+    def executors(p, **options):
+        plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], **options)
+        return [plan.executor for plan in (*plans.forward, *plans.training)]
+
+    return executors
+
+
 @built
-def test_it_is_used_only_where_it_is_asked_for(judged):
-    p = weights()
+def test_the_default_is_the_kernel_where_it_is_estimated_to_win(default):
+    p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(400, 8, 64), h0=(8, 64), c0=(8, 64))
+    assert default(p) == ["native"] * 3
+    assert "native" not in default(p, executor="scan")
+    assert "native" not in default(weights(x=(2, N, D))), "a call for two steps"
+    (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
+    for options, executor in (({}, "native"), ({"devices": 2}, "lax.scan"), ({"exported": True}, "lax.scan")):
+        assert targets.plan(loop, Target("cpu", **options), Options()).executor == executor
+
+
+@built
+def test_the_default_counts_what_a_call_writes_out(default):
+    """The kernel has no sort and no cumsum: a wide output would be computed from a stack, or an input for all steps."""
+    p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(100, 8, 64), h0=(8, 64), c0=(8, 64))
+    wide = jnp.ones((64, 4000))
+
+    def sorting(state, x):
+        (h, c), y = lstm_step(p)(state, x)
+        return (h, c), jnp.sort(y @ wide, -1)[:, :2]
+
+    def spreading(state, x):
+        (h, c), y = lstm_step(p)(state, x)
+        return (h + 1e-9 * jnp.sum(jnp.cumsum(jnp.tile(x, (1, 100)), -1)[:, :64]), c), y
+
+    for step in (sorting, spreading):
+        for memory in (None, 1.0):
+            (plan,) = explain_scan(step, (p["h0"], p["c0"]), p["x"], memory=memory).forward
+            assert plan.executor != "native", str(plan)
+
+
+@built
+def test_without_a_kernel_the_default_is_silent(default, monkeypatch):
+    monkeypatch.setattr(library, "found", lambda: library.Found(reason="there was no compiler"))
+    p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(100, 8, 64), h0=(8, 64), c0=(8, 64))
     plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"])
-    assert "native" not in {plan.executor for plan in (*plans.forward, *plans.training)}
+    assert "native" not in str(plans) and "native" not in {plan.executor for plan in (*plans.forward, *plans.training)}
+
+
+@built
+@pytest.mark.parametrize("width", [5, 40, 300])
+def test_one_row_reads_matrices_as_they_are(width):
+    """In both layouts, with columns that fill no vector or several."""
+    p = dict(w=jnp.asarray(np.random.RandomState(0).randn(width, width) * 0.2, jnp.float32), x=jnp.ones((3, 1, width)))
+
+    def step(h, x):
+        h = jnp.tanh(x + h @ p["w"] + (0.5 * h) @ p["w"].T)
+        return h, h
+
+    ours, theirs = (
+        jax.value_and_grad(lambda x, e=e: jnp.sum(scan(step, jnp.ones((1, width)), x, executor=e)[1] ** 2))(p["x"])
+        for e in ("native", "scan")
+    )
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+@built
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows, m, w", [(700, 37, 130), (256, 64, 64), (513, 20, 67)])
+def test_sums_of_outer_products(rows, m, w, dtype, x64):
+    rng = np.random.RandomState(0)
+    a, b = (jnp.asarray(rng.randn(2, rows, n), dtype) for n in (m, w))
+    exact = np.einsum("tri,trj->ij", *(np.asarray(v, np.float64) for v in (a, b)))
+    found = jax.jit(lambda a, b: contract(a, b, ((0, 1), (0, 1)), None, None))
+    assert "jrnn_sum" in found.lower(a, b).as_text()
+    np.testing.assert_allclose(found(a, b), exact, atol=1e-3 if dtype == "float32" else 1e-10)
+
+
+def test_other_sums_are_those_of_xla():
+    few, other = jnp.ones((9, 3, 4)), jnp.ones((9, 3, 5))
+    for axes in (((0, 1), (0, 1)), ((0, 2), (0, 2))):
+        other = other if axes[0] == (0, 1) else few
+        text = jax.jit(lambda a, b, axes=axes: contract(a, b, axes, None, None)).lower(few, other).as_text()
+        assert "jrnn_sum" not in text and "dot_general" in text
 
 
 def test_without_the_object_the_reason_is_given(monkeypatch):

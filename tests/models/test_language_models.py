@@ -204,3 +204,51 @@ def test_damaged_folders_are_named(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 30)
     with pytest.raises(FormatError, match=r"cannot be read as safetensors"):
         models.load(tmp_path)
+
+
+def test_the_text_of_a_model_is_short():
+    text = repr(made("mamba"))
+    assert "numbers in" in text and "arrays of float32; MambaConfig(vocab_size=" in text and len(text) < 600
+    assert jax.eval_shape(lambda m: (repr(m), m)[1], made("mamba"))
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"stop": [3, 4]}, r"stop is \[3, 4\]; it must be an integer"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"top_p": "x"}, "top_p is 'x'; it must be a number"),
+    ],
+)
+def test_options_of_other_types_are_named(options, rule):
+    with pytest.raises(LayerError, match=rule):
+        made("mamba").generate(jnp.ones((1, 2), int), 2, **{"temperature": 0, **options})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"model_type": ["mamba"]}, r"model_type is \['mamba'\]"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, is 'false'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers times num_experts is 1,000,000,000; at most 100,000"),
+        ({"layer_norm_epsilon": {"__float__": "abc"}}, "layer_norm_epsilon must be a number"),
+        ({"layer_norm_epsilon": {"__float__": "Infinity"}}, "layer_norm_epsilon must be a finite number"),
+        ({"hidden_size": 0}, "hidden_size must be at least 1"),
+        ({"hidden_size": 2**31}, "the parameters need .* bytes, and .* are available"),
+        ({"time_step_rank": "abc"}, "time_step_rank must be an integer or 'auto'"),
+    ],
+)
+def test_values_of_config_json_are_checked(changes, rule):
+    with pytest.raises(ConfigError, match=rule):
+        models.create(CONFIGS["mamba"] | {"model_type": "mamba"} | changes, jax.random.key(0))
+
+
+def test_a_tensor_in_two_files_is_named(tmp_path):
+    model = made("mamba")
+    model.save(tmp_path, shard_bytes=500)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    (tmp_path / "again.safetensors").write_bytes(next(tmp_path.glob("model-00001-*")).read_bytes())
+    index["weight_map"]["more"] = "again.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match=r"the tensor '.*' is twice, in again.safetensors and model-00001-of-"):
+        models.load(tmp_path)

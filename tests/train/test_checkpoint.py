@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there; damage is met, named, and stepped over; another model is refused."""
 
+import os
 import shutil
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jrnn.errors import CheckpointError
-from jrnn.train.checkpoint import SEAL, Checkpoints
+from jrnn.train.checkpoint import SEAL, Checkpoints, steps_in
 
 
 class Pair(NamedTuple):
@@ -169,7 +170,7 @@ def test_another_model_is_refused(folder, like, message):
 
 
 @pytest.mark.parametrize("room", [0, 100, 20_000])
-def test_a_full_disk_leaves_the_checkpoints_before(folder, room, a_full_disk):
+def test_a_full_disk_leaves_the_checkpoints_before(folder, room, a_full_disk, caplog):
     big = Pair({"w": jnp.asarray(np.random.default_rng(0).normal(size=(100, 100)))}, ())
     with Checkpoints(folder) as checkpoints:
         with (
@@ -179,11 +180,33 @@ def test_a_full_disk_leaves_the_checkpoints_before(folder, room, a_full_disk):
             checkpoints.save(3, big)
         assert checkpoints.steps() == [1, 2]
         assert_same(checkpoints.restore(state(0))[0], state(2))
+    assert caplog.records == []  # orbax's own tracebacks
     with Checkpoints(folder) as checkpoints:
         assert checkpoints.steps() == [1, 2]
         checkpoints.save(3, state(3))
         assert_same(checkpoints.restore(state(0))[0], state(3))
     assert sorted(p.name for p in folder.iterdir()) == ["2", "3"]
+
+
+@pytest.mark.parametrize("file", [SEAL, "_CHECKPOINT_METADATA", "default/manifest.ocdbt", "x"])
+def test_a_pipe_in_a_checkpoint_is_named(folder, file):
+    path = folder / "2" / file
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    if file.startswith("_"):  # orbax reads it to list the checkpoints
+        with pytest.raises(CheckpointError, match=f"{file}: is a pipe, not a file"):
+            restore(folder, state(0))
+    else:
+        found, warnings = restore(folder, state(0))
+        assert_same(found, state(1))
+        assert f"{file}: is a pipe, not a file; step 1 is used" in warnings[0]
+
+
+def test_odd_names_are_no_steps(folder):
+    for name in ("\N{SUPERSCRIPT TWO}", "1" * 200, "-3", "x"):
+        (folder / name).mkdir()
+    assert steps_in(folder) == [1, 2]
+    assert_same(restore(folder, state(0))[0], state(2))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -121,3 +121,38 @@ def test_what_is_no_logger(folder, capsys, name, message):
     (folder / "measures.py").write_text("def no_logger(run, config, resume_at):\n    return 3\n")
     assert main(["train", "c.toml", "--set", f'train.loggers=["{name}"]']) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_is_imported_is_said_before_it_is_run(folder, capsys):
+    """And a file may import the one next to it, from any working directory."""
+    (folder / "other").mkdir()
+    (folder / "other" / "shared.py").write_text("NAME = 'shared'\n")
+    (folder / "other" / "mine.py").write_text("import sys\nimport shared\nprint(shared.NAME, file=sys.stderr)\nX = 1\n")
+    Path("c.toml").write_text('task = "other/mine.py:X"')
+    assert main(["train", "c.toml"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == [f"imports {folder / 'other' / 'mine.py'}", "shared"] and "is a int" in said[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("X = {}['planted']", r"mine.py: cannot be loaded: .*mine.py, line 1: KeyError: 'planted'"),
+        (
+            "import nothing_there",
+            "mine.py: cannot be loaded: .*ModuleNotFoundError: No module named 'nothing_there'",
+        ),
+    ],
+)
+def test_what_an_own_module_raises_is_its_mistake(folder, capsys, text, message):
+    Path("mine.py").write_text(text)
+    Path("c.toml").write_text('task = "mine.py:X"')
+    assert main(["train", "c.toml"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_what_an_own_function_raises_is_its_mistake(folder, capsys):
+    Path("mine.py").write_text("def measure(task, params, loss):\n    return 1 / 0\n")
+    changes = ["--set", 'train.metrics=["mine.py:measure"]', "--set", "train.steps=1"]
+    assert main(["train", "c.toml", *changes]) == 2
+    assert re.search(r"error: .*mine.py, line 2: ZeroDivisionError: division by zero", capsys.readouterr().err)

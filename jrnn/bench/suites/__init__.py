@@ -30,6 +30,7 @@ SUITES = {
     "streaming": "streaming",
     "never-worse": "never_worse",
     "linear": "linear",
+    "filters": "filters",
     "tuned": "tuned",
 }
 

@@ -5,6 +5,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,11 +33,35 @@ class NotAffine(Exception):
         super().__init__(why)
         self.eqn = eqn
 
-    @property
-    def place(self) -> str:
-        """The reason with the place in the user's code."""
-        where = source_info_util.summarize(self.eqn.source_info) if self.eqn is not None else ""
-        return f"{self} at {where}" if where else str(self)
+    def explained(self, names: Sequence[str] = ()) -> str:
+        """Returns the reason with the names of the carries, the place in the user's code, and what to do about it."""
+        where = f" at {source_info_util.summarize(self.eqn.source_info)}" if self.eqn is not None else ""
+        remedy = next((f"; {text}" for part, text in _REMEDIES.items() if part in str(self)), "")
+        return f"{with_names(str(self), names)}{where}{remedy}"
+
+
+_REMEDIES = {  # by a part of the reason
+    "output of every step": "return what is read from it, such as its product with a query",
+    "never contracted": "chunks pay where each step multiplies it by a vector",
+    "nothing is written": "let the step close over a matrix that never changes",
+    "stays in the loop": "compute it before the loop, and pass its values as xs",
+    "read each other": "update them by decays and outer products of inputs alone",
+    "dense matrix times S": "a decay, or I - k k^T, can be applied in chunks",
+    "not affine": "apply it to inputs, or to a carry of its own",
+    " of S": "apply it to inputs, or to a carry of its own",
+    "was read from S": "apply it to inputs, or to a carry of its own",
+}
+
+
+def with_names(text: str, names: Sequence[str]) -> str:
+    """Returns a text about the carry S, or about several, with the user's names.
+
+    >>> with_names("S is never contracted", ["carry['memory']"])
+    "carry['memory'] is never contracted"
+    """
+    both = " and ".join(names)
+    named = re.sub(r"\bS\b", lambda _: both, text) if names else text
+    return named if named != text or not names else f"{both}: {text}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +163,7 @@ def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupStep:
     """The part of a step that makes the new carries of a group; what does not need the old ones is computed.
 
     Attributes:
@@ -152,23 +177,23 @@ class Part:
     stacks: list[Any]
 
     @staticmethod
-    def of(loop: Loop, group: Group, known: Env, stacked: Env) -> Part:
+    def of(loop: Loop, group: Group, known: Env, stacked: Env) -> GroupStep:
         carry, outs = [loop.carry[i] for i in group], [loop.carry_out[i] for i in group]
         body, _ = jaxprs.needed(loop.eqns, outs, {*known, *stacked, *carry})
         moving = jaxprs.depends(body, carry)
         inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
         read = dict.fromkeys(v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving)
-        jaxprs.over_time(jaxprs.needed(body, read, {*known, *stacked})[0], known, stacked)
+        jaxprs.over_time(body, read, known, stacked)
         fixed, varying = ([v for v in read if (v in stacked) == moves] for moves in (False, True))
 
         def fn(consts: Values, stack: Values, old: Values) -> list[Any]:
             env = jaxprs.evaluate(inner, dict(zip((*fixed, *varying, *carry), (*consts, *stack, *old))))
             return [jaxprs.value(env, a) for a in outs]
 
-        return Part(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
+        return GroupStep(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
 
 
-Solve = Callable[[int, Part, list[Any]], Values]
+Solve = Callable[[int, GroupStep, list[Any]], Values]
 
 
 def in_order(
@@ -185,7 +210,7 @@ def in_order(
     known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
     for number, group in enumerate(groups):
-        part = Part.of(loop, group, known, stacked)
+        part = GroupStep.of(loop, group, known, stacked)
         for i, state in zip(group, solve(number, part, [init[i] for i in group])):
             states[i], out = state, loop.carry_out[i]
             if not jaxprs.is_literal(out) and out not in known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var
-from jrnn.loops.affine.renaming import constant, long_pairs, unviewed, varying_axes
+from jrnn.loops.affine.renaming import constant, long_axes, long_pairs, unviewed, varying_axes
 from jrnn.loops.affine.terms import Axes, Factor, Labels, Term, Value
 
 SUMS = ("add", "add_any", "sub")
@@ -27,7 +27,9 @@ class Known(Axes):
         super().__init__(states)
         self.constants = constants
         self._made = jaxprs.producers(eqns)
-        self._varying = varying_axes(eqns)
+        self._varying: dict[Var, set[int]] = {}
+        for eqn in eqns:
+            self._varying.update(zip(eqn.outvars, varying_axes(eqn, self._axes_of)))
 
     def _labels_next_to(self, value: Value, atom: Atom) -> Labels:
         """Labels for a known operand next to a value: the value's, and fresh ones where the value is constant."""
@@ -39,11 +41,8 @@ class Known(Axes):
             labels.append(None if not varies else self.find(label) if label is not None else self._fresh(n))
         return tuple(labels)
 
-    def _axes_of(self, atom: Atom) -> Collection[int]:
-        if jaxprs.is_literal(atom):
-            return ()
-        every = [axis for axis, n in enumerate(atom.aval.shape) if n != 1]
-        return self._varying.get(atom, every)
+    def _axes_of(self, atom: Atom) -> set[int]:
+        return set() if jaxprs.is_literal(atom) else self._varying.get(atom, long_axes(atom))
 
     def _known(self, atom: Atom, other: Value, ndim: int) -> Value:
         """The form of a known summand."""
@@ -54,7 +53,7 @@ class Known(Axes):
 
     def _terms(self, atom: Atom, labels: Labels) -> list[Term]:
         """Returns a known value as a sum of products of smaller values, if it is one; otherwise as one factor."""
-        labels = tuple(l if axis in self._axes_of(atom) else None for axis, l in enumerate(labels))
+        labels = self._where_varying(atom, labels)
         mine = {l for l in labels if l is not None}
         value = None if mine else constant(atom, self._made, self.constants)
         if value is not None and not value.any():
@@ -78,7 +77,7 @@ class Known(Axes):
             return self._terms(ins[0], inner)
 
         def operand(atom: Atom, sign: int = 1) -> list[Term]:
-            return [t.times((), sign) for t in self._terms(atom, labels if atom.aval.shape else ())]
+            return [t.times((), sign) for t in self._terms(atom, labels)]
 
         if name == "neg":
             return operand(ins[0], -1)

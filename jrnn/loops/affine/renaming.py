@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -59,30 +59,28 @@ def unviewed(eqn: Eqn, labels: Labels) -> Labels | None:
     return tuple(inner)
 
 
-def varying_axes(eqns: Sequence[Eqn]) -> dict[Var, set[int]]:
-    """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations."""
-    varying: dict[Var, set[int]] = {}
+def varying_axes(eqn: Eqn, of: Callable[[Atom], set[int]]) -> list[set[int]]:
+    """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations.
 
-    def of(atom: Atom) -> set[int]:
-        if jaxprs.is_literal(atom):
-            return set()
-        return varying.get(atom, {d for d, n in enumerate(atom.aval.shape) if n != 1})
+    Args:
+        eqn: the equation.
+        of: the axes along which an operand may vary.
+    """
+    every = [long_axes(v) for v in eqn.outvars]
+    try:
+        sources = sources_of(eqn) if eqn.invars and len(eqn.outvars) == 1 else None
+    except NotAffine:
+        sources = None
+    if sources is not None:
+        inner = of(eqn.invars[0])
+        return [{d for d in every[0] if sources[d] in inner}]
+    if eqn.primitive.name in primitives.ELEMENTWISE:
+        return [set().union(*map(of, eqn.invars)) & e for e in every]
+    return [{eqn.params["dimension"]} & every[0]] if eqn.primitive.name == "iota" else every
 
-    for eqn in eqns:
-        every = [{d for d, n in enumerate(v.aval.shape) if n != 1} for v in eqn.outvars]
-        try:
-            sources = sources_of(eqn) if eqn.invars and len(eqn.outvars) == 1 else None
-        except NotAffine:
-            sources = None
-        if sources is not None:
-            inner = of(eqn.invars[0])
-            every = [{d for d in every[0] if sources[d] in inner}]
-        elif eqn.primitive.name in primitives.ELEMENTWISE:
-            every = [set().union(*map(of, eqn.invars)) & e for e in every]
-        elif eqn.primitive.name == "iota":
-            every = [{eqn.params["dimension"]} & every[0]]
-        varying.update(zip(eqn.outvars, every))
-    return varying
+
+def long_axes(atom: Atom) -> set[int]:
+    return {d for d, n in enumerate(atom.aval.shape) if n != 1}
 
 
 def constant(atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]) -> np.ndarray | None:

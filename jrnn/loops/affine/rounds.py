@@ -1,6 +1,8 @@
 """Linear recurrences `d[t] = J[t] d[t-1] + b[t]`, solved in rounds, with exact derivatives in both modes.
 
 Shapes: T time, A batch axes, M the size of a block. d and b are [T, A, M], J is [T, A, M, M]. d before the first step is 0.
+Where few carries read each other elementwise, d and b may be lists of M arrays [T, A], and J M lists of them: accelerators
+compute arrays without short axes faster.
 """
 
 from __future__ import annotations
@@ -16,27 +18,31 @@ from jax import lax
 _ELEMENTWISE = 4  # products of blocks up to this size are sums of elementwise products
 
 
-def applied(j: jax.Array, d: jax.Array) -> jax.Array:
+def applied(j: Any, d: Any) -> Any:
     """Returns the products of blocks and vectors."""
+    if isinstance(j, list):
+        return [reduce(add, [x * y for x, y in zip(row, d)]) for row in j]
     size = j.shape[-1]
     if size <= _ELEMENTWISE:
         return reduce(add, [j[..., k] * d[..., k, None] for k in range(size)])
     return jnp.einsum("...ij,...j->...i", j, d, precision="highest")
 
 
-def _composed(r: jax.Array, p: jax.Array) -> jax.Array:
+def _composed(r: Any, p: Any) -> Any:
+    if isinstance(r, list):
+        return [[reduce(add, [x * y for x, y in zip(row, column)]) for column in zip(*p)] for row in r]
     size = r.shape[-1]
     if size <= _ELEMENTWISE:
         return reduce(add, [r[..., :, k, None] * p[..., None, k, :] for k in range(size)])
     return jnp.einsum("...ij,...jk->...ik", r, p, precision="highest")
 
 
-def in_rounds(j: jax.Array, b: jax.Array) -> jax.Array:
+def in_rounds(j: Any, b: Any) -> Any:
     """Solves a recurrence in about 2 log2 T rounds. Products of blocks may overflow where the solution does not."""
 
     def compose(first: Any, second: Any) -> Any:
         (p, q), (r, s) = first, second
-        return _composed(r, p), applied(r, q) + s
+        return _composed(r, p), jax.tree.map(add, applied(r, q), s)
 
     return lax.associative_scan(compose, (j, b))[1]
 

@@ -6,6 +6,7 @@ step only reads in slices, or in another shape, is held as these slices, or in t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,52 +32,44 @@ _SAFE = frozenset((
 def opened(closed: Any, calls: Mapping[str, str]) -> jaxprs.Program:
     """Returns the program of a closed jaxpr with calls, short inner loops and affine conditions opened."""
     program = jaxprs.opened(closed, calls)
-    if not any(e.primitive.name in _PARTS or _is_short(e) or _is_affine(e, calls) for e in program.eqns):
+    if not any(_expansion(eqn, calls) for eqn in program.eqns):
         return program
 
     def run(*args: Any) -> list[Any]:
         env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
-        return _evaluate(program.eqns, env, program.outvars, calls)
+        for eqn in program.eqns:
+            expansion = _expansion(eqn, calls) or functools.partial(jaxprs.bind, eqn)
+            with jaxprs.in_scope(eqn):
+                env.update(zip(eqn.outvars, expansion(*(jaxprs.read(env, a) for a in eqn.invars))))
+        return [jaxprs.read(env, a) for a in program.outvars]
 
     return opened(jax.make_jaxpr(run)(*(v.aval for v in program.invars)), calls)
 
 
-def _is_short(eqn: Eqn) -> bool:
-    return (
-        eqn.primitive.name == "scan"
-        and not eqn.effects
-        and jaxprs.is_known(eqn.params["length"])
-        and (eqn.params["length"] <= _LONGEST)
-    )
+def _expansion(eqn: Eqn, calls: Mapping[str, str]) -> Callable[..., list[Any]] | None:
+    """Returns a function that computes the results of an equation that is opened; None for other equations."""
+    name, params = eqn.primitive.name, eqn.params
+    if name in _PARTS:
+        return functools.partial(_PARTS[name], **params)
+    if eqn.effects:
+        return None
+    if name == "scan" and jaxprs.is_known(params["length"]) and params["length"] <= _LONGEST:
+        return functools.partial(_unrolled, params)
+    if name == "cond" and len(params["branches"]) <= _LONGEST:
+        bodies = [jaxprs.opened(b, calls) for b in params["branches"]]
+        if all(e.primitive.name in _SAFE for body in bodies for e in body.eqns):
+            return functools.partial(_selected, params["branches"])
+    return None
 
 
-def _is_affine(eqn: Eqn, calls: Mapping[str, str]) -> bool:
-    if eqn.primitive.name != "cond" or eqn.effects or len(eqn.params["branches"]) > _LONGEST:
-        return False
-    bodies = [jaxprs.opened(b, calls) for b in eqn.params["branches"]]
-    return all(e.primitive.name in _SAFE for body in bodies for e in body.eqns)
+def _selected(branches: Sequence[Any], which: Any, *given: Any) -> list[Any]:
+    *first, results = [jex.jaxpr_as_fun(b)(*given) for b in branches]
+    for i, case in reversed(list(enumerate(first))):
+        results = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, results)]
+    return results
 
 
-def _evaluate(eqns: Sequence[Eqn], env: jaxprs.Env, outs: Sequence[Any], calls: Mapping[str, str]) -> list[Any]:
-    for eqn in eqns:
-        args = [jaxprs.read(env, a) for a in eqn.invars]
-        with jaxprs.in_scope(eqn):
-            if eqn.primitive.name in _PARTS:
-                results = _PARTS[eqn.primitive.name](*args, **eqn.params)
-            elif _is_short(eqn):
-                results = _unrolled(eqn.params, args)
-            elif _is_affine(eqn, calls):
-                which, *given = args
-                *first, results = [jex.jaxpr_as_fun(b)(*given) for b in eqn.params["branches"]]
-                for i, case in reversed(list(enumerate(first))):
-                    results = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, results)]
-            else:
-                results = jaxprs.bind(eqn, *args)
-        env.update(zip(eqn.outvars, results))
-    return [jaxprs.read(env, a) for a in outs]
-
-
-def _unrolled(params: dict[str, Any], args: Sequence[Any]) -> list[Any]:
+def _unrolled(params: dict[str, Any], *args: Any) -> list[Any]:
     n_consts, n_carry = jaxprs.scan_counts(params)
     consts, carry, xs = args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
     body, stacks = params["jaxpr"], []

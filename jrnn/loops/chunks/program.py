@@ -23,18 +23,12 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Var
 from jrnn.loops.affine.matrix import Affine
 from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.guarded import all_finite, linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.solve import Kept
-
-
-def over_time(eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, steps: Env) -> None:
-    """Evaluates what leads to `outs` for all steps, as `jaxprs.over_time` does."""
-    needed, _ = jaxprs.needed(eqns, outs, {*env, *steps})
-    jaxprs.over_time(needed, env, steps)
+from jrnn.loops.loop import Loop
 
 
 @dataclass(frozen=True)
@@ -43,20 +37,12 @@ class Body:
 
     Attributes:
         forms: of the carries.
-        eqns: the step's equations.
-        consts, xs: the variables that are the same at every step, and those that differ.
-        carry, carry_out: the carries, and their new values.
-        outs: what is wanted at each step.
+        loop: the loop of these carries, whose ys are what is wanted at each step.
         steps: C.
     """
 
     forms: tuple[Affine, ...]
-    eqns: tuple[Eqn, ...]
-    consts: tuple[Var, ...]
-    xs: tuple[Var, ...]
-    carry: tuple[Var, ...]
-    carry_out: tuple[Atom, ...]
-    outs: tuple[Atom, ...]
+    loop: Loop
     steps: int
 
     def run(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
@@ -114,8 +100,8 @@ class Body:
     def in_products(
         self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, keep: Kept
     ) -> list[Any]:
-        env, steps = dict(zip(self.consts, consts)), dict(zip(self.xs, xs))
-        over_time(self.eqns, [v for form in self.forms for v in variables(form.terms)], env, steps)
+        loop, env, steps = self.loop, dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
+        jaxprs.over_time(loop.eqns, [v for form in self.forms for v in variables(form.terms)], env, steps)
         new, cuts = [], {}
         left = iter(states)
         for form in self.forms:
@@ -124,11 +110,7 @@ class Body:
             values, after = Chunk(form, factors, self.steps, valid, keep).run(own)
             cuts.update(values)
             new += after
-        return [*new, *self._outs(env, {**steps, **cuts}, self.steps)]
-
-    def _outs(self, env: Env, steps: Env, count: int) -> list[Any]:
-        over_time(self.eqns, self.outs, env, steps)
-        return [jaxprs.stack(atom, env, steps, count) for atom in self.outs]
+        return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**steps, **cuts}, self.steps)]
 
     def by_steps(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
         states, outs = jax.lax.scan(lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps)
@@ -137,12 +119,12 @@ class Body:
     def _step(
         self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], here: Any
     ) -> tuple[Any, list[Any]]:
-        old = [s.astype(v.aval.dtype) for s, v in zip(states, self.carry)]
-        env = dict(zip((*self.consts, *self.carry, *self.xs), (*consts, *old, *xs)))
-        jaxprs.evaluate(self.eqns, env)
-        new = [jaxprs.value(env, a).astype(s.dtype) for a, s in zip(self.carry_out, states)]
+        loop = self.loop
+        old = [s.astype(v.aval.dtype) for s, v in zip(states, loop.carry)]
+        env = jaxprs.evaluate(loop.eqns, dict(zip(loop.inputs, (*consts, *old, *xs))))
+        new = [jaxprs.value(env, a).astype(s.dtype) for a, s in zip(loop.carry_out, states)]
         new = new if here is None else [jnp.where(here, a, s) for a, s in zip(new, states)]
-        return new, [jaxprs.value(env, a) for a in self.outs]
+        return new, [jaxprs.value(env, a) for a in loop.ys]
 
     def tangents_by_steps(self, args: Any, tangents: Any) -> list[Any]:
         """Returns the tangents of `by_steps`. No state is stored: each step computes those before it again."""

@@ -5,8 +5,11 @@ Ratios to the constants of the machine, measured on an AMD EPYC with AVX-512 (do
 
 from __future__ import annotations
 
+import math
+
 from jrnn.loops.machines import Machine
 from jrnn.loops.native.steps import Operation
+from jrnn.loops.native.views import View
 from jrnn.loops.native.writer import Program
 
 _RATE = 1.15  # products run so many times as fast as those of XLA, whose weights are packed at each call
@@ -35,7 +38,7 @@ def terms(program: Program, machine: Machine) -> dict[str, float]:
     products += size / machine.cached if size > _FAR * machine.near else 0.0
     work = [o for stage in program.stages for o in stage if o.kind != "product"]
     calls = machine.kernel * (_STAGE * len(program.stages) + _INSTRUCTION * len(work))
-    elements = sum(_each(o, machine) * o.width for o in work) * program.rows * wide
+    elements = sum(_each(o, machine) * _width(o) for o in work) * program.rows * wide
     return {
         "products": steps * products,
         "elements": steps * elements,
@@ -46,6 +49,14 @@ def terms(program: Program, machine: Machine) -> dict[str, float]:
 
 def _products(program: Program) -> list[Operation]:
     return [o for stage in program.stages for o in stage if o.matrix is not None]
+
+
+def _width(o: Operation) -> int:
+    """Returns the elements of a row that an operation computes, or reads if it reduces them."""
+    read = o.read[0]
+    if o.is_elementwise or not isinstance(read, View):
+        return o.width
+    return math.prod(n for axis, (n, _) in enumerate(read.dims) if axis != read.row)
 
 
 def _each(o: Operation, machine: Machine) -> float:

@@ -28,7 +28,7 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks, blocks_of
-from jrnn.loops.affine.carries import Part, Values, in_order
+from jrnn.loops.affine.carries import GroupStep, Values, in_order
 from jrnn.loops.loop import loop_of
 from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii
 from jrnn.loops.newton.options import Newton
@@ -81,7 +81,7 @@ def run(
         xs, guess = [x[::-1] for x in xs], guess if isinstance(guess, str) else [g[::-1] for g in guess]
     reports = []
 
-    def solve(number: int, part: Part, first: list[Any]) -> list[Any]:
+    def solve(number: int, part: GroupStep, first: list[Any]) -> list[Any]:
         blocks = structure[number]
         given = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
         diagonal = options.jacobian == "diagonal" and blocks.block > 1
@@ -149,7 +149,7 @@ class _Step:
         diagonal: only the diagonal of the Jacobian is used.
     """
 
-    part: Part
+    part: GroupStep
     blocks: Blocks
     init: list[Any]
     diagonal: bool

@@ -23,7 +23,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.affine import rounds
-from jrnn.loops.affine.carries import MOST_TOGETHER, NotAffine, Part, check_diagonal, in_order
+from jrnn.loops.affine.carries import MOST_TOGETHER, GroupStep, NotAffine, check_diagonal, in_order
 from jrnn.loops.loop import Loop, Results
 
 
@@ -36,19 +36,19 @@ class Solved:
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         loop = self.loop
 
-        def solve(number: int, part: Part, first: list[Any]) -> list[Any]:
+        def solve(number: int, part: GroupStep, first: list[Any]) -> list[Any]:
             """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
 
             def coefficients(stack: Any) -> tuple[Any, Any]:
-                rows, rest = _coefficients(lambda old: part.fn(part.consts, stack, old), first)
-                return jnp.stack([jnp.stack(row, -1) for row in rows], -2), jnp.stack(rest, -1)
+                return _coefficients(lambda old: part.fn(part.consts, stack, old), first)
 
             a, b = jax.vmap(coefficients, axis_size=length)(part.stacks)
-            a, b = (a[::-1], b[::-1]) if loop.reverse else (a, b)
-            start = b[0] + rounds.applied(a[0], jnp.stack(first, -1))
-            h = rounds.in_rounds(a, jnp.concatenate([start[None], b[1:]]))  # a[0] is not used
-            h = h[::-1] if loop.reverse else h
-            return [h[..., k] for k in range(len(first))]
+            a, b = jax.tree.map(lambda v: v[::-1], (a, b)) if loop.reverse else (a, b)
+            moved = rounds.applied(jax.tree.map(lambda v: v[0], a), first)
+            # b[0] becomes h[0], so that a[0] is not used.
+            b = [jnp.concatenate([(x[0] + m)[None], x[1:]]) for x, m in zip(b, moved)]
+            h = rounds.in_rounds(a, b)
+            return [x[::-1] for x in h] if loop.reverse else h
 
         return in_order(loop, _groups(loop), solve, consts, init, xs, length)[0]
 

@@ -95,7 +95,7 @@ class Fission:
 def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) -> None:
     """Evaluates equations for all steps and adds `outs` to `stacked`, which holds [T, ...]; `env` holds constants."""
     stacked_here = dict(stacked)
-    jaxprs.over_time(eqns, dict(env), stacked_here)
+    jaxprs.over_time(eqns, outs, dict(env), stacked_here)
     stacked.update({v: stacked_here[v] for v in outs if v in stacked_here})
 
 

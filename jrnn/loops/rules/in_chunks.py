@@ -204,7 +204,8 @@ def _chunked(
             )
             if not stored:
                 return "not in chunks: this gradient reads no state"
-        chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
+        names = _names(body, n_consts, parts)
+        chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds, names)
         forms = tuple(form for stage in chunked.stages for form in stage.forms)
         choice = chunks.compared(chunked.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
         if take == BY_STEPS:
@@ -222,11 +223,19 @@ def _chunked(
             chunked = replace(chunked, notes=(*chunked.notes, note)) if note else chunked
         return chunked, program.consts, choice
     except chunks.NotAffine as reason:
-        return f"not in chunks: {reason.place}"
+        return f"not in chunks: {reason if reason.eqn is None else reason.explained()}"  # several have their remedies
     except Exception as error:
         if strict_passes.value:
             raise
         return f"not in chunks: {type(error).__name__} (please report it): {error}"
+
+
+def _names(body: Any, n_consts: int, parts: Sequence[int]) -> list[str]:
+    """Returns what the user calls each carry of a loop, which holds so many parts of each of the step's; or nothing."""
+    found = list(getattr(getattr(body, "debug_info", None), "arg_names", None) or ())[n_consts:]
+    if len(found) < len(parts) or not all(found[: len(parts)]):
+        return []
+    return [name for name, count in zip(found, parts) for _ in range(count)]
 
 
 def _read(

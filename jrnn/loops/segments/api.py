@@ -66,6 +66,13 @@ def scan(
     segment = Segment(loop, run)
     solver = Solver(place, segment, tuple(in_order), alone=not communicates)
 
+    last, outs = _solved(segment, solver)(consts, leaves, stacks)
+    return jax.tree.unflatten(tree, place.from_last(last)), jax.tree.unflatten(jax.tree.structure(ys), outs)
+
+
+def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Values]]:
+    """Returns the last carry and the outputs of a device as a function of constants, the first carry and inputs."""
+
     @jax.custom_jvp
     def solved(consts: Values, init: Values, xs: Values) -> tuple[Values, Values]:
         return segment.whole(consts, solver.starts(consts, init, xs)[0], xs)
@@ -94,8 +101,7 @@ def scan(
         return results, jax.tree.map(_out_tangent, results, outs)
 
     solved.defjvp(rule, symbolic_zeros=True)
-    last, outs = solved(consts, leaves, stacks)
-    return jax.tree.unflatten(tree, place.from_last(last)), jax.tree.unflatten(jax.tree.structure(ys), outs)
+    return solved
 
 
 def _instantiated(tangent: Any, value: Any) -> Any:

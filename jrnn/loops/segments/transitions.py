@@ -55,7 +55,7 @@ def _kind(loop: Loop, group: Group, pending: Pending, constants: dict[Any, Any],
     try:
         transition = _transition(loop, group, pending, constants)
     except NotAffine as why:
-        return "opaque", why.place
+        return "opaque", why.explained()
     except Exception as error:
         if strict_passes.value:
             raise

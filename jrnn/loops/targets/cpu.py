@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from jrnn import jaxprs
 from jrnn.loops import costs, native, tuned
+from jrnn.loops.arithmetic import Arithmetic, arithmetic
 from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.equation_costs import is_call, is_outer
-from jrnn.loops.estimates import Estimator, Split
+from jrnn.loops.estimates import Estimator, Split, estimate, total
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
@@ -60,26 +61,30 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
         notes = (f"not associative: {why}",)
     search = _Search(original, loop, options, target)
     name, trip = (None, 1) if take is None else tuned.parted(take)
-    found = search.choice(name)
-    if found.chosen.way == name:
+    choice = search.choice(name)
+    if choice.chosen.way == name:
         notes = (tuned.NOTE + str(take),)
     if options.executor == native.NAME and search.refusal:
         notes = (f"not native: {search.refusal}",)
-    if found.chosen.plan is None and trip > 1:
+    if choice.chosen.plan is None and trip > 1:
         fission = split(replace(original, unroll=trip), moves=Moves())
-        return LoopPlan(target, original, fission, fission.core, "scan", notes=notes, choice=found)
-    if found.chosen.plan is None:
-        return LoopPlan(target, original, None, None, "lax.scan", notes=notes or (NOTHING,), choice=found)
-    way: _Way = found.chosen.plan
+        return LoopPlan(target, original, fission, fission.core, "scan", notes=notes, choice=choice)
+    if choice.chosen.plan is None:
+        notes = notes if choice.chosen.way == name else (*notes, NOTHING)
+        return LoopPlan(target, original, None, None, "lax.scan", notes=notes, choice=choice)
+    way: _Way = choice.chosen.plan
     if way.native is not None:
         notes = (*notes, str(way.native))
-        return LoopPlan(target, original, way.fission, way.native, native.NAME, way.chunk, notes, found)
+        return LoopPlan(target, original, way.fission, way.native, native.NAME, way.chunk, notes, choice)
+    if way.arithmetic is not None:
+        notes = (*notes, str(way.arithmetic))
+        return LoopPlan(target, original, way.fission, way.arithmetic.loop, "scan", way.chunk, notes, choice)
     core = replace(way.fission.core, unroll=max(way.fission.core.unroll, trip))
     if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), slices)
     else:
         inner = widen_sums(activate_together(core))
-    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, found)
+    return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, choice)
 
 
 def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate], tuple[int, int]]:
@@ -107,11 +112,15 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
 
 @dataclass(frozen=True)
 class _Way:
-    """A loop in parts, run `chunk` steps at a time, or all at once if None. `native` runs the loop that stays, if given."""
+    """A loop in parts, run `chunk` steps at a time, or all at once if None.
+
+    `native` or `arithmetic` runs the loop that stays, if given.
+    """
 
     fission: Fission
     chunk: int | None
     native: Native | None = None
+    arithmetic: Arithmetic | None = None
     coefficients: bool = False  # all that needs no carry is computed before the loop
 
     @property
@@ -124,7 +133,8 @@ class _Way:
         parts = [f"{self.chunk} at a time"] if self.chunk else []
         parts += [f"{where} {' '.join(map(str, at))}" for where, at in numbers.items() if at]
         parts += ["coefficients before the loop"] * self.coefficients
-        return "; ".join([*parts, "steps" if self.native is None else native.NAME])
+        runner = native.NAME if self.native is not None else "steps" if self.arithmetic is None else "as arithmetic"
+        return "; ".join([*parts, runner])
 
 
 class _Search:
@@ -190,8 +200,9 @@ class _Search:
             tried[most] = self._candidate("all of these", most)
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
+        small = [way for moves in dict.fromkeys((Moves(), most)) if (way := self._as_arithmetic(moves))]
         called = self._called(most) if self.options.executor == "auto" and self._may_call() else []
-        return [self.reference, *tried.values(), *chosen, *called]
+        return [self.reference, *tried.values(), *chosen, *called, *small]
 
     def _may_call(self) -> bool:
         """Returns True for a loop that the native kernel might run faster, without a look at the kernel."""
@@ -217,6 +228,21 @@ class _Search:
                 continue
             found[moves] = Candidate(name, runner.estimate(self.estimator.split(fission)), _Way(fission, None, runner))
         return [*found.values()]
+
+    def _as_arithmetic(self, moves: Moves) -> Candidate | None:
+        """Returns the candidate whose loop has small linear algebra as arithmetic, or None if it has none."""
+        if self.options.executor != "auto":
+            return None
+        fission = self._split(moves)
+        found = arithmetic(fission.core, self.estimator)
+        if found is None:
+            return None
+        parts = self.estimator.split(fission)
+        whole = parts.at_once()
+        before = {name: -seconds for name, seconds in self.estimator.trips(fission.core, parts.inside).items()}
+        changed = estimate(total(dict(whole.terms), before, found.terms), whole.memory)
+        name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
+        return Candidate(name, changed, _Way(fission, None, arithmetic=found))
 
     def _split(self, moves: Moves | None) -> Fission:
         self.left -= len(self.loop.eqns)

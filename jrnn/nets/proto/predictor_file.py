@@ -1,8 +1,8 @@
 """The files of Caffe2's predictor exporter: a minidb with a MetaNetDef first, then the parameters as blobs."""
 
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ _NETS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PredictorFile:
     """A model: `global_init_net` loads the parameters, `predict_init_net` fills inputs and outputs, once each."""
 
@@ -39,7 +39,7 @@ class PredictorFile:
     global_init_net: Net
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    parameters: Mapping[str, np.ndarray]
+    parameters: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
 
 
 def read_predictor_file(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> PredictorFile:

@@ -75,5 +75,5 @@ def test_the_watch_sees_what_goes_wrong(fuzz, monkeypatch, tmp_path, capfd):
 
 def test_cases_are_functions_of_the_seed(fuzz):
     first, again, other = (fuzz.Cases(seed, fuzz.READERS) for seed in (0, 0, 1))
-    assert [first(k) for k in range(24)] == [again(k) for k in range(24)] != [other(k) for k in range(24)]
-    assert {first(k)[0] for k in range(24)} == set(fuzz.READERS)
+    assert [first(k) for k in range(30)] == [again(k) for k in range(30)] != [other(k) for k in range(30)]
+    assert {first(k)[0] for k in range(30)} == set(fuzz.READERS)

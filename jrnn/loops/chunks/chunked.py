@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
 from jrnn.loops import mark
-from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept
+from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
-from jrnn.loops.chunks.program import Body, over_time
+from jrnn.loops.chunks.program import Body
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.recompute import in_chunks
 
@@ -120,7 +120,7 @@ class Chunked:
         if not self.stages:
             return _checkpointed(loop, consts, init, xs, length)
         env, steps = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
-        over_time(loop.eqns, _projections(loop), env, steps)
+        jaxprs.over_time(loop.eqns, _projections(loop), env, steps)
         last: dict[int, Any] = {}
         for number, stage in enumerate(self.stages):
             first = [init[i] for i in stage.carry]
@@ -135,16 +135,14 @@ class Chunked:
                 steps.update(zip(outs, stacks))
             elif stage.kind == "kept":
                 (i,), (value,) = stage.carry, first
-                over_time(loop.eqns, [loop.carry_out[i]], env, steps)
-                stack = jaxprs.stack(loop.carry_out[i], env, steps, length)
+                (stack,) = jaxprs.stacks(loop.eqns, [loop.carry_out[i]], env, steps, length)
                 steps[loop.carry[i]] = jaxprs.shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
                 final = [stack[0 if loop.reverse else -1]]
             else:
                 final, before = _one_by_one(loop, stage, first, env, steps, length)
                 steps.update(zip([loop.carry[i] for i in stage.carry], before))
             last.update(zip(stage.carry, final))
-        over_time(loop.eqns, loop.ys, env, steps)
-        return [last[i] for i in range(len(init))], [jaxprs.stack(y, env, steps, length) for y in loop.ys]
+        return [last[i] for i in range(len(init))], jaxprs.stacks(loop.eqns, loop.ys, env, steps, length)
 
 
 def check(loop: Loop) -> None:
@@ -154,13 +152,16 @@ def check(loop: Loop) -> None:
         raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
 
 
-def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None) -> Chunked:
+def chunked(
+    loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None, names: Sequence[str] = ()
+) -> Chunked:
     """Returns the loop in chunks.
 
     Args:
         loop: the loop.
         constants: values of variables that are known now.
         holds: how the loop holds the carries of the step as it was written.
+        names: what the user calls the carries, or nothing.
 
     Raises:
         NotAffine: if no carry runs in chunks, with the reasons.
@@ -184,7 +185,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
                     continue
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
-                    notes.append(f"not in chunks: {reason.place}")
+                    notes.append(f"not in chunks: {reason.explained([names[j] for j in g if names])}")
         solved = {j for positions in forms for j in positions}
         others = [g for g in ready if not solved.issuperset(g)]
         if others:
@@ -198,7 +199,9 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | Non
             pending.take("affine", [*itertools.chain(*forms)], tuple(forms.values()))
             size = chunk_length(loop.length)
             count = -(-loop.length // size)
-            notes += [f"solved in chunks of {size}: {form}, stored at {count} boundaries" for form in forms.values()]
+            for positions, form in forms.items():
+                text = with_names(str(form), [names[j] for j in positions if names])
+                notes.append(f"solved in chunks of {size}: {text}, stored at {count} boundaries")
     if not any(stage.forms for stage in pending.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
         shapes = ", ".join(v.aval.str_short() for v in diagonal)
@@ -256,34 +259,29 @@ def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Se
     return in_chunks(some, init, list(xs), length, _BOUNDARY, loop.reverse, wrap)
 
 
+def _part(loop: Loop, stage: Stage, ys: Sequence[Atom], env: Env, steps: Env) -> Loop:
+    """Returns the loop of the carries of a stage, whose constants and inputs are known."""
+    carry, new = [loop.carry[i] for i in stage.carry], [loop.carry_out[i] for i in stage.carry]
+    # A form may read the operands of a product that is computed before the loop.
+    operands = [v for form in stage.forms for v in variables(form.terms)]
+    eqns, read = jaxprs.needed(loop.eqns, [*ys, *new, *operands], {*env, *steps, *carry})
+    consts, xs = ([v for v in read if v in known] for known in (env, steps))
+    parts = {"eqns": eqns, "consts": consts, "carry": carry, "xs": xs, "carry_out": new, "ys": ys}
+    return replace(loop, **{name: tuple(part) for name, part in parts.items()})
+
+
 def _one_by_one(loop: Loop, stage: Stage, first: Sequence[Any], env: Env, steps: Env, length: int) -> Results:
     """Runs carries that are not affine as a loop of their own. Returns the last ones, and those before each step."""
-    carry, new = [loop.carry[i] for i in stage.carry], [loop.carry_out[i] for i in stage.carry]
-    body, read = jaxprs.needed(loop.eqns, new, {*env, *steps, *carry})
-    consts, xs = [v for v in read if v in env], [v for v in read if v in steps]
-    small = replace(
-        loop,
-        eqns=tuple(body),
-        consts=tuple(consts),
-        carry=tuple(carry),
-        xs=tuple(xs),
-        carry_out=tuple(new),
-        ys=tuple(carry),
-    )
-    return small.run([env[v] for v in consts], first, [steps[v] for v in xs], length)
+    part = _part(loop, stage, [loop.carry[i] for i in stage.carry], env, steps)
+    return part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
 
 
 def _in_chunks(
     loop: Loop, stage: Stage, outs: Sequence[Atom], first: Sequence[Any], env: Env, steps: Env, length: int, size: int
 ) -> Results:
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
-    carry, new = tuple(loop.carry[i] for i in stage.carry), tuple(loop.carry_out[i] for i in stage.carry)
-    # A form may read the operands of a product that is computed before the loop.
-    wanted = [*outs, *new, *(v for form in stage.forms for v in variables(form.terms))]
-    _, read = jaxprs.needed(loop.eqns, wanted, {*env, *steps, *carry})
-    consts, xs = tuple(v for v in read if v in env), tuple(v for v in read if v in steps)
-    eqns, _ = jaxprs.needed(loop.eqns, wanted, {*consts, *xs, *carry})
-    body = Body(stage.forms, tuple(eqns), consts, xs, carry, new, tuple(outs), size)
+    body = Body(stage.forms, _part(loop, stage, outs, env, steps), size)
+    carry = body.loop.carry
     count = -(-length // size)
     extra = count * size - length
 
@@ -295,8 +293,8 @@ def _in_chunks(
 
     valid = jnp.arange(count * size) < length
     valid = (valid[::-1] if loop.reverse else valid).reshape(count, size) if extra else None
-    given = [cut(steps[v]) for v in xs]
-    fixed = [env[v] for v in consts]
+    given = [cut(steps[v]) for v in body.loop.xs]
+    fixed = [env[v] for v in body.loop.consts]
     turn = (lambda x: x[::-1]) if loop.reverse else (lambda x: x)
 
     def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:

@@ -1,0 +1,119 @@
+"""Rules for products and solves with triangular matrices, and the helpers that all rules share.
+
+A rule takes an equation and its operands, and returns the results, or None if it does not apply. Matrices are the last two
+axes, and all other axes are batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jrnn.jaxprs import Eqn
+
+Values = Sequence[Any] | None
+
+_TINY = 64  # multiplications
+
+
+def cut(a: Any, rows: slice, columns: slice) -> Any:
+    """Returns a part of each matrix, without removing an axis."""
+    (top, bottom, _), (left, right, _) = rows.indices(a.shape[-2]), columns.indices(a.shape[-1])
+    return lax.slice(a, (*[0] * (a.ndim - 2), top, left), (*a.shape[:-2], bottom, right))
+
+
+def transposed(a: Any) -> Any:
+    return lax.transpose(a, (*range(a.ndim - 2), a.ndim - 1, a.ndim - 2))
+
+
+def conj(a: Any) -> Any:
+    return lax.conj(a) if jnp.iscomplexobj(a) else a
+
+
+def places(a: Any, axis: int) -> Any:
+    """Returns the index of the row (axis -2) or column (axis -1) of each element."""
+    return lax.broadcasted_iota(jnp.int32, a.shape, a.ndim + axis)
+
+
+# Products ---------------------------------------------------------------------------------------------------------------
+
+
+def dot_general(eqn: Eqn, a: Any, b: Any) -> Values:
+    """A product: a sum of products of elements, in the order of the contracted axes."""
+    (out,), precision = eqn.outvars, eqn.params["precision"]
+    if a.dtype == bool or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
+        return None
+    (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
+    dtype = _summed_in(jnp.promote_types(out.aval.dtype, jnp.result_type(a, b)))
+    free_a, free_b = (_others(v, over, batch) for v, over, batch in ((a, over_a, batch_a), (b, over_b, batch_b)))
+    depth = math.prod(a.shape[d] for d in over_a)
+    batch, rows, columns = ([v.shape[d] for d in axes] for v, axes in ((a, batch_a), (a, free_a), (b, free_b)))
+    a = lax.transpose(a, (*batch_a, *free_a, *over_a)).astype(dtype)
+    b = lax.transpose(b, (*batch_b, *over_b, *free_b)).astype(dtype)
+    a = lax.reshape(a, (*batch, math.prod(rows), depth))
+    b = lax.reshape(b, (*batch, depth, math.prod(columns)))
+    return [lax.reshape(product(a, b), out.aval.shape).astype(out.aval.dtype)]
+
+
+def product(a: Any, b: Any) -> Any:
+    """Returns the products of matrices.
+
+    A sum of terms is fused into what reads it, and computed again for each reader, so it is for tiny products alone. XLA:CPU
+    vectorizes a reduction over the rows of a matrix, and not one over its columns.
+    """
+    depth, shape = a.shape[-1], (*a.shape[:-1], b.shape[-1])
+    if depth == 0:
+        return lax.full(shape, 0, a.dtype)
+    if depth * math.prod(shape) <= _TINY:
+        every = slice(None)
+        terms = (cut(a, every, slice(k, k + 1)) * cut(b, slice(k, k + 1), every) for k in range(depth))
+        return functools.reduce(operator.add, terms)
+    whole, n = (*a.shape, b.shape[-1]), b.ndim
+    left = lax.broadcast_in_dim(a, whole, tuple(range(n)))
+    right = lax.broadcast_in_dim(b, whole, (*range(n - 2), n - 1, n))
+    return jnp.sum(left * right, -2, dtype=a.dtype)
+
+
+def _summed_in(dtype: Any) -> Any:
+    """Returns the type in which XLA adds products of this type."""
+    return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
+
+
+def _others(v: Any, over: Sequence[int], batch: Sequence[int]) -> list[int]:
+    return [d for d in range(v.ndim) if d not in over and d not in batch]
+
+
+# Triangular solves ------------------------------------------------------------------------------------------------------
+
+
+def triangular_solve(eqn: Eqn, a: Any, b: Any) -> Values:
+    """A solve by substitution: a row of the solution at a time, which is subtracted from all rows that are left."""
+    given, lower = eqn.params, eqn.params["lower"]
+    if given["transpose_a"] == given["left_side"]:  # x a = b is a^T x^T = b^T
+        a, lower = transposed(a), not lower
+    if given["conjugate_a"]:
+        a = conj(a)
+    b = b if given["left_side"] else transposed(b)
+    x = substituted(a, b, lower, given["unit_diagonal"])
+    return [x if given["left_side"] else transposed(x)]
+
+
+def substituted(a: Any, b: Any, lower: bool, unit: bool) -> Any:
+    n, every = a.shape[-1], slice(None)
+    rows, rest = [], b
+    for k in range(n) if lower else reversed(range(n)):
+        here, others = slice(k, k + 1), slice(k + 1, n) if lower else slice(0, k)
+        row = cut(rest, slice(0, 1) if lower else slice(k, k + 1), every)
+        row = row if unit else row / cut(a, here, here)
+        rows.append(row)
+        rest = cut(rest, slice(1, None) if lower else slice(0, k), every) - cut(a, others, here) * row
+    return lax.concatenate(rows if lower else rows[::-1], b.ndim - 2)
+
+
+RULES = {"dot_general": dot_general, "triangular_solve": triangular_solve}

@@ -1,0 +1,198 @@
+"""Small linear algebra as arithmetic: each rule next to what XLA and LAPACK compute, random loops, and what is chosen.
+
+Rules are traced and evaluated by numpy, which calls LAPACK through JAX for the original. More random loops:
+`python tests/loops/random_small_loops.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.lax import linalg
+from random_small_loops import fault
+
+import jrnn
+from jrnn.jaxprs import by_numpy
+from jrnn.loops.arithmetic import choice
+from jrnn.loops.arithmetic.rewrite import RULES, equations, rewritten
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape, kind=float):
+    drawn = RNG.normal(size=shape)
+    return jnp.asarray(drawn + 1j * RNG.normal(size=shape) if kind is complex else drawn)
+
+
+def compare(fn, *args, tolerance=1e-10):
+    """Asserts that a function gives the same, NaN included, if all in it that has a rule is rewritten."""
+    closed = jax.make_jaxpr(lambda *args: jax.tree.leaves(fn(*args)))(*args)
+    changed = rewritten(closed, lambda eqn: True)
+    left = [e for e in equations(changed.eqns) if e.primitive.name in RULES]
+    assert all("scatter" in e.primitive.name and e.invars[1].aval.size <= 2 for e in left), left
+    found, wanted = (by_numpy.evaluate(c.jaxpr, c.consts, args) for c in (changed, closed))
+    for a, b in zip(found, wanted, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        a, b = (v.astype(float) if v.dtype == jnp.bfloat16 else v for v in (a, b))
+        scale = np.max(np.abs(b[np.isfinite(b)]), initial=1e-30)
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("kind", [float, complex])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_factorizations_are_those_of_lapack(kind, batch):
+    for n in (1, 4):
+        a, eye = normal(*batch, n, n, kind=kind), jnp.broadcast_to(jnp.eye(n), (*batch, n, n))
+        spd = a @ jnp.conj(jnp.swapaxes(a, -1, -2)) + 0.1 * eye
+        compare(jnp.linalg.cholesky, spd)
+        compare(jnp.linalg.cholesky, spd - 2 * eye)  # NaN
+        compare(jnp.linalg.solve, a, normal(*batch, n, 2, kind=kind))
+        compare(jnp.linalg.slogdet, a)
+        for m in (2, 5):
+            x = normal(*batch, n, m, kind=kind)
+            compare(linalg.lu, x)
+            for full in (False, True):
+                compare(lambda x, full=full: linalg.qr(x, full_matrices=full), x)
+
+
+@pytest.mark.parametrize("kind", [float, complex])
+def test_triangular_solves_of_every_form(kind):
+    for batch, flags in itertools.product(((), (2,)), itertools.product((False, True), repeat=5)):
+        if batch and flags[0] == flags[1]:
+            continue
+        n, m = 4 - flags[3], 1 + 2 * flags[4]
+        named = dict(zip(("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"), flags))
+        b = normal(*batch, *((n, m) if flags[0] else (m, n)), kind=kind)
+        a = normal(*batch, n, n, kind=kind) + 3 * jnp.broadcast_to(jnp.eye(n), (*batch, n, n))
+        compare(lambda a, b, named=named: linalg.triangular_solve(a, b, **named), a, b)
+
+
+def test_matrices_that_have_no_factor():
+    singular = jnp.asarray([[1.0, 2, 3], [2, 4, 6], [1, 1, 1]])
+    for a in (jnp.zeros((3, 3)), singular, singular.at[1, 1].set(jnp.nan)):
+        compare(lambda a: linalg.lu(a)[0], a)
+        compare(linalg.qr, a)
+        compare(jnp.linalg.cholesky, a)
+        compare(jnp.linalg.solve, a, jnp.ones((3, 1)))
+
+
+VALUES = [3.0, jnp.nan, -0.0, 0.0, 1, jnp.inf, -jnp.inf, 1, -jnp.nan]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.bfloat16])
+def test_sorts_keep_the_order_of_equal_values_and_of_nan(dtype):
+    v = jnp.asarray(VALUES, dtype)
+    compare(jnp.sort, v)
+    compare(jnp.argsort, v)
+    compare(lambda v: jnp.argsort(v, descending=True), v)
+    compare(lambda v: jax.lax.top_k(v, 5), v)
+
+
+def test_sorts_of_other_types_and_axes():
+    compare(lambda a: jnp.sort(a, axis=0), normal(5, 4))
+    compare(jnp.sort, normal(6, kind=complex))
+    compare(jnp.sort, jnp.asarray(RNG.integers(0, 255, 9).astype(np.uint8)))
+    compare(lambda a, b: jnp.lexsort((a, b)), *jnp.asarray(RNG.integers(0, 3, (2, 8))))
+    compare(lambda a: jax.lax.top_k(a, 2), jnp.asarray(RNG.integers(0, 3, (4, 6))))
+
+
+@pytest.mark.parametrize("how", ["add", "set", "multiply", "max"])
+def test_scatters_of_several_places(how):
+    at, to, updates = jnp.asarray([0, 2, 2, -1, 7]), normal(4, 3), normal(5, 3)
+    compare(lambda t, u: getattr(t.at[at], how)(u), to, updates)
+    compare(lambda t, u: getattr(t.at[at], how)(u, mode="clip"), to, updates)
+    compare(lambda t, u: getattr(t.at[at[:3], jnp.asarray([0, 1, 1])], how)(u), to, updates[:3, 0])
+    places = jnp.asarray([[0, 1], [2, 2], [4, 9]])
+    compare(jax.vmap(lambda t, i, u: getattr(t.at[i], how)(u)), normal(3, 5), places, normal(3, 2))
+
+
+PRODUCTS = {
+    "ij,jk->ik": ((3, 9), (9, 5)),
+    "bij,bjk->bik": ((2, 3, 4), (2, 4, 5)),
+    "aibj,bja->i": ((2, 3, 4, 5), (4, 5, 2)),
+    "ij,kj->ik": ((16, 20), (16, 20)),
+    "i,i->": ((4,), (4,)),
+    "ij,jk->ki": ((3, 0), (0, 2)),
+}
+
+
+@pytest.mark.parametrize("form", PRODUCTS)
+def test_products_of_every_form_and_type(form):
+    shapes = PRODUCTS[form]
+    for dtype, wanted, tolerance in (
+        (complex, None, 1e-12),
+        (jnp.float32, jnp.float64, 1e-12),
+        (jnp.bfloat16, None, 1e-2),
+        (jnp.bfloat16, jnp.float32, 1e-6),
+        (jnp.int8, jnp.int32, 0),
+    ):
+        args = [jnp.asarray(9 * normal(*s)).astype(dtype) for s in shapes]
+        compare(lambda a, b: jnp.einsum(form, a, b, preferred_element_type=wanted), *args, tolerance=tolerance)  # noqa: B023
+
+
+def test_branches_loops_and_calls_are_rewritten_inside():
+    a = normal(4, 3, 3)
+    compare(lambda p, a: jax.lax.cond(p > 0, lambda: jnp.linalg.inv(a), lambda: a @ a), 1.0, a[0])
+    compare(lambda a: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ a)), (0, a)), a[0])
+    compare(lambda a: jax.lax.scan(lambda c, x: (c @ x, jax.jit(jnp.linalg.solve)(x, c)), a[0], a), a)
+
+
+@pytest.mark.sample("0")
+@pytest.mark.parametrize("start", range(0, 400, 10))
+def test_random_loops(start):
+    with jax.enable_x64(False):
+        assert [told for seed in range(start, start + 10) if (told := fault(seed))] == []
+
+
+# The choice -------------------------------------------------------------------------------------------------------------
+
+
+def kalman(belief, y):
+    f, h = jnp.eye(4) + 0.01, jnp.eye(2, 4)
+    mean, cov = f @ belief[0], f @ belief[1] @ f.T + 0.1 * jnp.eye(4)
+    gain = jnp.linalg.solve(h @ cov @ h.T + jnp.eye(2), h @ cov).T
+    return (mean + gain @ (y - h @ mean), cov - gain @ h @ cov), mean
+
+
+def plan(step, *args):
+    return jrnn.explain_scan(step, *args).forward[0]
+
+
+def test_a_filter_is_one_kernel(judged, monkeypatch):
+    monkeypatch.setattr(choice, "_limit", lambda: float("inf"))
+    found = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
+    assert found.choice.chosen.name == "as arithmetic"
+    assert "small linear algebra is written as arithmetic: one kernel" in str(found)
+
+
+def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monkeypatch):
+    def step(svd, h, x):
+        return jnp.linalg.solve(h.T @ h + jnp.eye(4), x) * (jnp.linalg.svd(h)[1][0] if svd else 1), None
+
+    h, xs = jnp.eye(4), jnp.ones((99, 4, 4))
+    monkeypatch.setattr(choice, "_limit", lambda: float("inf"))
+    assert "no single kernel, because of svd" in str(plan(partial(step, True), h, xs))
+    monkeypatch.setattr(choice, "_limit", lambda: 1024.0)
+    found = plan(partial(step, False), h, xs)
+    assert f"one kernel if the process starts with XLA_FLAGS={choice.FLAG}" in str(found)
+
+
+def test_a_large_product_stays_a_call(judged):
+    found = plan(lambda h, x: (jnp.tanh(h @ x), None), jnp.ones((64, 64)), jnp.ones((100, 64, 64)))
+    assert "as arithmetic" not in found.choice.chosen.name and found.contractions == 1
+
+
+def test_the_limit_is_that_of_the_flag(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", choice.FLAG)
+    assert choice._limit() == 1e8
