@@ -52,6 +52,6 @@ def _tuned(cell: str, size: Size, mode: str, options: Options) -> Program:
         found = into_file(
             Path(folder, "plans.json"), in_mode(function.forward, mode), args, {}, seconds=options.seconds
         )
-    options.console.print(found, style="dim")
+    options.console.print(str(found), style="dim", markup=False, highlight=False)
     with tuned.using(tuned.Table.of({key: loop.taken for key, loop in found.kept.items()})):
         return compiled(*function, mode)
