@@ -27,6 +27,10 @@ void pack_panels(const Pack& pack, const void* matrix, void* packed, int64_t fir
       const int64_t end = k0 + block < pack.depth ? k0 + block : pack.depth;
       if (pack.width_stride == 1) {
         for (int64_t k = k0; k < end; k++) read_row<F>(out + k * kPanel<F>, from + (k * pack.depth_stride + start) * size, pack.dtype, columns);
+      } else if (pack.dtype == kFloat) {
+        const F* at = reinterpret_cast<const F*>(from) + start * pack.width_stride;
+        for (int64_t j = 0; j < columns; j++)
+          for (int64_t k = k0; k < end; k++) out[k * kPanel<F> + j] = at[k * pack.depth_stride + j * pack.width_stride];
       } else {
         for (int64_t j = 0; j < columns; j++)
           for (int64_t k = k0; k < end; k++)
