@@ -93,7 +93,7 @@ def smoother(steps: int) -> Loop:
     """The backward recursion of Rauch, Tung and Striebel."""
     f, _, q, _ = model(4, 2)
     factors = draw(steps, 4, 4) / 4
-    covs = jnp.einsum("tij,tkj->tik", factors, factors) + 0.1 * jnp.eye(4)
+    covs = jnp.einsum("tij,tkj->tik", factors, factors) + 0.1 * jnp.eye(4)[None]
 
     def step(later: Any, x: Any) -> Any:
         mean, cov = x
@@ -133,7 +133,11 @@ def gaussian_process(steps: int) -> Loop:
 
     zeros = jnp.zeros(4)
     u = draw(steps, 4) / 4
-    return step, (jnp.zeros((4, 4)), zeros, 1.0, zeros, 0.0), (u, u, jnp.full((steps, 4), 0.9), draw(steps))
+    return (
+        step,
+        (jnp.zeros((4, 4)), zeros, jnp.ones(()), zeros, jnp.zeros(())),
+        (u, u, jnp.full((steps, 4), 0.9), draw(steps)),
+    )
 
 
 def markov(steps: int) -> Loop:
@@ -226,7 +230,7 @@ def particles(steps: int) -> Loop:
         at, weight = state
         key, y = x
         at = 0.9 * at + 0.1 * jnp.tanh(at) + 0.3 * jax.random.normal(key, (64, 2))
-        weight = weight - 0.5 * jnp.sum((y - at) ** 2, 1)
+        weight = weight - 0.5 * jnp.sum((y[None] - at) ** 2, 1)
         weight = weight - jax.nn.logsumexp(weight)
         return (at, weight), jnp.exp(weight) @ at
 
@@ -245,12 +249,12 @@ def unscented(steps: int) -> Loop:
     def step(belief: Any, y: Any) -> Any:
         mean, cov = f @ belief[0], f @ belief[1] @ f.T + q
         root = jnp.linalg.cholesky(4 * cov)
-        points = jnp.concatenate([mean[None], mean + root.T, mean - root.T])
+        points = jnp.concatenate([mean[None], mean[None] + root.T, mean[None] - root.T])
         observed = jax.vmap(seen)(points)
         middle = weights @ observed
-        apart = observed - middle
+        apart = observed - middle[None]
         innovation = apart.T @ (weights[:, None] * apart) + r
-        crossed = (points - mean).T @ (weights[:, None] * apart)
+        crossed = (points - mean[None]).T @ (weights[:, None] * apart)
         gain = jnp.linalg.solve(innovation, crossed.T).T
         return (mean + gain @ (y - middle), cov - gain @ innovation @ gain.T), mean
 

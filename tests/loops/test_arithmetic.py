@@ -178,7 +178,7 @@ def test_a_filter_is_one_kernel(judged, monkeypatch):
 
 def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monkeypatch):
     def step(svd, h, x):
-        return jnp.linalg.solve(h.T @ h + jnp.eye(4), x) * (jnp.linalg.svd(h)[1][0] if svd else 1), None
+        return jnp.tanh(h @ x @ h @ x) * (jnp.linalg.svd(h)[1][0] if svd else 1), None
 
     h, xs = jnp.eye(4), jnp.ones((99, 4, 4))
     monkeypatch.setattr(choice, "_limit", lambda: float("inf"))

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import jaxlib.version
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, primitives
+from jrnn.jaxprs import Eqn
 from jrnn.loops.arithmetic.rewrite import as_arithmetic, equations
 from jrnn.loops.equation_costs import REDUCTIONS, is_by_vector, is_outer, operations
-from jrnn.loops.estimates import Estimator, Terms
+from jrnn.loops.estimates import Estimator, Part, Terms
 from jrnn.loops.loop import Loop
+from jrnn.loops.machines import Machine
 
 FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
 _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
@@ -72,13 +72,32 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     if changed is loop or len(found) > _EQUATIONS:
         return None
     in_the_way = tuple(dict.fromkeys(e.primitive.name for e in found if _is_in_the_way(e)))
-    within_limit = _accessed(found) < _limit()
-    machine = estimator.machine
+    made = _Estimator(changed, estimator.machine)
+    inside = made.part(changed.eqns, changed.outputs)
+    within_limit = _is_within_limit(inside)
     if within_limit and not in_the_way:
-        machine = replace(machine, call=0.0, kernel=0.0, trip=machine.elementwise_trip)
-    made = Estimator(changed, machine)
-    terms = made.trips(changed, made.part(changed.eqns, changed.outputs))
-    return Arithmetic(changed, terms, in_the_way, within_limit)
+        made = _Estimator(changed, quiet(estimator.machine))
+        inside = made.part(changed.eqns, changed.outputs)
+    return Arithmetic(changed, made.trips(changed, inside), in_the_way, within_limit)
+
+
+class _Estimator(Estimator):
+    """Counts no calls and kernels in inner loops that are one kernel."""
+
+    def _inner_seconds(self, eqn: Eqn) -> float:
+        outer, held = self.machine, [*jaxprs.sub_jaxprs(eqn)]
+        within_limit = all(_is_within_limit(self.part(jaxpr.eqns, jaxpr.outvars)) for jaxpr in held)
+        if within_limit and not any(map(_is_in_the_way, equations([eqn]))):
+            self.machine = quiet(outer)
+        try:
+            return super()._inner_seconds(eqn)
+        finally:
+            self.machine = outer
+
+
+def quiet(machine: Machine) -> Machine:
+    """Returns the machine inside of a kernel, where nothing is called."""
+    return replace(machine, call=0.0, kernel=0.0, trip=machine.elementwise_trip)
 
 
 def fits(eqn: Eqn) -> bool:
@@ -105,10 +124,9 @@ def _is_in_the_way(eqn: Eqn) -> bool:
     return name in _CALLS or bool(eqn.effects)
 
 
-def _accessed(found: Iterable[Eqn]) -> int:
-    """Returns about the bytes that XLA counts for a step."""
-    made = (v for e in found if not primitives.is_view(e) for v in e.outvars)
-    return 2 * sum(map(jaxprs.nbytes, made))
+def _is_within_limit(step: Part) -> bool:
+    """Returns True if a step accesses so few bytes that XLA:CPU makes one kernel of its loop."""
+    return 2 * (step.read + step.written) < _limit()
 
 
 def _limit() -> float:

@@ -9,67 +9,69 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.jaxprs import Eqn
-from jrnn.loops.arithmetic.products import Values, conj, cut, places
+from jrnn.loops.arithmetic.products import Values, conj, cut, places, transposed
 
 
 def cholesky(eqn: Eqn, a: Any) -> Values:
-    """The Cholesky factor, column by column; NaN in all elements if a pivot is not positive."""
-    n = a.shape[-1]
-    columns: list[Any] = []
-    failed: Any = False
-    for j in range(n):
-        column = cut(a, slice(j, n), slice(j, j + 1))
-        for k, before in enumerate(columns):
-            left = cut(before, slice(j - k, None), slice(0, 1))
-            column = column - left * conj(cut(left, slice(0, 1), slice(0, 1)))
-        pivot = cut(column, slice(0, 1), slice(0, 1)).real
-        failed = failed | (pivot <= 0)  # LAPACK goes on with NaN
-        root = lax.sqrt(pivot)
-        columns.append(
-            lax.concatenate(
-                [root.astype(a.dtype), cut(column, slice(1, None), slice(0, 1)) / root.astype(a.dtype)], a.ndim - 2
-            )
-        )
-    none = [(0, 0, 0)]
-    factor = lax.concatenate(
-        [
-            lax.pad(column, jnp.zeros((), a.dtype), [*none * (a.ndim - 2), (j, 0, 0), *none])
-            for j, column in enumerate(columns)
-        ],
-        a.ndim - 1,
-    )
+    """The Cholesky factor, column by column; NaN in all elements if a pivot is not positive.
+
+    The loop over columns compiles sooner than its steps one after another, and nothing is computed again.
+    """
+    across = transposed(a)
+    columns = places(cut(a, slice(0, 1), slice(None)), -1)
+
+    def column(j: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        factor, failed = state  # the columns so far are rows here
+        given = _row(across, j)
+        left = given - jnp.sum(factor * conj(_column(factor, j)), -2, keepdims=True)
+        pivot = _column(left, j).real
+        new = jnp.where(columns >= j, left / lax.sqrt(pivot).astype(a.dtype), 0)
+        return lax.dynamic_update_slice_in_dim(factor, new, j, a.ndim - 2), failed | (pivot <= 0)  # LAPACK allows NaN
+
+    none = jnp.zeros((*a.shape[:-2], 1, 1), bool)
+    factor, failed = lax.fori_loop(0, a.shape[-1], column, (jnp.zeros_like(a), none))
     nothing = complex(math.nan, math.nan) if jnp.iscomplexobj(a) else math.nan
-    return [jnp.where(failed, jnp.asarray(nothing, a.dtype), factor)]
+    return [jnp.where(failed, jnp.asarray(nothing, a.dtype), transposed(factor))]
 
 
 def lu(eqn: Eqn, a: Any) -> Values:
     """The LU factorization with the pivots that LAPACK chooses: the first of the largest elements of a column."""
-    m, n = a.shape[-2:]
-    every = slice(None)
-    rows, columns = places(a, -2), places(a, -1)
-    order = lax.broadcasted_iota(jnp.int32, (*a.shape[:-1], 1), a.ndim - 2)
-    pivots = []
-    for k in range(min(m, n)):
-        here = slice(k, k + 1)
-        size = cut(a, slice(k, m), here)
-        size = abs(size.real) + abs(size.imag) if jnp.iscomplexobj(size) else abs(size)
-        at = lax.argmax(size, a.ndim - 2, jnp.int32)[..., None, :] + k
-        pivots.append(at)
+    m, size = a.shape[-2], min(a.shape[-2:])
+    rows, columns = places(a, -2)[..., :1], places(a, -1)
+
+    def eliminate(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        a, order, pivots = state
+        column = _column(a, k)
+        length = abs(column.real) + abs(column.imag) if jnp.iscomplexobj(a) else abs(column)
+        length = jnp.where(rows >= k, length, -1)
+        largest = jnp.max(length, -2, keepdims=True)
+        at = jnp.min(jnp.where(length == largest, rows, m), -2, keepdims=True)
+        at = jnp.where(at == m, k, at)  # NaN
         a, order = (_swapped(v, k, at) for v in (a, order))
-        pivot = cut(a, here, here)
-        column = cut(a, every, here)
+        row, column = _row(a, k), _column(a, k)
+        pivot = _column(row, k)
         column = jnp.where(pivot == 0, column, column / pivot)
-        reduced = a - column * cut(a, here, every)
-        a = jnp.where(rows > k, jnp.where(columns > k, reduced, jnp.where(columns == k, column, a)), a)
-    return [a, lax.concatenate(pivots, a.ndim - 2)[..., 0], order[..., 0]]
+        reduced = jnp.where(columns > k, a - column * row, jnp.where(columns == k, column, a))
+        return jnp.where(rows > k, reduced, a), order, lax.dynamic_update_slice_in_dim(pivots, at, k, a.ndim - 2)
+
+    first = (a, rows, jnp.zeros_like(rows[..., :size, :]))
+    a, order, pivots = lax.fori_loop(0, size, eliminate, first)
+    return [a, pivots[..., 0], order[..., 0]]
 
 
-def _swapped(a: Any, k: int, at: Any) -> Any:
+def _row(a: Any, k: Any) -> Any:
+    return lax.dynamic_slice_in_dim(a, k, 1, a.ndim - 2)
+
+
+def _column(a: Any, k: Any) -> Any:
+    return lax.dynamic_slice_in_dim(a, k, 1, a.ndim - 1)
+
+
+def _swapped(a: Any, k: Any, at: Any) -> Any:
     """Returns matrices with their rows `k` and `at` exchanged."""
     rows = places(a, -2)
     chosen = jnp.sum(jnp.where(rows == at, a, 0), -2, dtype=a.dtype, keepdims=True)
-    first = cut(a, slice(k, k + 1), slice(None))
-    return jnp.where(rows == k, chosen, jnp.where(rows == at, first, a))
+    return jnp.where(rows == k, chosen, jnp.where(rows == at, _row(a, k), a))
 
 
 def lu_pivots_to_permutation(eqn: Eqn, pivots: Any) -> Values:
