@@ -226,6 +226,8 @@ class _Search:
             except Refused as why:
                 self.refusal = str(why)
                 continue
+            if self.options.executor == "auto" and not runner.is_worth_a_call(self.target.machine):
+                continue
             found[moves] = Candidate(name, runner.estimate(self.estimator.split(fission)), _Way(fission, None, runner))
         return [*found.values()]
 
