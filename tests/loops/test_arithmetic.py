@@ -183,7 +183,7 @@ def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monke
     h, xs = jnp.eye(4), jnp.ones((99, 4, 4))
     monkeypatch.setattr(choice, "_limit", lambda: float("inf"))
     assert "no single kernel, because of svd" in str(plan(partial(step, True), h, xs))
-    monkeypatch.setattr(choice, "_limit", lambda: 1024.0)
+    monkeypatch.setattr(choice, "_limit", lambda: 64.0)
     found = plan(partial(step, False), h, xs)
     assert f"one kernel if the process starts with XLA_FLAGS={choice.FLAG}" in str(found)
 
