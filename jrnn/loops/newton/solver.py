@@ -14,7 +14,6 @@ Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks (`aff
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -247,30 +246,17 @@ def _solve(step: _Step, guess: Any, length: int, options: Newton, by_steps: bool
 # Iteration ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class _Iteration:
     """The iteration for a group of carries, and its certificate."""
 
-    step: _Step
-    options: Newton
-
-    @functools.cached_property
-    def eps(self) -> float:
-        return max(float(jnp.finfo(h.dtype).eps) for h in self.step.init)
-
-    @functools.cached_property
-    def dtype(self) -> Any:
-        return jnp.result_type(jnp.float32, *self.step.init)
-
-    @functools.cached_property
-    def tolerance(self) -> float:
-        return _ULPS * self.eps if self.options.tolerance is None else self.options.tolerance
-
-    @functools.cached_property
-    def enclosures(self) -> Enclosures | None:
-        part = self.step.part
-        one = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in part.stacks]
-        return Enclosures.of(self.step.blocks, part.fn, part.consts, one, [jax.typeof(h) for h in self.step.init])
+    def __init__(self, step: _Step, options: Newton):
+        self.step, self.options = step, options
+        self.eps = max(float(jnp.finfo(h.dtype).eps) for h in step.init)
+        self.dtype = jnp.result_type(jnp.float32, *step.init)
+        self.tolerance = _ULPS * self.eps if options.tolerance is None else options.tolerance
+        one = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in step.part.stacks]
+        old = [jax.typeof(h) for h in step.init]
+        self.enclosures = Enclosures.of(step.blocks, step.part.fn, step.part.consts, one, old)
 
     def enclosed(self, fn: Callable, old: Values, *more: Any) -> Any:
         """Returns what a function of enclosures makes of all steps."""
@@ -278,7 +264,7 @@ class _Iteration:
 
     def run(self, guess: Any, length: int) -> tuple[list[Any], Any]:
         """Returns the states, and (iterations, residual, error, whether the states are certified)."""
-        step, options, enclosures = self.step, self.options, self.enclosures
+        step, options = self.step, self.options
         if guess is not None:
             states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, step.init)]
         elif options.guess == "sweep":
@@ -291,12 +277,12 @@ class _Iteration:
         k, _, states, *_, (r, rounding, scale) = lax.while_loop(lambda state: state[1] < 2, self.iterate, start)
         radius = max(self.tolerance, self.eps**0.5) * scale
         error = jnp.full_like(r, jnp.inf)
-        if enclosures is not None:
+        if self.enclosures is not None:
             old, before, added = step.old(states), rounds.before(radius), jnp.abs(r) + 2 * rounding
             if step.diagonal:
-                error = bounds_in_radii(*self.enclosed(enclosures.spread, old, before), added, radius)
+                error = bounds_in_radii(*self.enclosed(self.enclosures.spread, old, before), added, radius)
             else:
-                error = bounds(*self.enclosed(enclosures.slopes, old, before), added)
+                error = bounds(*self.enclosed(self.enclosures.slopes, old, before), added)
         error = jnp.where(jnp.any(~(r == 0)), error, 0)
         return states, (k, _largest(r / scale), _largest(error / scale), jnp.all(error <= radius))
 
