@@ -40,7 +40,7 @@ class Search:
     def __init__(self, original: Loop, loop: Loop, options: Options, machine: Machine, contract: Contract):
         self.loop, self.options, self.machine, self.contract = loop, options, machine, contract
         as_it_is = Steps(original)
-        self.reference = Candidate("lax.scan", as_it_is.estimate(machine), as_it_is)
+        self.reference = Candidate(costs.REFERENCE, as_it_is.estimate(machine), as_it_is)
         self.estimator = Estimator(loop, machine)
         self.held, self.saved = _besides(original, options, self.reference.estimate)
         # The forward loop has half of the products of its reverse loop.
@@ -61,10 +61,11 @@ class Search:
         return [self.reference, *tried.values(), *self._improved(start, tried[start], most)]
 
     def choose(self, candidates: Sequence[Candidate], take: str | None = None) -> Choice:
-        """Returns the cheapest candidate that fits, or the one whose node is named `take`, if there is one."""
-        taken = next((c for c in candidates if c.node.name == take), None) if take is not None else None
+        """Returns the way `take` if it is among the candidates, or else the cheapest candidate that fits."""
+        taken = next((way for way in candidates if take is not None and way.way == take), None)
         if taken is not None:
-            return Choice(taken, tuple((c, "another one was asked for") for c in candidates if c is not taken))
+            others = (way for way in candidates if way is not taken)
+            return Choice(taken, tuple((way, "not the fastest that was measured") for way in others))
         margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
         return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jrnn import jaxprs
+from jrnn.loops import tuned
 from jrnn.loops.backends import accelerator, cpu, gpu, tpu
+from jrnn.loops.costs import REFERENCE
 from jrnn.loops.loop import Loop
 from jrnn.loops.mark import Options
 from jrnn.loops.plans import LoopPlan, Target
+
+PLANNED = "as planned"  # the way that a backend chose, where it compares no candidates
 
 # The platform, or the executor that chooses the backend on every platform.
 BACKENDS: dict[str, Callable[[Loop, Target, Options], LoopPlan]] = {
@@ -20,9 +24,22 @@ BACKENDS: dict[str, Callable[[Loop, Target, Options], LoopPlan]] = {
 }
 
 
-def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """Returns the plan of a loop."""
+def plan(loop: Loop, target: Target, options: Options, take: str | None = None) -> LoopPlan:
+    """Returns the plan of a loop: the way `take` if there is such a one, or else the one that is estimated to be best."""
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.left(target, loop, "it has no steps")
-    of_platform = BACKENDS.get(target.platform, accelerator.plan)
-    return BACKENDS.get(options.executor, of_platform)(loop, target, options)
+    backend = BACKENDS.get(options.executor, BACKENDS.get(target.platform, accelerator.plan))
+    if backend is cpu.plan:
+        return cpu.plan(loop, target, options, take)
+    if take == REFERENCE:
+        return LoopPlan.left(target, loop, tuned.NOTE + take)
+    return backend(loop, target, options)
+
+
+def ways(planned: LoopPlan, options: Options) -> tuple[tuple[str, ...], tuple[int, int]]:
+    """Returns the names of all ways to run the loop of a plan, that of the plan first; and `Question.held`."""
+    if planned.target.platform != "cpu" or planned.choice is None or planned.loop is None:
+        return tuple(dict.fromkeys([PLANNED if planned.executor != REFERENCE else REFERENCE, REFERENCE])), (0, 0)
+    others, held = cpu.ways(planned.loop, planned.target, options)
+    others.sort(key=lambda way: way.estimate.seconds)
+    return tuple(dict.fromkeys([planned.choice.chosen.way, REFERENCE, *(way.way for way in others)])), held

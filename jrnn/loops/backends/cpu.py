@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jrnn import jaxprs
-from jrnn.loops import native
+from jrnn.loops import native, tuned
 from jrnn.loops.arithmetic import arithmetic
 from jrnn.loops.costs import Candidate, Choice
 from jrnn.loops.equation_costs import is_outer
@@ -42,7 +44,7 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
         loop: the loop as JAX made it.
         target: what it is lowered for.
         options: the caller's.
-        take: the name of the node to use, if it is among the candidates, or None for the cheapest one.
+        take: the way to use, if there is such a one, or None for the one that is estimated to be best.
     """
     search = searched(loop, target, options)
     notes: tuple[str, ...] = ()
@@ -54,13 +56,25 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
             fission = split(search.loop, computation, contract=smaller_first)
             return LoopPlan(target, loop, Split(fission, by_steps(fission.core)), "associative")
         notes = (f"not associative: {why}",)
-    choice, refusal = _choice(search, target, options, take)
-    if refusal:
-        notes = (f"not native: {refusal}",)
+    name, trip = (None, 1) if take is None else tuned.parted(take)
+    choice, refusal = _choice(search, target, options, name)
+    taken = choice.chosen.way == name
+    notes = (tuned.NOTE + str(take),) if taken else notes
+    notes = (f"not native: {refusal}",) if refusal and options.executor == native.NAME else notes
+    node = choice.chosen.node
     if choice.chosen is search.reference:
-        return LoopPlan.left(target, loop, *notes, NOTHING, choice=choice)
-    node = at_leaf(choice.chosen.node, _for_xla)
+        if trip == 1:
+            return LoopPlan.left(target, loop, *notes, *(() if taken else (NOTHING,)), choice=choice)
+        fission = split(replace(loop, unroll=trip), moves=Moves())
+        return LoopPlan(target, loop, Split(fission, Steps(fission.core)), "scan", notes, choice)
+    node = at_leaf(node, lambda leaf: _for_xla(leaf, trip))
     return LoopPlan(target, loop, node, native.NAME if _is_call(node) else "scan", notes, choice)
+
+
+def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate], tuple[int, int]]:
+    """Returns all ways to run a loop, also those that "auto" does not compare; and `Question.held`."""
+    search = searched(loop, target, options)
+    return _everything(search, target), (search.held, search.saved)
 
 
 def searched(loop: Loop, target: Target, options: Options) -> Search:
@@ -75,14 +89,24 @@ def searched(loop: Loop, target: Target, options: Options) -> Search:
 
 
 def _choice(search: Search, target: Target, options: Options, take: str | None) -> tuple[Choice, str]:
-    """Returns the chosen candidate, and the reason why no candidate is a call of a kernel that was asked for, or ""."""
+    """Returns the chosen candidate, and the reason why no candidate is a call of the native kernel, or ""."""
     refusal = ""
     if options.executor == native.NAME:
         asked, refusal = calls(search, target)
         if asked:
             chosen = min(asked, key=lambda candidate: candidate.estimate.seconds)
             return Choice(chosen, tuple((other, "slower") for other in asked if other is not chosen)), refusal
-    return search.choose([*search.candidates(), *_others(search, target)], take), refusal
+    candidates = [*search.candidates(), *_others(search, target)] if take is None else _everything(search, target)
+    return search.choose(candidates, take), refusal
+
+
+def _everything(search: Search, target: Target) -> list[Candidate]:
+    """Returns the candidates, and ways that are not compared by what they cost, because they seldom gain."""
+    candidates = [*search.candidates(), *_others(search, target), *calls(search, target)[0]]
+    if associative.refusal(split(search.loop).core) is None:
+        fission = split(search.loop, computation, contract=smaller_first)
+        candidates.append(search.candidate("coefficients", Split(fission, Steps(fission.core), coefficients=True)))
+    return list({way.way: way for way in reversed(candidates)}.values())[::-1]
 
 
 def _others(search: Search, target: Target) -> list[Candidate]:
@@ -123,18 +147,21 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
         except Refused as why:
             refusal = str(why)
             continue
+        if search.options.executor == "auto" and not kernel.is_worth_a_call(search.machine):
+            continue
         candidates[moves] = search.candidate(name, Split(fission, OneCall(kernel, fission.core)))
     return [*candidates.values()], refusal
 
 
-def _for_xla(leaf: Node) -> Node:
-    """Returns the loop that stays as XLA:CPU compiles it best."""
+def _for_xla(leaf: Node, trip: int) -> Node:
+    """Returns the loop that stays as XLA:CPU compiles it best, with at least `trip` steps a trip."""
     if not isinstance(leaf, Steps):
         return leaf
-    if gates.better_apart(leaf.loop):
-        fission = split(slice_apart(leaf.loop), slices)
+    core = replace(leaf.loop, unroll=max(leaf.loop.unroll, trip))
+    if gates.better_apart(core):
+        fission = split(slice_apart(core), slices)
         return Split(fission, Steps(fission.core))
-    return by_steps(activate_together(leaf.loop))
+    return by_steps(activate_together(core))
 
 
 def _is_call(node: Node) -> bool:

@@ -116,10 +116,17 @@ def by_steps(loop: Loop) -> Node:
 
 @dataclass(frozen=True)
 class Split:
-    """Computes a part of each step for all steps before or after the loop that stays, which `inner` runs."""
+    """Computes a part of each step for all steps before or after the loop that stays, which `inner` runs.
+
+    Attributes:
+        fission: the parts.
+        inner: runs the loop that stays.
+        coefficients: all that needs no carry is computed before the loop.
+    """
 
     fission: Fission
     inner: Node
+    coefficients: bool = False
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.fission.run(consts, init, xs, length, self.inner.run)
@@ -157,9 +164,8 @@ class Split:
             "late": [place[v] for v in moves.late],
             "summed": list(moves.summed),
         }
-        return "; ".join(
-            [*(f"{key} {' '.join(map(str, sorted(at)))}" for key, at in numbers.items() if at), self.inner.name]
-        )
+        parts = [f"{key} {' '.join(map(str, sorted(at)))}" for key, at in numbers.items() if at]
+        return "; ".join([*parts, *["coefficients before the loop"] * self.coefficients, self.inner.name])
 
 
 @dataclass(frozen=True)
