@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from jrnn.bench import tuning
 from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
@@ -57,7 +59,11 @@ def train_command(args: argparse.Namespace) -> int:
     is_first = jax.process_index() == 0
     console = terminal(quiet=not is_first)
     console.print(printable(f"run directory: {out}"), markup=False, highlight=False, soft_wrap=True)
-    result = train(config, out, resume=args.resume, profile=args.profile, console=console)
+    tune = None
+    if args.tune is not None:
+        shown = console if console.is_terminal else None  # the run's own heartbeat says what goes on
+        tune = functools.partial(tuning.into_file, seconds=args.tune, console=shown)
+    result = train(config, out, resume=args.resume, profile=args.profile, tune=tune, console=console)
     if not is_first:
         return INTERRUPTED if result.interrupted else 0
     if result.interrupted:

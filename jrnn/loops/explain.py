@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
-from jrnn.loops import costs, newton, recorder
+from jrnn.loops import compiled, costs, newton, recorder
+from jrnn.loops.compiled import CompiledLoop
 from jrnn.loops.plan import LoopPlan, Target
 from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan
@@ -82,12 +83,12 @@ def explain_scan(
         ScanError: as `scan`; and for the executor "newton", which makes no loop.
 
     >>> import jax.numpy as jnp
-    >>> w = jnp.ones((3, 3))
-    >>> found = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 3)), jnp.ones((5, 2, 3)))
+    >>> w = jnp.ones((80, 80))
+    >>> found = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 80)), jnp.ones((5, 2, 80)))
     >>> print(found.forward[0])  # doctest: +ELLIPSIS
     forward loop of 5 steps on cpu: scan
-      computed for all steps before the loop (120 bytes):
-        dot_general float32[2,3], 120 bytes at ...
+      computed for all steps before the loop (3,200 bytes):
+        dot_general float32[2,80], 3,200 bytes at ...
       ...
       contractions in the loop: 1
       ...
@@ -119,9 +120,11 @@ class ProgramExplanation:
 
     Attributes:
         loops: one plan for each loop that is lowered, in this order.
+        compiled: with `compile=True`, the outermost loops of the compiled program, with their kernels; or None.
     """
 
     loops: tuple[LoopPlan, ...]
+    compiled: tuple[CompiledLoop, ...] | None = None
 
     def __str__(self) -> str:
         if not self.loops:
@@ -131,11 +134,12 @@ class ProgramExplanation:
             )
         count = len(self.loops)
         titled = [f"loop {k} of {count}: {plan.summary()}" for k, plan in enumerate(self.loops, 1)]
-        return "\n".join([*titled, f"details: print(explain(...).loops[{count - 1}])"])
+        compiled = [f"compiled, {loop}" for loop in self.compiled or ()]
+        return "\n".join([*titled, *compiled, f"details: print(explain(...).loops[{count - 1}])"])
 
 
-def explain(fn: Callable, *args: Any, **keywords: Any) -> ProgramExplanation:
-    """Returns the plans of all marked loops of a program, such as a jitted train step. Nothing is compiled or run.
+def explain(fn: Callable, *args: Any, compile: bool = False, **keywords: Any) -> ProgramExplanation:
+    """Returns the plans of all marked loops of a program, such as a jitted train step. Nothing is run.
 
     Marked loops are those of `scan`, of jrnn's layers, and those that are traced in `optimize_scans`. A loop of a jitted
     function that is called several times is lowered, and explained, once.
@@ -143,6 +147,8 @@ def explain(fn: Callable, *args: Any, **keywords: Any) -> ProgramExplanation:
     Args:
         fn: a function, which may be jitted; anything with JAX's method `lower` is lowered with it.
         args, keywords: the arguments of `fn`. Arrays may be `jax.ShapeDtypeStruct`.
+        compile: also compile the program, and read how many kernels a step each loop has. On a CPU a loop may be one kernel,
+            which is much faster for small states; if it is not, `compiled` names what is in the way.
 
     Returns:
         The plans, in the order in which the loops are lowered. A plan prints what was done with its loop.
@@ -158,14 +164,14 @@ def explain(fn: Callable, *args: Any, **keywords: Any) -> ProgramExplanation:
     ...     return w - 0.1 * jax.grad(loss)(w)
     >>> found = explain(train_step, jnp.ones((3, 3)), jnp.ones((5, 2, 3)))
     >>> [("reverse" if plan.loop.reverse else "forward", plan.executor) for plan in found.loops]
-    [('forward', 'lax.scan'), ('reverse', 'scan')]
+    [('forward', 'scan'), ('reverse', 'scan')]
     """
     if not callable(fn):
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
     lowered = fn if hasattr(fn, "lower") else jax.jit(fn)
     with recorder.recorded() as plans:
-        lowered.lower(*args, **keywords)
-    return ProgramExplanation(tuple(plans))
+        found = lowered.lower(*args, **keywords)
+    return ProgramExplanation(tuple(plans), compiled.loops_of(found.compile().as_text()) if compile else None)
 
 
 def _train(run: Callable, init: Any, xs: Any) -> Any:

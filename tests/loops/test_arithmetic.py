@@ -183,9 +183,27 @@ def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monke
     h, xs = jnp.eye(4), jnp.ones((99, 4, 4))
     monkeypatch.setattr(choice, "_limit", lambda: float("inf"))
     assert "no single kernel, because of svd" in str(plan(partial(step, True), h, xs))
-    monkeypatch.setattr(choice, "_limit", lambda: 1024.0)
+    monkeypatch.setattr(choice, "_limit", lambda: 64.0)
     found = plan(partial(step, False), h, xs)
     assert f"one kernel if the process starts with XLA_FLAGS={choice.FLAG}" in str(found)
+
+
+def test_compiled_programs_are_read():
+    """Kernels a step, and what is in the way, on the JAX that runs."""
+
+    def run(h, slow):
+        def step(h, x):
+            return (jnp.linalg.svd(h)[0] if slow else jnp.tanh(h)) * x, None
+
+        return jrnn.scan(step, h, jnp.ones(99, h.dtype))[0]
+
+    h = jnp.eye(2, dtype=jnp.float32)
+    (quick,) = jrnn.explain(lambda h: run(h, False), h, compile=True).compiled
+    assert str(quick) == "a loop of 99 steps: one kernel"
+    found = jrnn.explain(lambda h: run(h, True), h, compile=True)
+    (slow,) = found.compiled
+    assert slow.kernels > 1 and any("gesdd" in name for name in slow.in_the_way), slow
+    assert f"compiled, {slow}" in str(found)
 
 
 def test_a_large_product_stays_a_call(judged):

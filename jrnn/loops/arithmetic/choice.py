@@ -16,12 +16,12 @@ import jaxlib.version
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.arithmetic.rewrite import as_arithmetic, equations
+from jrnn.loops.compiled import FLAG
 from jrnn.loops.equation_costs import REDUCTIONS, is_by_vector, is_outer, operations
 from jrnn.loops.estimates import Estimator, Part, Terms
 from jrnn.loops.loop import Loop
 from jrnn.loops.machines import Machine
 
-FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
 _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
 _LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
 _ORDER = 16  # rows of a matrix to factorize, elements to sort, or places of a scatter

@@ -144,6 +144,9 @@ def split(
     eqns = loop.eqns
     varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
     stuck = [v for e in eqns if not primitives.is_movable(e) for v in e.outvars]
+    if moves is not None:  # what is heavy, and may not leave, is not computed a second time for all steps
+        stays = [e for e in eqns if primitives.is_heavy(e) and e.outvars[0] not in moves.early | moves.late]
+        stuck += [v for e in stays for v in e.outvars if v in varying]
     inner = jaxprs.depends(eqns, (*loop.carry, *stuck))  # cannot be known before the loop
     varying |= inner
 
