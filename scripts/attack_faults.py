@@ -62,13 +62,12 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
     from jrnn.corpus import tokenize
     from jrnn.models import save_state
     from jrnn.nets.ir import Net
-    from jrnn.train.run_dir import RunDir, export_run, load_trained, write_exported
+    from jrnn.train import load_run
 
     loaded = jrnn.models.load(model())
     old, new = ({n: np.asarray(p) + k for n, p in loaded.params.items()} for k in (0, 1))
-    trained = load_trained(RunDir(run()))
-    package = export_run(run())
-    before = replace(package, shapes={}, predict_net=Net("before"))
+    trained = load_run(run())
+    before = replace(trained.package(), shapes={}, predict_net=Net("before"))
     words, given = Path("words.txt").absolute(), (corpus() / "tokenizer.json").absolute()
     return {
         "save": (lambda d: replace(loaded, params=old).save(d), lambda d: replace(loaded, params=new).save(d)),
@@ -80,7 +79,7 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
             lambda d: (d.mkdir(exist_ok=True), save_state(d / "s.safetensors", old)),
             lambda d: save_state(d / "s.safetensors", new),
         ),
-        "convert": (lambda d: before.save(d), lambda d: write_exported(package, trained, d)),
+        "convert": (lambda d: before.save(d), trained.save),
         "tokens": (lambda d: d.mkdir(), lambda d: tokenize([words], d, tokenizer=given, separator="\n")),
     }
 

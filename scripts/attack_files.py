@@ -111,12 +111,12 @@ def read_corpus(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> None:
-    from jrnn.train import load_config, sample_run, train
+    from jrnn.train import load_config, load_run, train
     from jrnn.train.runs import curves, summarize
 
     summarize(folder)
     curves(folder)
-    sample_run(folder)
+    load_run(folder).sample()
     train(load_config(folder / "config.toml"), folder, resume=True, console=Console(file=io.StringIO()))
 
 
