@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn import testing as testing
     from jrnn import train as train
     from jrnn.bench.own_step import bench_step as bench_step
+    from jrnn.bench.tuning import tune as tune
     from jrnn.convert import Package as Package
     from jrnn.convert import Predictor as Predictor
     from jrnn.convert import export_package as export_package
@@ -72,12 +73,14 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.onnx import OnnxModel as OnnxModel
     from jrnn.onnx import from_onnx as from_onnx
     from jrnn.onnx import to_onnx as to_onnx
+    from jrnn.train import load_run as load_run
 
 _HOMES = {  # name -> module, for the names that load lazily
     name: f"jrnn.{module}"
     for module, names in {
         "nets.autodiff": ["add_gradients"],
         "bench.own_step": ["bench_step"],
+        "bench.tuning": ["tune"],
         "nets.builder": ["NetBuilder"],
         "convert": ["Package", "Predictor", "export_package", "load_package", "write_predictor", "write_python"],
         "convert.from_jax": ["from_jax"],
@@ -102,6 +105,7 @@ _HOMES = {  # name -> module, for the names that load lazily
         "nets.lowering": ["infer_shapes", "run_net", "to_jax"],
         "onnx": ["OnnxModel", "from_onnx", "to_onnx"],
         "nets.proto": ["format_net", "read_net", "serialize_net", "write_net"],
+        "train": ["load_run"],
         "nets.recurrent": ["recurrent_net", "retrieve_step_blobs", "unrolled_net"],
     }.items()
     for name in names

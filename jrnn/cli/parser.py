@@ -56,6 +56,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--tensorboard", action="store_true", help="also write events for TensorBoard (adds to train.loggers)"
     )
     p.add_argument("--profile", action="store_true", help="trace a few steps, and print where the time went")
+    p.add_argument(
+        "--tune",
+        nargs="?",
+        type=_seconds,
+        const=60.0,
+        metavar="SECONDS",
+        help="measure how each loop runs fastest on this machine before the first step, for at most SECONDS (default: "
+        "%(const)s); the run and its continuation use plans.json of the run directory",
+    )
     p = p.add_argument_group("several processes that train together, each started with this command (docs/scaling.md)")
     p.add_argument("--distributed", action="store_true", help="find the others by SLURM, Open MPI or Kubernetes")
     p.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens for the others")
@@ -118,6 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="P",
         help="for pretrained models, draw from the likeliest tokens of this share only",
     )
+    p.add_argument("--stop", metavar="TEXT", action="append", default=[], help="for pretrained models, end before TEXT")
     p.add_argument(
         "--seed", type=_count(0, 2**32 - 1), default=0, help="the seed of the random choices (default: %(default)s)"
     )
@@ -191,7 +201,8 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "out",
         type=_path,
-        help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, or a .py file",
+        help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, a .py file; "
+        "for a run a .onnx or .jax file too",
     )
     _add_network(p)
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")
@@ -251,7 +262,8 @@ def make_parser() -> argparse.ArgumentParser:
         "convert: conversions to nets and back; graph: passes over nets; "
         "growth: how the time for a net grows with its size; "
         "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame; "
-        "never-worse: jrnn.scan and lax.scan on loops of many kinds; linear: layers with matrix states",
+        "never-worse: jrnn.scan and lax.scan on loops of many kinds; linear: layers with matrix states; "
+        "tuned: loops that were chosen by measurement, next to each executor",
     )
     p.add_argument(
         "--cells",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from dataclasses import asdict, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from jrnn.bench import tuning
 from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
@@ -18,7 +20,7 @@ from jrnn.errors import UsageError
 from jrnn.loops import host_devices
 from jrnn.models.text import is_model, write_text
 from jrnn.printable import printable
-from jrnn.train import load_config, sample_run, train
+from jrnn.train import load_config, load_run, train
 from jrnn.train.config import config_names, describe_config
 from jrnn.train.devices import join
 from jrnn.train.progress import Heartbeat
@@ -57,7 +59,11 @@ def train_command(args: argparse.Namespace) -> int:
     is_first = jax.process_index() == 0
     console = terminal(quiet=not is_first)
     console.print(printable(f"run directory: {out}"), markup=False, highlight=False, soft_wrap=True)
-    result = train(config, out, resume=args.resume, profile=args.profile, console=console)
+    tune = None
+    if args.tune is not None:
+        shown = console if console.is_terminal else None  # the run's own heartbeat says what goes on
+        tune = functools.partial(tuning.into_file, seconds=args.tune, console=shown)
+    result = train(config, out, resume=args.resume, profile=args.profile, tune=tune, console=console)
     if not is_first:
         return INTERRUPTED if result.interrupted else 0
     if result.interrupted:
@@ -66,7 +72,7 @@ def train_command(args: argparse.Namespace) -> int:
     writes = config.kind.write is not None
     if writes and not args.no_sample:
         with Heartbeat(console, "writing a sample"):
-            text = sample_run(out)
+            text = result.model.sample()
         print(f"--- what it writes:\n{text}\n---")
     print(f"{result}; more: jrnn sample {out}" if writes else result)
     return 0
@@ -87,10 +93,11 @@ def tokens_command(args: argparse.Namespace) -> int:
 def sample_command(args: argparse.Namespace) -> int:
     if is_model(args.run_dir):
         return _sample_model(args)
-    if args.top_k is not None or args.top_p is not None:
-        raise UsageError("--top-k and --top-p are for folders of pretrained models")
+    if args.top_k is not None or args.top_p is not None or args.stop:
+        raise UsageError("--top-k, --top-p and --stop are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
-    print(sample_run(args.run_dir, args.seed, **{name: getattr(args, name) for name in names}))
+    model = load_run(args.run_dir)
+    print(model.sample(args.seed, **{name: getattr(args, name) for name in names}))
     return 0
 
 
@@ -100,7 +107,7 @@ def _sample_model(args: argparse.Namespace) -> int:
     length = 100 if args.length is None else args.length
     temperature = 1.0 if args.temperature is None else args.temperature
     options = {"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
-    for piece in write_text(args.run_dir, args.prompt or "", length, **options):
+    for piece in write_text(args.run_dir, args.prompt or "", length, stop=args.stop, **options):
         print(piece, end="", flush=True)
     print()
     return 0

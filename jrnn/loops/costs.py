@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+REFERENCE = "lax.scan"  # the loop as JAX lowers it
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -56,6 +58,11 @@ class Candidate:
     name: str
     estimate: Estimate
     plan: Any = field(repr=False, compare=False)
+
+    @property
+    def way(self) -> str:
+        """A text that names this way among all ways to run the loop. It is the same in every process."""
+        return REFERENCE if self.plan is None else str(self.plan.name)
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,10 @@ class Estimator:
                 arrays.update(v for v in fact.inputs if v in made)
             elif fact.reduces:
                 arrays.update(eqn.outvars)
-        for eqn in eqns:
-            if eqn.primitive.name in _SAME and not wanted.intersection(eqn.outvars):
+        for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
+            if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
+                arrays.update(v for v in jaxprs.inputs(eqn) if v in made)
         sources: dict[Var, frozenset[Var]] = {}  # the arrays that a value that is not an array is computed from
         products = elements = calls = packing = 0.0
         read = written = kernels = made_bytes = 0

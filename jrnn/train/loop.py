@@ -20,6 +20,9 @@ import numpy as np
 from rich.console import Console
 
 from jrnn.errors import ConfigError, GradientError, TrainError
+from jrnn.files import kind_of
+from jrnn.loops import tuned
+from jrnn.train import plans
 from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
@@ -28,6 +31,7 @@ from jrnn.train.loggers import open_loggers
 from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, own, read_metrics
 from jrnn.train.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train.run_dir import RunDir
+from jrnn.train.serving import TrainedModel, load_run
 from jrnn.train.step import (
     initial_state,
     make_steps,
@@ -66,6 +70,11 @@ class Result:
     metrics: dict[str, float]
     skipped: int = 0
 
+    @property
+    def model(self) -> TrainedModel:
+        """The trained model; see `load_run`."""
+        return load_run(self.run)
+
     def __str__(self) -> str:
         skipped = f" ({self.skipped} skipped: not finite)" if self.skipped else ""
         return f"{self.step} steps{skipped}, {describe(self.validation_loss, self.unit, self.metrics)}"
@@ -77,6 +86,7 @@ def train(
     *,
     resume: bool = False,
     profile: bool = False,
+    tune: plans.Tuner | None = None,
     console: Console | None = None,
 ) -> Result:
     """Trains as `config` says, in the run directory `out`.
@@ -87,6 +97,8 @@ def train(
         resume: continue from the newest checkpoint in `out`, or start if there is none yet. On the same machine and
             version, the result equals the result of the uninterrupted run to the bit.
         profile: write a trace of a few steps to the folder `profile` of `out`, and print where the time went.
+        tune: measures the loops before the first step, and writes how they run to plans.json of `out`, which a run that
+            continues uses too; `jrnn train --tune` gives one. A run that has that file is not measured again.
         console: where to report; the terminal by default.
 
     Returns:
@@ -100,6 +112,8 @@ def train(
     with ExitStack() as files:
         beat = files.enter_context(Heartbeat(console or Console(), "reading the data and making the model"))
         devices = Devices.of(config)
+        if tune is not None:
+            plans.check(devices.count)
         with devices.together():
             if devices.is_first:
                 files.enter_context(run)
@@ -112,6 +126,9 @@ def train(
         files.enter_context(devices.in_touch())
         loop.share()
         stop = files.enter_context(_stop_on_signal())
+        if tune is not None:
+            loop.tune(tune)
+        files.enter_context(tuned.using(plans.table_of(run.plans, int(loop.state.step), devices.count)))
         with Trace(run.path / "profile" if profile and devices.is_first else None) as trace:
             result = loop.go(writers, stop, trace)
         if trace.folder is not None:
@@ -192,6 +209,22 @@ class _Training:
         seen = self.devices.from_first(np.array([self.patience.best, self.patience.since], np.float32))
         self.patience.best, self.patience.since = float(seen[0]), int(seen[1])
 
+    def tune(self, tuner: plans.Tuner) -> None:
+        """Measures the loops of a step, unless the run has plans already."""
+        if kind_of(self.run.plans):
+            self.beat.say(f"the loops run as {self.run.plans} says; without that file they are measured again")
+            return
+        step = int(self.state.step)
+        with self.beat.during("measuring the loops"):
+            found = tuner(self.run.plans, self.call, (self.state, self._batches(step, 1), step, 1), {})
+        self.beat.say(str(found))
+        tuned.write(self.run.plans, {})  # also where nothing was gained, so that it is not measured again
+
+    def _batches(self, step: int, n: int) -> Any:
+        """Returns the batches of the `n` steps after `step`, on the devices."""
+        batches = stack_batches([self.task.train.at(step + k) for k in range(n)], self.config.train.steps_per_call)
+        return self.devices.put_batches(batches, self.task.axes)
+
     def go(self, writers: _Writers, stop: threading.Event, trace: Trace) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
         train, gradient = self.config.train, self.config.gradient
@@ -201,8 +234,7 @@ class _Training:
         try:
             while step < train.steps and not self.patience.is_over and not self.devices.any(stop.is_set()):
                 n = self._steps_to_boundary(step)
-                batches = stack_batches([self.task.train.at(step + k) for k in range(n)], train.steps_per_call)
-                batches = self.devices.put_batches(batches, self.task.axes)
+                batches = self._batches(step, n)
                 idle = recorder.idle()
                 with self.beat.during("compiling") if step == begun else nullcontext():
                     self.state, measured = self.call(self.state, batches, step, n)

@@ -17,8 +17,8 @@ eager_passes = jax.make_user_context(None)
 _pays, _keeps, _choice = cpu._turning_pays, accelerator._keeps_order, cpu._Search.choice
 
 
-def _everything(search):
-    chosen = _choice(search) if eager_passes.value is None or search.options.executor == native.NAME else None
+def _everything(search, take=None):
+    chosen = _choice(search, take) if eager_passes.value is None or search.options.executor == native.NAME else None
     if chosen is not None and (eager_passes.value is None or getattr(chosen.chosen.plan, "native", None) is not None):
         return chosen
     fission = search._split(None)

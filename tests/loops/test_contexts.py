@@ -231,7 +231,7 @@ def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
         def run(self, *args):
             raise NotImplementedError(self.why)
 
-    def planned(loop, target, options):
+    def planned(loop, target, options, take=None):
         found = plan(loop, target, options)
         broken = [LoopPlan(target, loop, found.fission, Broken(why), "persistent") for why in ("first", "second")]
         return LoopPlan(target, loop, found.fission, Broken("zeroth"), "persistent", otherwise=(*broken, found))

@@ -36,7 +36,9 @@ def mingru_step(p):
 def solver(request, monkeypatch):
     """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
     plan = targets.plan
-    monkeypatch.setattr(targets, "plan", lambda loop, target, options: plan(loop, Target(request.param), options))
+    monkeypatch.setattr(
+        targets, "plan", lambda loop, target, options, take=None: plan(loop, Target(request.param), options)
+    )
 
 
 @pytest.mark.exhaustive("cpu-False")

@@ -55,7 +55,9 @@ def given_to_xla(core):
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's processor."""
     plan, seen = targets.plan, []
-    monkeypatch.setattr(targets, "plan", lambda loop, _, options: seen.append(loop) or plan(loop, CUDA, options))
+    monkeypatch.setattr(
+        targets, "plan", lambda loop, _, options, take=None: seen.append(loop) or plan(loop, CUDA, options)
+    )
     return seen
 
 

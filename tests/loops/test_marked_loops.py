@@ -71,7 +71,7 @@ def test_one_export_for_several_platforms():
 
 
 def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch):
-    def broken(loop, target, options):
+    def broken(loop, target, options, take):
         raise KeyError("a mistake of ours")
 
     monkeypatch.setattr(targets, "plan", broken)

@@ -31,6 +31,7 @@ SUITES = {
     "never-worse": "never_worse",
     "linear": "linear",
     "filters": "filters",
+    "tuned": "tuned",
 }
 
 

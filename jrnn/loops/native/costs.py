@@ -23,9 +23,18 @@ _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
 _SCALARS = frozenset(("cos", "erf", "sin"))
 
 
+def _as_they_are(program: Program) -> int:
+    """Returns the bytes of the matrices that are not packed: for one row, those whose rows are contiguous."""
+    plain = [o for o in _products(program) if o.matrix.dims[1][1] == 1]
+    return _bytes(plain, program) if program.rows == 1 else 0
+
+
 def matrix_bytes(program: Program) -> int:
-    """Returns the bytes of the matrices, which are packed unless there is one row."""
-    found = {(o.matrix.array, o.matrix.offset): o.width * o.matrix.dims[0][0] for o in _products(program)}
+    return _bytes(_products(program), program)
+
+
+def _bytes(products: list[Operation], program: Program) -> int:
+    found = {(o.matrix.array, o.matrix.offset): o.width * o.matrix.dims[0][0] for o in products}
     return sum(found.values()) * program.dtype.itemsize
 
 
@@ -43,7 +52,7 @@ def terms(program: Program, machine: Machine) -> dict[str, float]:
         "products": steps * products,
         "elements": steps * elements,
         "calls": _CALL * machine.kernel + steps * calls,
-        "packing": _PACKING * size / machine.read * (program.rows > 1),
+        "packing": _PACKING * (size - _as_they_are(program)) / machine.read,
     }
 
 

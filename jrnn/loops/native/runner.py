@@ -20,6 +20,7 @@ from jrnn.loops.costs import Estimate
 from jrnn.loops.estimates import Split
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.machines import Machine
 from jrnn.loops.native import costs, library
 from jrnn.loops.native.sums import contract
 from jrnn.loops.native.writer import Program, program_of
@@ -68,6 +69,10 @@ class Native:
 
     def useful_threads(self) -> int:
         return max(1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK)))
+
+    def is_worth_a_call(self, machine: Machine) -> bool:
+        """Returns False for one row and small matrices: XLA computes such products in the kernel of the loop."""
+        return self.program.rows > 1 or costs.matrix_bytes(self.program) > machine.near / 8
 
     def estimate(self, parts: Split) -> Estimate:
         """Returns the estimate of a loop in parts, whose loop that stays is this call.

@@ -19,12 +19,14 @@ with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
 from jrnn import jaxprs
-from jrnn.loops import derived, mark, recorder
+from jrnn.loops import derived, mark, recorder, tuned
 from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.report import titled
+from jrnn.loops.tuned import Question
 
 if TYPE_CHECKING:  # it loads when a marked loop is differentiated
     from jrnn.loops.chunks import Chunked
@@ -32,6 +34,8 @@ if TYPE_CHECKING:  # it loads when a marked loop is differentiated
 # A program in chunks is compared with its loop for three chunks of this length, of which the last is not full.
 _COMPARED_CHUNK = 4
 _COMPARED = 11
+
+BY_STEPS, _SIZES = "step by step", (32, 16, 64, 128)  # ways to run a loop: steps one by one, and lengths of chunks
 
 # In a program that is differentiated, `checkpoint` only says what must not be stored, and a chunk stores none of it.
 _CALLS = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
@@ -89,7 +93,7 @@ def _in_chunks(
         places: of the arguments that have tangents.
         transform: of a function of these arguments, and their values.
     """
-    run = _program(metadata, params, [i in places for i in range(len(primals))]) if places else None
+    run = _program(metadata, params, primals, [i in places for i in range(len(primals))]) if places else None
     if run is None:
         return None
     try:
@@ -107,14 +111,15 @@ def _tangent(out: Any, tangent: Any) -> Any:
 
 
 def _program(
-    metadata: Any, params: dict[str, Any], moves: Sequence[bool]
+    metadata: Any, params: dict[str, Any], primals: Sequence[Any], moves: Sequence[bool]
 ) -> Callable[[Sequence[Any]], list[Any]] | None:
     """Returns a function of a scan's arguments that runs it in chunks, or None to leave it to other rules.
 
     Args:
         metadata: the mark.
         params: those of the equation.
-        moves: which arguments have tangents.
+        primals: its arguments.
+        moves: which of them have tangents.
     """
     options = mark.options_in(metadata)
     if options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
@@ -122,7 +127,7 @@ def _program(
     n_consts, n_carry = jaxprs.scan_counts(params)
     loop = params["jaxpr"], n_consts, n_carry, params["length"], params["reverse"], params["unroll"]
     target = Target.here()
-    chunked = _chunked(*loop, options, tuple(moves), target.machine)
+    chunked = _chosen(loop, params, [jax.typeof(v) for v in primals], moves, options, target)
     if chunked is None:
         return None
     if isinstance(chunked, str):
@@ -140,6 +145,27 @@ def _program(
     return run
 
 
+def _chosen(
+    loop: tuple, params: dict[str, Any], avals: Sequence[Any], moves: Sequence[bool], options: Options, target: Target
+) -> tuple[Chunked, Sequence[Any], Choice] | str | None:
+    """Returns what was chosen by measurement, or else what is estimated to be best."""
+    given = *loop, options, tuple(moves), target.machine
+    device = functools.partial(tuned.device, target.platform, target.kind)
+    key = functools.cache(lambda: tuned.key_of(f"gradient {list(moves)}", params, avals, options, device()))
+    chunked = _chunked(*given, tuned.taken(key))
+    if tuned.is_asked() and isinstance(_chunked(*given, _in_chunks_of(_SIZES[0])), tuple):
+        chosen = _in_chunks_of(chunked[0].size) if isinstance(chunked, tuple) else BY_STEPS
+        names = dict.fromkeys([chosen, BY_STEPS, *map(_in_chunks_of, _SIZES)])
+        title = titled(f"gradient of a loop of {params['length']} steps over matrix states on {target.platform}")
+        tuned.ask(Question(key(), params, tuple(avals), options, tuple(moves), tuple(names), title))
+    return chunked
+
+
+def _in_chunks_of(size: int) -> str:
+    """Names a way to run a loop."""
+    return f"in chunks of {size}"
+
+
 @functools.lru_cache(maxsize=256)
 def _chunked(
     jaxpr: Any,
@@ -151,6 +177,7 @@ def _chunked(
     options: Options,
     moves: tuple[bool, ...],
     machine: Machine,
+    take: str | None = None,
 ) -> tuple[Chunked, Sequence[Any], Choice] | str | None:
     """Returns a loop in chunks, the values of its constants, and the candidates; or the reason if it stays as it is.
 
@@ -181,7 +208,12 @@ def _chunked(
         chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds, names)
         forms = tuple(form for stage in chunked.stages for form in stage.forms)
         choice = chunks.compared(chunked.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
-        if not choice.chosen.plan:
+        if take == BY_STEPS:
+            return f"not in chunks: {tuned.NOTE}{take}"
+        size = next((size for size in _SIZES if take == _in_chunks_of(size)), None)
+        if size is not None:
+            chunked = replace(chunked, size=size, notes=(*chunked.notes, f"{tuned.NOTE}{take}"))
+        elif not choice.chosen.plan:
             (other, reason), at = choice.others[0], choice.chosen.estimate
             return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
         if options.verify and chunked.stages:

@@ -8,7 +8,7 @@ JAX. `jaxprs.opened` inlines the calls in a jaxpr.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,12 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import machines, mark, recorder, targets
+from jrnn.loops import machines, mark, recorder, targets, tuned
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.mark import Options
 from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.report import titled
+from jrnn.loops.tuned import Question
 
 # Reading the equation -------------------------------------------------------------------------------------------------
 
@@ -48,7 +50,7 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
     n_consts, n_carry = jaxprs.scan_counts(params)
     first_x = n_consts + n_carry
     with mark.unmarked():  # a loop in the step has the mark with which it was traced
-        planned, values = _planned(*_parts(params), _target(platform, ctx), options)
+        planned, values = _chosen(params, ctx.avals_in, _target(platform, ctx), options)
     reasons: tuple[str, ...] = ()
     for plan in (planned, *planned.otherwise):
         plan = replace(plan, notes=(*plan.notes, *reasons))
@@ -80,19 +82,34 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         return default(ctx, *args, **params)
 
 
+def _chosen(
+    params: dict[str, Any], avals: Sequence[Any], target: Target, options: Options
+) -> tuple[LoopPlan, tuple[Any, ...]]:
+    """Returns the plan that was chosen by measurement, or else the one that is estimated to be best."""
+    if options.executor != "auto" or target.devices > 1 or target.exported:
+        return _planned(target, options, None, *_parts(params))
+    device = functools.partial(tuned.device, target.platform, target.kind)
+    key = functools.cache(lambda: tuned.key_of("loop", params, avals, options, device()))
+    planned = _planned(target, options, tuned.taken(key), *_parts(params))
+    if tuned.is_asked() and planned[0].loop is not None:
+        (names, held), title = targets.ways(planned[0], options), titled(planned[0].title)
+        tuned.ask(Question(key(), params, tuple(avals), options, (), names, title, held))
+    return planned
+
+
 @functools.lru_cache(maxsize=256)
 def _planned(
-    jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int, target: Target, options: Options
+    target: Target, options: Options, take: str | None, jaxpr: Any, *rest: Any
 ) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan of an equation, and the values of its jaxpr's constants."""
     loop = None
     if not all(type(v.aval).__name__ == "ShapedArray" for v in jaxprs.jaxpr_of(jaxpr).invars):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
-        loop, values = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
+        loop, values = _read(jaxpr, *rest)
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in jaxprs.jaxpr_of(jaxpr).eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
-        return targets.plan(loop, target, options), values
+        return targets.plan(loop, target, options, take), values
     except Exception as error:
         return _left_by(error, target, loop), ()
 
@@ -123,4 +140,4 @@ def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the marked loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     marked = [(eqn, options) for eqn in scans if (options := mark.options_in(eqn.ctx.xla_metadata)) is not None]
-    return [_planned(*_parts(eqn.params), target, options)[0] for eqn, options in marked]
+    return [_planned(target, options, None, *_parts(eqn.params))[0] for eqn, options in marked]

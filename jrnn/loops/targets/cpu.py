@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jrnn import jaxprs
-from jrnn.loops import costs, native
+from jrnn.loops import costs, native, tuned
 from jrnn.loops.arithmetic import Arithmetic, arithmetic
 from jrnn.loops.costs import Candidate, Choice, Estimate
 from jrnn.loops.equation_costs import is_call, is_outer
@@ -47,13 +47,9 @@ _LONGEST_CALLED = 400  # equations of a step for which the native kernel is trie
 _EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
 
 
-def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    original = loop
-    for rewrite in PASSES:
-        loop = rewrite(loop)
-    turned = columns(batch_first(loop))
-    if _turning_pays(loop, turned, target.machine):
-        loop = turned
+def plan(loop: Loop, target: Target, options: Options, take: str | None = None) -> LoopPlan:
+    """Returns the plan of a loop: the way `take` if there is such a one, or else the one that is estimated to be best."""
+    original, loop = loop, _passed(loop, target)
     notes: tuple[str, ...] = ()
     if options.executor == "associative":
         # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
@@ -64,11 +60,18 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
             return LoopPlan(target, original, fission, widen_sums(fission.core), "associative")
         notes = (f"not associative: {why}",)
     search = _Search(original, loop, options, target)
-    choice = search.choice()
+    name, trip = (None, 1) if take is None else tuned.parted(take)
+    choice = search.choice(name)
+    if choice.chosen.way == name:
+        notes = (tuned.NOTE + str(take),)
     if options.executor == native.NAME and search.refusal:
         notes = (f"not native: {search.refusal}",)
+    if choice.chosen.plan is None and trip > 1:
+        fission = split(replace(original, unroll=trip), moves=Moves())
+        return LoopPlan(target, original, fission, fission.core, "scan", notes=notes, choice=choice)
     if choice.chosen.plan is None:
-        return LoopPlan(target, original, None, None, "lax.scan", notes=(*notes, NOTHING), choice=choice)
+        notes = notes if choice.chosen.way == name else (*notes, NOTHING)
+        return LoopPlan(target, original, None, None, "lax.scan", notes=notes, choice=choice)
     way: _Way = choice.chosen.plan
     if way.native is not None:
         notes = (*notes, str(way.native))
@@ -76,12 +79,25 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     if way.arithmetic is not None:
         notes = (*notes, str(way.arithmetic))
         return LoopPlan(target, original, way.fission, way.arithmetic.loop, "scan", way.chunk, notes, choice)
-    core = way.fission.core
+    core = replace(way.fission.core, unroll=max(way.fission.core.unroll, trip))
     if gates.better_apart(core):
         inner: Runner = split(slice_apart(core), slices)
     else:
         inner = widen_sums(activate_together(core))
     return LoopPlan(target, original, way.fission, inner, "scan", way.chunk, notes, choice)
+
+
+def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate], tuple[int, int]]:
+    """Returns all ways to run a loop, also those that "auto" does not compare; and `Question.held`."""
+    search = _Search(loop, _passed(loop, target), options, target)
+    return search.everything(), (search.held, search.saved)
+
+
+def _passed(loop: Loop, target: Target) -> Loop:
+    for rewrite in PASSES:
+        loop = rewrite(loop)
+    turned = columns(batch_first(loop))
+    return turned if _turning_pays(loop, turned, target.machine) else loop
 
 
 def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
@@ -105,6 +121,20 @@ class _Way:
     chunk: int | None
     native: Native | None = None
     arithmetic: Arithmetic | None = None
+    coefficients: bool = False  # all that needs no carry is computed before the loop
+
+    @property
+    def name(self) -> str:
+        """Names what leaves the loop by the numbers of its equations and carries, and what runs the rest."""
+        moves = movable(self.fission, True)
+        place = {v: i for i, eqn in enumerate(self.fission.loop.eqns) for v in eqn.outvars}
+        early, late = (sorted(place[v] for v in made) for made in (moves.early, moves.late))
+        numbers = {"early": early, "late": late, "summed": sorted(moves.summed)}
+        parts = [f"{self.chunk} at a time"] if self.chunk else []
+        parts += [f"{where} {' '.join(map(str, at))}" for where, at in numbers.items() if at]
+        parts += ["coefficients before the loop"] * self.coefficients
+        runner = native.NAME if self.native is not None else "steps" if self.arithmetic is None else "as arithmetic"
+        return "; ".join([*parts, runner])
 
 
 class _Search:
@@ -130,14 +160,37 @@ class _Search:
         self.besides = options.of_gradient(loop.reverse) * self.reference.estimate.seconds / 2
         self.left = _EFFORT
 
-    def choice(self) -> Choice:
-        everything = self._split(None)
+    def choice(self, take: str | None = None) -> Choice:
+        """Returns the way `take` if there is such a one, or else the one that is estimated to be best."""
         if self.options.executor == native.NAME:
-            called = self._called(movable(everything, self.options.of_gradient(self.loop.reverse)))
+            called = self._called(self._movable())
             if called:
                 chosen = min(called, key=lambda way: way.estimate.seconds)
                 return Choice(chosen, tuple((way, "slower") for way in called if way is not chosen))
-        most = movable(everything, self.options.of_gradient(self.loop.reverse))
+        candidates = self.candidates() if take is None else self.everything()
+        taken = next((way for way in candidates if take is not None and way.way == take), None)
+        if taken is not None:
+            return Choice(
+                taken, tuple((way, "not the fastest that was measured") for way in candidates if way is not taken)
+            )
+        margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
+        return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
+
+    def everything(self) -> list[Candidate]:
+        """Returns the candidates, and ways that are not compared by what they cost, because they seldom gain."""
+        ways = [*self.candidates(), *self._called(self._movable())]
+        if associative.refusal(split(self.loop).core) is None:
+            fission = split(self.loop, computation, contract=smaller_first)
+            estimate = self.estimator.split(fission).at_once()
+            ways.append(Candidate("coefficients", estimate, _Way(fission, None, coefficients=True)))
+        return list({way.way: way for way in reversed(ways)}.values())[::-1]
+
+    def _movable(self) -> Moves:
+        return movable(self._split(None), self.options.of_gradient(self.loop.reverse))
+
+    def candidates(self) -> list[Candidate]:
+        """Returns the ways that are compared by what they cost. The first one is the reference."""
+        most = self._movable()
         tried = {Moves(): self._candidate("simplify", Moves())}
         for name, field in (("hoist", "early"), ("sink", "late"), ("sum after the loop", "summed")):
             moves = Moves(**{field: getattr(most, field)})
@@ -149,9 +202,7 @@ class _Search:
         chosen = self._improved(start, tried[start], most)
         small = [way for moves in dict.fromkeys((Moves(), most)) if (way := self._as_arithmetic(moves))]
         called = self._called(most) if self.options.executor == "auto" and self._may_call() else []
-        candidates = [self.reference, *tried.values(), *chosen, *called, *small]
-        margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
-        return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
+        return [self.reference, *tried.values(), *chosen, *called, *small]
 
     def _may_call(self) -> bool:
         """Returns True for a loop that the native kernel might run faster, without a look at the kernel."""
@@ -174,6 +225,8 @@ class _Search:
                 fission, runner = called(self._split(moves))
             except Refused as why:
                 self.refusal = str(why)
+                continue
+            if self.options.executor == "auto" and not runner.is_worth_a_call(self.target.machine):
                 continue
             found[moves] = Candidate(name, runner.estimate(self.estimator.split(fission)), _Way(fission, None, runner))
         return [*found.values()]

@@ -27,6 +27,10 @@ void pack_panels(const Pack& pack, const void* matrix, void* packed, int64_t fir
       const int64_t end = k0 + block < pack.depth ? k0 + block : pack.depth;
       if (pack.width_stride == 1) {
         for (int64_t k = k0; k < end; k++) read_row<F>(out + k * kPanel<F>, from + (k * pack.depth_stride + start) * size, pack.dtype, columns);
+      } else if (pack.dtype == kFloat) {
+        const F* at = reinterpret_cast<const F*>(from) + start * pack.width_stride;
+        for (int64_t j = 0; j < columns; j++)
+          for (int64_t k = k0; k < end; k++) out[k * kPanel<F> + j] = at[k * pack.depth_stride + j * pack.width_stride];
       } else {
         for (int64_t j = 0; j < columns; j++)
           for (int64_t k = k0; k < end; k++)
@@ -113,52 +117,28 @@ void product(const F* a, int64_t a_stride, const F* packed, int64_t depth, int64
 template <class F>
 void row_by_matrix(const F* a, const Pack& matrix, const F* b, const F* init, F* out) {
   constexpr int64_t kWide = 8;  // vectors of a block of columns
-  const int64_t depth = matrix.depth, width = matrix.width, down = matrix.depth_stride, right = matrix.width_stride;
+  const int64_t depth = matrix.depth, width = matrix.width, down = matrix.depth_stride;
   int64_t start = 0;
-  if (right == 1) {
-    for (; start + kWide * kLanes<F> <= width; start += kWide * kLanes<F>) {
-      Vec<F> sums[kWide];
+  for (; start + kWide * kLanes<F> <= width; start += kWide * kLanes<F>) {
+    Vec<F> sums[kWide];
 #pragma GCC unroll 8
-      for (int v = 0; v < kWide; v++) sums[v] = init == nullptr ? Vec<F>{} : load<F>(init + start + v * kLanes<F>);
-      for (int64_t k = 0; k < depth; k++) {
-        const F value = a[k];
+    for (int v = 0; v < kWide; v++) sums[v] = init == nullptr ? Vec<F>{} : load<F>(init + start + v * kLanes<F>);
+    for (int64_t k = 0; k < depth; k++) {
+      const F value = a[k];
 #pragma GCC unroll 8
-        for (int v = 0; v < kWide; v++) sums[v] += value * load<F>(b + k * down + start + v * kLanes<F>);
-      }
-#pragma GCC unroll 8
-      for (int v = 0; v < kWide; v++) store<F>(out + start + v * kLanes<F>, sums[v]);
+      for (int v = 0; v < kWide; v++) sums[v] += value * load<F>(b + k * down + start + v * kLanes<F>);
     }
-    for (; start < width; start += kLanes<F>) {
-      const int64_t rest = width - start < kLanes<F> ? width - start : kLanes<F>;
-      Vec<F> sum = init == nullptr ? Vec<F>{} : load_some<F>(init + start, rest);
-      for (int64_t k = 0; k < depth; k++) sum += a[k] * load_some<F>(b + k * down + start, rest);
-      store_some<F>(out + start, sum, rest);
-    }
-    return;
+#pragma GCC unroll 8
+    for (int v = 0; v < kWide; v++) store<F>(out + start + v * kLanes<F>, sums[v]);
   }
-  constexpr int kDots = 8;  // columns, each of which is summed in the lanes of a vector
-  for (; start < width; start += kDots) {
-    Vec<F> sums[kDots] = {};
-    const int64_t columns = width - start < kDots ? width - start : kDots;
-    if (columns == kDots) {
-      for (int64_t k = 0; k < depth; k += kLanes<F>) {
-        const int64_t rest = depth - k < kLanes<F> ? depth - k : kLanes<F>;
-        const Vec<F> values = load_some<F>(a + k, rest);
-#pragma GCC unroll 8
-        for (int j = 0; j < kDots; j++) {
-          const F* at = b + (start + j) * right + k;
-          sums[j] += values * (rest == kLanes<F> ? load<F>(at) : load_some<F>(at, rest));
-        }
-      }
-    } else {
-      for (int64_t j = 0; j < columns; j++)
-        for (int64_t k = 0; k < depth; k++) sums[j][0] += a[k] * b[(start + j) * right + k];
-    }
-    for (int64_t j = 0; j < columns; j++) {
-      F sum = init == nullptr ? F(0) : init[start + j];
-      for (int i = 0; i < kLanes<F>; i++) sum += sums[j][i];
-      out[start + j] = sum;
-    }
+  for (; start < width; start += kLanes<F>) {
+    const int64_t rest = width - start < kLanes<F> ? width - start : kLanes<F>;
+    Vec<F> sum = init == nullptr ? Vec<F>{} : load_some<F>(init + start, rest);
+    if (rest == kLanes<F>)
+      for (int64_t k = 0; k < depth; k++) sum += a[k] * load<F>(b + k * down + start);
+    else
+      for (int64_t k = 0; k < depth; k++) sum += a[k] * load_some<F>(b + k * down + start, rest);
+    store_some<F>(out + start, sum, rest);
   }
 }
 

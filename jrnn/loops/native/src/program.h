@@ -53,7 +53,7 @@ struct Program {
 
 // Returns true if a product reads the matrix as it is.
 static inline bool reads_matrix(const Program& p, const Pack& pack) {
-  return p.rows == 1 && pack.dtype == kFloat && (pack.width_stride == 1 || pack.depth_stride == 1);
+  return p.rows == 1 && pack.dtype == kFloat && pack.width_stride == 1;
 }
 
 // Arrays [rows, m] and [rows, w], and their sum of outer products, [m, w].
