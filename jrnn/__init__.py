@@ -73,6 +73,7 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.onnx import OnnxModel as OnnxModel
     from jrnn.onnx import from_onnx as from_onnx
     from jrnn.onnx import to_onnx as to_onnx
+    from jrnn.train import load_run as load_run
 
 _HOMES = {  # name -> module, for the names that load lazily
     name: f"jrnn.{module}"
@@ -104,6 +105,7 @@ _HOMES = {  # name -> module, for the names that load lazily
         "nets.lowering": ["infer_shapes", "run_net", "to_jax"],
         "onnx": ["OnnxModel", "from_onnx", "to_onnx"],
         "nets.proto": ["format_net", "read_net", "serialize_net", "write_net"],
+        "train": ["load_run"],
         "nets.recurrent": ["recurrent_net", "retrieve_step_blobs", "unrolled_net"],
     }.items()
     for name in names

@@ -5,7 +5,7 @@ python scripts/attack.py [--long] [--only NAME]
 calls: bad calls of the command line; each must end with one line and status 2. names: nets and ONNX models whose names are
 code, markup and escape codes. memory: operators that ask for more memory than there is. readers: mutated files, by
 scripts/fuzz.py. interrupts: Ctrl-C at random moments after Python has begun to run jrnn. scripts/attack_files.py has
-the kinds corpora, models, runs, pipes, graphs, full and kills.
+corpora, models, runs and pipes, attack_values.py graphs and options, and attack_faults.py full, kills and trainings.
 
 By default two minutes; with --long, hundreds of each kind and 50 interrupts of each command. The exit status is 1 if
 something did not hold; the reasons are printed.
@@ -27,14 +27,37 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "tests" / "nets"), str(ROOT / "tests" / "convert")]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "scripts"),
+    str(ROOT / "tests" / "nets"),
+    str(ROOT / "tests" / "convert"),
+    str(ROOT / "tests" / "train"),
+]
 
-import attack_files  # noqa: E402 - of the folder that was just added
+import attack_faults  # noqa: E402 - of the folder that was just added
+import attack_files  # noqa: E402
+import attack_values  # noqa: E402
+
+FILES: dict[
+    str, tuple[Callable[[int], Iterator[attack_files.Attack]], int, int]
+] = {  # with the counts of a short and a long attack
+    "corpora": (attack_files.corpora, 20, 200),
+    "models": (attack_files.models, 100, 4000),
+    "runs": (attack_files.runs, 8, 200),
+    "pipes": (attack_files.pipes, 0, 1000),
+    "graphs": (attack_values.graphs, 40, 400),
+    "options": (attack_values.options, 150, 1000),
+    "full": (attack_faults.full, 25, 300),
+    "kills": (attack_faults.kills, 5, 40),
+    "trainings": (attack_faults.trainings, 3, 50),
+}
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 SECONDS = 120  # for one call
@@ -299,8 +322,8 @@ def memory() -> Iterator[tuple[str, Callable[[], str]]]:
 def cases(kind: str, is_long: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     if kind == "calls":
         return ((repr(argv)[:150], lambda argv=argv: call(argv)) for argv in bad_calls())
-    if kind in attack_files.KINDS:
-        attacks, few, many = attack_files.KINDS[kind]
+    if kind in FILES:
+        attacks, few, many = FILES[kind]
         return attacks(many if is_long else few)
     return {"names": names, "memory": memory}[kind]()
 
@@ -351,11 +374,10 @@ def watch(kind: str, is_long: bool, failures: list[str]) -> int:
 def readers(count: int, failures: list[str]) -> int:
     import fuzz
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        failed = fuzz.main(["--cases", str(count * len(fuzz.READERS))])
-    if failed:
-        failures.append(f"readers: {said.getvalue()}")
+    command = [sys.executable, fuzz.__file__, "--cases", str(count * len(fuzz.READERS))]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    if ran.returncode:
+        failures.append(f"readers: {ran.stdout[-2000:]}{ran.stderr[-500:]}")
     return count * len(fuzz.READERS)
 
 
@@ -419,7 +441,7 @@ def interrupts(count: int, failures: list[str]) -> int:
 
 
 def main() -> int:
-    kinds = ("calls", "names", "memory", *attack_files.KINDS)
+    kinds = ("calls", "names", "memory", *FILES)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--long", action="store_true", help="hundreds of each kind, 50 interrupts of each command")
     parser.add_argument("--only", action="append", choices=(*kinds, "readers", "interrupts"))
@@ -432,16 +454,16 @@ def main() -> int:
     attacks: dict[str, Callable[[list[str]], int]] = {
         **{kind: (lambda found, kind=kind: watch(kind, args.long, found)) for kind in kinds},
         "readers": lambda found: readers(1_000 if args.long else 100, found),
-        "interrupts": lambda found: interrupts(50 if args.long else 3, found),
+        "interrupts": lambda found: interrupts(50 if args.long else 2, found),
     }
     print("| attack | tried | held |\n|---|---|---|")
     failures: list[str] = []
-    for name, attack in attacks.items():
-        if args.only is None or name in args.only:
-            found: list[str] = []
-            tried = attack(found)
-            print(f"| {name} | {tried} | {tried - len(found)} |", flush=True)
-            failures += found
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each attack is a process of its own
+        found: dict[str, list[str]] = {name: [] for name in attacks if args.only is None or name in args.only}
+        tried = {name: pool.submit(attacks[name], found[name]) for name in found}
+        for name, count in tried.items():
+            print(f"| {name} | {count.result()} | {count.result() - len(found[name])} |", flush=True)
+            failures += found[name]
     print("\n".join(failures))
     return 1 if failures else 0
 

@@ -11,14 +11,10 @@ import io
 import json
 import os
 import random
-import resource
 import shutil
-import signal
 import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +111,12 @@ def read_corpus(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> None:
-    from jrnn.train import load_config, sample_run, train
+    from jrnn.train import load_config, load_run, train
     from jrnn.train.runs import curves, summarize
 
     summarize(folder)
     curves(folder)
-    sample_run(folder)
+    load_run(folder).sample()
     train(load_config(folder / "config.toml"), folder, resume=True, console=Console(file=io.StringIO()))
 
 
@@ -350,180 +346,3 @@ def pipes(count: int) -> Iterator[Attack]:
     for base, file, what, make, read in attacks[: len(attacks) if count > 100 else None]:
         if count > 100 or base is None or what in ("a pipe", "/dev/zero"):
             yield f"{file} is {what}", lambda b=base, f=file, m=make, r=read: placed(b and b(), f, m, r)
-
-
-def graphs(count: int) -> Iterator[Attack]:
-    """ONNX models that other programs refuse: indices out of range, sizes of 0, sizes that contradict the weights."""
-    from onnx.parser import parse_model
-
-    from jrnn.onnx import from_onnx
-
-    rng = random.Random(SEED)
-    ops = {
-        "Gather <axis = {axis}>": "x, i", "GatherElements <axis = {axis}>": "x, i",
-        "ScatterElements <axis = {axis}>": "x, i, x", "ScatterND": "x, j, x", "GatherND": "x, j",
-    }  # fmt: skip
-
-    def picked(op: str, inputs: str, i: np.ndarray, j: np.ndarray) -> str:
-        text = f"n (float[3,2] x, int64[3,2] i, int64[3,1] j) => (float y) {{ y = {op} ({inputs}) }}"
-        source = parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString()
-        return refused(lambda: from_onnx(source)({"x": np.ones((3, 2), np.float32), "i": i, "j": j}))
-
-    def resized(kind: str, given: list[float]) -> str:
-        values = ", ".join(map(str, given))
-        inputs = "x, , s" if kind == "float" else "x, , , s"
-        text = f"n (float[3,2] x) => (float y) {{ s = Constant <value = {kind}[2] {{{values}}}> () y = Resize ({inputs}) }}"
-        return refused(
-            lambda: from_onnx(parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString())(
-                {"x": np.ones((3, 2), np.float32)}
-            )
-        )
-
-    for k in range(count):
-        op, inputs = rng.choice(list(ops.items()))
-        i, j, axis = np.zeros((3, 2), np.int64), np.zeros((3, 1), np.int64), rng.randrange(2)
-        wrong = rng.choice([3, 4, -4, -5, 100, -100, 2**31 - 1, -(2**31)])
-        i[rng.randrange(3), rng.randrange(2)] = j[rng.randrange(3), 0] = wrong
-        op = op.format(axis=axis)
-        yield f"{op} {k}: {wrong}", lambda op=op, n=inputs, i=i, j=j: picked(op, n, i, j)
-    for kind, given in (("float", [0.0, 1.0]), ("float", [-1.0, 1.0]), ("int64", [0, 2]), ("int64", [2, -1])):
-        yield f"Resize by {given}", lambda kind=kind, given=given: resized(kind, given)
-
-
-# ---- Faults while files are written ----
-
-
-def _children(act: Callable[[Path], Any], fault: Callable[[int], None], folder: Path) -> int:
-    """Runs `act` in a process of its own, of which `fault` gets the number, and returns how it ended."""
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            if fault is limit:
-                limit(0)
-            with contextlib.suppress(Exception):
-                act(folder)
-                status = 0
-        finally:
-            os._exit(status)
-    if fault is not limit:
-        fault(pid)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-LIMIT = [0]  # bytes that a file may have, as on a disk that is full
-
-
-def limit(pid: int) -> None:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT[0], LIMIT[0]))
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """The files of a folder, but for those that are under way."""
-    paths = (p for p in folder.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.parts))
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in paths}
-
-
-@functools.cache
-def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
-    """By name, what writes the old contents of a folder, and what writes the new ones."""
-    import jrnn
-    from jrnn.corpus import tokenize
-    from jrnn.models import save_state
-    from jrnn.nets.ir import Net
-    from jrnn.train.run_dir import RunDir, export_run, load_trained, write_exported
-
-    loaded = jrnn.models.load(model())
-    old, new = ({n: np.asarray(p) + k for n, p in loaded.params.items()} for k in (0, 1))
-    trained = load_trained(RunDir(run()))
-    package = export_run(run())
-    before = replace(package, shapes={}, predict_net=Net("before"))
-    words, given = Path("words.txt").absolute(), (corpus() / "tokenizer.json").absolute()
-    return {
-        "save": (lambda d: replace(loaded, params=old).save(d), lambda d: replace(loaded, params=new).save(d)),
-        "save in parts": (
-            lambda d: replace(loaded, params=old).save(d, shard_bytes=500),
-            lambda d: replace(loaded, params=new).save(d, shard_bytes=900),
-        ),
-        "save_state": (
-            lambda d: (d.mkdir(exist_ok=True), save_state(d / "s.safetensors", old)),
-            lambda d: save_state(d / "s.safetensors", new),
-        ),
-        "convert": (lambda d: before.save(d), lambda d: write_exported(package, trained, d)),
-        "tokens": (lambda d: d.mkdir(), lambda d: tokenize([words], d, tokenizer=given, separator="\n")),
-    }
-
-
-def _complete(name: str, folder: Path) -> dict[str, bytes]:
-    """What of a folder counts: of a corpus that is not finished, nothing, and the same call finishes it."""
-    found = tree(folder)
-    if name == "tokens":
-        return found if "corpus.json" in found else {}
-    return found
-
-
-def _faulty(name: str, fault: Callable[[int], None]) -> str:
-    write_old, write_new = writers()[name]
-    with tempfile.TemporaryDirectory() as base:
-        folders = [Path(base) / k for k in ("new", "out")]
-        write_old(folders[0])
-        write_new(folders[0])
-        write_old(folders[1])
-        old, new = _complete(name, folders[1]), _complete(name, folders[0])
-        status = _children(write_new, fault, folders[1])
-        found = _complete(name, folders[1])
-        if found not in (old, new) or (status == 0 and found != new):
-            wrong = [k for k in {*found, *old, *new} if found.get(k) not in (old.get(k), new.get(k))]
-            return f"ended with {status}: a mixture of {sorted(found)}, {wrong}"
-        write_new(folders[1])
-        return "" if _complete(name, folders[1]) == new else "the same call does not end what was begun"
-
-
-def full(count: int) -> Iterator[Attack]:
-    """Files that may not grow beyond some bytes, as on a disk that is full."""
-    rng = random.Random(SEED)
-
-    def at(name: str, size: int) -> str:
-        LIMIT[0] = size
-        return _faulty(name, limit)
-
-    for k in range(count):
-        name, size = list(writers())[k % len(writers())], rng.choice([0, rng.randrange(300), rng.randrange(12_000)])
-        yield f"{name}: {size} bytes", lambda name=name, size=size: at(name, size)
-
-
-def kills(count: int) -> Iterator[Attack]:
-    """SIGKILL at random moments, `count` times in each writer."""
-    rng = random.Random(SEED)
-    took: dict[str, float] = {}
-
-    def at(name: str, share: float) -> str:
-        if name not in took:
-            begun = time.monotonic()
-            wrong = _faulty(name, lambda pid: took.setdefault(name, -time.monotonic()) and None)
-            took[name] = (time.monotonic() - begun) / 3
-            if wrong:
-                return wrong
-
-        def kill(pid: int) -> None:
-            time.sleep(share * took[name])
-            os.kill(pid, signal.SIGKILL)
-
-        return _faulty(name, kill)
-
-    for name in writers():
-        for _ in range(count):
-            share = rng.random() ** 2
-            yield f"{name} at {share:.3f}", lambda name=name, share=share: at(name, share)
-
-
-KINDS: dict[str, tuple[Callable[[int], Iterator[Attack]], int, int]] = {  # with the counts of a short and a long attack
-    "corpora": (corpora, 20, 200),
-    "models": (models, 100, 4000),
-    "runs": (runs, 8, 200),
-    "pipes": (pipes, 0, 1000),
-    "graphs": (graphs, 40, 400),
-    "full": (full, 25, 300),
-    "kills": (kills, 5, 200),
-}

@@ -58,6 +58,7 @@ def test_page(page, examples, tmp_path, monkeypatch):
         ("caffe2.md", {"show", "run", "convert", "check", "train"}),
         ("corpora.md", {"tokens", "train", "sample"}),
         ("new_cell.md", set()),
+        ("serving.md", {"train", "convert"}),
     ],
 )
 def test_commands_of_a_page(page, wanted, tmp_path, monkeypatch):

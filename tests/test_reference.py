@@ -21,6 +21,7 @@ RUN_ELSEWHERE = [
     "docs/checking.md",
     "docs/nn.md",
     "docs/plans.md",
+    "docs/serving.md",
 ]  # by other tests
 MODULES = sorted({*jrnn._MODULES, "nn.functional", "train.seq2seq"} - {"ops"})
 ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:function|class|exception|data):: ([\w.]+)", re.M)

@@ -47,9 +47,10 @@ from jrnn.nets.ir import Net
 from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
-from jrnn.train import export_run, load_config, save_run
+from jrnn.train import load_config, load_run
 from jrnn.train.check import subject_of_config
 from jrnn.train.config import find_config
+from jrnn.train.exports import EXPORTS
 from jrnn.train.progress import Heartbeat
 
 _SHOWN = 200  # characters of an argument in an error
@@ -239,13 +240,11 @@ def _subject(args: argparse.Namespace) -> Subject:
 
 def convert_command(args: argparse.Namespace) -> int:
     source, out = Path(args.source), Path(args.out)
-    if out.suffix == ".onnx":
-        raise UsageError(f"{out}: jrnn convert writes nets and Python; in Python, jrnn.to_onnx writes ONNX files")
+    if out.suffix == ".onnx" and not _is_run(source):
+        raise UsageError(f"{out}: jrnn convert writes runs as ONNX; for other models, in Python, jrnn.to_onnx does")
     if args.to == "py":
         if _is_run(source):
-            package = export_run(source)
-            if not isinstance(package, Package):
-                raise UsageError(f"{source}: holds a pretrained model, which is no net; convert it without --to py")
+            package = load_run(source).package()
         else:
             package = from_factory(args.source) if _is_factory(source) else _read_nets(source, args.init, args.network)
         examples = parse_feeds(args.feed, seed=0)
@@ -257,7 +256,8 @@ def convert_command(args: argparse.Namespace) -> int:
     elif _is_factory(source):
         from_factory(args.source).save(out)
     elif _is_run(source):
-        save_run(source, out)
+        model = load_run(source)
+        model.export(out) if out.suffix in EXPORTS else model.save(out)
     else:
         model = read_net_or_plan(source)
         if isinstance(model, Plan) and args.network is None:

@@ -127,6 +127,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="P",
         help="for pretrained models, draw from the likeliest tokens of this share only",
     )
+    p.add_argument("--stop", metavar="TEXT", action="append", default=[], help="for pretrained models, end before TEXT")
     p.add_argument(
         "--seed", type=_count(0, 2**32 - 1), default=0, help="the seed of the random choices (default: %(default)s)"
     )
@@ -200,7 +201,8 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "out",
         type=_path,
-        help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, or a .py file",
+        help="the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, a .py file; "
+        "for a run a .onnx or .jax file too",
     )
     _add_network(p)
     p.add_argument("--to", choices=("net", "py"), default="net", help="what to write (default: net)")

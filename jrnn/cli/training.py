@@ -20,7 +20,7 @@ from jrnn.errors import UsageError
 from jrnn.loops import host_devices
 from jrnn.models.text import is_model, write_text
 from jrnn.printable import printable
-from jrnn.train import load_config, sample_run, train
+from jrnn.train import load_config, load_run, train
 from jrnn.train.config import config_names, describe_config
 from jrnn.train.devices import join
 from jrnn.train.progress import Heartbeat
@@ -72,7 +72,7 @@ def train_command(args: argparse.Namespace) -> int:
     writes = config.kind.write is not None
     if writes and not args.no_sample:
         with Heartbeat(console, "writing a sample"):
-            text = sample_run(out)
+            text = result.model.sample()
         print(f"--- what it writes:\n{text}\n---")
     print(f"{result}; more: jrnn sample {out}" if writes else result)
     return 0
@@ -93,10 +93,11 @@ def tokens_command(args: argparse.Namespace) -> int:
 def sample_command(args: argparse.Namespace) -> int:
     if is_model(args.run_dir):
         return _sample_model(args)
-    if args.top_k is not None or args.top_p is not None:
-        raise UsageError("--top-k and --top-p are for folders of pretrained models")
+    if args.top_k is not None or args.top_p is not None or args.stop:
+        raise UsageError("--top-k, --top-p and --stop are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
-    print(sample_run(args.run_dir, args.seed, **{name: getattr(args, name) for name in names}))
+    model = load_run(args.run_dir)
+    print(model.sample(args.seed, **{name: getattr(args, name) for name in names}))
     return 0
 
 
@@ -106,7 +107,7 @@ def _sample_model(args: argparse.Namespace) -> int:
     length = 100 if args.length is None else args.length
     temperature = 1.0 if args.temperature is None else args.temperature
     options = {"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
-    for piece in write_text(args.run_dir, args.prompt or "", length, **options):
+    for piece in write_text(args.run_dir, args.prompt or "", length, stop=args.stop, **options):
         print(piece, end="", flush=True)
     print()
     return 0

@@ -1,130 +1,181 @@
-"""The file config.json of a model: which keys a family reads, which it may ignore, and errors for all others."""
+"""The file config.json of a model: which keys a family reads, their types, and errors for what changes the computation.
+
+The files are other people's. A key that no computation reads is no error, as in transformers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Annotated, Any, TypeVar, get_type_hints
+import contextlib
+import logging
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked
 
 T = TypeVar("T")
-
-MOST_BLOCKS = 100_000  # layers times experts
-
-# Keys of every model of transformers that change neither its parameters nor what it computes.
-IGNORED = frozenset(
-    [
-        "_name_or_path",
-        "architectures",
-        "auto_map",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "problem_type",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    ]
-)
-ACTIVATIONS = {
+Limit = tuple[float, Annotated[float, AtLeast(0, math.inf)]]  # of a time step
+LIMITS = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
+LEAST = {
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "num_dense_layers": 0,
+    "first_k_dense_replace": 0,
+    "rescale_every": -1,
+}
+LEAST |= {"attn_layer_offset": 0, "expert_layer_offset": 0}  # other sizes are at least 1
+LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old names of layers
+# Keys of any family that change what is computed, with the values that change nothing.
+ONLY: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "rope_scaling": (None,), "sliding_window": (None,)}
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_pytorch_tanh": jax.nn.gelu,
+    "gelu_new": jax.nn.gelu,
 }
 
 
-def read_config(cls: type[T], given: Mapping[str, Any], ignored: str, where: str) -> T:
+def read_config(
+    cls: type[T],
+    given: Mapping[str, Any],
+    aliases: Mapping[str, str],
+    only: Mapping[str, tuple[Any, ...]],
+    where: str,
+    by_hand: bool,
+) -> T:
     """Makes a family's config, a frozen dataclass, from the keys of config.json.
 
     Args:
         cls: its fields are the keys that the family reads; one without a default must be given.
         given: the contents of config.json.
-        ignored: further keys that have no effect here.
+        aliases: other names of keys.
+        only: keys that are not supported, with the values that change nothing.
         where: the place for messages.
+        by_hand: whether someone wrote the keys for jrnn, so that one that is nearly a known one is a mistake.
 
     Raises:
-        ConfigError: for an unknown, missing or unsupported key.
+        ConfigError: for a missing or unsupported key, or a value of another type.
     """
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    kinds = get_type_hints(cls, include_extras=True)
-    for name in given:
-        if name not in known and name not in IGNORED and name not in ignored.split():
-            raise ConfigError(
-                f"{where}: the key {name!r:.80} is unknown{near(name, known)}; its effect cannot be computed"
-            )
+    hints = _hints(cls)
+    keys = {aliases.get(name, name): value for name, value in given.items()}
+    for name, values in {**ONLY, **only}.items():
+        if name not in known and keys.get(name) not in (None, *values):
+            accepted = " or ".join(repr(value) for value in values)
+            raise ConfigError(f"{where}: {name} is {keys[name]!r:.80}; only {accepted} is supported")
+    spare = [name for name in keys if name not in known]
+    for name in spare if by_hand else ():
+        if hint := near(name, known):
+            raise ConfigError(f"{where}: no computation reads the key {name!r}{hint}")
+    if spare:
+        logging.getLogger("jrnn.models").debug("%s: no computation reads the keys %s", where, ", ".join(spare))
     found: dict[str, Any] = {}
     for name, field in known.items():
-        if name in given and given[name] is not None:
-            found[name] = _field(kinds[name], given[name], f"{where}: {name}")
+        if keys.get(name) is not None:
+            found[name] = _checked(f"{where}: {name}", name, _plain(keys[name]), hints[name])
         elif field.default is MISSING:
             raise ConfigError(f"{where}: lacks the key {name!r}")
+        elif name in keys and types.NoneType in typing.get_args(hints[name]):
+            found[name] = None
     config = cls(**found)
-    layers, experts = (getattr(config, name, 1) for name in ("num_hidden_layers", "num_experts"))
-    if layers * max(experts, 1) > MOST_BLOCKS:
-        raise ConfigError(
-            f"{where}: num_hidden_layers times num_experts is {layers * experts:,}; at most {MOST_BLOCKS:,}"
-        )
-    activation = getattr(config, "hidden_act", getattr(config, "hidden_activation", "silu"))
-    if activation not in ACTIVATIONS:
-        raise ConfigError(f"{where}: the activation is {activation!r}; there are {', '.join(ACTIVATIONS)}")
+    for name in known:
+        if name in ("hidden_act", "hidden_activation", "mamba_hidden_act", "mlp_hidden_act"):
+            activation = getattr(config, name)
+            if activation not in ACTIVATIONS:
+                raise ConfigError(f"{where}: {name} is {activation!r}; there are {', '.join(ACTIVATIONS)}")
     return config
 
 
-def _field(kind: Any, value: Any, where: str) -> Any:
-    """A field's value, checked; numbers without bounds of their own are positive, or at least 0 if they are no integers."""
-    try:
-        found = checked(kind, _plain(value), where, ConfigError)
-    except ValueError as e:
-        raise (e if isinstance(e, ConfigError) else ConfigError(f"{where} must be a number: {e}")) from None
-    if kind in (int, float, int | None, float | None) and found is not None:
-        least = int(type(found) is int)
-        if not least <= found < 2**32:
-            raise ConfigError(f"{where} must be at least {least} and less than 2^32, is {found}")
-    return found
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _plain(value: Any) -> Any:
     """Lists as tuples and dicts as tuples of pairs, so that configs can be hashed; infinity as transformers writes it."""
     if isinstance(value, Mapping):
         if set(value) == {"__float__"}:
-            return float(str(value["__float__"]))
-        return tuple(sorted((name, _plain(part)) for name, part in value.items()))
+            with contextlib.suppress(ValueError):
+                return float(str(value["__float__"]))
+        return tuple(sorted((str(name), _plain(part)) for name, part in value.items()))
     return tuple(_plain(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
-def rotary(config: Any, where: str, partial: float) -> tuple[float, int]:
-    """The base of rotary positions, and how many of a head's features turn.
+def _checked(where: str, name: str, value: Any, hint: Any) -> Any:
+    found = checked(hint, value, where, ConfigError)
+    least, most = LEAST.get(name, 1), LIMITS.get(name, 2**32)
+    if type(found) is int and not least <= found <= most:
+        raise ConfigError(f"{where} must be at least {least} and at most {most}, is {found}")
+    return found
 
-    They stand in `rope_parameters`, or, written by older versions, in `rope_theta` and `partial_rotary_factor`.
-    """
-    given = dict(config.rope_parameters)
-    if given.get("rope_type", "default") != "default":
-        raise ConfigError(
-            f"{where}: rope_parameters.rope_type is {given['rope_type']!r:.80}; only 'default' is supported"
-        )
-    base = _field(float, given.get("rope_theta", config.rope_theta), f"{where}: rope_theta")
-    share = given.get("partial_rotary_factor", config.partial_rotary_factor or partial)
-    share = checked(Annotated[float, AtLeast(0, 1)], share, f"{where}: partial_rotary_factor", ConfigError)
-    turned = int(config.head_dim * share)
-    if turned % 2:
-        raise ConfigError(
-            f"{where}: partial_rotary_factor {share} of {config.head_dim} features is {turned}; it must be even"
-        )
-    return base, turned
+
+@dataclass(frozen=True)
+class RopeKeys:
+    """The keys of rotary positions, without which they are the family's."""
+
+    rope_parameters: tuple[tuple[str, Any], ...] | None = ()
+    rope_theta: float | None = None
+    partial_rotary_factor: float | None = None
+
+
+class Rope(NamedTuple):
+    """Rotary positions: the base of the rates, and how many of a head's features turn."""
+
+    base: float
+    size: int
+
+    @classmethod
+    def of(cls, config: RopeKeys, head: int, share: float = 1.0, theta: float = 10000.0) -> Rope:
+        """From `rope_parameters`, or, written by older versions, `rope_theta` and `partial_rotary_factor`.
+
+        Args:
+            config: has the keys.
+            head: features of a head.
+            share, theta: the family's defaults.
+        """
+        given = dict(config.rope_parameters or ())
+        if given.get("rope_type", "default") != "default":
+            raise ConfigError(f"rope_parameters.rope_type is {given['rope_type']!r}; only 'default' is supported")
+        base = given.get("rope_theta", config.rope_theta or theta)
+        share = given.get("partial_rotary_factor", config.partial_rotary_factor or share)
+        base = checked(Annotated[float, AtLeast(1e-9)], base, "rope_theta", ConfigError)
+        share = checked(Annotated[float, AtLeast(0, 1)], share, "partial_rotary_factor", ConfigError)
+        size = int(head * share)
+        if size % 2 or size > head:
+            raise ConfigError(
+                f"partial_rotary_factor {share} of {head} features is {size}; it must be even and at most {head}"
+            )
+        return cls(float(base), size)
+
+
+def layer_types(
+    given: tuple[str, ...] | None, count: int, known: tuple[str, ...], otherwise: Callable[[int], str]
+) -> list[str]:
+    """The type of each layer, with old names replaced; `otherwise` gives those of a config without them."""
+    if given is None:
+        return [otherwise(k) for k in range(count)]
+    found = [LEGACY.get(kind, kind) for kind in given]
+    if len(found) != count:
+        raise ConfigError(f"layer_types has {len(found)} entries for {count} layers")
+    for kind in found:
+        if kind not in known:
+            raise ConfigError(f"layer_types has {kind!r}; there are {', '.join(known)}")
+    return found
+
+
+def divides(part: str, count: int, whole: str, size: int) -> int:
+    """size / count; raises a ConfigError unless it is an integer."""
+    if count < 1 or size % count:
+        raise ConfigError(f"{part} is {count}, which does not divide {whole}, {size}")
+    return size // count

@@ -1,92 +1,26 @@
-"""What a family of models is: how its config is read, which tensors it has, and what it computes.
+"""What a family of models is: the keys of its config, and a decoder made of parts, which have names in the files.
 
-Shapes: T time, N batch, D the model's width, V vocabulary, L layers.
+A family is a table: `decoder(config)` names the parts of each layer. A part has its tensors, its state and its computation.
+
+Shapes: T time, N batch, D the model's width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jrnn.errors import ConfigError
 from jrnn.models.config import read_config
-from jrnn.nn.span import Span
+from jrnn.nn.span import Span, layer_norm, rms_norm
 
 Shapes = dict[str, tuple[int, ...]]
 State = dict[str, jax.Array]
-
-
-def zeros(layers: int, shapes: Shapes, dtype: Any) -> State:
-    """Zeros of these shapes for each layer, named as `of_layer` does."""
-    return {f"{k}.{name}": jnp.zeros(shape, dtype) for k in range(layers) for name, shape in shapes.items()}
-
-
-def of_layer(layer: int, own: State) -> State:
-    """The arrays of one layer by their names in the whole state, as `3.conv`."""
-    return {f"{layer}.{name}": leaf for name, leaf in own.items()}
-
-
-def in_layer(layer: int, state: State) -> State:
-    """The arrays of one layer, by the rest of their names."""
-    prefix = f"{layer}."
-    return {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of models, by the `model_type` of config.json.
-
-    Attributes:
-        name: the `model_type`.
-        config: a frozen dataclass, whose fields are the keys of config.json that count.
-        ignored: further keys, which have no effect here.
-        check: raises a ConfigError if the config is not supported; gets the config and the place for messages.
-        tensors: the shape of each tensor of the files but the output layer, by the files' names.
-        embedding, head: the names of the embedding [V, D] and of the output layer [V, D].
-        fresh: `(config, batch, dtype)` -> the state before the first token: arrays [N, ...] by name. If the family
-            `remembers` all tokens, with a fourth argument: how many tokens the state has room for.
-        run: `(config, weights, x [T, N, D], state, span)` -> hidden values [T, N, D] and the next state.
-        logits: what follows the output layer, such as a soft cap; `(config, logits) -> logits`.
-        stacked: names of parameters, each of which stacks tensors of the files, for experts.
-        renamed: beginnings of names in older files, and what they are now.
-        unused: beginnings of names of tensors that are not read.
-        remembers: whether the state grows with the tokens, because a layer attends to all of them.
-    """
-
-    name: str
-    config: type
-    tensors: Callable[[Any], Shapes]
-    embedding: str
-    head: str
-    fresh: Callable[..., State]
-    run: Callable[[Any, Weights, jax.Array, State, Span], tuple[jax.Array, State]]
-    ignored: str = ""
-    check: Callable[[Any, str], None] = lambda config, where: None
-    logits: Callable[[Any, jax.Array], jax.Array] = lambda config, logits: logits
-    stacked: Callable[[Any], dict[str, list[str]]] = lambda config: {}
-    renamed: tuple[tuple[str, str], ...] = ()
-    unused: tuple[str, ...] = ()
-    remembers: bool = False
-
-    def read(self, given: Mapping[str, Any], where: str) -> Any:
-        """The config from the keys of config.json."""
-        config = read_config(self.config, given, self.ignored, where)
-        self.check(config, where)
-        return config
-
-    def shapes(self, config: Any) -> Shapes:
-        """The shape of every tensor of the files, with the output layer if it is not the embedding."""
-        tied = {} if config.tie_word_embeddings else {self.head: (config.vocab_size, config.hidden_size)}
-        return self.tensors(config) | tied
-
-    def parameters(self, config: Any) -> dict[str, list[str]]:
-        """The names of parameters, and of the tensors of the files that each stacks, or its own name alone."""
-        stacked = self.stacked(config)
-        inside = {name for parts in stacked.values() for name in parts}
-        return {name: [name] for name in self.shapes(config) if name not in inside} | stacked
 
 
 class Weights(NamedTuple):
@@ -102,8 +36,257 @@ class Weights(NamedTuple):
         return self.params.get(self.prefix + name)
 
     def at(self, more: str) -> Weights:
-        return Weights(self.params, f"{self.prefix}{more}.")
+        return Weights(self.params, f"{self.prefix}{more}." if more else self.prefix)
 
     def linear(self, span: Span, name: str, x: jax.Array) -> jax.Array:
         """x weight^T + bias, where the bias is optional."""
         return span.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
+
+
+class At(NamedTuple):
+    """Where a part runs.
+
+    Attributes:
+        span: the steps.
+        positions: [T, N], counted in each text; None if no part asks for them.
+        embedded: [T, N, D], what the first layer got.
+    """
+
+    span: Span
+    positions: Any
+    embedded: jax.Array
+
+
+class Merge(NamedTuple):
+    """The tensors of the files that make one parameter: stacked on a new first axis, or joined on their first axis."""
+
+    names: tuple[str, ...]
+    stacks: bool = True
+
+
+class Part:
+    """A part of a layer, a frozen dataclass of its sizes. Without a state of its own, it needs only `tensors` and `run`."""
+
+    remembers: bool = False  # whether its state grows with the tokens
+    places: bool = False  # whether it asks for positions
+
+    def tensors(self) -> Shapes:
+        """The shape of each tensor, by its name in the files without the part's own."""
+        raise NotImplementedError
+
+    def merged(self) -> dict[str, Merge]:
+        """The parameters that are made of several tensors."""
+        return {}
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        """The state before the first token, arrays [N, ...]; `room`: for how many tokens, if it remembers them."""
+        return {}
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        """[T, N, D] -> [T, N, D] and the next state."""
+        raise NotImplementedError
+
+
+def linear(name: str, rows: int, columns: int, bias: bool = False) -> Shapes:
+    """The tensors of a product."""
+    return {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if bias else {})
+
+
+def under(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
+    """What is named below a part."""
+    return {f"{name}.{key}" if name else key: value for key, value in shapes.items()}
+
+
+@dataclass(frozen=True)
+class Norm(Part):
+    """x / rms(x) times a gain; `centered`: a layer norm; `offset`: the gain is 1 + weight; `bias`: a bias is added."""
+
+    size: int
+    epsilon: float
+    offset: bool = False
+    centered: bool = False
+    bias: bool = False
+
+    def tensors(self) -> Shapes:
+        return {"weight": (self.size,)} | ({"bias": (self.size,)} if self.bias else {})
+
+    def __call__(self, w: Weights, x: jax.Array) -> jax.Array:
+        gain = w["weight"].astype(x.dtype)
+        gain = 1.0 + gain if self.offset else gain
+        y = layer_norm(x, gain, epsilon=self.epsilon) if self.centered else rms_norm(x, gain, self.epsilon)
+        return y + w["bias"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)) if self.bias else y
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        return self(w, x), {}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """x <- keep x + scale after(part(before(x))).
+
+    Attributes:
+        name: the part's name in a layer.
+        part: what is computed.
+        before, after: the names of norms in the layer, or None.
+        norm: what these norms are; None: as the decoder's last.
+        keep, scale: factors.
+        of_normed: whether what is kept is before(x) instead of x.
+    """
+
+    name: str
+    part: Part
+    before: str | None = None
+    after: str | None = None
+    norm: Norm | None = None
+    keep: float = 1.0
+    scale: float = 1.0
+    of_normed: bool = False
+
+
+class Names(NamedTuple):
+    """What a family's files call what every decoder has."""
+
+    embedding: str = "model.embed_tokens.weight"
+    layers: str = "model.layers"
+    norm: str = "model.norm"
+    head: str = "lm_head.weight"
+
+
+DEFAULT_NAMES = Names()
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A language model: an embedding, layers of branches, a norm, and an output layer.
+
+    Attributes:
+        width, vocabulary: D, V.
+        layers: the branches of each layer.
+        norm: the last norm.
+        tied: whether the output layer is the embedding.
+        names: the names in the files.
+        embed: what the embedded values go through.
+        logits: what the logits go through.
+    """
+
+    width: int
+    vocabulary: int
+    layers: tuple[tuple[Branch, ...], ...]
+    norm: Norm
+    tied: bool = False
+    names: Names = DEFAULT_NAMES
+    embed: Callable[[jax.Array], jax.Array] = lambda x: x
+    logits: Callable[[jax.Array], jax.Array] = lambda y: y
+
+    def _parts(self, layer: int) -> list[tuple[str, Part]]:
+        """The parts and norms of a layer, by their names in it."""
+        found: list[tuple[str, Part]] = []
+        for branch in self.layers[layer]:
+            norm = branch.norm or self.norm
+            found += [(name, norm) for name in (branch.before, branch.after) if name is not None]
+            found.append((branch.name, branch.part))
+        return found
+
+    def shapes(self) -> Shapes:
+        """The shape of every tensor of the files."""
+        shapes: Shapes = {self.names.embedding: (self.vocabulary, self.width)}
+        for k in range(len(self.layers)):
+            for name, part in self._parts(k):
+                shapes |= under(f"{self.names.layers}.{k}", under(name, part.tensors()))
+        shapes |= under(self.names.norm, self.norm.tensors())
+        return shapes if self.tied else shapes | {self.names.head: (self.vocabulary, self.width)}
+
+    def parameters(self) -> dict[str, Merge | None]:
+        """The names of parameters, with the tensors that make each, or None for the tensor of that name."""
+        merged: dict[str, Merge] = {}
+        for k in range(len(self.layers)):
+            for name, part in self._parts(k):
+                prefix = f"{self.names.layers}.{k}.{name}." if name else f"{self.names.layers}.{k}."
+                for key, merge in part.merged().items():
+                    merged[prefix + key] = Merge(tuple(prefix + n for n in merge.names), merge.stacks)
+        inside = {name for merge in merged.values() for name in merge.names}
+        return {name: None for name in self.shapes() if name not in inside} | merged
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the state grows with the tokens, because a layer attends to all of them."""
+        return any(branch.part.remembers for layer in self.layers for branch in layer)
+
+    @property
+    def places(self) -> bool:
+        return any(branch.part.places for layer in self.layers for branch in layer)
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        """The state before the first token, arrays [N, ...] by layer and name, as `3.conv`."""
+        state: State = {"position": jnp.zeros(batch, jnp.int32)} if self.places else {}
+        for k, layer in enumerate(self.layers):
+            for branch in layer:
+                state |= {f"{k}.{name}": leaf for name, leaf in branch.part.fresh(batch, dtype, room).items()}
+        return state
+
+    def run(self, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
+        """Embedded tokens [T, N, D] -> hidden values [T, N, D] after the last norm, and the next state."""
+        x, after = self.embed(x), dict(state)
+        positions = None
+        if self.places:
+            positions, after["position"] = span.positions(state["position"])
+        at = At(span, positions, x)
+        for k, layer in enumerate(self.layers):
+            prefix = f"{k}."
+            own = {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}
+            here = w.at(f"{self.names.layers}.{k}")
+            for branch in layer:
+                x, new = _run(branch, branch.norm or self.norm, here, x, own, at)
+                after |= {prefix + name: leaf for name, leaf in new.items()}
+        return self.norm(w.at(self.names.norm), x), after
+
+
+def _run(branch: Branch, norm: Norm, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    y = x if branch.before is None else norm(w.at(branch.before), x)
+    kept = y if branch.of_normed else x
+    y, state = branch.part.run(w.at(branch.name), y, state, at)
+    y = y if branch.after is None else norm(w.at(branch.after), y)
+    y = y if branch.scale == 1 else y * branch.scale
+    if branch.keep == 0:
+        return y, state
+    return (kept if branch.keep == 1 else kept * branch.keep) + y, state
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: there is one of each
+class Family:
+    """A family of models, by the `model_type` of config.json.
+
+    Attributes:
+        name: the `model_type`.
+        config: a frozen dataclass, whose fields are the keys of config.json that count.
+        decoder: the model of a config; raises a ConfigError if it is not supported.
+        aliases: other names of keys, and the names that they have here.
+        only: keys that change what is computed and are not supported, with the values that change nothing.
+        renamed: beginnings of names in older files, and what they are now.
+        unused: beginnings or ends of names of tensors that are not read.
+    """
+
+    name: str
+    config: type
+    decoder: Callable[[Any], Decoder]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    renamed: tuple[tuple[str, str], ...] = ()
+    unused: tuple[str, ...] = ()
+
+    def read(self, given: Mapping[str, Any], where: str, by_hand: bool) -> Any:
+        """The config from the keys of config.json, of which there is a decoder; `by_hand`: see `read_config`."""
+        config = read_config(self.config, given, self.aliases, self.only, where, by_hand)
+        try:
+            decoder_of(self, config)
+        except ConfigError as error:
+            raise error.at(where) from None
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: these sizes make no {self.name} model: {error}") from error
+        return config
+
+
+@lru_cache(maxsize=64)
+def decoder_of(family: Family, config: Any) -> Decoder:
+    """The decoder of a config; the same object for the same config."""
+    return family.decoder(config)

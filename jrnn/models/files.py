@@ -16,7 +16,7 @@ import numpy as np
 from jrnn.errors import FormatError, near
 from jrnn.files import new_folder, read_json, write_whole
 from jrnn.files.tensors import open_tensors, write_tensors
-from jrnn.models.family import Family, State
+from jrnn.models.family import Family, Merge, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FILES = ("config.json", WEIGHTS, "model-*.safetensors", INDEX)  # what `write` replaces
@@ -52,52 +52,68 @@ class Tensors:
         for file in files:
             with open_tensors(folder / file, FormatError) as opened:
                 for stored in opened.keys():  # noqa: SIM118 - no mapping
-                    if not stored.startswith(family.unused):
-                        view, name = opened.get_slice(stored), _renamed(stored, family)
-                        if name in self.places:
-                            first = self.places[name].file.name
-                            raise FormatError(f"{folder}: the tensor {name!r} is twice, in {first} and {file}")
-                        self.places[name] = Place(folder / file, stored, tuple(view.get_shape()), view.get_dtype())
+                    if stored.startswith(family.unused) or stored.endswith(family.unused):
+                        continue
+                    view, name = opened.get_slice(stored), _renamed(stored, family)
+                    if name in self.places:
+                        first = self.places[name].file.name
+                        raise FormatError(f"{folder}: the tensor {name!r} is twice, in {first} and {file}")
+                    self.places[name] = Place(folder / file, stored, tuple(view.get_shape()), view.get_dtype())
 
-    def check(self, shapes: Mapping[str, tuple[int, ...]], spare: str | None) -> None:
-        """Raises unless the tensors are exactly these; `spare` may be there besides."""
+    def check(
+        self, shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Merge | None], spare: str | None
+    ) -> None:
+        """Raises unless the tensors are these; `spare` may be there besides. Joined ones may be cut at other places."""
+        joined = {
+            name: merge.names for merge in parameters.values() if merge and not merge.stacks for name in merge.names
+        }
         for name, shape in shapes.items():
             if name not in self.places:
                 raise FormatError(f"{self.folder}: lacks the tensor {name!r} {list(shape)}{near(name, self.places)}")
-            place = self.places[name]
-            if place.shape != shape:
+            found, wanted = self.places[name].shape, shape
+            if name in joined and all(
+                part in self.places and self.places[part].shape[1:] == shape[1:] for part in joined[name]
+            ):
+                found = (sum(self.places[part].shape[0] for part in joined[name]), *shape[1:])
+                wanted = (sum(shapes[part][0] for part in joined[name]), *shape[1:])
+            if found != wanted:
+                raise FormatError(f"{self.folder}: {name} is {list(found)} but config.json makes it {list(wanted)}")
+            if self.places[name].dtype not in _TYPES:
                 raise FormatError(
-                    f"{self.folder}: {name} is {list(place.shape)} but config.json makes it {list(shape)}"
+                    f"{self.folder}: {name} is {self.places[name].dtype}; it must be one of {', '.join(_TYPES)}"
                 )
-            if place.dtype not in _TYPES:
-                raise FormatError(f"{self.folder}: {name} is {place.dtype}; it must be one of {', '.join(_TYPES)}")
         for name in self.places:
             if name not in shapes and name != spare:
                 raise FormatError(f"{self.folder}: the tensor {name!r} has no place in this model{near(name, shapes)}")
 
 
 def _renamed(name: str, family: Family) -> str:
+    """The name in newer files; an old name that begins with a dot may stand anywhere."""
     for old, new in family.renamed:
-        if name.startswith(old):
+        if old.startswith("."):
+            name = name.replace(old, new)
+        elif name.startswith(old):
             return new + name.removeprefix(old)
     return name
 
 
-def parameter(tensors: Tensors, name: str, parts: list[str], mesh: jax.sharding.Mesh | None) -> jax.Array:
-    """Reads a parameter, which stacks tensors if `parts` is not its own name alone.
+def parameter(tensors: Tensors, name: str, merge: Merge | None, mesh: jax.sharding.Mesh | None) -> jax.Array:
+    """Reads a parameter, which may be made of several tensors.
 
     Files are open, and mapped, no longer than this takes, and the value is complete when the next one is read: memory holds
     one tensor besides the parameters.
     """
-    places = [tensors.places[part] for part in parts]
-    stacks = parts != [name]
-    shape = (len(parts), *places[0].shape) if stacks else places[0].shape
+    places = [tensors.places[part] for part in (merge.names if merge else (name,))]
     with ExitStack() as files:
         opened = {f: files.enter_context(open_tensors(f, FormatError)) for f in {place.file for place in places}}
         views = [opened[place.file].get_slice(place.stored) for place in places]
+        if merge is not None and not merge.stacks:
+            whole = np.concatenate([view[:] for view in views])
+            return jax.device_put(whole, None if mesh is None else _sharding(mesh, whole.shape)).block_until_ready()
+        shape = (len(places), *places[0].shape) if merge else places[0].shape
 
         def read(index: tuple[slice, ...]) -> np.ndarray:
-            if not stacks:
+            if merge is None:
                 return views[0][index] if shape else views[0][:]
             return np.stack([view[index[1:]] for view in views[index[0]]])
 
@@ -136,34 +152,39 @@ def write(
     folder: str | PathLike[str],
     text: str,
     params: Mapping[str, jax.Array],
-    parameters: Mapping[str, list[str]],
+    parameters: Mapping[str, Merge | None],
+    shapes: Mapping[str, tuple[int, ...]],
     shard_bytes: int,
 ) -> None:
     """Writes config.json and safetensors files of at most `shard_bytes`, or of one tensor, in one step.
 
-    Other files of the folder stay; see `jrnn.files.new_folder`.
+    Other files of the folder stay, such as those of the tokenizer; see `jrnn.files.new_folder`.
 
     Args:
         text: config.json.
         params: the parameters.
-        parameters: the names of tensors that each stacks, or its own name alone.
+        parameters: the tensors that make each.
+        shapes: of the tensors.
     """
-    shards: list[list[tuple[str, str, int | None]]] = [[]]  # tensors, each with its parameter and place in the stack
+    shards: list[list[tuple[str, str, Any]]] = [[]]  # tensors, each with its parameter and its place in it
     filled = total = 0
-    for name, parts in parameters.items():
-        for k, part in enumerate(parts):
-            size = params[name].nbytes // len(parts)
+    for name, merge in parameters.items():
+        row = 0
+        for k, part in enumerate(merge.names if merge else (name,)):
+            size = int(np.prod(shapes[part])) * params[name].dtype.itemsize
             if shards[-1] and filled + size > shard_bytes:
                 shards.append([])
                 filled = 0
-            shards[-1].append((part, name, None if parts == [name] else k))
+            index: Any = ... if merge is None else k if merge.stacks else slice(row, row + shapes[part][0])
+            row += shapes[part][0] if shapes[part] else 0
+            shards[-1].append((part, name, index))
             filled, total = filled + size, total + size
     places = {}
     with new_folder(folder, FormatError, replaces=FILES) as new:
         write_whole(new / "config.json", text.encode(), FormatError)
         for number, shard in enumerate(shards, 1):
             file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-            arrays = {part: params[name] if k is None else params[name][k] for part, name, k in shard}
+            arrays = {part: params[name][index] for part, name, index in shard}
             write_tensors(new / file, arrays, FormatError, {"format": "pt"})
             places |= dict.fromkeys(arrays, file)
         if len(shards) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -33,7 +34,7 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
             None: the default device holds all.
 
     Raises:
-        ConfigError: for an unknown family, or an unknown or unsupported key of config.json.
+        ConfigError: for an unknown family, or an unsupported key or value of config.json.
         FormatError: if a file is missing or damaged, or tensors are missing, unknown, or of other shapes or types.
 
     >>> import tempfile, jrnn
@@ -45,13 +46,16 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
     ('mamba', 8)
     """
     folder = Path(folder)
+    if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):
+        raise FormatError(
+            f"there is no folder {folder}; jrnn downloads nothing. For that model of the Hugging Face hub: "
+            f"hf download {folder} --local-dir {folder.name}, and then load({folder.name!r})"
+        )
     model = model_of(read_text(folder / "config.json", FormatError), str(folder / "config.json"))
-    family, config = model.family, model.config
-    tensors = Tensors(folder, family)
-    shapes = family.shapes(config)
-    tensors.check(shapes, family.head if config.tie_word_embeddings else None)
-    params = {name: parameter(tensors, name, parts, mesh) for name, parts in family.parameters(config).items()}
-    return replace(model, params=params)
+    decoder, tensors = model.decoder, Tensors(folder, model.family)
+    parameters = decoder.parameters()
+    tensors.check(decoder.shapes(), parameters, decoder.names.head if decoder.tied else None)
+    return replace(model, params={name: parameter(tensors, name, merge, mesh) for name, merge in parameters.items()})
 
 
 def model_of(text: str, where: str) -> LanguageModel:
@@ -59,31 +63,36 @@ def model_of(text: str, where: str) -> LanguageModel:
     return configured(parse_json(text, where, ConfigError, finite=False), text, where)
 
 
-def configured(config: Mapping[str, Any], text: str, where: str) -> LanguageModel:
+def configured(config: Mapping[str, Any], text: str, where: str, by_hand: bool = False) -> LanguageModel:
     """The model that config.json describes, without parameters.
 
     Args:
         config: the keys.
         text: config.json itself.
         where: what messages begin with.
+        by_hand: whether someone wrote the keys for jrnn, so that a mistyped one is an error.
 
     Raises:
-        ConfigError: for an unknown family, or an unknown or unsupported key.
+        ConfigError: for an unknown family, or an unsupported key or value.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: must hold an object, holds {config!r:.80}")
     family = family_of(config.get("model_type"), where)
-    return LanguageModel({}, family, family.read(config, where), text)
+    return LanguageModel({}, family, family.read(config, where, by_hand), text)
 
 
 def shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter; those of experts are stacked."""
-    shapes = model.family.shapes(model.config)
-    parameters = model.family.parameters(model.config)
-    return {
-        name: shapes[parts[0]] if parts == [name] else (len(parts), *shapes[parts[0]])
-        for name, parts in parameters.items()
-    }
+    shapes = model.decoder.shapes()
+    found = {}
+    for name, merge in model.decoder.parameters().items():
+        if merge is None:
+            found[name] = shapes[name]
+            continue
+        first = shapes[merge.names[0]]
+        rows = sum(shapes[part][0] for part in merge.names)
+        found[name] = (len(merge.names), *first) if merge.stacks else (rows, *first[1:])
+    return found
 
 
 def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) -> LanguageModel:
@@ -98,25 +107,27 @@ def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) 
         dtype: the type of the parameters.
 
     Raises:
-        ConfigError: for an unknown family, or an unknown or unsupported key.
+        ConfigError: for an unknown family, or an unsupported key or value.
 
     >>> config = {"model_type": "mamba", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
     >>> model = create(config, jax.random.key(0))
     >>> model(jnp.zeros((2, 3), int))[0].shape
     (2, 3, 16)
     """
-    model = configured(config, json.dumps(dict(config), indent=2, sort_keys=True), "create")
-    size = sum(math.prod(shape) for shape in model.family.shapes(model.config).values()) * jnp.dtype(dtype).itemsize
+    model = configured(config, json.dumps(dict(config), indent=2, sort_keys=True), "create", by_hand=True)
+    shapes = shapes_of(model)
+    size = sum(math.prod(shape) for shape in shapes.values()) * jnp.dtype(dtype).itemsize
     if size > (most := available()):
         raise ConfigError(f"create: the parameters need {size:,} bytes, and {most:,} are available")
     params = {
-        name: _initial(name, shape, jax.random.fold_in(key, k)).astype(dtype)
-        for k, (name, shape) in enumerate(shapes_of(model).items())
+        name: _initial(name, shape, jax.random.fold_in(key, k), model.decoder.norm.offset).astype(dtype)
+        for k, (name, shape) in enumerate(shapes.items())
     }
     return replace(model, params=params)
 
 
-def _initial(name: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
+def _initial(name: str, shape: tuple[int, ...], key: jax.Array, around_one: bool) -> jax.Array:
+    """`around_one`: whether the family adds 1 to the gains of norms, but that of the gated delta rule."""
     last = name.rpartition(".")[2]
     if last == "A_log":
         return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0))
@@ -124,13 +135,10 @@ def _initial(name: str, shape: tuple[int, ...], key: jax.Array) -> jax.Array:
         return jax.random.uniform(key, shape, minval=-5.0, maxval=-1.0)
     if last.startswith("time_mix"):
         return jax.random.uniform(key, shape)
-    if last == "bias" or last.endswith("_bias") or (len(shape) == 1 and _around_one(name)):
+    if last == "bias" or last.endswith("_bias"):
+        return jnp.zeros(shape)
+    if len(shape) == 1 and around_one and not name.endswith("linear_attn.norm.weight"):
         return jnp.zeros(shape)
     if len(shape) == 1:
         return jnp.ones(shape)
     return jax.random.normal(key, shape) / np.sqrt(shape[-1])
-
-
-def _around_one(name: str) -> bool:
-    """Whether transformers adds 1 to this gain of a norm."""
-    return name.startswith("model.") and not name.endswith("linear_attn.norm.weight")

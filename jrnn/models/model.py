@@ -6,7 +6,6 @@ Shapes: T time, N batch, V vocabulary.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,14 +14,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jrnn.errors import LayerError
-from jrnn.models.attention import EMPTY
-from jrnn.models.family import Family, State, Weights
+from jrnn.models import generation
+from jrnn.models.family import Decoder, Family, State, Weights, decoder_of
 from jrnn.models.files import FILES, write
-from jrnn.models.sampling import Choice, sample
-from jrnn.nn.checks import check_array, check_integer, check_lengths, check_resets, concrete
+from jrnn.models.memory import EMPTY
+from jrnn.models.tokens import check_mask, check_tokens, from_the_left, rotated
+from jrnn.nn.checks import check_lengths, check_resets, concrete
 from jrnn.nn.layers import accumulator
 from jrnn.nn.span import Span
 
@@ -59,13 +58,34 @@ class LanguageModel:
     config: Any
     text: str
 
+    @property
+    def decoder(self) -> Decoder:
+        """The parts of the model."""
+        return decoder_of(self.family, self.config)
+
+    @property
+    def name(self) -> str:
+        """The family's name, with which messages begin."""
+        return self.family.name
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return int(self.config.vocab_size)
+
     def __repr__(self) -> str:
         count = sum(math.prod(jnp.shape(p)) for p in self.params.values())
         types = sorted({str(jnp.result_type(p)) for p in self.params.values()})
         return f"LanguageModel({count:,} numbers in {len(self.params)} arrays of {', '.join(types)}; {self.config})"
 
     def __call__(
-        self, tokens: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None
+        self,
+        tokens: Any,
+        state: State | None = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        attention_mask: Any = None,
     ) -> tuple[jax.Array, State]:
         """Tokens [N, T] -> the logits [N, T, V] of the tokens that follow each, and the state after the last.
 
@@ -74,18 +94,28 @@ class LanguageModel:
             state: the state after earlier tokens; None is `initial_state`.
             lengths: [N] integers from 0 to T, where the sequences end; past the end logits are 0, and tokens are ignored.
             resets: booleans [N, T]; where True, a new text begins with this token.
+            attention_mask: [N, T] as in transformers, instead of lengths: 0 where a row is padded, on the left or the right.
 
         Raises:
             LayerError: if tokens, state, lengths or resets do not fit together.
         """
-        tokens = self._checked(tokens, ("N", "T"))
+        tokens = check_tokens(self.name, tokens, ("N", "T"), self.vocabulary)
         batch, steps = tokens.shape
         if resets is not None:
-            resets = check_resets(self.family.name, resets, tokens.shape)
+            resets = check_resets(self.name, resets, tokens.shape)
         if lengths is not None:
-            lengths = check_lengths(self.family.name, lengths, steps, batch)
-        state = self._with_room(state, batch, steps)
-        return _call(self, tokens, state, lengths, resets, False)
+            lengths = check_lengths(self.name, lengths, steps, batch)
+        starts = None
+        if attention_mask is not None:
+            if lengths is not None:
+                raise LayerError(
+                    f"{self.name}: both lengths and attention_mask are given; one of them says where texts end"
+                )
+            given = (tokens,) if resets is None else (tokens, resets)
+            starts, lengths, moved = from_the_left(check_mask(self.name, attention_mask, tokens.shape), *given)
+            tokens, resets = moved[0], None if resets is None else moved[1]
+        logits, state = _call(self, tokens, self.with_room(state, batch, steps), lengths, resets, False)
+        return logits if starts is None else rotated(logits, -starts), state
 
     def step(self, token: Any, state: State | None = None) -> tuple[jax.Array, State]:
         """One token for each sequence, [N] -> the logits [N, V] of the next one, and the state.
@@ -93,8 +123,8 @@ class LanguageModel:
         Under `jax.jit`, a family that remembers all tokens (qwen3_next) needs a state with room for them:
         `initial_state(N, room)`. Its logits are NaN when there is none left.
         """
-        token = self._checked(token, ("N",))
-        logits, state = _call(self, token[:, None], self._with_room(state, len(token), 1), None, None, True)
+        token = check_tokens(self.name, token, ("N",), self.vocabulary)
+        logits, state = _call(self, token[:, None], self.with_room(state, token.shape[0], 1), None, None, True)
         return logits[:, 0], state
 
     def initial_state(self, batch: int, room: int = 0) -> State:
@@ -103,49 +133,39 @@ class LanguageModel:
         Its size does not depend on the number of tokens, except in families that attend to all of them: `room` is the number
         of tokens that these remember. Outside of jit they get more room when they need it.
         """
-        dtype = accumulator(self.params[self.family.embedding].dtype)
-        return self.family.fresh(self.config, batch, dtype, *([room] if self.family.remembers else []))
+        dtype = accumulator(self.params[self.decoder.names.embedding].dtype)
+        return self.decoder.fresh(batch, dtype, room)
 
-    def generate(
-        self,
-        tokens: Any,
-        length: int,
-        *,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        key: jax.Array | None = None,
-        state: State | None = None,
-        lengths: Any = None,
-        stop: int | None = None,
-    ) -> tuple[jax.Array, State]:
+    def generate(self, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
         """Writes `length` tokens after a prompt, in one compiled program.
 
         Args:
             tokens: [N, T], the prompts; T is at least 1.
             length: how many tokens follow.
-            temperature: divides the logits; 0 takes the likeliest token.
+            temperature: divides the logits; 1 by default; 0 takes the likeliest token.
             top_k: draws from that many likeliest tokens only.
             top_p: draws from the likeliest tokens only, as few as have this share of the probability.
+            min_p: draws only from tokens with at least this share of the greatest probability.
+            repetition_penalty: divides the logits of tokens that the prompt or the text has, or multiplies negative ones.
             key: a key of `jax.random`; needed unless temperature is 0.
             state: the state after earlier tokens, such as the one that an earlier call returned.
             lengths: [N], the lengths of the prompts, each at least 1.
-            stop: a token that ends a sequence, which then repeats it.
+            attention_mask: [N, T] as in transformers, instead of lengths; padding may stand on either side.
+            stop: a token, or several, that end a sequence, which then repeats it.
 
         Returns:
-            The tokens [N, length], and the state after the last of them, or after the first `stop`.
+            The tokens [N, length], and the state after the last of them, or after the first that ends a sequence.
 
         Raises:
             LayerError: if the arguments do not fit.
         """
-        tokens, lengths, choice, keys, length = self._prompt(
-            tokens, length, temperature, top_k, top_p, key, lengths, stop
-        )
-        state = self._with_room(state, len(tokens), tokens.shape[1] + length)
-        return _generate(self, tokens, state, lengths, jnp.float32(temperature), keys, choice)
+        return generation.generate(self, tokens, length, **options)
 
-    def stream(self, tokens: Any, length: int, **options: Any) -> Iterator[np.ndarray]:
+    def stream(self, tokens: Any, length: int, **options: Any) -> Iterator[Any]:
         """As `generate`, but an iterator of tokens [N], each as soon as it is known; ends when all sequences have stopped.
+
+        With `states=True`, each item is a pair of the tokens and the state after them. A state is a value: keep one to go
+        back to it.
 
         >>> import jrnn
         >>> config = {"model_type": "rwkv", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
@@ -155,40 +175,21 @@ class LanguageModel:
         ...     model.generate(prompt, 3, temperature=0)[0][0].tolist())
         True
         """
-        state = options.pop("state", None)
-        defaults = {"temperature": 1.0, "top_k": None, "top_p": None, "key": None, "lengths": None, "stop": None}
-        temperature = options.get("temperature", 1.0)
-        tokens, lengths, choice, keys, length = self._prompt(tokens, length, **(defaults | options))
-        state = self._with_room(state, len(tokens), tokens.shape[1] + length)
-        carry = _begin(self, tokens, state, lengths)
-        for k in range(length):
-            carry, token = _draw(self, carry, jnp.float32(temperature), keys[k], choice)
-            yield np.asarray(token)
-            if bool(carry[2].all()):
-                return
+        return generation.stream(self, tokens, length, **options)
 
     def save(self, folder: str | PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
         """Writes config.json and the parameters as transformers reads them; see `jrnn.models.load`."""
-        write(folder, self.text, self.params, self.family.parameters(self.config), shard_bytes)
+        write(folder, self.text, self.params, self.decoder.parameters(), self.decoder.shapes(), shard_bytes)
 
-    def _checked(self, tokens: Any, axes: tuple[str, ...]) -> jax.Array:
-        name, size = self.family.name, self.config.vocab_size
-        tokens = check_array(name, "tokens", tokens)
-        if tokens.ndim != len(axes) or not jnp.issubdtype(tokens.dtype, jnp.integer):
-            given = f"{tokens.dtype}{list(tokens.shape)}"
-            raise LayerError(f"{name}: tokens are {given}; they must be integers [{', '.join(axes)}]")
-        known = concrete(tokens)
-        if known is not None and known.size and not (known.min() >= 0 and known.max() < size):
-            raise LayerError(
-                f"{name}: tokens lie between {known.min()} and {known.max()}; the vocabulary has those from 0 to {size - 1}"
-            )
-        return tokens.astype(jnp.int32)
-
-    def _with_room(self, state: State | None, batch: int, steps: int) -> State:
-        """The state, checked, with room for further tokens where that can be known."""
+    def with_room(self, state: State | None, batch: int, steps: int) -> State:
+        """The state, checked, with room for `steps` further tokens where that can be known; the initial one for None."""
         if state is None:
             return self.initial_state(batch, steps)
-        rooms = [leaf.shape[1] for name, leaf in state.items() if name.endswith(".places")]
+        rooms = (
+            [leaf.shape[1] for name, leaf in state.items() if name.endswith(".places")]
+            if self.decoder.remembers
+            else []
+        )
         wanted = jax.eval_shape(lambda: self.initial_state(batch, max(rooms, default=0)))
         found = {name: jnp.shape(leaf) for name, leaf in state.items()}
         expected = {name: leaf.shape for name, leaf in wanted.items()}
@@ -198,39 +199,11 @@ class LanguageModel:
                 f"{self.family.name}: the state has {wrong[0]!r} {list(found.get(wrong[0], ()))} but must have "
                 f"{list(expected.get(wrong[0], ()))}, as initial_state({batch}) has"
             )
-        position = concrete(state["position"]) if self.family.remembers else None
+        position = concrete(state["position"]) if self.decoder.remembers else None
         if position is None:
             return state
         need = int(position.max()) + steps
         return state if need <= max(rooms, default=need) else grown(state, 2 ** (need - 1).bit_length())
-
-    def _prompt(
-        self, tokens: Any, length: int, temperature: Any, top_k: Any, top_p: Any, key: Any, lengths: Any, stop: Any
-    ):
-        name = f"{self.family.name}: generate"
-        tokens, length = self._checked(tokens, ("N", "T")), check_integer(f"{name}: length", length, 0)
-        batch, steps = tokens.shape
-        if not steps:
-            raise LayerError(f"{name}: the prompt has no tokens; give at least one, such as the token of the beginning")
-        lengths = jnp.full(batch, steps) if lengths is None else check_lengths(name, lengths, steps, batch)
-        known = concrete(lengths)
-        if known is not None and (known < 1).any():
-            raise LayerError(f"{name}: a length is 0; a prompt needs at least one token")
-        for option, value in (("temperature", temperature), ("top_p", top_p)):
-            if value is not None and not isinstance(value, (numbers.Real, np.ndarray, jax.Array)):
-                raise LayerError(f"{name}: {option} is {value!r:.80}; it must be a number")
-        if not temperature >= 0:
-            raise LayerError(f"{name}: temperature is {temperature}; it must be at least 0")
-        if stop is not None:
-            stop = check_integer(f"{name}: stop", stop, 0)
-        if top_k is not None:
-            top_k = check_integer(f"{name}: top_k", top_k, 1)
-        if top_p is not None and not 0 < top_p <= 1:
-            raise LayerError(f"{name}: top_p is {top_p}; it must be above 0 and at most 1")
-        if temperature and key is None:
-            raise LayerError(f"{name}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0")
-        keys = jax.random.split(jax.random.key(0) if key is None else key, length)
-        return tokens, lengths, Choice(temperature == 0, top_k, top_p, stop), keys, length
 
 
 def grown(state: State, room: int) -> State:
@@ -247,9 +220,9 @@ def grown(state: State, room: int) -> State:
 def _call(
     model: LanguageModel, tokens: jax.Array, state: State, lengths: Any, resets: Any, in_a_step: bool
 ) -> tuple[jax.Array, State]:
-    family, c = model.family, model.config
-    w = Weights(model.params)
-    dtype = w[family.embedding].dtype
+    decoder, w = model.decoder, Weights(model.params)
+    names = decoder.names
+    dtype = w[names.embedding].dtype
     span = Span(tokens.shape[1], dtype, lengths, None if resets is None else resets.T, in_a_step=in_a_step)
     live = None
     if lengths is not None:
@@ -257,53 +230,10 @@ def _call(
         tokens = jnp.where(live, tokens, 0)
         if resets is not None:
             span = replace(span, resets=(resets & live).T)
-    x = w[family.embedding][tokens.T].astype(accumulator(dtype))
-    x, after = family.run(c, w, x, state, span)
-    head = w[family.embedding if c.tie_word_embeddings else family.head]
-    logits = jnp.swapaxes(family.logits(c, span.linear(x, head)), 0, 1)
+    x = w[names.embedding][tokens.T].astype(accumulator(dtype))
+    x, after = decoder.run(w, x, state, span)
+    head = w[names.embedding if decoder.tied else names.head]
+    logits = jnp.swapaxes(decoder.logits(span.linear(x, head)), 0, 1)
     if live is not None:
         logits = jnp.where(live[..., None], logits, 0)
     return logits, {name: after[name].astype(leaf.dtype) for name, leaf in state.items()}
-
-
-@jax.jit
-def _begin(
-    model: LanguageModel, tokens: jax.Array, state: State, lengths: jax.Array
-) -> tuple[jax.Array, State, jax.Array]:
-    logits, state = _call(model, tokens, state, lengths, None, False)
-    last = jnp.take_along_axis(logits, lengths[:, None, None] - 1, axis=1)[:, 0]
-    return last, state, jnp.zeros(len(tokens), bool)
-
-
-@partial(jax.jit, static_argnames="choice")
-def _draw(
-    model: LanguageModel, carry: Any, temperature: jax.Array, key: jax.Array, choice: Choice
-) -> tuple[Any, jax.Array]:
-    """Draws a token of each sequence that has not stopped, and reads it."""
-    logits, state, done = carry
-    token = sample(logits, temperature, key, choice)
-    if choice.stop is not None:
-        token = jnp.where(done, choice.stop, token)
-    logits, after = _call(model, token[:, None], state, None, None, True)
-
-    def kept(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.where(done.reshape(done.shape + (1,) * (old.ndim - 1)), old, new)
-
-    after = jax.tree.map(kept, state, after)
-    done = done if choice.stop is None else done | (token == choice.stop)
-    return (logits[:, 0], after, done), token
-
-
-@partial(jax.jit, static_argnames="choice")
-def _generate(
-    model: LanguageModel,
-    tokens: jax.Array,
-    state: State,
-    lengths: Any,
-    temperature: jax.Array,
-    keys: Any,
-    choice: Choice,
-) -> tuple[jax.Array, State]:
-    carry = _begin(model, tokens, state, lengths)
-    (_, state, _), drawn = jax.lax.scan(lambda carry, key: _draw(model, carry, temperature, key, choice), carry, keys)
-    return drawn.T, state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ def write_text(
     prompt: str,
     length: int,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    stop: Sequence[str] = (),
     seed: int = 0,
+    **options: Any,
 ) -> Iterator[str]:
     """Loads a model and writes up to `length` tokens after a prompt, until its end-of-text token; piece by piece.
 
@@ -37,6 +36,9 @@ def write_text(
         folder: as `load` takes it; with tokenizer.json, or without: then the prompt is numbers of tokens, as in "3 14 15",
             and so is the text.
         prompt: the beginning of the text, which has at least one token.
+        stop: texts before whose first appearance after the prompt the text ends.
+        seed: of the draws.
+        options: those of `LanguageModel.stream`, such as `temperature`.
 
     Yields:
         The prompt and what follows it, in pieces.
@@ -52,17 +54,22 @@ def write_text(
         raise DataError("the prompt has no tokens; give --prompt with at least one")
     given = parse_json(model.text, f"{folder}: config.json", ConfigError, finite=False).get("eos_token_id")
     ends = {end for end in (given if isinstance(given, list) else [given]) if isinstance(end, int)}
-    shown = decode(tokens)
-    yield shown
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "key": jax.random.key(seed)}
-    for token in model.stream(jnp.array([tokens]), length, **options):
+    start = shown = len(whole := decode(tokens))
+    yield whole
+    held = max(map(len, stop), default=1) - 1  # characters that may begin a text of `stop`
+    for token in model.stream(jnp.array([tokens]), length, key=jax.random.key(seed), **options):
         if int(token[0]) in ends:
-            return
+            break
         tokens.append(int(token[0]))
-        whole = decode(tokens)  # a piece of a character is shown when the character is complete
-        if not whole.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield whole[len(shown) :]
-            shown = whole
+        whole = decode(tokens)
+        if found := [at for text in stop if (at := whole.find(text, start)) >= 0]:
+            whole = whole[: min(found)]
+            break
+        # A piece of a character is shown when the character is complete.
+        if not whole.endswith("\N{REPLACEMENT CHARACTER}") and (end := len(whole) - held) > shown:
+            yield whole[shown:end]
+            shown = end
+    yield whole[shown:]
 
 
 def _tokenizer(folder: Path) -> tuple[Any, Any]:
@@ -78,6 +85,8 @@ def _tokenizer(folder: Path) -> tuple[Any, Any]:
         found = Tokenizer.from_str(text)
     except Exception as e:  # the package raises Exception itself
         raise DataError(f"{path}: is not a tokenizer of the package tokenizers: {e}") from None
+    found.no_truncation()  # files have the lengths of some batch that was encoded last
+    found.no_padding()
     return lambda text: found.encode(text).ids, found.decode
 
 

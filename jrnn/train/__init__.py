@@ -14,7 +14,7 @@ from jrnn.train.models import (
     Signature,
     build_model,
 )
-from jrnn.train.run_dir import export_run, sample_run, save_run
+from jrnn.train.serving import TrainedModel, load_run
 from jrnn.train.tasks import Task, TaskKind, Trained
 from jrnn.train.tasks.task import Examples, HeldOutTask, Shuffled, checksum, split
 
@@ -36,12 +36,11 @@ __all__ = [
     "Task",
     "TaskKind",
     "Trained",
+    "TrainedModel",
     "build_model",
     "checksum",
-    "export_run",
     "load_config",
-    "sample_run",
-    "save_run",
+    "load_run",
     "split",
     "train",
 ]

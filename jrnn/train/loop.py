@@ -31,6 +31,7 @@ from jrnn.train.loggers import open_loggers
 from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, own, read_metrics
 from jrnn.train.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train.run_dir import RunDir
+from jrnn.train.serving import TrainedModel, load_run
 from jrnn.train.step import (
     initial_state,
     make_steps,
@@ -68,6 +69,11 @@ class Result:
     unit: str
     metrics: dict[str, float]
     skipped: int = 0
+
+    @property
+    def model(self) -> TrainedModel:
+        """The trained model; see `load_run`."""
+        return load_run(self.run)
 
     def __str__(self) -> str:
         skipped = f" ({self.skipped} skipped: not finite)" if self.skipped else ""

@@ -1,4 +1,4 @@
-"""A run's directory: its resolved config, its origin, its metrics and checkpoints; and the use of the model in it.
+"""A run's directory: its resolved config, its origin, its metrics and checkpoints.
 
 config.toml    the resolved configuration, from which the run can be repeated
 run.json       seed, versions, machine, git state, and when it was started
@@ -22,27 +22,20 @@ import platform
 import subprocess
 import sys
 import tomllib
-import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax.traverse_util import flatten_dict
 
-from jrnn.convert import Package
-from jrnn.corpus.corpus import TOKENIZER
 from jrnn.errors import CheckpointError, ConfigError, DataError
-from jrnn.files import kind_of, new_folder, read_json, record, write_whole
-from jrnn.models import LanguageModel
+from jrnn.files import kind_of, read_json, record, write_whole
 from jrnn.named import from_the_root
-from jrnn.train.checkpoint import Checkpoints, steps_in
+from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
-from jrnn.train.models.net import NetModel
-from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.optimizers import follows_the_run
-from jrnn.train.step import abstract_state, make_steps
-from jrnn.train.tasks import Task, Trained
+from jrnn.train.tasks import Task
 from jrnn.train.toml_codec import encode
 
 PATHS = {"data": ("path",), "model": ("net", "init_net", "pretrained")}  # the keys, by table, that name files
@@ -248,111 +241,3 @@ def first_free(folder: Path, name: str) -> Path:
     """Returns `folder/name`, or the first free one of `folder/name-2`, `folder/name-3`, ..."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(folder / found for found in names if not (folder / found).exists())
-
-
-def load_trained(run: RunDir) -> Trained:
-    """Returns the model of a run with the parameters of its best validation if it keeps them, else the newest ones.
-
-    Raises:
-        CheckpointError: if there is no run, no checkpoint, or none that loads.
-    """
-    config = run.load_config()
-    if not run.has_checkpoint():
-        raise CheckpointError(
-            f"{run.path}: has no checkpoint, so there are no weights yet: the first is written at step "
-            f"{min(config.train.checkpoint_every, config.train.steps)}; continue it with: jrnn train {run.path} --resume"
-        )
-    kept = run.load_fingerprint()
-    model = config.kind.model(config, kept)
-    state = abstract_state(model, make_steps(config, {}))
-    notes: list[str] = []
-    params = None
-    if config.train.patience and run.best.is_dir():
-        with Checkpoints(run.best, 1) as checkpoints:
-            try:
-                if checkpoints.steps():  # none if the run was stopped before its first validation
-                    params, notes = checkpoints.restore(state.evaluation_params)
-            except CheckpointError as e:
-                notes = [f"{e}; the newest checkpoint of the run is used"]
-    if params is None:
-        with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
-            state, more = checkpoints.restore(state)
-        params, notes = state.evaluation_params, notes + more
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
-    return Trained(config, kept, model, params)
-
-
-def export_run(run_dir: str | Path) -> Package | LanguageModel:
-    """Returns the trained model of a run: as a package of its net and a net that makes its weights, or as a language model.
-
-    The inputs of a package are the inputs of the model and, if the state is carried, the first states. Its outputs are the
-    logits or values of a model of cells, or the outputs of the net on disk that was trained further; and the last states.
-    A pretrained model is a `jrnn.models.LanguageModel`, in the types of its files.
-
-    Raises:
-        CheckpointError: if there is no run, no checkpoint, or none that loads.
-        ConfigError: for a model of another kind.
-    """
-    return _exported(run_dir, load_trained(RunDir(run_dir)))
-
-
-def _exported(run_dir: str | Path, trained: Trained) -> Package | LanguageModel:
-    params = jax.device_get(trained.params)
-    if isinstance(trained.model, PretrainedModel):
-        return trained.model.language_model(params)
-    if not isinstance(trained.model, NetModel):
-        kind = trained.config.model.kind
-        raise ConfigError(
-            f'{run_dir}: a model of kind "{kind}" is not a net; train one of kind "cells", "net" or "pretrained"'
-        )
-    return trained.model.package(params)
-
-
-def save_run(run_dir: str | Path, out: str | Path) -> None:
-    """Writes what `export_run` returns to a folder, in one step; a language model has the tokenizer of its corpus there.
-
-    Raises:
-        CheckpointError, ConfigError: as `export_run`.
-    """
-    trained = load_trained(RunDir(run_dir))
-    write_exported(_exported(run_dir, trained), trained, out)
-
-
-def write_exported(found: Package | LanguageModel, trained: Trained, out: str | Path) -> None:
-    """Writes a trained model that was exported; see `save_run`."""
-    with new_folder(out, ConfigError, replaces=found.FILES) as new:
-        found.save(new)
-        if isinstance(trained.model, PretrainedModel):
-            write_whole(new / TOKENIZER, trained.fingerprint["tokenizer"].encode(), ConfigError)
-
-
-def sample_run(run_dir: str | Path, seed: int = 0, **changes: Any) -> str:
-    """Returns text that the model of a run writes.
-
-    Args:
-        run_dir: the run directory.
-        seed: the seed of the random draws.
-        changes: values that replace those of the config's table [sample] (for a language model: `length`, `temperature`,
-            `prompt`); None keeps the value of the config.
-
-    Returns:
-        What the model writes; for a language model, the prompt and its continuation.
-
-    Raises:
-        CheckpointError: if there is no run, no checkpoint, or none that loads.
-        ConfigError: if the run's task writes nothing.
-        DataError: if the prompt holds a character that the model does not know.
-    """
-    run = RunDir(run_dir)
-    config = run.load_config()
-    if config.kind.write is None:
-        raise ConfigError(f"{run.path}: a model of task {config.task!r} writes nothing; see {run.metrics}")
-    given = {name: value for name, value in changes.items() if value is not None}
-    known = [f.name for f in fields(config.sample)]
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{run.path}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}")
-    trained = load_trained(run)
-    sample = replace(config.sample, **given)
-    return config.kind.write(replace(trained, config=replace(config, sample=sample)), seed)

@@ -12,11 +12,12 @@ Each folder has what `save_pretrained` wrote, and `oracle.safetensors`:
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 PROMPT, LENGTH = 4, 5
@@ -50,12 +51,12 @@ CASES = {
     "recurrent_gemma": [
         {
             "hidden_size": 16, "num_hidden_layers": 3, "vocab_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
-            "num_key_value_heads": 1, "attention_window_size": 3, "logits_soft_cap": 3.0, "pad_token_id": None,
+            "num_key_value_heads": 1, "attention_window_size": 3, "logits_soft_cap": 3.0,
         },
         {
             "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "intermediate_size": 24, "num_attention_heads": 3,
             "lru_width": 18, "conv1d_width": 2, "block_types": ["attention", "recurrent"], "attention_window_size": 16,
-            "tie_word_embeddings": False, "attention_bias": True, "w_init_variance_scale": 1.0, "pad_token_id": None,
+            "tie_word_embeddings": False, "attention_bias": True, "w_init_variance_scale": 1.0,
         },
     ],
     "xlstm": [
@@ -92,7 +93,215 @@ CASES = {
             "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5},
         },
     ],
+    "qwen3_5_text": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 4, "vocab_size": 24, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 20, "linear_key_head_dim": 4,
+            "linear_value_head_dim": 6, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 2, "attention_bias": True, "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 1, 0]},
+        },
+    ],
+    "qwen3_5_moe_text": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "head_dim": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 6,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_conv_kernel_dim": 2,
+            "moe_intermediate_size": 4, "shared_expert_intermediate_size": 6, "num_experts": 4,
+            "num_experts_per_tok": 3, "attention_bias": True, "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention"],
+        },
+    ],
+    "bamba": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 24, "attn_layer_indices": [1], "mamba_n_heads": 4,
+            "mamba_n_groups": 2, "mamba_d_state": 4, "mamba_chunk_size": 4,
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "intermediate_size": 20, "attn_layer_indices": [0], "mamba_n_heads": 3,
+            "mamba_n_groups": 1, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_conv_bias": False,
+            "mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+            "mamba_chunk_size": 16, "rms_norm_eps": 0.001, "hidden_act": "gelu",
+        },
+    ],
+    "falcon_h1": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 24, "mamba_d_ssm": 24, "mamba_n_heads": 4,
+            "mamba_n_groups": 2, "mamba_d_state": 4, "mamba_chunk_size": 4, "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False, "ssm_multipliers": [0.5, 1.5, 0.7, 1.2, 0.9], "key_multiplier": 0.6,
+            "lm_head_multiplier": 0.5, "embedding_multiplier": 1.7, "mlp_multipliers": [0.8, 1.3],
+            "attention_in_multiplier": 1.1, "attention_out_multiplier": 0.9, "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.8,
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 1, "vocab_size": 24, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "intermediate_size": 20, "mamba_d_ssm": None, "mamba_n_heads": 3,
+            "mamba_n_groups": 1, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_conv_bias": False,
+            "mamba_proj_bias": True, "projectors_bias": True, "attention_bias": True, "mlp_bias": True,
+            "tie_word_embeddings": True, "mamba_chunk_size": 16,
+        },
+    ],
+    "granitemoehybrid": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 8, "shared_intermediate_size": 12,
+            "layer_types": ["linear_attention", "full_attention"], "mamba_n_heads": 4, "mamba_n_groups": 2,
+            "mamba_d_state": 4, "mamba_chunk_size": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "embedding_multiplier": 2.0, "logits_scaling": 3.0, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 3,
+            "intermediate_size": 8, "shared_intermediate_size": 10, "layer_types": ["full_attention",
+            "linear_attention"], "mamba_n_heads": 3, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_conv_bias": False,
+            "mamba_proj_bias": True, "attention_bias": True, "num_local_experts": 0, "position_embedding_type": "rope",
+            "tie_word_embeddings": True, "mamba_chunk_size": 16,
+        },
+    ],
+    "nemotron_h": [
+        {
+            "hidden_size": 16, "vocab_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+            "intermediate_size": 24, "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "ssm_state_size": 4, "mamba_num_heads": 4, "mamba_head_dim": 6, "n_groups": 2, "chunk_size": 4,
+            "n_routed_experts": 4, "moe_intermediate_size": 8, "moe_shared_expert_intermediate_size": 12,
+            "num_experts_per_tok": 2, "routed_scaling_factor": 1.5,
+        },
+        {
+            "hidden_size": 12, "vocab_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4,
+            "intermediate_size": 20, "layers_block_type": ["moe", "linear_attention", "full_attention"], "ssm_state_size": 5,
+            "mamba_num_heads": 3, "mamba_head_dim": 4, "n_groups": 1, "conv_kernel": 3, "use_conv_bias": False,
+            "use_bias": True, "mlp_bias": True, "chunk_size": 16, "n_routed_experts": 6, "moe_intermediate_size": 6,
+            "moe_shared_expert_intermediate_size": 10, "moe_latent_size": 8, "n_group": 2, "topk_group": 1,
+            "num_experts_per_tok": 2, "norm_topk_prob": False, "tie_word_embeddings": True, "mlp_hidden_act": "silu",
+        },
+    ],
+    "zamba2": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 4, "vocab_size": 32, "num_attention_heads": 4, "mamba_d_state": 4,
+            "n_mamba_heads": 4, "mamba_ngroups": 2, "chunk_size": 4, "intermediate_size": 24, "adapter_rank": 3,
+            "num_mem_blocks": 1, "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 4, "vocab_size": 24, "num_attention_heads": 3, "mamba_d_state": 5,
+            "n_mamba_heads": 3, "mamba_ngroups": 1, "chunk_size": 16, "intermediate_size": 20, "adapter_rank": 2,
+            "num_mem_blocks": 2, "mamba_d_conv": 3, "use_shared_attention_adapter": True, "use_mem_rope": True,
+            "add_bias_linear": True, "layers_block_type": ["hybrid", "linear_attention", "hybrid", "hybrid"],
+        },
+    ],
+    "jamba": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2,
+            "expert_layer_period": 2, "expert_layer_offset": 1, "attn_layer_period": 2, "attn_layer_offset": 1,
+            "mamba_d_state": 4, "mamba_dt_rank": 3,
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "intermediate_size": 20, "num_experts": 3, "num_experts_per_tok": 1,
+            "expert_layer_period": 2, "expert_layer_offset": 0, "attn_layer_period": 2, "attn_layer_offset": 0,
+            "mamba_d_state": 3, "mamba_d_conv": 3, "mamba_expand": 3, "mamba_conv_bias": False,
+            "mamba_proj_bias": True, "tie_word_embeddings": True,
+        },
+    ],
+    "lfm2": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 24, "block_multiple_of": 8, "full_attn_idxs": [1],
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "intermediate_size": 20, "block_auto_adjust_ff_dim": False, "conv_bias": True,
+            "conv_L_cache": 4, "layer_types": ["full_attention", "conv"], "tie_word_embeddings": False,
+            "norm_eps": 0.001,
+        },
+    ],
+    "lfm2_moe": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 24, "moe_intermediate_size": 8, "num_dense_layers": 1,
+            "num_experts": 4, "num_experts_per_tok": 2, "layer_types": ["conv", "full_attention"],
+            "routed_scaling_factor": 1.5,
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "intermediate_size": 20, "moe_intermediate_size": 6, "num_dense_layers": 0,
+            "num_experts": 3, "num_experts_per_tok": 1, "layer_types": ["full_attention", "conv"],
+            "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True, "tie_word_embeddings": False,
+        },
+    ],
+    "olmo_hybrid": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "intermediate_size": 24, "layer_types": ["linear_attention", "full_attention"],
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "intermediate_size": 20, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 4, "linear_value_head_dim": 6, "linear_conv_kernel_dim": 2,
+            "linear_allow_neg_eigval": False, "attention_bias": True, "tie_word_embeddings": True,
+            "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}, "layer_types": ["full_attention",
+            "linear_attention"],
+        },
+    ],
+    "minimax": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "block_size": 4,
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 3,
+            "num_key_value_heads": 1, "head_dim": 6, "intermediate_size": 10, "num_local_experts": 3,
+            "num_experts_per_tok": 2, "block_size": 16, "full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.5,
+            "linear_attn_alpha_factor": 1.2, "linear_attn_beta_factor": 0.7, "mlp_alpha_factor": 0.8,
+            "mlp_beta_factor": 1.1, "layer_types": ["linear_attention", "full_attention"], "tie_word_embeddings": True,
+        },
+    ],
+    "kimi_linear": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "intermediate_size": 24, "moe_intermediate_size": 8, "kv_lora_rank": 6,
+            "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "linear_head_dim": 4, "linear_num_heads": 3, "layer_types": ["linear_attention",
+            "full_attention"],
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "intermediate_size": 20, "moe_intermediate_size": 6, "kv_lora_rank": 4,
+            "q_lora_rank": 5, "qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 3, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 2, "norm_topk_prob": False,
+            "linear_head_dim": 5, "linear_num_heads": 2, "linear_conv_kernel_dim": 2, "layer_types": ["full_attention",
+            "linear_attention"], "mlp_layer_types": ["sparse", "dense"],
+        },
+    ],
 }  # fmt: skip
+
+
+FIXED = (
+    "e_score_correction_bias",
+    "expert_bias",
+    "slope_rate",
+    "query_decay",
+    "key_decay",
+    "diagonal_decay",
+)  # buffers
 
 
 def cached(model, family, tokens, past):
@@ -100,9 +309,8 @@ def cached(model, family, tokens, past):
     out = model(tokens, use_cache=True, **past)
     if family == "rwkv":
         return out.logits, {"state": out.state}
-    if family in ("recurrent_gemma", "qwen3_next"):
-        return out.logits, {"past_key_values": out.past_key_values} if "past_key_values" in out else past
-    return out.logits, {"cache_params": out.cache_params}
+    name = "past_key_values" if "past_key_values" in past or "past_key_values" in out else "cache_params"
+    return out.logits, {name: getattr(out, name, None) or past[name]}
 
 
 def decode(model, family, tokens):
@@ -116,22 +324,42 @@ def decode(model, family, tokens):
         logits, past = cached(model, family, tokens[:, :PROMPT], past)
         found.append(logits[:, -1:])
         for t in range(PROMPT, tokens.shape[1]):
-            extra = {"position_ids": torch.full((1, 1), t)} if family == "recurrent_gemma" else {}
+            # Where a model does not count its positions itself, the caller does.
+            counts = family in ("recurrent_gemma", "bamba")
+            extra = {"position_ids": torch.full((len(tokens) if family == "bamba" else 1, 1), t)} if counts else {}
             logits, past = cached(model, family, tokens[:, t : t + 1], past | extra)
             past.pop("position_ids", None)
             found.append(logits)
     return torch.cat(found, 1)
 
 
+def gradients(model, tokens):
+    """The loss, and the gradient of each tensor by its name in the files: a model with gradients as parameters is saved."""
+    loss = model(tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        model.save_pretrained(folder)
+        found = load_file(Path(folder) / "model.safetensors")
+    return {"loss": loss.detach()} | {f"gradient.{n}": g for n, g in found.items() if not n.endswith(FIXED)}
+
+
 def record(folder, family, options):
-    config = AutoConfig.for_model(family, **options)
-    torch.manual_seed(len(str(folder)))
+    config = AutoConfig.for_model(
+        family, **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None} | options
+    )
+    torch.manual_seed(sum(map(ord, folder.name)))
     if options.get("weight_mode") == "fused":  # transformers cannot initialize it; torch's own initial values do
         transformers.xLSTMPreTrainedModel._init_weights = lambda self, module: None
+    config._experts_implementation = "eager"  # its products of groups want sizes that are multiples of 16 bytes
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # no zeros and ones, behind which an error could hide
             parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith(FIXED[:2]):
+                buffer.add_(torch.randn_like(buffer) * 0.3)
     sharded = family == "mamba2" and folder.name.endswith("0")
     model.save_pretrained(folder, max_shard_size=5000 if sharded else "1GB")
     (folder / "generation_config.json").unlink(missing_ok=True)
@@ -144,17 +372,21 @@ def record(folder, family, options):
         # A step of transformers' rwkv mixes the sequences of a batch, so that each is decoded alone.
         parts = tokens.split(1) if family == "rwkv" else [tokens]
         found["decoded"] = torch.cat([decode(model, family, part) for part in parts])
-    if family not in ("rwkv",) and not (family == "xlstm" and config.hidden_size == 64):
-        loss = model(tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        found["loss"] = loss.detach()
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        found |= {f"gradient.{n}": g for n, g in gradients.items()}
-    if config.to_dict().get("time_step_limit", [0.0])[0]:
-        del found["decoded"]  # a step of transformers' mamba2 ignores the limit
-    save_file({n: v.contiguous().clone() for n, v in found.items()}, folder / "oracle.safetensors")
     drift = (found["decoded"] - found["logits"][:, PROMPT - 1 :]).abs().max().item() if "decoded" in found else None
+    if config.to_dict().get("time_step_limit", [0.0])[0] or family in ("nemotron_h", "zamba2"):
+        found.pop("decoded", None)  # a step of transformers' Mamba-2 ignores the limit of the time step
+    if family == "minimax" and config.layer_types[0] == "linear_attention":
+        found.pop("decoded")  # its cache counts the positions by the first layer, which has none
+    if family not in ("rwkv",) and not (family == "xlstm" and config.hidden_size == 64):
+        found |= gradients(model, tokens)
+    save_file({n: v.contiguous().clone() for n, v in found.items()}, folder / "oracle.safetensors")
     print(folder.name, "decoding differs from the whole by", drift, "logits up to", found["logits"].abs().max().item())
+
+
+def keys(family):
+    """The keys that the config of a family has besides those of every config."""
+    own = AutoConfig.for_model(family)
+    return sorted(set(own.to_dict()) - set(transformers.PreTrainedConfig().to_dict()) | set(own.attribute_map))
 
 
 if __name__ == "__main__":
@@ -167,5 +399,11 @@ if __name__ == "__main__":
             folder.mkdir(parents=True, exist_ok=True)
             record(folder, family, options)
     (root / "versions.json").write_text(
-        json.dumps({"torch": torch.__version__, "transformers": transformers.__version__}) + "\n", encoding="utf-8"
+        json.dumps(
+            {"torch": torch.__version__, "transformers": transformers.__version__}
+            | {"keys": {n: keys(n) for n in CASES}},
+            indent=1,
+        )
+        + "\n",
+        encoding="utf-8",
     )

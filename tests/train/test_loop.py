@@ -16,7 +16,7 @@ from rich.console import Console
 import jrnn
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
 from jrnn.loops import tuned
-from jrnn.train import metrics, plans, sample_run, train
+from jrnn.train import load_run, metrics, plans, train
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import MetricsFile, read_metrics
 from jrnn.train.run_dir import RunDir, first_free
@@ -59,14 +59,14 @@ def test_a_run_learns_and_says_where_it_comes_from(whole):
 
 
 def test_text_is_a_function_of_the_seed(whole):
-    text = sample_run(whole, seed=1)
+    text = load_run(whole).sample(seed=1)
     assert text.startswith("the ")
     assert len(text) == 4 + 12
-    assert sample_run(whole, seed=1) == text != sample_run(whole, seed=2)
-    likeliest = sample_run(whole, temperature=0.0, length=30)
-    assert likeliest == sample_run(whole, seed=5, temperature=0.0, length=30)
+    assert load_run(whole).sample(seed=1) == text != load_run(whole).sample(seed=2)
+    likeliest = load_run(whole).sample(temperature=0.0, length=30)
+    assert likeliest == load_run(whole).sample(seed=5, temperature=0.0, length=30)
     with pytest.raises(DataError, match="does not know the character 'Z'"):
-        sample_run(whole, prompt="Z")
+        load_run(whole).sample(prompt="Z")
 
 
 @pytest.mark.exhaustive
@@ -154,18 +154,18 @@ def test_nothing_to_resume(make_config, quiet, tmp_path):
     """A run that was killed before its first checkpoint starts from the beginning, and says so; it has nothing to sample."""
     config, out = make_config(train={"steps": 4}), tmp_path / "run"
     with pytest.raises(CheckpointError, match="is not a run directory: there is no such folder"):
-        sample_run(out)
+        load_run(out).sample()
     for write_first in (False, True):
         if write_first:
             shutil.rmtree(out)
             out.mkdir()
             with pytest.raises(CheckpointError, match=r"is not a run directory: it has no config\.toml"):
-                sample_run(out)
+                load_run(out).sample()
             RunDir(out).write(config, config.kind.load(config))
             with pytest.raises(
                 CheckpointError, match=rf"has no checkpoint, .* at step 4; .* jrnn train {out} --resume"
             ):
-                sample_run(out)
+                load_run(out).sample()
         said = Console(file=io.StringIO(), width=200)
         assert train(config, out, resume=True, console=said).step == 4
         assert "no checkpoint to resume from: starting from the beginning" in said.file.getvalue()

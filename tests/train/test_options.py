@@ -6,13 +6,12 @@ import optax
 import pytest
 
 from jrnn.errors import ConfigError, GradientError
-from jrnn.train import train
+from jrnn.train import load_run, train
 from jrnn.train.check import GradientCheck
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.models import FunctionModel, Signature
 from jrnn.train.models.nn import NnModel, TokenNnConfig
-from jrnn.train.run_dir import RunDir, load_trained
 from jrnn.train.step import (
     Steps,
     abstract_state,
@@ -85,7 +84,7 @@ def test_the_running_mean_is_the_recurrence(model, batches, plain):
 def test_the_running_mean_is_what_is_validated_and_used_later(make_config, quiet, tmp_path):
     config = make_config(train={"steps": 4}, optimizer={"ema": 0.9, "learning_rate": 0.3})
     result = train(config, tmp_path / "run", console=quiet)
-    trained, task = load_trained(RunDir(tmp_path / "run")), config.kind.load(config)
+    trained, task = load_run(tmp_path / "run"), config.kind.load(config)
     np.testing.assert_allclose(make_validation(task)(trained.params), result.validation_loss, rtol=1e-6)
     last = restored(config, task, tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, trained.params, last.mean)
@@ -115,7 +114,7 @@ def test_a_run_without_patience_left_stops_with_its_best_parameters(make_config,
     losses = {m["step"]: m["validation_loss"] for m in read_metrics(out / "metrics.jsonl") if "validation_loss" in m}
     best = min(losses, key=losses.get)
     assert (result.step, result.interrupted) == (best + 4, False) and result.step < 24
-    trained, task = load_trained(RunDir(out)), config.kind.load(config)
+    trained, task = load_run(out), config.kind.load(config)
     np.testing.assert_allclose(make_validation(task)(trained.params), losses[best], rtol=1e-6)
     again = train(config, out, resume=True, console=quiet)
     assert (again.step, again.interrupted) == (result.step, False)

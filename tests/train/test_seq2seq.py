@@ -1,6 +1,7 @@
 """The encoder-decoder: its gradients, its padding, its decoding step by step, its attention; and the task around it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -196,9 +197,8 @@ def test_coverage_is_not_for_low_precision():
 
 def test_the_command_says_how_to_search_and_where_to_draw(monkeypatch, capsys):
     given = {}
-    monkeypatch.setattr(
-        training, "sample_run", lambda run, seed, **changes: given.update(run=run, **changes) or "2026-11-20"
-    )
+    model = SimpleNamespace(sample=lambda seed, **changes: given.update(changes) or "2026-11-20")
+    monkeypatch.setattr(training, "load_run", lambda run: given.update(run=run) or model)
     assert main(["sample", "runs/s", "--prompt", "20 Nov 2026", "--beam", "3", "--attention", "a.png"]) == 0
     assert capsys.readouterr().out == "2026-11-20\n"
     asked = {name: value for name, value in given.items() if value is not None}

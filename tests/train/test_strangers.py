@@ -10,7 +10,7 @@ import pytest
 from jrnn.arrays import load_npy, load_npz
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
 from jrnn.files import read_text
-from jrnn.train import load_config, sample_run, train
+from jrnn.train import load_config, load_run, train
 from jrnn.train.loggers import TensorBoard
 from jrnn.train.metrics import MetricsFile
 from jrnn.train.runs import curves, summarize
@@ -127,12 +127,12 @@ def test_an_edited_config_does_not_continue(make_config, quiet, tmp_path):
     assert train(config, out, resume=True, console=quiet).step == 2
     file.write_text("")
     with pytest.raises(CheckpointError, match="config.toml: is empty"):
-        sample_run(out)
+        load_run(out).sample()
     file.write_text(text)
     (out / "data.json").unlink()
     (out / "data.json").mkdir()
     with pytest.raises(CheckpointError, match="data.json: is a folder, not a file"):
-        sample_run(out)
+        load_run(out).sample()
 
 
 def test_pipes_devices_and_folders_are_no_files(make_config, quiet, tmp_path):
@@ -200,9 +200,9 @@ def test_a_damaged_best_falls_back(make_config, quiet, tmp_path):
     steps = {"steps": 2, "checkpoint_every": 2, "validate_every": 2, "steps_per_call": 2, "patience": 2}
     out = tmp_path / "run"
     train(make_config(train=steps), out, console=quiet)
-    wanted = sample_run(out)
+    wanted = load_run(out).sample()
     for file in (out / "best").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:3])
     with pytest.warns(UserWarning, match="is damaged .*; the newest checkpoint of the run is used"):
-        assert sample_run(out) == wanted
+        assert load_run(out).sample() == wanted

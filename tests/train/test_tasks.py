@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrnn.errors import ConfigError, DataError
-from jrnn.train import Config, sample_run, train
+from jrnn.train import Config, load_run, train
 from jrnn.train.tasks.adding import Adding
 from jrnn.train.tasks.classification import ClassificationData, read_examples
 from jrnn.train.tasks.forecast import read_columns, windows
@@ -179,7 +179,7 @@ def test_a_classifier_learns(tmp_path, quiet):
     assert result.metrics["accuracy"] > 0.9
     assert result.unit == "nats"
     with pytest.raises(ConfigError, match="a model of task 'classification' writes nothing"):
-        sample_run(tmp_path / "r")
+        load_run(tmp_path / "r").sample()
 
 
 @pytest.mark.exhaustive
@@ -194,11 +194,11 @@ def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
     np.testing.assert_allclose(
         result.metrics["rmse_value"], result.validation_loss**0.5 * scaling.deviation[0], rtol=1e-5
     )
-    told = list(csv.reader(io.StringIO(sample_run(tmp_path / "r"))))
+    told = list(csv.reader(io.StringIO(load_run(tmp_path / "r").sample())))
     assert [row[0] for row in told] == ["step", "1", "2", "3"]
     assert all(800 < float(row[1]) < 1800 for row in told[1:])
     with pytest.raises(ConfigError, match="task 'forecast' has no sample.length; it has path"):
-        sample_run(tmp_path / "r", length=3)
+        load_run(tmp_path / "r").sample(length=3)
 
 
 @pytest.mark.parametrize(

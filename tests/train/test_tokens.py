@@ -12,9 +12,8 @@ from jrnn import models
 from jrnn.cli import main
 from jrnn.corpus import Corpus, tokenize
 from jrnn.errors import ConfigError, DataError
-from jrnn.train import Config, export_run, sample_run, train
+from jrnn.train import Config, load_run, train
 from jrnn.train.models import Signature, TokenNnConfig, nn_model
-from jrnn.train.run_dir import RunDir, load_trained
 from jrnn.train.tasks.tokens import Rows, TokenRows, permuted
 from jrnn.train.toml_codec import decode
 
@@ -97,7 +96,7 @@ def test_a_run_writes_without_its_corpus(corpus, tmp_path, quiet):
     result = train(tables(Corpus.open(folder)), tmp_path / "run", console=quiet)
     assert result.unit == "nats a token" and np.isfinite(result.validation_loss)
     shutil.rmtree(folder)
-    assert sample_run(tmp_path / "run").startswith("the")
+    assert load_run(tmp_path / "run").sample().startswith("the")
 
 
 def test_a_changed_corpus_is_not_trained_on(corpus, tmp_path, quiet):
@@ -138,23 +137,23 @@ def test_a_pretrained_model_is_trained_further_and_written_back(corpus, pretrain
     half = decode(Config, {**_tables_of(half), "train": {**vars(half.train), "steps": 4}}, "half.toml")
     train(half, tmp_path / "again", console=quiet)
     train(config, tmp_path / "again", resume=True, console=quiet)
-    one, two = (load_trained(RunDir(tmp_path / name)).params for name in ("run", "again"))
+    one, two = (load_run(tmp_path / name).params for name in ("run", "again"))
     before = models.load(folder).params
     for name, value in one.items():
         np.testing.assert_array_equal(value, two[name])
         same = bool((value == before[name].astype(jnp.float32)).all())
         assert same == (not name.startswith("rwkv.blocks.1.")), name
     shutil.rmtree(folder)  # the run does without it
-    assert sample_run(tmp_path / "run").startswith("the")
+    assert load_run(tmp_path / "run").sample().startswith("the")
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
-    written, exported = models.load(tmp_path / "out"), export_run(tmp_path / "run")
+    written, exported = models.load(tmp_path / "out"), load_run(tmp_path / "run").language_model
     assert written.params["rwkv.embeddings.weight"].dtype == jnp.bfloat16
     tokens = jnp.array([[3, 1, 4]])
     np.testing.assert_array_equal(written(tokens)[0], exported(tokens)[0])
     assert (tmp_path / "out" / "tokenizer.json").read_text() == corpus.tokenizer().to_str()
     capsys.readouterr()
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.py"), "--to", "py"]) == 2
-    assert "is no net" in capsys.readouterr().err
+    assert "is not a net" in capsys.readouterr().err
 
 
 def _tables_of(config):

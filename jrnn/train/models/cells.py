@@ -89,7 +89,16 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
     last = [s.last for s in run.states] if signature.carried else []
     states = {first: (name, config.hidden) for first, name in zip(initial or (), last)}
     feeds = {name: name for name in (inputs, targets, lengths) if name is not None}
-    return NetModel(b.build(outputs=["loss", *last]), b.build_init(), states, feeds, compute, output_blob=output)
+    return NetModel(
+        b.build(outputs=["loss", *last]),
+        b.build_init(),
+        states,
+        feeds,
+        compute,
+        output_blob=output,
+        signature=signature,
+        rebuild=lambda other: cells_model(config, other, compute),
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Shapes: T steps, B examples side by side.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -141,6 +141,10 @@ class LayersModel:
     def __post_init__(self):
         if self.compute.gradient != "jax":
             raise ConfigError('gradient.source = "net" needs a model that is a net: use model.kind = "cells"')
+
+    def with_signature(self, signature: Signature) -> LayersModel:
+        """The model of the same parameters for other inputs and outputs, such as a carried state; for serving."""
+        return replace(self, signature=signature)
 
     @property
     def _dtype(self) -> Any:

@@ -5,7 +5,7 @@ Shapes: B examples side by side, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,13 +13,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.convert import Package, export_package
+from jrnn.errors import ConfigError
 from jrnn.gradcheck.compare import dense
 from jrnn.nets import registry
 from jrnn.nets.autodiff import GradientSlice, add_gradients
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax
-from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, gradients_of
+from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, Signature, gradients_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class NetModel:
         feeds: for each other input of the net, its member of the batch.
         targets: the inputs that only the loss reads.
         constants: the blobs of `init_net` that are not trained.
+        signature: the inputs and outputs, of a model that maps one sequence to outputs.
+        rebuild: the net for another signature, with the same parameters; None if there is no other.
     """
 
     net: Net
@@ -43,6 +46,15 @@ class NetModel:
     output_blob: str = "logits"
     targets: tuple[str, ...] = ("targets",)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    signature: Signature | None = None
+    rebuild: Callable[[Signature], NetModel] | None = None
+
+    def with_signature(self, signature: Signature) -> NetModel:
+        """The model of the same parameters for other inputs and outputs; ConfigError if the net is what it is."""
+        if self.rebuild is None or signature.resets:
+            lacks = "resets" if self.rebuild is not None else "such inputs or states"
+            raise ConfigError(f"the net of this model has no {lacks}")
+        return self.rebuild(signature)
 
     def init(self, key: Any) -> Params:
         made = to_jax(self.init_net)({}, key=key)

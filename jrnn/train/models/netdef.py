@@ -112,7 +112,10 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     init = Net(f"{net.name}_init", tuple(op for op in fills if op.outputs[0] in read), (), tuple(read))
     states = {first: (name, sizes[first]) for first, name in last.items()}
     net = replace(net, external_inputs=(*feeds, *last, *read), external_outputs=wanted)
-    return NetDefModel(net, init, states, feeds, compute, loss, output, targets, constants, served)
+    signature = replace(signature, carried=bool(states))
+    return NetDefModel(
+        net, init, states, feeds, compute, loss, output, targets, constants, signature=signature, whole=served
+    )
 
 
 def _read(config: NetDefConfig) -> Package:

@@ -124,7 +124,8 @@ class NnModel(LayersModel):
         read = y if self.signature.every_step else _last(states[0], self._layout.directions)
         read = dropout(read, c.dropout, keys[2])
         output = self._output(params, read if dtype is None else read.astype(dtype))
-        return output, {name: states[k].astype(carry[name].dtype) for k, name in enumerate(carry)}
+        # By name: a carry that went through `jax.jit` has its names in alphabetical order, `c` before `h`.
+        return output, {name: states["hc".index(name)].astype(leaf.dtype) for name, leaf in carry.items()}
 
 
 def _state(carry: Carry) -> Any:
@@ -136,4 +137,5 @@ def _state(carry: Carry) -> Any:
 
 def _last(h: Any, directions: int) -> Any:
     """Returns the top layer's last hidden states, [L K, B, H] -> [B, K H]."""
-    return jnp.concatenate(list(h[-directions:]), axis=-1)
+    top = jnp.swapaxes(h[-directions:], 0, 1)
+    return top.reshape(top.shape[0], -1)

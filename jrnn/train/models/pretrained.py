@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jrnn import models
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
-from jrnn.train.models.model import Carry, Outcome, Params, gradients_of
+from jrnn.train.models.model import Carry, Outcome, Params, Signature, gradients_of
 from jrnn.train.toml_codec import require
 
 
@@ -70,6 +70,11 @@ class PretrainedModel:
     @property
     def vocabulary(self) -> int:
         return int(self._configured.config.vocab_size)
+
+    @property
+    def signature(self) -> Signature:
+        v = self.vocabulary
+        return Signature(True, v, v, every_step=True, loss="cross_entropy", carried=True, resets=True)
 
     def language_model(self, params: Params) -> LanguageModel:
         """Returns the model with these parameters, in the types of its files."""

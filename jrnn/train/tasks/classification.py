@@ -5,7 +5,7 @@ Shapes: N examples, T steps, D features.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -143,4 +143,10 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     return build_model(config, signature)
 
 
-CLASSIFICATION = TaskKind("classification", ClassificationData, FEATURE_MODELS, ClassificationTask.load, _model)
+def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    return Scaling(kept["mean"], kept["deviation"]).scaled, lambda logits: logits
+
+
+CLASSIFICATION = TaskKind(
+    "classification", ClassificationData, FEATURE_MODELS, ClassificationTask.load, _model, units=_units
+)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -184,4 +184,14 @@ def _write(trained: Trained, seed: int) -> str:
     return "\n".join(lines)
 
 
-FORECAST = TaskKind("forecast", ForecastData, FEATURE_MODELS, ForecastTask.load, _model, ForecastSample, _write)
+def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Rows in the file's units -> the model's; [N, P O] -> [N, P, O] in the file's units."""
+    data = config.data
+
+    def after(y: Any) -> Any:
+        return Scaling(**kept["targets"]).unscaled(y.reshape(y.shape[0], data.horizon, len(data.targets)))
+
+    return Scaling(**kept["inputs"]).scaled, after
+
+
+FORECAST = TaskKind("forecast", ForecastData, FEATURE_MODELS, ForecastTask.load, _model, ForecastSample, _write, _units)

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import DataError
@@ -124,6 +125,8 @@ class TaskKind:
         sample: the dataclass of its table [sample]; None if its models write nothing.
         write: returns the text that a trained model writes, as the table [sample] of its config says, from a seed. Raises
             DataError for values of [sample] that cannot be used.
+        units: of a task that scales its data, two functions, made from the `Config` and the fingerprint: from inputs in the
+            data's units to the model's, and from the model's outputs to the data's units; `jrnn.load_run` applies them.
     """
 
     name: str
@@ -133,6 +136,7 @@ class TaskKind:
     model: Callable[[Any, Mapping[str, Any]], Model]
     sample: type | None = None
     write: Callable[[Trained, int], str] | None = None
+    units: Callable[[Any, Mapping[str, Any]], tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None = None
 
 
 class Examples(NamedTuple):
@@ -234,6 +238,18 @@ class Scaling:
         wide = np.asarray(values, np.float64)
         deviation = wide.std(axis=0)
         return cls(wide.mean(axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
+
+    def scaled(self, values: Any) -> Any:
+        """As `apply`, in JAX."""
+        return (values - self._along(self.mean, values)) / self._along(self.deviation, values)
+
+    def unscaled(self, values: Any) -> Any:
+        """As `undo`, in JAX, in the type of the values."""
+        return values * self._along(self.deviation, values) + self._along(self.mean, values)
+
+    @staticmethod
+    def _along(numbers: Sequence[float], like: Any) -> Any:
+        return jnp.asarray(numbers, like.dtype).reshape((1,) * (like.ndim - 1) + (-1,))
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         """[..., D] -> float32 [..., D]."""

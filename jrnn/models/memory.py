@@ -33,7 +33,14 @@ def turn(x: jax.Array, positions: jax.Array, base: float, size: int) -> jax.Arra
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, state: State, span: Span, positions: jax.Array, window: int | None
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    state: State,
+    span: Span,
+    positions: jax.Array,
+    window: int | None = None,
+    scale: float | None = None,
 ) -> tuple[jax.Array, State]:
     """Causal attention to the memory and to the steps themselves.
 
@@ -45,6 +52,7 @@ def attend(
         state: as `memory` makes it.
         positions: [T, N], from `span.positions`.
         window: how many positions a query sees, itself included; None: all.
+        scale: of the products of queries and keys; None: C^(-1/2).
 
     Returns:
         [T, N, Q, C] and the next memory.
@@ -66,7 +74,7 @@ def attend(
     if window is not None:
         seen &= ages < window
     q = jnp.swapaxes(q, 0, 1).astype(keys.dtype)
-    y = jax.nn.dot_product_attention(q, keys, values, mask=seen[:, None])
+    y = jax.nn.dot_product_attention(q, keys, values, mask=seen[:, None], scale=scale)
     ends = jnp.full(batch, steps) if span.lengths is None else span.lengths
     kept = ends[:, None] + jnp.arange(slots)[None]  # the latest slots
 

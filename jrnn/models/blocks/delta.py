@@ -1,0 +1,198 @@
+"""Attention without a softmax: the gated delta rule, Kimi's, and lightning attention.
+
+Shapes: T time, N batch, D width, K key heads, H value heads, C and V features of a key and a value in a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.models.config import ACTIVATIONS, divides
+from jrnn.models.family import At, Merge, Norm, Part, Shapes, State, Weights, linear
+from jrnn.nn.families.linear_attention import delta, gated_delta
+from jrnn.nn.families.mamba import state_space
+from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length
+
+CONVOLUTIONS = Merge(("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"), stacks=False)
+
+
+@dataclass(frozen=True)
+class Delta(Part):
+    """The gated delta rule after a short convolution, with a gated norm.
+
+    Attributes:
+        width, key_heads, value_heads, key, value, taps: D, K, H, C, V, and of the convolution.
+        act: the activation after the convolution.
+        epsilon: of the norm.
+        products: how the files hold the projections: "by head" (qkvz and ba, mixed by key head), "together" (qkv, z, b, a),
+            or "each" (q, k, v, g, b, a, and three convolutions).
+        beta: the greatest beta.
+    """
+
+    width: int
+    key_heads: int
+    value_heads: int
+    key: int
+    value: int
+    taps: int
+    act: str = "silu"
+    epsilon: float = 1e-6
+    products: str = "by head"
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        divides("linear_num_key_heads", self.key_heads, "linear_num_value_heads", self.value_heads)
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        """Features of all keys, and of all values."""
+        return self.key_heads * self.key, self.value_heads * self.value
+
+    def tensors(self) -> Shapes:
+        (k, v), h, d = self._sizes, self.value_heads, self.width
+        shapes: Shapes = {"dt_bias": (h,), "A_log": (h,)}
+        if self.products == "each":
+            rows = {"q_proj": k, "k_proj": k, "v_proj": v, "a_proj": h, "b_proj": h, "g_proj": v}
+            shapes |= {f"{name}_conv1d.weight": (size, 1, self.taps) for name, size in (("q", k), ("k", k), ("v", v))}
+            norm, out = "o_norm", "o_proj"
+        else:
+            rows = {"in_proj_qkvz": 2 * (k + v), "in_proj_ba": 2 * h}
+            if self.products == "together":
+                rows = {"in_proj_qkv": 2 * k + v, "in_proj_z": v, "in_proj_b": h, "in_proj_a": h}
+            shapes["conv1d.weight"] = (2 * k + v, 1, self.taps)
+            norm, out = "norm", "out_proj"
+        for name, size in rows.items():
+            shapes |= linear(name, size, d)
+        return shapes | {f"{norm}.weight": (self.value,)} | linear(out, d, v)
+
+    def merged(self) -> dict[str, Merge]:
+        return {"conv1d.weight": CONVOLUTIONS} if self.products == "each" else {}
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        k, v = self._sizes
+        S = jnp.zeros((batch, self.value_heads, self.key, self.value), dtype)
+        return {"conv": jnp.zeros((batch, self.taps - 1, 2 * k + v), dtype), "S": S}
+
+    def _projected(self, w: Weights, x: jax.Array, span: Span) -> tuple[jax.Array, ...]:
+        """qkv [T, N, 2 K C + H V], z [T, N, H V], and b and a [T, N, H]."""
+        if self.products == "each":
+            qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
+            return qkv, *(w.linear(span, f"{name}_proj", x) for name in "gba")
+        if self.products == "together":
+            return tuple(w.linear(span, f"in_proj_{name}", x) for name in ("qkv", "z", "b", "a"))
+        each, flat = self.value_heads // self.key_heads, (*x.shape[:2], -1)
+        parts = heads(w.linear(span, "in_proj_qkvz", x), self.key_heads)
+        parts = jnp.split(parts, np.cumsum([self.key, self.key, each * self.value]).tolist(), axis=-1)
+        q, k, v, z = (part.reshape(flat) for part in parts)
+        b, a = jnp.split(heads(w.linear(span, "in_proj_ba", x), self.key_heads), 2, axis=-1)
+        return jnp.concatenate([q, k, v], axis=-1), z, b.reshape(flat), a.reshape(flat)
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span, (size, _) = at.span, self._sizes
+        qkv, z, b, a = self._projected(w, x, span)
+        qkv, conv = span.convolve(qkv, state["conv"], w["conv1d.weight"][:, 0])
+        q, k, v = jnp.split(ACTIVATIONS[self.act](qkv), [size, 2 * size], axis=-1)
+        each = self.value_heads // self.key_heads
+        q, k = (jnp.repeat(unit_length(heads(part, self.key_heads)), each, axis=-2) for part in (q, k))
+        v, z = heads(v, self.value_heads), heads(z, self.value_heads)
+        beta = jax.nn.sigmoid(b) if self.beta == 1 else self.beta * jax.nn.sigmoid(b)
+        rate = along_last(jnp.exp(w["A_log"].astype(a.dtype)), a) * jax.nn.softplus(a + along_last(w["dt_bias"], a))
+        S, y = span.scan(gated_delta, state["S"], (q * self.key**-0.5, k, v, beta, jnp.exp(-rate)))
+        norm, out = ("o_norm", "o_proj") if self.products == "each" else ("norm", "out_proj")
+        y = rms_norm(y, w[f"{norm}.weight"], self.epsilon) * jax.nn.silu(z)
+        return w.linear(span, out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
+
+
+def channel_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+    """As `delta`, from diag(alpha) S instead of S; alpha [N, K, C]."""
+    *others, alpha = at
+    return delta(alpha[..., None] * S, tuple(others))
+
+
+@dataclass(frozen=True)
+class Kda(Part):
+    """Kimi delta attention: the delta rule with a decay of each feature of the keys.
+
+    Attributes:
+        width, heads, size, taps: D, heads, features of a head, and of the convolution.
+        act: the activation after the convolution.
+        epsilon: of the norm.
+    """
+
+    width: int
+    heads: int
+    size: int
+    taps: int
+    act: str = "silu"
+    epsilon: float = 1e-5
+
+    def tensors(self) -> Shapes:
+        d, inner = self.width, self.heads * self.size
+        shapes: Shapes = {"A_log": (1, 1, self.heads, 1), "dt_bias": (inner,), "o_norm.weight": (self.size,)}
+        for name in "qkv":
+            shapes |= linear(f"{name}_proj", inner, d) | {f"{name}_conv1d.weight": (inner, 1, self.taps)}
+        for name in "fg":
+            shapes |= linear(f"{name}_a_proj", self.size, d) | linear(f"{name}_b_proj", inner, self.size)
+        return shapes | linear("b_proj", self.heads, d) | linear("o_proj", d, inner)
+
+    def merged(self) -> dict[str, Merge]:
+        return {"conv1d.weight": CONVOLUTIONS}
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        S = jnp.zeros((batch, self.heads, self.size, self.size), dtype)
+        return {"conv": jnp.zeros((batch, self.taps - 1, 3 * self.heads * self.size), dtype), "S": S}
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span = at.span
+        qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
+        qkv, conv = span.convolve(qkv, state["conv"], w["conv1d.weight"][:, 0])
+        q, k, v = (heads(part, self.heads) for part in jnp.split(ACTIVATIONS[self.act](qkv), 3, axis=-1))
+        f = w.linear(span, "f_b_proj", w.linear(span, "f_a_proj", x))
+        f = heads(jax.nn.softplus(f + along_last(w["dt_bias"].astype(f.dtype), f)), self.heads)
+        alpha = jnp.exp(-jnp.exp(w["A_log"].astype(f.dtype).reshape(1, 1, -1, 1)) * f)
+        beta = jax.nn.sigmoid(w.linear(span, "b_proj", x))
+        xs = (unit_length(q) * self.size**-0.5, unit_length(k), v, beta, alpha)
+        S, y = span.scan(channel_delta, state["S"], xs)
+        gate = heads(w.linear(span, "g_b_proj", w.linear(span, "g_a_proj", x)), self.heads)
+        y = rms_norm(y, w["o_norm.weight"], self.epsilon) * jax.nn.sigmoid(gate)
+        return w.linear(span, "o_proj", y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
+
+
+@dataclass(frozen=True)
+class Lightning(Part):
+    """Lightning attention (MiniMax): S' = exp(-rate) S + k v^T, y = S'^T q, with a fixed rate in each head.
+
+    Attributes:
+        width, heads, size: D, heads, features of a head.
+        share: of the rates in this layer.
+        act: the activation of q, k and v.
+    """
+
+    width: int
+    heads: int
+    size: int
+    share: float
+    act: str = "silu"
+
+    def tensors(self) -> Shapes:
+        d, inner = self.width, self.heads * self.size
+        shapes = linear("qkv_proj", 3 * inner, d) | linear("output_gate", inner, d) | linear("out_proj", d, inner)
+        return shapes | {"norm.weight": (inner,)}
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        return {"S": jnp.zeros((batch, self.heads, self.size, self.size), dtype)}
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span = at.span
+        qkv = heads(ACTIVATIONS[self.act](w.linear(span, "qkv_proj", x)), self.heads)
+        q, k, v = jnp.split(qkv, 3, axis=-1)
+        rates = 2.0 ** (-8 / self.heads * np.arange(1, self.heads + 1)) * self.share
+        decay = jnp.broadcast_to(jnp.asarray(np.exp(-rates), q.dtype)[None, None], q.shape[:3])
+        S, y = span.scan(state_space, state["S"], (q, k, v, decay))
+        y = Norm(self.heads * self.size, 1e-6)(w.at("norm"), y.reshape(*x.shape[:2], -1))
+        return w.linear(span, "out_proj", jax.nn.sigmoid(w.linear(span, "output_gate", x)) * y), {"S": S}

@@ -1,0 +1,154 @@
+"""Selective state spaces: Mamba's and Mamba-2's mixers, with the options of the families.
+
+Shapes: T time, N batch, D width, I inner, S states, K heads, P = I / K, G groups of heads, taps of a convolution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.models.config import ACTIVATIONS, divides
+from jrnn.models.family import At, Part, Shapes, State, Weights, linear
+from jrnn.nn.families.mamba import selective, state_space
+from jrnn.nn.span import along_last, heads, rms_norm
+
+
+@dataclass(frozen=True)
+class Mamba1(Part):
+    """Mamba's mixer.
+
+    Attributes:
+        width, inner, states, rank, taps: D, I, S, features of the time step before its projection, and of the convolution.
+        bias, conv_bias: whether the products, and the convolution, have biases.
+        act: the activation after the convolution.
+        epsilon: of norms of the time step, B and C; None: there are none.
+        norms: their names; None: they have no gains.
+    """
+
+    width: int
+    inner: int
+    states: int
+    rank: int
+    taps: int
+    bias: bool = False
+    conv_bias: bool = True
+    act: str = "silu"
+    epsilon: float | None = None
+    norms: tuple[str, str, str] | None = None
+
+    def tensors(self) -> Shapes:
+        shapes = linear("in_proj", 2 * self.inner, self.width, self.bias)
+        shapes |= {"conv1d.weight": (self.inner, 1, self.taps)} | (
+            {"conv1d.bias": (self.inner,)} if self.conv_bias else {}
+        )
+        shapes |= linear("x_proj", self.rank + 2 * self.states, self.inner) | linear(
+            "dt_proj", self.inner, self.rank, True
+        )
+        shapes |= {"A_log": (self.inner, self.states), "D": (self.inner,)}
+        sizes = (self.rank, self.states, self.states)
+        shapes |= {f"{name}.weight": (size,) for name, size in zip(self.norms or (), sizes)}
+        return shapes | linear("out_proj", self.width, self.inner, self.bias)
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        conv, ssm = (batch, self.taps - 1, self.inner), (batch, self.inner, self.states)
+        return {"conv": jnp.zeros(conv, dtype), "ssm": jnp.zeros(ssm, dtype)}
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span = at.span
+        u, gate = jnp.split(w.linear(span, "in_proj", x), 2, axis=-1)
+        u, conv = span.convolve(u, state["conv"], w["conv1d.weight"][:, 0], w.get("conv1d.bias"))
+        u = ACTIVATIONS[self.act](u)
+        parts = jnp.split(w.linear(span, "x_proj", u), [self.rank, self.rank + self.states], axis=-1)
+        if self.epsilon is not None:
+            gains = [None] * 3 if self.norms is None else [w[f"{name}.weight"] for name in self.norms]
+            parts = [rms_norm(part, gain, self.epsilon) for part, gain in zip(parts, gains)]
+        dt, b, by = parts
+        dt = jax.nn.softplus(w.linear(span, "dt_proj", dt))
+        step = selective(-jnp.exp(w["A_log"].astype(state["ssm"].dtype)))
+        ssm, y = span.scan(step, state["ssm"], (u, dt, b, by))
+        y = (y + along_last(w["D"], u) * u) * jax.nn.silu(gate)
+        return w.linear(span, "out_proj", y), {"conv": conv, "ssm": ssm}
+
+
+@dataclass(frozen=True)
+class Mamba2(Part):
+    """Mamba-2's mixer.
+
+    Attributes:
+        width, heads, size, states, groups, taps: D, K, P, S, G, and of the convolution.
+        bias, out_bias, conv_bias: whether the products, the output's product and the convolution have biases.
+        act: the activation after the convolution.
+        limit: between which the time step lies.
+        epsilon: of the norm.
+        norm: where the norm of the output is: after the gate, before it, or nowhere.
+        factors: of the gate, x, B, C and the time step in the first product; None: 1.
+        scale: of the input.
+    """
+
+    width: int
+    heads: int
+    size: int
+    states: int
+    groups: int
+    taps: int
+    bias: bool = False
+    out_bias: bool | None = None
+    conv_bias: bool = True
+    act: str = "silu"
+    limit: tuple[float, float] = (0.0, float("inf"))
+    epsilon: float = 1e-5
+    norm: str | None = "after"
+    factors: tuple[float, ...] | None = None
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        divides("n_groups", self.groups, "num_heads", self.heads)
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.size
+
+    @property
+    def channels(self) -> int:
+        return self.inner + 2 * self.groups * self.states
+
+    def tensors(self) -> Shapes:
+        k, channels = self.heads, self.channels
+        shapes = linear("in_proj", self.inner + channels + k, self.width, self.bias)
+        shapes |= {"conv1d.weight": (channels, 1, self.taps)} | ({"conv1d.bias": (channels,)} if self.conv_bias else {})
+        shapes |= {"dt_bias": (k,), "A_log": (k,), "D": (k,)} | ({"norm.weight": (self.inner,)} if self.norm else {})
+        out_bias = self.bias if self.out_bias is None else self.out_bias
+        return shapes | linear("out_proj", self.width, self.inner, out_bias)
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        conv, ssm = (batch, self.taps - 1, self.channels), (batch, self.heads, self.states, self.size)
+        return {"conv": jnp.zeros(conv, dtype), "ssm": jnp.zeros(ssm, dtype)}
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span, inner, rows = at.span, self.inner, self.groups * self.states
+        z = w.linear(span, "in_proj", x if self.scale == 1 else x * self.scale)
+        if self.factors is not None:
+            z = z * along_last(jnp.asarray(np.repeat(self.factors, [inner, inner, rows, rows, self.heads]), z.dtype), z)
+        gate, xbc, dt = jnp.split(z, [inner, inner + self.channels], axis=-1)
+        xbc, conv = span.convolve(xbc, state["conv"], w["conv1d.weight"][:, 0], w.get("conv1d.bias"))
+        u, b, by = jnp.split(ACTIVATIONS[self.act](xbc), [inner, inner + rows], axis=-1)
+        u = heads(u, self.heads)
+        b, by = (jnp.repeat(heads(part, self.groups), self.heads // self.groups, axis=-2) for part in (b, by))
+        dt = jnp.clip(jax.nn.softplus(dt + along_last(w["dt_bias"], dt)), *self.limit)
+        decay = jnp.exp(-along_last(jnp.exp(w["A_log"].astype(dt.dtype)), dt) * dt)
+        S, y = span.scan(state_space, state["ssm"], (by, dt[..., None] * b, u, decay))
+        y = (y + w["D"][None, None, :, None] * u).reshape(gate.shape)
+        return w.linear(span, "out_proj", self._gated(w, y, gate)), {"conv": conv, "ssm": S}
+
+    def _gated(self, w: Weights, y: jax.Array, gate: jax.Array) -> jax.Array:
+        gate = jax.nn.silu(gate)
+        if self.norm is None:
+            return y * gate
+        y = y * gate if self.norm == "after" else y
+        y = rms_norm(heads(y, self.groups), heads(w["norm.weight"], self.groups), self.epsilon).reshape(gate.shape)
+        return y if self.norm == "after" else y * gate

@@ -1,0 +1,159 @@
+"""The family zamba2: Mamba-2, and in some layers a transformer before it, whose weights those layers share.
+
+Shapes: T time, N batch, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.models.blocks import Attention, Mamba2, Mlp
+from jrnn.models.config import Rope, RopeKeys, divides, layer_types
+from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear, under
+
+
+@dataclass(frozen=True)
+class Zamba2Config(RopeKeys):
+    """The keys of config.json, with the defaults of transformers."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 2560
+    num_hidden_layers: int = 54
+    layer_types: tuple[str, ...] | None = None
+    mamba_d_state: int = 64
+    mamba_d_conv: int = 4
+    mamba_expand: float = 2
+    mamba_ngroups: int = 1
+    time_step_min: float = 0.001
+    n_mamba_heads: int = 8
+    use_conv_bias: bool = True
+    add_bias_linear: bool = False
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu"
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    num_mem_blocks: int = 1
+    use_shared_attention_adapter: bool = False
+    adapter_rank: int = 128
+    use_mem_rope: bool = False
+    rms_norm_eps: float = 1e-5
+    tie_word_embeddings: bool = True
+
+
+@dataclass(frozen=True)
+class Shared(Part):
+    """A layer with a shared transformer: Mamba-2 of x + linear(transformer(x, embedded tokens)).
+
+    Attributes:
+        mamba, attention, mlp: its parts.
+        norm: of D features.
+        home: the layer whose files hold the transformer, from this one.
+        here: whether this is that layer.
+        number: the number of this layer among those with a transformer; own: the numbers of those that share its weights.
+        rank: of the adapters; adapts: whether the projections of q, k and v have some.
+    """
+
+    mamba: Mamba2
+    attention: Attention
+    mlp: Mlp
+    norm: Norm
+    home: str
+    here: bool
+    number: int
+    own: tuple[int, ...]
+    rank: int
+    adapts: bool
+
+    places = True
+    remembers = True
+
+    def tensors(self) -> Shapes:
+        d = self.norm.size
+        shapes = linear("linear", d, d) | under("mamba_decoder.mamba", self.mamba.tensors())
+        shapes |= under("mamba_decoder.input_layernorm", self.norm.tensors())
+        if not self.here:
+            return shapes
+        inside: Shapes = {"input_layernorm.weight": (2 * d,), "pre_ff_layernorm.weight": (d,)}
+        inside |= under("self_attn", self.attention.tensors()) | under("feed_forward", self.mlp.tensors())
+        for k in self.own:
+            name = f"feed_forward.gate_up_proj_adapter_list.{k}"
+            inside |= linear(f"{name}.0", self.rank, d) | linear(f"{name}.1", 2 * self.mlp.inner, self.rank)
+            for letter in "qkv" if self.adapts else "":
+                name = f"self_attn.linear_{letter}_adapter_list.{k}"
+                inside |= linear(f"{name}.0", self.rank, 2 * d) | linear(f"{name}.1", 2 * d, self.rank)
+        return shapes | under("shared_transformer", inside)
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        return self.mamba.fresh(batch, dtype, room) | self.attention.fresh(batch, dtype, room)
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span, shared = at.span, Weights(w.params, self.home)
+
+        def adapted(part: str, name: str, adapter: str | None, given: jax.Array) -> jax.Array:
+            y = shared.linear(span, f"{part}.{name}", given)
+            if adapter is None:
+                return y
+            name = f"{part}.{adapter}_adapter_list.{self.number}"
+            return y + shared.linear(span, f"{name}.1", shared.linear(span, f"{name}.0", given))
+
+        both = replace(self.norm, size=2 * self.norm.size)
+        y = both(shared.at("input_layernorm"), jnp.concatenate([x, at.embedded], axis=-1))
+        q, k, v = (adapted("self_attn", f"{n}_proj", f"linear_{n}" if self.adapts else None, y) for n in "qkv")
+        y, after = self.attention.mix(shared.at("self_attn"), q, k, v, state, at)
+        y = self.norm(shared.at("pre_ff_layernorm"), y)
+        y = self.mlp.after(shared.at("feed_forward"), adapted("feed_forward", "gate_up_proj", "gate_up_proj", y), span)
+        y = self.norm(w.at("mamba_decoder.input_layernorm"), x + w.linear(span, "linear", y))
+        y, own = self.mamba.run(w.at("mamba_decoder.mamba"), y, state, at)
+        return y, after | own
+
+
+HYBRIDS = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # of Zamba2-2.7B
+
+
+def decoder(c: Zamba2Config) -> Decoder:
+    d, count, bias = c.hidden_size, c.num_attention_heads, c.add_bias_linear
+    kinds = layer_types(
+        c.layer_types,
+        c.num_hidden_layers,
+        ("linear_attention", "hybrid"),
+        lambda k: "hybrid" if k in HYBRIDS else "linear_attention",
+    )
+    size = divides("n_mamba_heads", c.n_mamba_heads, "the inner size", int(c.mamba_expand * d))
+    sizes = (d, c.n_mamba_heads, size, c.mamba_d_state, c.mamba_ngroups, c.mamba_d_conv)
+    limit = (c.time_step_min, float("inf"))
+    mamba = Mamba2(*sizes, bias, None, c.use_conv_bias, "silu", limit, 1e-5)
+    head = divides("num_attention_heads", count, "twice hidden_size", 2 * d)
+    attention = Attention(
+        2 * d,
+        count,
+        c.num_key_value_heads or count,
+        head,
+        rope=Rope.of(c, head) if c.use_mem_rope else None,
+        scale=(head / 2) ** -0.5,
+        out_width=d,
+    )
+    mlp = Mlp(d, c.intermediate_size or 4 * d, c.hidden_act, ("gate_up_proj", "gate_up_proj", "down_proj"), bias)
+    norm, hybrids = Norm(d, c.rms_norm_eps), [k for k, kind in enumerate(kinds) if kind == "hybrid"]
+    layers: list[tuple[Branch, ...]] = []
+    for k, kind in enumerate(kinds):
+        if kind == "linear_attention":
+            layers.append((Branch("mamba", mamba, "input_layernorm"),))
+            continue
+        number = hybrids.index(k)
+        block = number % c.num_mem_blocks
+        own = tuple(range(block, len(hybrids), c.num_mem_blocks))
+        home = f"model.layers.{hybrids[block]}.shared_transformer."
+        part = Shared(
+            mamba, attention, mlp, norm, home, number < c.num_mem_blocks, number, own, c.adapter_rank,
+            c.use_shared_attention_adapter,
+        )  # fmt: skip
+        layers.append((Branch("", part),))
+    names = Names(norm="model.final_layernorm")
+    return Decoder(d, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, names)
+
+
+ZAMBA2 = Family("zamba2", Zamba2Config, decoder, aliases={"layers_block_type": "layer_types"})

@@ -1,0 +1,396 @@
+"""The model of a run with its parameters, apart from training: called, stepped, sampled from, and exported.
+
+Shapes: T time, N batch, D features, O outputs, V tokens known.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.convert import Package
+from jrnn.corpus.corpus import TOKENIZER
+from jrnn.errors import CheckpointError, ConfigError, LayerError
+from jrnn.files import new_folder, write_whole
+from jrnn.models import LanguageModel, generation
+from jrnn.models.tokens import check_tokens
+from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets
+from jrnn.train.checkpoint import Checkpoints
+from jrnn.train.config import Config
+from jrnn.train.exports import EXPORTS
+from jrnn.train.models.model import CARRY_AXIS, Model, Params, Signature
+from jrnn.train.models.net import NetModel
+from jrnn.train.models.pretrained import PretrainedModel
+from jrnn.train.run_dir import RunDir
+from jrnn.train.step import abstract_state, make_steps
+from jrnn.train.tasks.task import Trained
+
+State = dict[str, jax.Array]
+
+
+class Asked(NamedTuple):
+    """A batch to predict from, with the members that models of tasks read; time comes first."""
+
+    tokens: Any = None
+    inputs: Any = None
+    lengths: Any = None
+    resets: Any = None
+    targets: None = None
+    fresh: Any = False
+
+
+@dataclass(frozen=True, eq=False)  # compared by identity: part of what compiled functions are cached by
+class Origin:
+    """What a `TrainedModel` has besides parameters.
+
+    Attributes:
+        path: the run directory.
+        config: the configuration of the run.
+        kept: what the task kept of its data, such as a vocabulary.
+        model: the model as it was trained.
+    """
+
+    path: Path
+    config: Config
+    kept: Mapping[str, Any]
+    model: Model
+
+    @property
+    def signature(self) -> Signature:
+        """The inputs and outputs. Raises ConfigError for a model that has others, such as an encoder-decoder."""
+        found = getattr(self.model, "signature", None)
+        if not isinstance(found, Signature):
+            raise ConfigError(
+                f"{self.path}: a {type(self.model).__name__} of task {self.config.task!r} does not map one sequence to "
+                "outputs; use model.sample(...), or its own functions: model.origin.model and model.params"
+            )
+        return found
+
+    def variant(self, **changes: Any) -> Model:
+        """The model for a changed signature, with the same parameters. Raises ConfigError if it has none."""
+        wanted = replace(self.signature, **changes)
+        if wanted == self.signature:
+            return self.model
+        change = getattr(self.model, "with_signature", None)
+        if change is None:
+            names = " and ".join(changes)
+            raise ConfigError(f"{self.path}: a model of kind {self.config.model.kind!r} has no {names}")
+        return change(wanted)
+
+    @cached_property
+    def carried(self) -> bool:
+        """Whether the model has a state to go on from."""
+        try:
+            self.variant(carried=True)
+        except ConfigError:
+            return False
+        return True
+
+    @cached_property
+    def units(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+        """What inputs and outputs go through, between the data's units and the model's."""
+        found = self.config.kind.units
+        return (lambda x: x, lambda y: y) if found is None else found(self.config, self.kept)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["origin"])
+@dataclass(frozen=True)
+class TrainedModel:
+    """The model of a run, as `load_run` returns it; a pytree whose leaves are its parameters.
+
+    It is called with a whole batch, the batch axis first, and returns outputs and a state; `step` goes on from a state by
+    one step. A state is a flat dict of arrays [N, ...]. Inputs and outputs have the units of the data: what the task scaled
+    for training is scaled here too.
+
+    Attributes:
+        params: the parameters by their names in the run.
+        origin: the run directory, its configuration, what the task kept of its data, and the model as it was trained.
+
+    >>> import jrnn, tempfile
+    >>> from rich.console import Console
+    >>> small = ["model.hidden=4", "data.batch=2", "data.validation=2", "data.length=5"]
+    >>> config = jrnn.train.load_config("adding", [*small, "train.steps=1", "train.steps_per_call=1"])
+    >>> result = jrnn.train.train(config, tempfile.mkdtemp() + "/run", console=Console(quiet=True))
+    >>> model = jrnn.load_run(result.run)
+    >>> x = jnp.ones((3, 5, 2))  # N = 3 sequences of T = 5 steps
+    >>> y, state = model(x)
+    >>> state = model.initial_state(3)
+    >>> for t in range(5):
+    ...     last, state = model.step(x[:, t], state)
+    >>> y.shape, bool(jnp.allclose(y, last, atol=1e-5))
+    ((3, 1), True)
+    """
+
+    params: Params
+    origin: Origin
+
+    def __repr__(self) -> str:
+        return f"TrainedModel({self.origin.path}, {len(self.params)} parameters, {self.origin.config.model})"
+
+    def __call__(
+        self, inputs: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None
+    ) -> tuple[jax.Array, State]:
+        """Inputs [N, T, D] or tokens [N, T] -> outputs and the state after the last step.
+
+        Args:
+            inputs: features, or integers if the model reads tokens.
+            state: the state after earlier steps; None: the initial one.
+            lengths: [N], where the sequences end.
+            resets: booleans [N, T], the steps before which the state starts anew.
+
+        Returns:
+            Outputs [N, T, O], or [N, O] of a model that has one output for a sequence; and the state, which is empty for a
+            model without one, such as a bidirectional one.
+
+        Raises:
+            LayerError: if the arrays do not fit.
+            ConfigError: if the model has no state, lengths or resets, and one is given.
+        """
+        if self.language_model is not None:
+            return self.language_model(inputs, state, lengths=lengths, resets=resets)
+        inputs = self._checked(inputs, ("N", "T"))
+        batch, steps = inputs.shape[:2]
+        where = self.name
+        given: dict[str, Any] = {}
+        if lengths is not None:
+            given["lengths"] = check_lengths(where, lengths, steps, batch)
+        elif self.origin.signature.lengths:
+            given["lengths"] = jnp.full(batch, steps, jnp.int32)
+        if resets is not None or self.origin.signature.resets:
+            none = jnp.zeros((batch, steps), bool)
+            given["resets"] = (none if resets is None else check_resets(where, resets, (batch, steps))).T
+        return self._run(inputs, state, given)
+
+    def step(self, x: Any, state: State | None = None) -> tuple[jax.Array, State]:
+        """One step of each sequence, [N, D] or tokens [N] -> outputs [N, O] and the state.
+
+        Of a model that has one output for a sequence, it is the output for the steps so far.
+
+        Raises:
+            ConfigError: if the model has no state to go on from.
+        """
+        if self.language_model is not None:
+            return self.language_model.step(x, state)
+        if not self.origin.carried:
+            raise ConfigError(
+                f"{self.name}: step: the model has no state to go on from, because it reads whole sequences; call it with "
+                "all steps"
+            )
+        x = self._checked(x, ("N",))
+        y, state = self(x[:, None], state)
+        return (y[:, 0] if self.origin.signature.every_step else y), state
+
+    def initial_state(self, batch: int, room: int = 0) -> State:
+        """The state of `batch` sequences before their first step; `room`: as in `LanguageModel.initial_state`."""
+        if self.language_model is not None:
+            return self.language_model.initial_state(batch, room)
+        if not self.origin.carried:
+            return {}
+        return _batch_first(self.origin.variant(carried=True).initial_carry(batch))
+
+    @property
+    def language_model(self) -> LanguageModel | None:
+        """The `jrnn.models.LanguageModel` of a run of kind "pretrained", in the types of its files; else None."""
+        model = self.origin.model
+        return model.language_model(self.params) if isinstance(model, PretrainedModel) else None
+
+    def generate(self, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
+        """Writes `length` tokens after prompts [N, T]; as `LanguageModel.generate`, for a model that reads tokens.
+
+        Raises:
+            ConfigError: for a model of features. LayerError: if the arguments do not fit.
+        """
+        return generation.generate(self._writer("generate"), tokens, length, **options)
+
+    def stream(self, tokens: Any, length: int, **options: Any) -> Iterator[Any]:
+        """As `generate`, but an iterator of tokens [N], each as soon as it is known."""
+        return generation.stream(self._writer("stream"), tokens, length, **options)
+
+    def sample(self, seed: int = 0, **changes: Any) -> str:
+        """Returns text that the model writes, or a forecast; what `jrnn sample` prints.
+
+        Args:
+            seed: the seed of the random draws.
+            changes: values that replace those of the config's table [sample] (for a language model: `length`, `temperature`,
+                `prompt`); None keeps the value of the config.
+
+        Raises:
+            ConfigError: if the run's task writes nothing, or has no such key.
+            DataError: if the prompt holds a character that the model does not know.
+        """
+        path, config = self.origin.path, self.origin.config
+        if config.kind.write is None:
+            raise ConfigError(
+                f"{path}: a model of task {config.task!r} writes nothing; see {RunDir(path).metrics}, or call the model"
+            )
+        given = {name: value for name, value in changes.items() if value is not None}
+        known = [f.name for f in fields(config.sample)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{path}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}")
+        config = replace(config, sample=replace(config.sample, **given))
+        return config.kind.write(Trained(config, self.origin.kept, self.origin.model, self.params), seed)
+
+    def package(self) -> Package:
+        """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.
+
+        Its inputs are those of the model and, if the state is carried, the first states. Its outputs are the logits or
+        values of a model of cells, or the outputs of the net on disk that was trained further; and the last states.
+
+        Raises:
+            ConfigError: for a model of another kind.
+        """
+        if not isinstance(self.origin.model, NetModel):
+            kind = self.origin.config.model.kind
+            raise ConfigError(
+                f'{self.name}: a model of kind "{kind}" is not a net; write it as ONNX (a name that ends in .onnx), or '
+                "convert it for inputs of one size: jrnn.from_jax(jrnn.load_run(RUN), example)"
+            )
+        return self.origin.model.package(jax.device_get(self.params))
+
+    def save(self, folder: str | Path) -> None:
+        """Writes `package`, or the folder of a pretrained model with the tokenizer of its corpus, in one step.
+
+        Raises:
+            ConfigError: for a model of another kind, or a folder that cannot be written.
+        """
+        found = self.language_model or self.package()
+        with new_folder(folder, ConfigError, replaces=found.FILES) as new:
+            found.save(new)
+            if self.language_model is not None:
+                write_whole(new / TOKENIZER, self.origin.kept["tokenizer"].encode(), ConfigError)
+
+    def export(
+        self, path: str | Path, *, step: bool = False, batch: int | None = None, time: int | None = None
+    ) -> None:
+        """Writes a file that other programs run without jrnn, and compares what it computes.
+
+        Args:
+            path: ends in ".onnx", for onnxruntime, which needs the extra `onnx`; or in ".jax", for `jax.export.deserialize`.
+            step: write `(x, state) -> (y, state)` for one step, instead of `inputs -> outputs` for whole sequences.
+            batch, time: sizes of the inputs; None leaves them open.
+
+        Raises:
+            ConfigError: for another ending, `step` of a model without a state, or an open time of a net.
+            ConversionError: if the model has an operation that ONNX lacks.
+
+        >>> model.export("model.onnx")  # doctest: +SKIP
+        """
+        path = Path(path)
+        if path.suffix not in EXPORTS:
+            raise ConfigError(f"{path}: must end in {' or '.join(EXPORTS)}, which says what is written")
+        write = EXPORTS[path.suffix]
+        if isinstance(self.origin.model, NetModel) and not step and time is None:
+            raise ConfigError(f"{self.name}: a net is exported for one number of steps: give time=")
+        kind = jnp.int32 if self._reads_tokens else jnp.float32
+        features = () if self._reads_tokens else (self.origin.signature.inputs,)
+        n, t = batch or 2, time or 3
+        if step:
+            state = self.initial_state(n, t)
+            if not state:
+                self.step(jnp.zeros((n, *features), kind))  # says why there is none
+            names = f"{batch or 'batch'}, ..."
+            write(self.step, (jnp.zeros((n, *features), kind), state), names, path)
+            return
+        names = f"{batch or 'batch'}, {time or 'time'}, ..."
+        write(self._outputs(), (jnp.zeros((n, t, *features), kind),), names, path)
+
+    def _outputs(self) -> Callable[[Any], Any]:
+        """The function from inputs to outputs alone, with the name that its argument has in a file."""
+        return (lambda tokens: self(tokens)[0]) if self._reads_tokens else (lambda inputs: self(inputs)[0])
+
+    @property
+    def _reads_tokens(self) -> bool:
+        return self.origin.signature.tokens
+
+    @property
+    def name(self) -> str:
+        """The run directory, with which messages begin."""
+        return str(self.origin.path)
+
+    def with_room(self, state: State | None, batch: int, steps: int) -> State:
+        """The state, or the initial one for None; for `generate`."""
+        return self.initial_state(batch) if state is None else state
+
+    def _writer(self, what: str) -> Any:
+        if not self._reads_tokens:
+            raise ConfigError(f"{self.name}: {what} is for models that read tokens; call this one, or its `step`")
+        return self.language_model or self
+
+    @property
+    def vocabulary(self) -> int:
+        """V."""
+        return self.origin.signature.inputs
+
+    def _checked(self, x: Any, axes: tuple[str, ...]) -> jax.Array:
+        where, signature = self.name, self.origin.signature
+        if signature.tokens:
+            return check_tokens(where, x, axes, signature.inputs)
+        x = check_array(where, "x", x)
+        axes = (*axes, str(signature.inputs))
+        check_features(where, x, signature.inputs, {len(axes): f"[{', '.join(axes)}]"})
+        return x.astype(jnp.result_type(x.dtype, jnp.float32))
+
+    def _run(self, inputs: jax.Array, state: State | None, given: Mapping[str, Any]) -> tuple[jax.Array, State]:
+        origin = self.origin
+        model = origin.variant(carried=origin.carried, **dict.fromkeys(given, True))
+        start = self.initial_state(inputs.shape[0])
+        state = state or start
+        found, wanted = ({name: jnp.shape(leaf) for name, leaf in s.items()} for s in (state, start))
+        if found != wanted:
+            raise LayerError(f"{self.name}: the state has {found}, but must have {wanted}, as initial_state has")
+        carry = {name: jnp.moveaxis(jnp.asarray(leaf), 0, CARRY_AXIS) for name, leaf in state.items()}
+        member, x = ("tokens", inputs) if origin.signature.tokens else ("inputs", origin.units[0](inputs))
+        y, carry = model.predict(self.params, carry, Asked(**{member: jnp.swapaxes(x, 0, 1)}, **given))
+        return origin.units[1](jnp.swapaxes(y, 0, 1) if origin.signature.every_step else y), _batch_first(carry)
+
+
+def _batch_first(carry: Mapping[str, Any]) -> State:
+    return {name: jnp.moveaxis(leaf, CARRY_AXIS, 0) for name, leaf in carry.items()}
+
+
+def load_run(folder: str | Path) -> TrainedModel:
+    """Returns the model that a run trained, with the parameters of its best validation if it keeps them, else the newest.
+
+    It needs the run directory alone: neither the data nor, of a pretrained model, its folder. A configuration that names a
+    Python file runs its code.
+
+    Args:
+        folder: a run directory, as `jrnn train --out` or `jrnn.train.train` wrote it.
+
+    Raises:
+        CheckpointError: if there is no run, no checkpoint, or none that loads.
+    """
+    run = RunDir(folder)
+    config = run.load_config()
+    if not run.has_checkpoint():
+        raise CheckpointError(
+            f"{run.path}: has no checkpoint, so there are no weights yet: the first is written at step "
+            f"{min(config.train.checkpoint_every, config.train.steps)}; continue it with: jrnn train {run.path} --resume"
+        )
+    kept = run.load_fingerprint()
+    model = config.kind.model(config, kept)
+    state = abstract_state(model, make_steps(config, {}))
+    notes: list[str] = []
+    params = None
+    if config.train.patience and run.best.is_dir():
+        with Checkpoints(run.best, 1) as checkpoints:
+            try:
+                if checkpoints.steps():  # none if the run was stopped before its first validation
+                    params, notes = checkpoints.restore(state.evaluation_params)
+            except CheckpointError as e:
+                notes = [f"{e}; the newest checkpoint of the run is used"]
+    if params is None:
+        with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
+            state, more = checkpoints.restore(state)
+        params, notes = state.evaluation_params, notes + more
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return TrainedModel(jax.tree.map(jnp.asarray, params), Origin(run.path, config, kept, model))
