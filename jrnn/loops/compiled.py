@@ -15,7 +15,7 @@ import jaxlib.version
 
 FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", re.M | re.S)
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (?:\([^=]*?\)|\S+) ([a-z][\w\-]*)\(")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
 _FREE = frozenset(("bitcast", "constant", "get-tuple-element", "parameter", "tuple"))
 _CALLS = frozenset(("custom-call", "dot", "fft", "scatter", "sort"))  # each stops a loop from being one kernel, or may
 _SMALL = re.compile(r'xla_cpu_small_call="?true')

@@ -197,6 +197,11 @@ def test_compiled_programs_are_read():
 
         return jrnn.scan(step, h, jnp.ones(99, h.dtype))[0]
 
+    wide = tuple(jnp.ones((7, 2), jnp.float32))  # XLA numbers the parts of large tuples in comments
+    many = jrnn.explain(
+        lambda h: jrnn.scan(lambda h, _: (jax.tree.map(jnp.sin, h), h), h, length=9), wide, compile=True
+    ).compiled
+    assert [(loop.steps, loop.kernels) for loop in many] == [(9, 0)]
     h = jnp.eye(2, dtype=jnp.float32)
     (quick,) = jrnn.explain(lambda h: run(h, False), h, compile=True).compiled
     assert str(quick) == "a loop of 99 steps: one kernel"
