@@ -200,7 +200,7 @@ class _Search:
             tried[most] = self._candidate("all of these", most)
         start = min(tried, key=lambda moves: self._rank(tried[moves]))
         chosen = self._improved(start, tried[start], most)
-        small = [way for moves in dict.fromkeys((Moves(), most)) if (way := self._as_arithmetic(moves))]
+        small = self._small(most)
         called = self._called(most) if self.options.executor == "auto" and self._may_call() else []
         return [self.reference, *tried.values(), *chosen, *called, *small]
 
@@ -230,6 +230,16 @@ class _Search:
                 continue
             found[moves] = Candidate(name, runner.estimate(self.estimator.split(fission)), _Way(fission, None, runner))
         return [*found.values()]
+
+    def _small(self, most: Moves) -> list[Candidate]:
+        """Returns the candidates with small linear algebra as arithmetic; one alone if nothing is in the way of one kernel."""
+        ways = []
+        for moves in dict.fromkeys((Moves(), most)):
+            way = self._as_arithmetic(moves)
+            ways += [way] if way is not None else []
+            if way is not None and not way.plan.arithmetic.in_the_way:
+                break
+        return ways
 
     def _as_arithmetic(self, moves: Moves) -> Candidate | None:
         """Returns the candidate whose loop has small linear algebra as arithmetic, or None if it has none."""
