@@ -232,7 +232,7 @@ class _Search:
         return [*found.values()]
 
     def _small(self, most: Moves) -> list[Candidate]:
-        """Returns the candidates with small linear algebra as arithmetic; one alone if nothing is in the way of one kernel."""
+        """Returns the candidates with small linear algebra as arithmetic; one if nothing is in the way of one kernel."""
         ways = []
         for moves in dict.fromkeys((Moves(), most)):
             way = self._as_arithmetic(moves)
