@@ -61,13 +61,12 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
     taken = choice.chosen.way == name
     notes = (tuned.NOTE + str(take),) if taken else notes
     notes = (f"not native: {refusal}",) if refusal and options.executor == native.NAME else notes
-    node = choice.chosen.node
     if choice.chosen is search.reference:
         if trip == 1:
             return LoopPlan.left(target, loop, *notes, *(() if taken else (NOTHING,)), choice=choice)
         fission = split(replace(loop, unroll=trip), moves=Moves())
         return LoopPlan(target, loop, Split(fission, Steps(fission.core)), "scan", notes, choice)
-    node = at_leaf(node, lambda leaf: _for_xla(leaf, trip))
+    node = at_leaf(choice.chosen.node, lambda leaf: _for_xla(leaf, trip))
     return LoopPlan(target, loop, node, native.NAME if _is_call(node) else "scan", notes, choice)
 
 
@@ -119,7 +118,7 @@ def _others(search: Search, target: Target) -> list[Candidate]:
 
 
 def _as_arithmetic(search: Search) -> list[Candidate]:
-    """Returns the candidates whose loop has small linear algebra as arithmetic."""
+    """Returns the candidates with small linear algebra as arithmetic; one if nothing is in the way of one kernel."""
     candidates = []
     for moves in dict.fromkeys((Moves(), search.movable)):
         fission = search.split(moves)
@@ -127,6 +126,8 @@ def _as_arithmetic(search: Search) -> list[Candidate]:
         if rewritten is not None:
             name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
             candidates.append(search.candidate(name, Split(fission, Arithmetic(rewritten, fission.core))))
+            if not rewritten.in_the_way:
+                break
     return candidates
 
 

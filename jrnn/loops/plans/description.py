@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,8 +90,7 @@ class Description:
         }
 
 
-def contractions(eqns: Iterable[Eqn]) -> int:
+def contractions(eqns: Sequence[Eqn]) -> int:
     """Returns the number of contractions among equations, their branches and inner loops."""
-    eqns = tuple(eqns)
-    inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))
-    return sum(map(primitives.is_contraction, (*eqns, *inner)))
+    eqns = [*eqns, *(e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))]
+    return sum(map(primitives.is_contraction, eqns))
