@@ -87,7 +87,7 @@ def commands():
             metavar = action.metavar or ("|".join(action.choices) if action.choices else action.dest.upper())
             shown = action.dest if not action.option_strings else ", ".join(action.option_strings)
             takes = "" if action.nargs == 0 or not action.option_strings else f" {metavar}"
-            text = (action.help or "").replace("|", "\\|") % {"default": action.default}
+            text = (action.help or "").replace("|", "\\|") % vars(action)
             lines.append(f"| `{shown}{takes}` | {text} |")
         lines.append("")
     return "\n".join(lines)
