@@ -233,10 +233,8 @@ class _Search:
 
     def _as_arithmetic(self, moves: Moves) -> Candidate | None:
         """Returns the candidate whose loop has small linear algebra as arithmetic, or None if it has none."""
-        if self.options.executor != "auto":
-            return None
         fission = self._split(moves)
-        found = arithmetic(fission.core, self.estimator)
+        found = arithmetic(fission.core, self.estimator) if self.options.executor == "auto" else None
         if found is None:
             return None
         parts = self.estimator.split(fission)
