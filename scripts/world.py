@@ -1,4 +1,4 @@
-"""Programs of other libraries, plain and under `jrnn.optimize_scans()`: time, time of lowering and compilation, memory, difference.
+"""Programs of other libraries, plain and under `jrnn.optimize_scans()`: time, lowering, compilation, memory, difference.
 
     python -m venv world && world/bin/pip install . dynamax numpyro tinygp jaxley optax
     world/bin/python scripts/world.py [NAME ...]        # taskset -c 0 for one core

@@ -241,7 +241,9 @@ def _subject(args: argparse.Namespace) -> Subject:
 def convert_command(args: argparse.Namespace) -> int:
     source, out = Path(args.source), Path(args.out)
     if out.suffix == ".onnx" and not _is_run(source):
-        raise UsageError(f"{out}: jrnn convert writes runs as ONNX; for other models, in Python, jrnn.to_onnx does")
+        raise UsageError(
+            f"{out}: jrnn convert writes runs as ONNX; in Python, jrnn.to_onnx writes ONNX files of other models"
+        )
     if args.to == "py":
         if _is_run(source):
             package = load_run(source).package()

@@ -148,7 +148,7 @@ def checked(kind: Any, value: Any, where: str, error: type[JrnnError]) -> Any:
             names = " or ".join(_named(k) for k in choices if k is not type(None))
             raise error(f"{where} must be {names}, is {_described(value)}")
         return checked(kinds[0], value, where, error)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return record(kind, value, where, error)
     if not _fits(kind, value):
         raise error(f"{where} must be {_named(kind)}, is {_described(value)}")

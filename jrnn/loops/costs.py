@@ -52,17 +52,17 @@ class Candidate:
     Attributes:
         name: what it does, in a few words.
         estimate: what it costs.
-        plan: what to run if it is chosen; whoever chooses knows its type.
+        node: what to run if it is chosen (`plans/nodes.py`).
     """
 
     name: str
     estimate: Estimate
-    plan: Any = field(repr=False, compare=False)
+    node: Any = field(repr=False, compare=False)
 
     @property
     def way(self) -> str:
         """A text that names this way among all ways to run the loop. It is the same in every process."""
-        return REFERENCE if self.plan is None else str(self.plan.name)
+        return REFERENCE if self.name == REFERENCE else str(self.node.name)
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,8 @@ class Estimator:
         inside = self.part(self.loop.eqns, self.loop.outputs)
         return estimate(self.trips(self.loop, inside), inside.peak)
 
-    def split(self, fission: Fission) -> Split:
-        """Returns the costs of the loop in parts."""
+    def split(self, fission: Fission, inside: Estimate) -> SplitCosts:
+        """Returns the costs of the loop in parts, of which the loop that stays costs `inside`."""
         loop, core = fission.loop, fission.core
         read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
         given = {*loop.xs, *jaxprs.variables(loop.ys)}
@@ -125,10 +125,10 @@ class Estimator:
         added = {*jaxprs.free_variables(fission.added)}
         # What is no contraction or reduction is stacked, and the stack is summed.
         added |= {v for values in fission.summed.values() for v in jaxprs.variables(values) if v not in made}
-        return Split(
+        return SplitCosts(
             self,
             fission,
-            inside=self.part(core.eqns, core.outputs),
+            inside=inside,
             before=self.part(fission.hoisted, fission.early, together=True),
             after=self.part(fission.sunk, fission.late, together=True),
             sums=self._sums(fission.added),
@@ -295,12 +295,12 @@ class _Facts:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitCosts:
     """The costs of a loop in parts.
 
     Attributes:
         estimator, fission: of which loop, and its parts.
-        inside: the loop that stays.
+        inside: the loop that stays, all steps.
         before, after: what is computed for all steps before and after it.
         sums: what is summed after it; their operands are `operands` bytes a step, their results `results` bytes.
         stacks: bytes a step of the arrays that the original loop would not make.
@@ -310,7 +310,7 @@ class Split:
 
     estimator: Estimator
     fission: Fission
-    inside: Part
+    inside: Estimate
     before: Part
     after: Part
     sums: Part
@@ -328,7 +328,7 @@ class Split:
 
     def at_once(self, chunk: int | None = None) -> Estimate:
         """Returns the estimate for `chunk` steps at a time, or all at once."""
-        machine, core = self.estimator.machine, self.fission.core
+        machine = self.estimator.machine
         steps = jaxprs.extent(self.fission.loop.length)
         n = min(chunk or steps, steps)
         times = math.ceil(steps / n)
@@ -340,5 +340,5 @@ class Split:
         copies = steps * (machine.reading(2 * again * self.given, size) + machine.writing(self.shifted, size))
         copies += n * self.stacks * _TOUCHING / machine.written
         more = _terms(calls=again * times * 2 * machine.trip, stacks=copies + results)
-        memory = n * self.per_step(again) + self.inside.peak + again * 2 * self.results
-        return estimate(total(self.estimator.trips(core, self.inside), *terms, sums, more), memory)
+        memory = n * self.per_step(again) + self.inside.memory + again * 2 * self.results
+        return estimate(total(dict(self.inside.terms), *terms, sums, more), memory)

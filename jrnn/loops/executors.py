@@ -8,10 +8,10 @@ from typing import Any
 
 from jrnn.errors import ScanError, near
 from jrnn.loops import native
+from jrnn.loops.backends import tpu
 from jrnn.loops.loop import Loop
 from jrnn.loops.newton import Newton
 from jrnn.loops.passes import associative, split
-from jrnn.loops.targets import tpu
 
 _KEEPS = {"recompute": "keeps all states, which recompute forbids"}
 _AT_ONCE = {"until": "computes all steps at once, and until stops between them"}

@@ -16,7 +16,7 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.loops import compiled, costs, newton, recorder
 from jrnn.loops.compiled import CompiledLoop
-from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.plans import LoopPlan, Target
 from jrnn.loops.rules import lowering
 from jrnn.loops.scan import scan
 

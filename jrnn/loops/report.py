@@ -15,7 +15,7 @@ from pathlib import Path
 from jax.extend import source_info_util
 
 from jrnn.loops import costs, recorder
-from jrnn.loops.plan import NOTHING, LoopPlan
+from jrnn.loops.plans import NOTHING, LoopPlan
 
 LOG = logging.getLogger("jrnn.loops")
 

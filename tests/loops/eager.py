@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import jax
 
-from jrnn.loops import native
-from jrnn.loops.costs import Candidate, Choice
-from jrnn.loops.targets import accelerator, cpu
+from jrnn.loops.backends import accelerator, cpu
+from jrnn.loops.costs import Choice
+from jrnn.loops.plans import InChunks, Split, Steps
+from jrnn.loops.search import Search
 
 # A number of steps to run at a time, 0 for all, or None.
 eager_passes = jax.make_user_context(None)
 
-_pays, _keeps, _choice = cpu._turning_pays, accelerator._keeps_order, cpu._Search.choice
+_pays, _keeps, _others = cpu._turning_pays, accelerator._keeps_order, cpu._others
+_candidates, _choose = Search.candidates, Search.choose
 
 
-def _everything(search, take=None):
-    chosen = _choice(search, take) if eager_passes.value is None or search.options.executor == native.NAME else None
-    if chosen is not None and (eager_passes.value is None or getattr(chosen.chosen.plan, "native", None) is not None):
-        return chosen
-    fission = search._split(None)
-    way = cpu._Way(fission, eager_passes.value or None)
-    return Choice(Candidate("everything", search.estimator.split(fission).at_once(), way))
+def _everything(search):
+    if eager_passes.value is None:
+        return _candidates(search)
+    fission = search.split(None)
+    node = Split(fission, Steps(fission.core))
+    return [search.candidate("everything", InChunks(node, eager_passes.value) if eager_passes.value else node)]
+
+
+def _first(search, candidates, take=None):
+    return _choose(search, candidates, take) if eager_passes.value is None else Choice(candidates[0])
 
 
 cpu._turning_pays = lambda *args: eager_passes.value is not None or _pays(*args)
+cpu._others = lambda *args: _others(*args) if eager_passes.value is None else []
 accelerator._keeps_order = lambda *args: eager_passes.value is None and _keeps(*args)
-cpu._Search.choice = _everything
+Search.candidates, Search.choose = _everything, _first

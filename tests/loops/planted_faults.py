@@ -18,10 +18,10 @@ def main(kind):
     import jax.numpy as jnp
 
     import jrnn
-    from jrnn.loops import chunks, machines, mark, recorder, targets
+    from jrnn.loops import backends, chunks, machines, mark, recorder
     from jrnn.loops.costs import Candidate, Choice, Estimate
     from jrnn.loops.loop import loop_of
-    from jrnn.loops.plan import Target
+    from jrnn.loops.plans import Target
     from jrnn.loops.residuals import Stacks
     from jrnn.loops.rules import differentiation
 
@@ -86,7 +86,7 @@ def main(kind):
 
         loop = loop_of(jaxprs.opened(step), 0, 2, 128, False)
         options = mark.Options("associative")
-        print(*targets.plan(loop, Target("cuda", 1, "", False, machines.of("cuda")), options).notes)
+        print(*backends.plan(loop, Target("cuda", 1, "", False, machines.of("cuda")), options).notes)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_chunks_compute_the_same(name, x64, two_steps_at_once):
 
         return lambda p: (run(p), jax.grad(smooth)(p))
 
-    assert any(plan.chunk == 2 for plan in plans_of(both(scan), params))
+    assert any(plan.description.chunk == 2 for plan in plans_of(both(scan), params))
     ours, theirs = jax.jit(both(scan))(params), by_numpy(both(jax.lax.scan))(params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), ours, theirs)
 

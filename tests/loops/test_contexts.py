@@ -14,8 +14,8 @@ from jax.extend.core.primitives import scan_p
 import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import scan, targets
-from jrnn.loops.plan import LoopPlan
+from jrnn.loops import backends, scan
+from jrnn.loops.plans import Description, LoopPlan
 from jrnn.loops.rules import tracing
 
 XS, H0 = jnp.linspace(-1, 1, 24).reshape(4, 2, 3), jnp.ones((2, 3))
@@ -222,7 +222,7 @@ def test_gradients_have_the_weak_types_of_lax_scan(step):
 
 
 def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
-    plan = targets.plan
+    plan = backends.plan
 
     class Broken:
         def __init__(self, why):
@@ -231,12 +231,15 @@ def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
         def run(self, *args):
             raise NotImplementedError(self.why)
 
+        def describe(self):
+            return Description()
+
     def planned(loop, target, options, take=None):
         found = plan(loop, target, options)
-        broken = [LoopPlan(target, loop, found.fission, Broken(why), "persistent") for why in ("first", "second")]
-        return LoopPlan(target, loop, found.fission, Broken("zeroth"), "persistent", otherwise=(*broken, found))
+        broken = [LoopPlan(target, loop, Broken(why), "persistent") for why in ("first", "second")]
+        return LoopPlan(target, loop, Broken("zeroth"), "persistent", otherwise=(*broken, found))
 
-    monkeypatch.setattr(targets, "plan", planned)
+    monkeypatch.setattr(backends, "plan", planned)
     with jrnn.loops.loop.strict_passes(False):
         (found,) = jrnn.explain(lambda xs: scan(bent, H0, xs)[0], XS).loops
     assert found.executor == "scan"

@@ -20,7 +20,7 @@ from jrnn.loops import costs, machines, recorder, residuals
 from jrnn.loops.costs import Candidate, Estimate
 from jrnn.loops.estimates import Estimator
 from jrnn.loops.explain import plans_of
-from jrnn.loops.plan import Target
+from jrnn.loops.plans import Target
 from jrnn.loops.residuals import min_cut
 from jrnn.loops.rules import lowering
 
@@ -196,9 +196,9 @@ def test_a_gru_is_changed_for_a_small_gain():
 def test_few_rows_are_worth_a_product_for_all_steps():
     """The loop packs large weights at each step. The forward loop may hold as much as the gradients of the weights need."""
     forward, _ = gru_plans(35, 20, 650)
-    assert forward.choice.chosen.name == "hoist" and forward.chunk is None, str(forward.choice)
+    assert forward.choice.chosen.name == "hoist" and forward.description.chunk is None, str(forward.choice)
     forward, _ = gru_plans(35, 20, 650, of_weights=False)
-    assert forward.choice.chosen.name != "hoist" or forward.chunk is not None, str(forward.choice)
+    assert forward.choice.chosen.name != "hoist" or forward.description.chunk is not None, str(forward.choice)
 
 
 def test_small_weights_are_not_packed():
@@ -350,7 +350,7 @@ SHAPES = {
         (minibatch, lambda plan: any("gather" in item.what for item in plan.hoisted)),
         (accumulate, lambda plan: sum(item.bytes for item in plan.stacked) > 100_000),
         (branches, lambda plan: plan.summed),
-        (windows, lambda plan: plan.sunk and not plan.chunk),
+        (windows, lambda plan: plan.sunk and not plan.description.chunk),
     ],
 )
 def test_stacks_and_copies_that_do_not_pay(step, refused):

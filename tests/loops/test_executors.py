@@ -15,9 +15,9 @@ from jax.experimental import rnn
 
 from jrnn import plain_scans
 from jrnn.errors import ScanError
-from jrnn.loops import LstmStep, cudnn, explain_scan, mark, scan, targets
+from jrnn.loops import LstmStep, backends, cudnn, explain_scan, mark, scan
 from jrnn.loops.passes import associative, split
-from jrnn.loops.plan import Target
+from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
@@ -35,9 +35,9 @@ def mingru_step(p):
 @pytest.fixture(params=["cpu", "tpu"])
 def solver(request, monkeypatch):
     """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
-    plan = targets.plan
+    plan = backends.plan
     monkeypatch.setattr(
-        targets, "plan", lambda loop, target, options, take=None: plan(loop, Target(request.param), options)
+        backends, "plan", lambda loop, target, options, take=None: plan(loop, Target(request.param), options)
     )
 
 
@@ -218,8 +218,8 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
     assert associative.is_bounded(split(loop).core) == bounded
     of_a_gradient = mark.Options(written=not loop.reverse)
-    assert targets.plan(loop, Target("tpu"), mark.Options()).executor == "persistent"
-    assert targets.plan(loop, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "persistent")
+    assert backends.plan(loop, Target("tpu"), mark.Options()).executor == "persistent"
+    assert backends.plan(loop, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "persistent")
 
 
 def test_unknown_executor_and_the_choice():

@@ -18,10 +18,10 @@ from jrnn import jaxprs, nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
-from jrnn.loops import scan, targets
+from jrnn.loops import backends, scan
 from jrnn.loops.loop import Loop
-from jrnn.loops.passes import Packed, one_kernel_a_stage, pack_stacks
-from jrnn.loops.plan import Target
+from jrnn.loops.passes import one_kernel_a_stage, pack_stacks
+from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
 SIZE = Size(7, 2, 3, 4)  # no multiple of the steps of a trip
@@ -43,20 +43,20 @@ def loops_for(target, cell, size=SIZE):
     closed = jax.make_jaxpr(jax.grad(loss_of(scan, cell, size), argnums=(0, 1)))(*steps.inputs(cell, size))
     plans = lowering.plans_in(closed.jaxpr, target)
     assert [plan.executor for plan in plans] == ["scan", "scan"]
-    return [plan.core for plan in plans]
+    return [plan.node.inner for plan in plans]
 
 
-def given_to_xla(core):
+def given_to_xla(node):
     """The loop that XLA is given."""
-    return core.inner.inner if isinstance(core.inner, Packed) else core.inner
+    return given_to_xla(node.inner) if hasattr(node, "inner") else node.loop
 
 
 @pytest.fixture
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's processor."""
-    plan, seen = targets.plan, []
+    plan, seen = backends.plan, []
     monkeypatch.setattr(
-        targets, "plan", lambda loop, _, options, take=None: seen.append(loop) or plan(loop, CUDA, options)
+        backends, "plan", lambda loop, _, options, take=None: seen.append(loop) or plan(loop, CUDA, options)
     )
     return seen
 
@@ -97,7 +97,7 @@ def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
 
     merged = jax.jit(gradient(True))(weights, x)
     assert len(for_cuda) == 2, "one loop forward and one in reverse"
-    plans = [plan.core for plan in lowering.plans_in(jax.make_jaxpr(gradient(True))(weights, x).jaxpr, CUDA)]
+    plans = [plan.node for plan in lowering.plans_in(jax.make_jaxpr(gradient(True))(weights, x).jaxpr, CUDA)]
     for loop in map(given_to_xla, plans):
         (product,) = [e for e in loop.eqns if primitives.is_contraction(e)]
         assert 2 in product.outvars[0].aval.shape[:-2]
@@ -108,23 +108,22 @@ def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
 
 
 def test_the_cpu_is_given_none_of_it():
-    for core in loops_for(Target("cpu"), "gru"):
-        loop = core.core if hasattr(core, "core") else core
+    for loop in map(given_to_xla, loops_for(Target("cpu"), "gru")):
         assert all(e.primitive.name != "optimization_barrier" for e in loop.eqns) and loop.unroll == 1
 
 
 def test_divided_programs_join_nothing():
     """Arrays that are divided among devices along the joined axis would have to move."""
-    for core in loops_for(Target("cuda", devices=8), "lstm"):
-        made = {e.primitive.name for e in core.staged.loop.eqns}
-        assert "concatenate" not in made or core.staged.stacked == ()
-        assert len(core.inner.ys) == len(core.fission.core.ys)
+    for staged in loops_for(Target("cuda", devices=8), "lstm"):
+        made = {e.primitive.name for e in staged.inner.fission.loop.eqns}
+        assert "concatenate" not in made or staged.conversion.stacked == ()
+        assert len(given_to_xla(staged).ys) == len(staged.inner.fission.core.ys)
 
 
 @pytest.mark.exhaustive
 def test_what_is_large_is_not_packed():
-    (core, _) = loops_for(CUDA, "lstm", Size(7, 64, 4, 4096))
-    assert len(core.inner.ys) == 6, "each stack alone: taking 6 MiB a step apart costs more than six kernels"
+    (staged, _) = loops_for(CUDA, "lstm", Size(7, 64, 4, 4096))
+    assert len(given_to_xla(staged).ys) == 6, "each stack alone: taking 6 MiB a step apart costs more than six kernels"
 
 
 def test_a_long_contraction_that_xla_would_cut_and_pad_is_cut_in_two(for_cuda):
@@ -151,13 +150,15 @@ def test_packed_stacks_are_taken_apart_by_type_and_shape():
         return c + 1, c * 2, (c > 0), x, s * 3, jnp.sum(x, keepdims=True)
 
     loop = _loop(step, row, wide, jax.ShapeDtypeStruct((), jnp.float32), n_carry=1)
-    packed = pack_stacks(loop, 1 << 20)
-    assert [len(pack) for pack in packed.packs] == [2, 1, 1, 1]
+    packed, packs = pack_stacks(loop, 1 << 20)
+    assert [len(pack) for pack in packs.packs] == [2, 1, 1, 1]
     given = [jnp.ones((2, 3))], [jnp.arange(10.0).reshape(5, 2, 1), jnp.arange(5.0)]
-    for found, wanted in zip(jax.tree.leaves(packed.run([], *given, 5)), jax.tree.leaves(loop.run([], *given, 5))):
+    for found, wanted in zip(
+        jax.tree.leaves(packs.after(*packed.run([], *given, 5))), jax.tree.leaves(loop.run([], *given, 5))
+    ):
         assert found.dtype == wanted.dtype
         np.testing.assert_array_equal(found, wanted)
-    assert isinstance(pack_stacks(loop, 10), Loop), "nothing fits"
+    assert pack_stacks(loop, 10) == (loop, None), "nothing fits"
 
 
 def test_a_result_that_is_two_carries_is_in_the_stack_once():
@@ -170,8 +171,8 @@ def test_a_result_that_is_two_carries_is_in_the_stack_once():
     program = jaxprs.trace(step, [jax.ShapeDtypeStruct((4, 2), jnp.float32), *[row] * 4])
     inputs, outs = program.invars, program.outvars
     loop = Loop(program.eqns, inputs[:1], inputs[1:4], inputs[4:], outs[:3], outs[3:], 5, False, 1)
-    staged = one_kernel_a_stage(loop.verify())
-    assert staged.stacked == ((0, None),) and staged.kept == (1, 2)
+    staged, held = one_kernel_a_stage(loop.verify())
+    assert held.stacked == ((0, None),) and held.kept == (1, 2)
     init, xs = [jnp.full((3, 2), float(i + 1)) for i in range(3)], [jnp.ones((5, 3, 2))]
-    last, ys = staged.loop.verify().run([matrix], staged.initial(init), xs, 5)
-    jax.tree.map(np.testing.assert_array_equal, (staged.carry(last), ys), tuple(loop.run([matrix], init, xs, 5)))
+    results = held.after(*staged.verify().run([matrix], held.before(init), xs, 5))
+    jax.tree.map(np.testing.assert_array_equal, results, tuple(loop.run([matrix], init, xs, 5)))

@@ -12,7 +12,7 @@ import pytest
 from cases import D, H, N, T, draw, lstm_step
 
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, recorder, scan, targets
+from jrnn.loops import backends, explain_scan, recorder, scan
 from jrnn.loops.explain import plans_of
 from jrnn.loops.loop import strict_passes
 from jrnn.loops.rules import lowering
@@ -74,7 +74,7 @@ def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch):
     def broken(loop, target, options, take):
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setattr(targets, "plan", broken)
+    monkeypatch.setattr(backends, "plan", broken)
     with strict_passes(False):
         plan = explain_scan(rnn, H0, XS[:3]).forward[0]
         assert plan.executor == "lax.scan" and "a mistake of ours" in str(plan)

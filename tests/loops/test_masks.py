@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import ScanError
 from jrnn.loops import EXECUTORS, recorder, scan
-from jrnn.loops.targets import tpu
+from jrnn.loops.backends import tpu
 
 T, N, H = 6, 3, 4
 LENGTHS = np.array([4, 6, 0])

@@ -20,14 +20,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, recorder, scan, targets
+from jrnn.loops import backends, explain_scan, recorder, scan
 from jrnn.loops.kernels import Refused
 from jrnn.loops.mark import Options
 from jrnn.loops.native import library, writer
 from jrnn.loops.native.runner import native_of
 from jrnn.loops.native.sums import contract
 from jrnn.loops.native.views import Array, View, collapsed, dense
-from jrnn.loops.plan import Target
+from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
 FOUND = library.found  # a fixture replaces it
@@ -312,7 +312,7 @@ def test_the_default_is_the_kernel_where_it_is_estimated_to_win(default):
     assert "native" not in default(weights(x=(2, N, D))), "a call for two steps"
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
     for options, executor in (({}, "native"), ({"devices": 2}, "lax.scan"), ({"exported": True}, "lax.scan")):
-        assert targets.plan(loop, Target("cpu", **options), Options()).executor == executor
+        assert backends.plan(loop, Target("cpu", **options), Options()).executor == executor
 
 
 @built

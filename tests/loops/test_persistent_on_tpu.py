@@ -9,10 +9,10 @@ import pytest
 from cases import gru_step, lstm_step
 from jax.sharding import PartitionSpec as Spec
 
-from jrnn.loops import mark, recorder, scan, targets
+from jrnn.loops import backends, mark, recorder, scan
 from jrnn.loops.kernels import mosaic
 from jrnn.loops.loop import strict_passes
-from jrnn.loops.plan import Target
+from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
 T, N, D, H = 20, 8, 16, 128
@@ -69,7 +69,7 @@ def plan_for(kind, width, rows=8, deep=1, platform="tpu", **options):
 
     w, x = jax.ShapeDtypeStruct((width, width), jnp.float32), jax.ShapeDtypeStruct((T, rows, width), jnp.float32)
     (loop,) = lowering.steps_of(lambda w, x: scan(lambda h, x: step(w, h, x), x[0], x), w, x)
-    return targets.plan(loop, Target(platform, kind=kind), mark.Options(**options))
+    return backends.plan(loop, Target(platform, kind=kind), mark.Options(**options))
 
 
 def test_the_plan_says_what_does_not_fit():

@@ -25,7 +25,7 @@ _KERNELS = 60  # of the forward and the reverse pass of a chunk
 def compared(
     loop: Loop, forms: tuple[Affine, ...], stored: int, steps: int, memory: int | float | None, machine: Machine
 ) -> Choice:
-    """Compares a train step that stores states at every step with one in chunks. The plan of the second is True.
+    """Compares a train step that stores states at every step with one in chunks. The node of the second is True.
 
     Args:
         loop: the loop.

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom
+from jrnn.loops.costs import Estimate
+from jrnn.loops.estimates import Estimator, estimate
 from jrnn.loops.kernels import mosaic
 from jrnn.loops.kernels.forms import Form, Refused, from_memory, to_memory
 from jrnn.loops.kernels.tiles import Tiled, memory_type, tiled
@@ -39,6 +41,7 @@ class Persistent:
 
     tiled: Tiled
     chip: str
+    name = "persistent"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         plan, loop = self.tiled, self.tiled.loop
@@ -58,6 +61,12 @@ class Persistent:
         carry = {i: from_memory(tile, loop.carry[i].aval) for (i, _), tile in zip(plan.carry, last)}
         stacks = [from_memory(tiles, y.aval) for y, tiles in zip(loop.ys, ys)]
         return [carry[i] for i in range(len(loop.carry))], stacks
+
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns the estimate of the loop, whose steps start no kernels of their own."""
+        loop = self.tiled.loop
+        inside = estimator.part(loop.eqns, loop.outputs)
+        return estimate({**estimator.trips(loop, inside), "calls": estimator.machine.call}, inside.peak)
 
     @property
     def block(self) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.loops import estimates
 from jrnn.loops.costs import Estimate
-from jrnn.loops.estimates import Split
+from jrnn.loops.estimates import Estimator
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.machines import Machine
@@ -37,6 +37,7 @@ class Native:
     program: Program
     level: int = 0
     threads: int | None = None
+    name = "native"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         program, loop, core = self.program, self.program.loop, self.program.core
@@ -74,26 +75,25 @@ class Native:
         """Returns False for one row and small matrices: XLA computes such products in the kernel of the loop."""
         return self.program.rows > 1 or costs.matrix_bytes(self.program) > machine.near / 8
 
-    def estimate(self, parts: Split) -> Estimate:
-        """Returns the estimate of a loop in parts, whose loop that stays is this call.
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns the estimate of the loop.
 
-        The memory is that of arrays of all steps, with those that the call reads or writes only because the kernel cannot
-        compute something. Packed matrices and the values of one step are not counted.
+        The memory is that of arrays of all steps that the call reads or writes only because the kernel cannot compute
+        something. Packed matrices and the values of one step are not counted.
         """
-        estimator, program, core = parts.estimator, self.program, parts.fission.core
-        machine, steps = estimator.machine, program.loop.length
-        whole = parts.at_once()
-        kept = {name: -seconds for name, seconds in estimator.trips(core, parts.inside).items() if name != "stacks"}
-        others = {*core.xs, *jaxprs.variables(core.ys)}
+        program, loop, machine = self.program, self.program.loop, estimator.machine
+        inside = estimator.part(loop.eqns, loop.outputs)
+        given = {"stacks": estimator.trips(loop, inside)["stacks"]}
+        others = {*loop.xs, *jaxprs.variables(loop.ys)}
         early = [v for v in program.core.xs if v not in others]
-        late = [v for v in jaxprs.variables(core.ys) if v not in program.core.ys]
+        late = [v for v in jaxprs.variables(loop.ys) if v not in program.core.ys]
         bulk = [estimator.part(e, outs, together=True) for e, outs in ((program.early, early), (program.late, late))]
         stacks = estimator.sizes({*early, *jaxprs.variables(program.core.ys)} - others)
-        more = steps * (stacks + max(part.peak for part in bulk))
-        moved = machine.writing(steps * stacks, more) + machine.reading(steps * stacks, more)
-        terms = [part.terms(machine, steps, more, 1) for part in bulk]
+        more = loop.length * (stacks + max(part.peak for part in bulk))
+        moved = machine.writing(loop.length * stacks, more) + machine.reading(loop.length * stacks, more)
+        terms = [part.terms(machine, loop.length, more, 1) for part in bulk]
         own = {**costs.terms(program, machine), "stacks": moved}
-        return estimates.estimate(estimates.total(dict(whole.terms), kept, own, *terms), whole.memory + more)
+        return estimates.estimate(estimates.total(given, own, *terms), inside.peak + more)
 
     @property
     def flops(self) -> int:

@@ -13,35 +13,34 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.loops.loop import Loop, Results
-from jrnn.loops.passes.sums import WideSums, widen_sums
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Runs a loop that writes packs, and takes the packs apart.
+    """Takes the packs that a loop writes apart.
 
     Attributes:
-        inner: the loop that writes the packs.
         packs: for each pack, the positions of its stacks and their widths in it.
         stacks: the number of stacks.
     """
 
-    inner: Loop | WideSums
     packs: tuple[tuple[tuple[int, int], ...], ...]
     stacks: int
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        last, packed = self.inner.run(consts, init, xs, length)
+    def before(self, init: Sequence[Any]) -> list[Any]:
+        return list(init)
+
+    def after(self, last: Sequence[Any], packed: Sequence[Any]) -> Results:
         ys: list[Any] = [None] * self.stacks
         for pack, value in zip(self.packs, packed):
             at = 0
             for position, width in pack:
                 ys[position] = value if len(pack) == 1 else value[..., at : at + width]
                 at += width
-        return last, ys
+        return list(last), ys
 
 
-def pack_stacks(loop: Loop, most: int) -> Packed | Loop | WideSums:
+def pack_stacks(loop: Loop, most: int) -> tuple[Loop, Packed | None]:
     """Packs the arrays that a loop writes at each step, if they have one dtype and differ in their last axis only.
 
     Invariant: every value is unchanged.
@@ -49,6 +48,9 @@ def pack_stacks(loop: Loop, most: int) -> Packed | Loop | WideSums:
     Args:
         loop: the loop.
         most: the most bytes of a pack at one step. Taking a larger one apart after the loop costs more than a kernel in it.
+
+    Returns:
+        The loop that writes packs, and how to take them apart; None if nothing is packed.
     """
     groups: dict[Any, list[int]] = {}
     for at, atom in enumerate(loop.ys):
@@ -59,7 +61,7 @@ def pack_stacks(loop: Loop, most: int) -> Packed | Loop | WideSums:
         fits = sum(jaxprs.nbytes(loop.ys[at]) for at in group) <= most
         packs += [group] if fits else [[at] for at in group]
     if len(packs) == len(loop.ys):
-        return widen_sums(loop)
+        return loop, None
 
     def step(*args: Any) -> list[Any]:
         env = jaxprs.evaluate(loop.eqns, dict(zip(loop.inputs, args)))
@@ -67,6 +69,6 @@ def pack_stacks(loop: Loop, most: int) -> Packed | Loop | WideSums:
         carry, ys = values[: len(loop.carry)], values[len(loop.carry) :]
         return [*carry, *(jnp.concatenate([ys[at] for at in pack], -1) if pack[1:] else ys[pack[0]] for pack in packs)]
 
-    made = loop.traced(step, [v.aval for v in loop.inputs], len(loop.carry))
+    packed = loop.traced(step, [v.aval for v in loop.inputs], len(loop.carry))
     widths = tuple(tuple((at, loop.ys[at].aval.shape[-1] if pack[1:] else 0) for at in pack) for pack in packs)
-    return Packed(widen_sums(made), widths, len(loop.ys))
+    return packed, Packed(widths, len(loop.ys))

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.loop import Loop
+from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.sums import accumulator
 
 _CUT_ABOVE = 512  # the contracted size above which XLA:GPU cuts products of few rows; found by compiling for an H100
 
 
-def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
+def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
     """Puts the results of each stage behind a barrier, so that XLA:GPU makes one kernel for the results of one shape.
 
     Invariant: every value is unchanged, except for the order in which the parts of a product are added.
@@ -35,6 +35,9 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
     Args:
         loop: the loop that stays after fission.
         stack: whether products of concatenated results may be computed part by part.
+
+    Returns:
+        The loop, and how it holds its carries.
     """
     stages = _stages(loop)
     results = {level: found for level in range(stages.last + 1) if (found := stages.results(level))}
@@ -79,40 +82,36 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> Staged:
 
     types = [v.aval.update(shape=(len(orders[level]), *v.aval.shape)) for level in places for v in orders[level][:1]]
     avals = [*(v.aval for v in loop.consts), *(loop.carry[i].aval for i in kept), *types, *(v.aval for v in loop.xs)]
-    made = loop.traced(step, avals, len(kept) + len(places))
-    return Staged(made, kept, tuple(places.values()), len(loop.carry))
+    staged = loop.traced(step, avals, len(kept) + len(places))
+    return staged, Staged(kept, tuple(places.values()), len(loop.carry))
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A loop that carries stacks of results, some of which are carries of the original loop.
+    """The carries of a loop that carries stacks of results: the original ones in `kept`, then the stacks.
 
     Attributes:
-        loop: the loop; its carries are the original ones in `kept`, then the stacks.
         kept: the positions of the original carries that are in no stack.
         stacked: for each stack, the position of the original carry that each part is, or None.
         carries: the number of original carries.
     """
 
-    loop: Loop
     kept: tuple[int, ...]
     stacked: tuple[tuple[int | None, ...], ...]
     carries: int
 
-    def initial(self, init: Sequence[Any]) -> list[Any]:
-        """Returns the initial carries of `loop` from the original ones."""
+    def before(self, init: Sequence[Any]) -> list[Any]:
         stacks = []
         for places in self.stacked:
             unread = jnp.zeros_like(init[next(i for i in places if i is not None)])
             stacks.append(jnp.stack([unread if i is None else init[i] for i in places]))
         return [*(init[i] for i in self.kept), *stacks]
 
-    def carry(self, last: Sequence[Any]) -> list[Any]:
-        """Returns the original carries from the carries of `loop`."""
-        found = dict(zip(self.kept, last))
+    def after(self, last: Sequence[Any], ys: Sequence[Any]) -> Results:
+        carry = dict(zip(self.kept, last))
         for places, stack in zip(self.stacked, last[len(self.kept) :]):
-            found |= {i: stack[g] for g, i in enumerate(places) if i is not None}
-        return [found[i] for i in range(self.carries)]
+            carry |= {i: stack[g] for g, i in enumerate(places) if i is not None}
+        return [carry[i] for i in range(self.carries)], list(ys)
 
 
 def _fenced(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:

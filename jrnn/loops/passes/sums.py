@@ -262,35 +262,32 @@ def smaller_first(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_elem
 
 @dataclass(frozen=True)
 class WideSums:
-    """Runs a loop with wide carries.
+    """The dtypes of wide carries, and the original ones."""
 
-    Attributes:
-        runner: the loop, or what runs it.
-        wide: the dtypes of its carries.
-        narrow: the original dtypes of the carries.
-    """
-
-    runner: Any
     wide: tuple[Any, ...]
     narrow: tuple[Any, ...]
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        wide = [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)]
-        last, ys = self.runner.run(consts, wide, xs, length)
-        return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], ys
+    def before(self, init: Sequence[Any]) -> list[Any]:
+        return [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)]
+
+    def after(self, last: Sequence[Any], ys: Sequence[Any]) -> Results:
+        return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], list(ys)
 
 
-def widen_sums(loop: Loop) -> Loop | WideSums:
+def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
     """Keeps narrow floating-point carries that only add in float32 inside the loop.
 
     Added one by one, bfloat16 numbers of about the same size stop adding up after 256 of them.
 
     Invariant: every other value is unchanged; the sums are rounded once instead of at every step.
+
+    Returns:
+        The loop, and how it holds its carries; None if nothing is kept wide.
     """
     added = added_to_carries(loop).items()
     sums = {i: values for i, values in added if accumulator(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype}
     if not sums:
-        return loop
+        return loop, None
 
     def evaluation(env: Env) -> Env:
         narrow = {loop.carry[i]: env[loop.carry[i]].astype(loop.carry[i].aval.dtype) for i in sums}
@@ -306,5 +303,5 @@ def widen_sums(loop: Loop) -> Loop | WideSums:
     first = len(loop.consts)
     for i in sums:
         wide[first + i] = wide[first + i].update(dtype=accumulator(wide[first + i].dtype), weak_type=False)
-    made = loop.rewritten(evaluation, wide)
-    return WideSums(made, *(tuple(v.aval.dtype for v in carry) for carry in (made.carry, loop.carry)))
+    widened = loop.rewritten(evaluation, wide)
+    return widened, WideSums(*(tuple(v.aval.dtype for v in carry) for carry in (widened.carry, loop.carry)))

@@ -24,7 +24,7 @@ from jrnn.loops.costs import Choice
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.machines import Machine
 from jrnn.loops.mark import Options
-from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.plans import LoopPlan, Target
 from jrnn.loops.report import titled
 from jrnn.loops.tuned import Question
 
@@ -134,7 +134,7 @@ def _program(
         recorder.note(chunked)
         return None
     program, values, choice = chunked
-    recorder.record(LoopPlan(target, program.loop, None, None, "chunks", notes=program.notes, choice=choice))
+    recorder.record(LoopPlan(target, program.loop, None, "chunks", program.notes, choice))
 
     def run(args: Sequence[Any]) -> list[Any]:
         with mark.unmarked():
@@ -213,7 +213,7 @@ def _chunked(
         size = next((size for size in _SIZES if take == _in_chunks_of(size)), None)
         if size is not None:
             chunked = replace(chunked, size=size, notes=(*chunked.notes, f"{tuned.NOTE}{take}"))
-        elif not choice.chosen.plan:
+        elif not choice.chosen.node:
             (other, reason), at = choice.others[0], choice.chosen.estimate
             return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
         if options.verify and chunked.stages:

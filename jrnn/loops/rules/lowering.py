@@ -1,8 +1,8 @@
 """Lowering of a marked loop, forward or reverse: it is planned for the platform, and the plan is lowered.
 
 To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop.py`) and gets its `LoopPlan`
-(`plan.py`) from `targets.plan`. `LoopPlan.run` is traced in place of the loop. A plan without a `fission` leaves the loop to
-JAX. `jaxprs.opened` inlines the calls in a jaxpr.
+(`plans/plan.py`) from `backends.plan`. The plan's node is traced in place of the loop. A plan without a node leaves the loop
+to JAX. `jaxprs.opened` inlines the calls in a jaxpr.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import machines, mark, recorder, targets, tuned
+from jrnn.loops import backends, machines, mark, recorder, tuned
 from jrnn.loops.loop import Loop, loop_of, strict_passes
 from jrnn.loops.mark import Options
-from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.plans import LoopPlan, Node, Target
 from jrnn.loops.report import titled
 from jrnn.loops.tuned import Question
 
@@ -54,11 +54,12 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
     reasons: tuple[str, ...] = ()
     for plan in (planned, *planned.otherwise):
         plan = replace(plan, notes=(*plan.notes, *reasons))
-        if plan.fission is None:
+        if plan.node is None:
             break
 
-        def run(*args: Any, plan: LoopPlan = plan) -> list[Any]:
-            carry, ys = plan.run([*values, *args[:n_consts]], args[n_consts:first_x], args[first_x:])
+        def run(*args: Any, node: Node = plan.node) -> list[Any]:
+            consts, init, xs = args[:n_consts], args[n_consts:first_x], args[first_x:]
+            carry, ys = node.run([*values, *consts], init, xs, params["length"])
             return [*carry, *ys]
 
         try:
@@ -92,7 +93,7 @@ def _chosen(
     key = functools.cache(lambda: tuned.key_of("loop", params, avals, options, device()))
     planned = _planned(target, options, tuned.taken(key), *_parts(params))
     if tuned.is_asked() and planned[0].loop is not None:
-        (names, held), title = targets.ways(planned[0], options), titled(planned[0].title)
+        (names, held), title = backends.ways(planned[0], options), titled(planned[0].title)
         tuned.ask(Question(key(), params, tuple(avals), options, (), names, title, held))
     return planned
 
@@ -109,7 +110,7 @@ def _planned(
         loop, values = _read(jaxpr, *rest)
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in jaxprs.jaxpr_of(jaxpr).eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
-        return targets.plan(loop, target, options, take), values
+        return backends.plan(loop, target, options, take), values
     except Exception as error:
         return _left_by(error, target, loop), ()
 

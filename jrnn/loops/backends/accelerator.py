@@ -13,8 +13,8 @@ from jrnn import jaxprs
 from jrnn.loops import derived
 from jrnn.loops.loop import Loop, loop_of
 from jrnn.loops.mark import Options
-from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, movable, split, widen_sums
-from jrnn.loops.plan import LoopPlan, Target
+from jrnn.loops.passes import associative, concatenate_cotangents, direct_views, distinct, movable, split
+from jrnn.loops.plans import LoopPlan, Solved, Split, Target, by_steps
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 
@@ -32,8 +32,9 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
         fission = split(loop, moves=movable(fission, floating_sums=False))
     why = _not_solved(fission.core, options)
     if why is None:
-        return LoopPlan(target, original, fission, associative.Solved(fission.core), "associative")
-    return LoopPlan(target, original, fission, widen_sums(fission.core), "scan", notes=(f"not associative: {why}",))
+        return LoopPlan(target, original, Split(fission, Solved(associative.Solved(fission.core))), "associative")
+    node = Split(fission, by_steps(fission.core))
+    return LoopPlan(target, original, node, "scan", notes=(f"not associative: {why}",))
 
 
 def _keeps_order(loop: Loop, options: Options) -> bool:

@@ -1,19 +1,14 @@
-"""The TPU target: the passes of accelerators, and, if possible, one kernel (`kernels/`) for the loop that stays."""
+"""The TPU backend: the passes of accelerators, and, if possible, one kernel (`kernels/`) for the loop that stays."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from jrnn.loops.backends import accelerator
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.mark import Options
-from jrnn.loops.passes import WideSums
-from jrnn.loops.plan import LoopPlan, Runner, Target
-from jrnn.loops.targets import accelerator
-
-if TYPE_CHECKING:  # it loads when a loop may become a kernel
-    from jrnn.loops.kernels.persistent import Persistent
+from jrnn.loops.plans import LoopPlan, Node, OneCall, Target, at_leaf
 
 KERNEL = "persistent"
 
@@ -21,19 +16,17 @@ KERNEL = "persistent"
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """Returns the plan of a loop on a TPU; or on any platform, if the caller chose the executor "persistent"."""
     by_name = options.executor == KERNEL
-    found = accelerator.plan(loop, target, replace(options, executor="scan") if by_name else options)
-    if found.executor != "scan" or options.executor == "scan":
-        return found
+    by_steps = accelerator.plan(loop, target, replace(options, executor="scan") if by_name else options)
+    if by_steps.executor != "scan" or options.executor == "scan":
+        return by_steps
     try:
-        core, kernel = _in_kernel(found.core, target)
+        node = at_leaf(by_steps.node, lambda steps: _in_kernel(steps.loop, target))
     except Exception as error:
         if strict_passes.value and not isinstance(error, Refused):
             raise
         unexpected = "" if isinstance(error, Refused) else f"{type(error).__name__} (please report it): "
-        return replace(found, notes=(*found.notes, f"not persistent: {unexpected}{error}"))
-    return replace(
-        found, core=core, executor=KERNEL, notes=(*found.notes, str(kernel)), otherwise=(found, *found.otherwise)
-    )
+        return replace(by_steps, notes=(*by_steps.notes, f"not persistent: {unexpected}{error}"))
+    return replace(by_steps, node=node, executor=KERNEL, otherwise=(by_steps, *by_steps.otherwise))
 
 
 def refusal(loop: Loop) -> str | None:
@@ -47,13 +40,10 @@ def refusal(loop: Loop) -> str | None:
     return None
 
 
-def _in_kernel(core: Runner | None, target: Target) -> tuple[Runner, Persistent]:
+def _in_kernel(loop: Loop, target: Target) -> Node:
     from jrnn.loops.kernels.persistent import kernel_of
 
     elsewhere = target.platform != "tpu"
     if target.devices > 1 and not elsewhere:
         raise Refused("the program is divided among devices, and a kernel is not; put the scan inside of jax.shard_map")
-    loop = core.runner if isinstance(core, WideSums) else core
-    assert isinstance(loop, Loop)
-    kernel = kernel_of(loop, target.kind, elsewhere)
-    return replace(core, runner=kernel) if isinstance(core, WideSums) else kernel, kernel
+    return OneCall(kernel_of(loop, target.kind, elsewhere), loop)

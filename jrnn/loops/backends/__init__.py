@@ -1,30 +1,39 @@
-"""The backends that a loop is planned for: one file each, with a function `plan(loop, target, options) -> LoopPlan`."""
+"""The backends that a loop is planned for, one file each. A backend proposes nodes (`plans/`); `BACKENDS` is the table."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jrnn import jaxprs
 from jrnn.loops import tuned
+from jrnn.loops.backends import accelerator, cpu, gpu, tpu
 from jrnn.loops.costs import REFERENCE
 from jrnn.loops.loop import Loop
 from jrnn.loops.mark import Options
-from jrnn.loops.plan import LoopPlan, Target
-from jrnn.loops.targets import accelerator, cpu, gpu, tpu
+from jrnn.loops.plans import LoopPlan, Target
 
-PLANNED = "as planned"  # the way that a target chose, where it compares no candidates
-_TARGETS = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
-_BY_NAME = {tpu.KERNEL: tpu}  # executors with a plan of their own; the kernel is interpreted on other platforms
+PLANNED = "as planned"  # the way that a backend chose, where it compares no candidates
+
+# The platform, or the executor that chooses the backend on every platform.
+BACKENDS: dict[str, Callable[[Loop, Target, Options], LoopPlan]] = {
+    "cpu": cpu.plan,
+    "cuda": gpu.plan,
+    "rocm": gpu.plan,
+    "tpu": tpu.plan,
+    tpu.KERNEL: tpu.plan,
+}
 
 
 def plan(loop: Loop, target: Target, options: Options, take: str | None = None) -> LoopPlan:
     """Returns the plan of a loop: the way `take` if there is such a one, or else the one that is estimated to be best."""
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.left(target, loop, "it has no steps")
-    backend = _BY_NAME.get(options.executor, _TARGETS.get(target.platform, accelerator))
-    if backend is cpu:
+    backend = BACKENDS.get(options.executor, BACKENDS.get(target.platform, accelerator.plan))
+    if backend is cpu.plan:
         return cpu.plan(loop, target, options, take)
     if take == REFERENCE:
         return LoopPlan.left(target, loop, tuned.NOTE + take)
-    return backend.plan(loop, target, options)
+    return backend(loop, target, options)
 
 
 def ways(planned: LoopPlan, options: Options) -> tuple[tuple[str, ...], tuple[int, int]]:

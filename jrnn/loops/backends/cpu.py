@@ -1,0 +1,181 @@
+"""The CPU backend. docs/notes/cpu_log.md has the measurements behind its passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jrnn import jaxprs
+from jrnn.loops import native, tuned
+from jrnn.loops.arithmetic import arithmetic
+from jrnn.loops.costs import Candidate, Choice
+from jrnn.loops.equation_costs import is_outer
+from jrnn.loops.estimates import Estimator
+from jrnn.loops.kernels import Refused
+from jrnn.loops.loop import Loop
+from jrnn.loops.machines import Machine
+from jrnn.loops.mark import Options
+from jrnn.loops.passes import (
+    Moves,
+    activate_together,
+    associative,
+    batch_first,
+    columns,
+    concatenate_cotangents,
+    direct_views,
+    distinct,
+    gates,
+    slice_apart,
+    split,
+)
+from jrnn.loops.passes.fission import computation, slices
+from jrnn.loops.passes.sums import smaller_first
+from jrnn.loops.plans import NOTHING, Arithmetic, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
+from jrnn.loops.search import Search
+
+PASSES = (direct_views, distinct, concatenate_cotangents)
+_LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
+_LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
+
+
+def plan(loop: Loop, target: Target, options: Options, take: str | None = None) -> LoopPlan:
+    """Returns the plan of a loop on a CPU.
+
+    Args:
+        loop: the loop as JAX made it.
+        target: what it is lowered for.
+        options: the caller's.
+        take: the way to use, if there is such a one, or None for the one that is estimated to be best.
+    """
+    search = searched(loop, target, options)
+    notes: tuple[str, ...] = ()
+    if options.executor == "associative":
+        # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
+        # multiplications and additions stay in the loop, in their order.
+        why = associative.refusal(split(search.loop).core)
+        if why is None:
+            fission = split(search.loop, computation, contract=smaller_first)
+            return LoopPlan(target, loop, Split(fission, by_steps(fission.core)), "associative")
+        notes = (f"not associative: {why}",)
+    name, trip = (None, 1) if take is None else tuned.parted(take)
+    choice, refusal = _choice(search, target, options, name)
+    taken = choice.chosen.way == name
+    notes = (tuned.NOTE + str(take),) if taken else notes
+    notes = (f"not native: {refusal}",) if refusal and options.executor == native.NAME else notes
+    if choice.chosen is search.reference:
+        if trip == 1:
+            return LoopPlan.left(target, loop, *notes, *(() if taken else (NOTHING,)), choice=choice)
+        fission = split(replace(loop, unroll=trip), moves=Moves())
+        return LoopPlan(target, loop, Split(fission, Steps(fission.core)), "scan", notes, choice)
+    node = at_leaf(choice.chosen.node, lambda leaf: _for_xla(leaf, trip))
+    return LoopPlan(target, loop, node, native.NAME if _is_call(node) else "scan", notes, choice)
+
+
+def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate], tuple[int, int]]:
+    """Returns all ways to run a loop, also those that "auto" does not compare; and `Question.held`."""
+    search = searched(loop, target, options)
+    return _everything(search, target), (search.held, search.saved)
+
+
+def searched(loop: Loop, target: Target, options: Options) -> Search:
+    """Returns the search among ways to run a loop, after the passes."""
+    original = loop
+    for rewrite in PASSES:
+        loop = rewrite(loop)
+    turned = columns(batch_first(loop))
+    if _turning_pays(loop, turned, target.machine):
+        loop = turned
+    return Search(original, loop, options, target.machine, smaller_first)
+
+
+def _choice(search: Search, target: Target, options: Options, take: str | None) -> tuple[Choice, str]:
+    """Returns the chosen candidate, and the reason why no candidate is a call of the native kernel, or ""."""
+    refusal = ""
+    if options.executor == native.NAME:
+        asked, refusal = calls(search, target)
+        if asked:
+            chosen = min(asked, key=lambda candidate: candidate.estimate.seconds)
+            return Choice(chosen, tuple((other, "slower") for other in asked if other is not chosen)), refusal
+    candidates = [*search.candidates(), *_others(search, target)] if take is None else _everything(search, target)
+    return search.choose(candidates, take), refusal
+
+
+def _everything(search: Search, target: Target) -> list[Candidate]:
+    """Returns the candidates, and ways that are not compared by what they cost, because they seldom gain."""
+    candidates = [*search.candidates(), *_others(search, target), *calls(search, target)[0]]
+    if associative.refusal(split(search.loop).core) is None:
+        fission = split(search.loop, computation, contract=smaller_first)
+        candidates.append(search.candidate("coefficients", Split(fission, Steps(fission.core), coefficients=True)))
+    return list({way.way: way for way in reversed(candidates)}.values())[::-1]
+
+
+def _others(search: Search, target: Target) -> list[Candidate]:
+    """Returns the candidates that run the loop that stays in another way than step by step."""
+    if search.options.executor != "auto":
+        return []
+    products = (e for e in search.loop.eqns if e.primitive.name == "dot_general" and not is_outer(e))
+    may_call = any(products) and len(search.loop.eqns) <= _LONGEST_CALLED
+    return [*(calls(search, target)[0] if may_call else []), *_as_arithmetic(search)]
+
+
+def _as_arithmetic(search: Search) -> list[Candidate]:
+    """Returns the candidates with small linear algebra as arithmetic; one if nothing is in the way of one kernel."""
+    candidates = []
+    for moves in dict.fromkeys((Moves(), search.movable)):
+        fission = search.split(moves)
+        rewritten = arithmetic(fission.core, search.estimator)
+        if rewritten is not None:
+            name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
+            candidates.append(search.candidate(name, Split(fission, Arithmetic(rewritten, fission.core))))
+            if not rewritten.in_the_way:
+                break
+    return candidates
+
+
+def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
+    """Returns the candidates whose loop is one call of the native kernel, and why there are not more, or "".
+
+    Products of inputs are in the loop, or before it.
+    """
+    if target.exported or target.devices > 1:
+        where = "exported" if target.exported else "divided among devices; put the scan inside of jax.shard_map"
+        return [], f"the program is {where}"
+    from jrnn.loops.native.runner import called
+
+    most, candidates, refusal = search.movable, {}, ""
+    for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
+        try:
+            fission, kernel = called(search.split(moves))
+        except Refused as why:
+            refusal = str(why)
+            continue
+        if search.options.executor == "auto" and not kernel.is_worth_a_call(search.machine):
+            continue
+        candidates[moves] = search.candidate(name, Split(fission, OneCall(kernel, fission.core)))
+    return [*candidates.values()], refusal
+
+
+def _for_xla(leaf: Node, trip: int) -> Node:
+    """Returns the loop that stays as XLA:CPU compiles it best, with at least `trip` steps a trip."""
+    if not isinstance(leaf, Steps):
+        return leaf
+    core = replace(leaf.loop, unroll=max(leaf.loop.unroll, trip))
+    if gates.better_apart(core):
+        fission = split(slice_apart(core), slices)
+        return Split(fission, Steps(fission.core))
+    return by_steps(activate_together(core))
+
+
+def _is_call(node: Node) -> bool:
+    return isinstance(getattr(node, "inner", node), OneCall)
+
+
+def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
+    """Returns True if products in another layout save a part of the time of a loop. Tiny products have no layout to gain."""
+    if turned is loop:
+        return False
+    steps, products, seconds = jaxprs.extent(loop.length), [], []
+    for either in (loop, turned):
+        fission, estimator = split(either, moves=Moves()), Estimator(either, machine)
+        products.append(steps * estimator.part(fission.core.eqns, fission.core.outputs).products)
+        seconds.append(Split(fission, Steps(fission.core)).estimate(machine, estimator).seconds)
+    return products[0] - products[1] > _LEAST_GAIN * seconds[0]

@@ -1,0 +1,45 @@
+"""The GPU backend: the passes of accelerators, and few kernels in the loop that stays.
+
+In a loop of small products, the number of kernels determines the time. Kernels were counted in programs that XLA compiled
+for an H100 (`jrnn bench --compile-for h100`). The limits are estimates, not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jrnn import jaxprs
+from jrnn.loops.backends import accelerator
+from jrnn.loops.loop import Loop
+from jrnn.loops.mark import Options
+from jrnn.loops.passes import one_kernel_a_stage, pack_stacks, split
+from jrnn.loops.plans import Converted, LoopPlan, Split, Target, by_steps
+
+_STEPS = 4  # steps per trip of the loop: they share the kernels that count the trips and write the stacks
+_LONGEST = 400  # a step with more equations runs once per trip, because the program would become long
+_PACKED = (
+    4 << 20
+)  # the most bytes of a pack at one step: taking more apart costs as much as a kernel, 2 to 3 microseconds
+
+
+def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
+    """Returns the plan of a loop on a GPU."""
+    planned = accelerator.plan(loop, target, options)
+    if planned.executor != "scan" or not isinstance(planned.node, Split):
+        return planned
+    inner = _few_kernels(planned.node.fission.core, target)
+    return replace(planned, node=replace(planned.node, inner=inner))
+
+
+def _few_kernels(core: Loop, target: Target) -> Converted:
+    """Returns a loop in stages. What the stages need from constants is computed before the loop."""
+    alone = target.devices == 1  # parts of arrays that are divided among devices would move to be joined
+    staged, held = one_kernel_a_stage(core, stack=alone)
+    prepared = split(staged)
+    loop = prepared.core
+    if jaxprs.is_known(loop.length) and len(loop.eqns) <= _LONGEST:
+        loop = replace(loop, unroll=max(loop.unroll, min(_STEPS, loop.length)))
+    loop, packs = pack_stacks(loop, _PACKED) if alone else (loop, None)
+    inner = by_steps(loop) if packs is None else Converted(by_steps(loop), packs)
+    remark = f"{loop.unroll} steps a trip of the loop, which writes {len(loop.ys)} arrays"
+    return Converted(Split(prepared, inner), held, (remark,))

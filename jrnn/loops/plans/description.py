@@ -1,0 +1,96 @@
+"""What a node of a plan says about itself, which `explain` prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jax.extend import source_info_util
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.loops.loop import Loop
+
+_OURS = str(Path(__file__).parents[2]) + os.sep
+source_info_util.register_exclusion(str(Path(__file__).parents[1]))
+
+
+@dataclass(frozen=True)
+class Item:
+    """One value of a step: its primitive, its place in the user's code, its type, and its bytes over all steps."""
+
+    what: str
+    where: str
+    type: str
+    bytes: int
+
+    @staticmethod
+    def of(v: Var, producers: Mapping[Var, Any], count: int) -> Item:
+        """Returns the item of a variable with `count` values. `producers` maps variables to their equations."""
+        what, where, eqn = "carry", "", producers.get(v)
+        if eqn is not None:
+            # Values that are computed again are in the scope `rematted_computation`.
+            scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name != "rematted_computation"]
+            what = "/".join(filter(None, (*scopes, eqn.primitive.name)))
+            where = _user_line(eqn)
+        return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.type}, {self.bytes:,} bytes" + (f" at {self.where}" if self.where else "")
+
+
+def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Item, ...]:
+    """Returns the items of the variables among values of a loop, of which there is one a step, or one in all."""
+    producers = jaxprs.producers(loop.eqns)
+    count = jaxprs.extent(loop.length) if per_step else 1
+    return tuple(Item.of(v, producers, count) for v in jaxprs.variables(values))
+
+
+def _user_line(eqn: Eqn) -> str:
+    """Returns the line of the user's code that made an equation, relative to the working directory or site-packages."""
+    where = source_info_util.summarize(eqn.source_info)
+    installed = os.sep + "site-packages" + os.sep
+    return "" if where.startswith(_OURS) else where.removeprefix(os.getcwd() + os.sep).rpartition(installed)[2]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a node does with a loop.
+
+    Attributes:
+        hoisted: values that are computed for all steps before the loop.
+        sunk: values that are computed for all steps after the loop.
+        summed: values that are summed over all steps after the loop, instead of carried.
+        stacked: values that the loop that stays writes at each step.
+        contractions: the contractions that stay in the loop, with those in its branches and inner loops.
+        chunk: the number of steps that are run at a time, or None for all.
+        remarks: what else there is to say.
+        stays: why equations stay in the loop.
+    """
+
+    hoisted: tuple[Item, ...] = ()
+    sunk: tuple[Item, ...] = ()
+    summed: tuple[Item, ...] = ()
+    stacked: tuple[Item, ...] = ()
+    contractions: int = 0
+    chunk: int | None = None
+    remarks: tuple[str, ...] = ()
+    stays: tuple[str, ...] = ()
+
+    @property
+    def moved(self) -> dict[str, tuple[Item, ...]]:
+        """The values that left the loop, by what became of them."""
+        return {
+            "computed for all steps before the loop": self.hoisted,
+            "computed for all steps after the loop": self.sunk,
+            "summed after the loop instead of carried": self.summed,
+        }
+
+
+def contractions(eqns: Sequence[Eqn]) -> int:
+    """Returns the number of contractions among equations, their branches and inner loops."""
+    eqns = [*eqns, *(e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))]
+    return sum(map(primitives.is_contraction, eqns))

@@ -1,0 +1,284 @@
+"""The nodes of a plan: ways to run a loop, which nest.
+
+A node runs a loop, estimates what that costs, and describes it. `Steps` is `jax.lax.scan`. `Split` computes a part of the
+step for all steps before or after the loop that stays, which its `inner` node runs. A new way to run a loop is a new node.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from jrnn import jaxprs
+from jrnn.jaxprs import primitives
+from jrnn.loops.arithmetic import Arithmetic as Rewritten
+from jrnn.loops.costs import Estimate
+from jrnn.loops.estimates import Estimator, SplitCosts, estimate, total
+from jrnn.loops.loop import Loop, Results
+from jrnn.loops.machines import Machine
+from jrnn.loops.passes import Fission, movable, widen_sums
+from jrnn.loops.passes.associative import Solved as Solution
+from jrnn.loops.plans.description import Description, contractions, items
+from jrnn.loops.recompute import in_chunks
+
+Values = Sequence[Any]
+
+
+class Node(Protocol):
+    """A way to run a loop."""
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        """Runs `length` steps."""
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        """Returns the time and the memory of all steps.
+
+        Args:
+            machine: the constants.
+            estimator: of the loop that this loop is a part of, which knows what its equations cost; None to make one.
+        """
+
+    def describe(self) -> Description:
+        """Returns what it does, for `explain`."""
+
+    @property
+    def name(self) -> str:
+        """A text that names this way among all ways to run the loop. It is the same in every process."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Runs the steps one by one with `jax.lax.scan`."""
+
+    loop: Loop
+    name = "steps"
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        return self.loop.run(consts, init, xs, length)
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        estimator = estimator or Estimator(self.loop, machine)
+        inside = estimator.part(self.loop.eqns, self.loop.outputs)
+        return estimate(estimator.trips(self.loop, inside), inside.peak)
+
+    def describe(self) -> Description:
+        return Description(stacked=items(self.loop.ys, self.loop), contractions=contractions(self.loop.eqns))
+
+
+class Conversion(Protocol):
+    """How a rewritten loop holds the carries and the outputs of the loop that it was made from."""
+
+    def before(self, init: Values) -> list[Any]:
+        """Returns the first carry of the rewritten loop."""
+
+    def after(self, last: Values, ys: Values) -> Results:
+        """Returns the last carry and the outputs of the original loop."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Runs a loop whose carries or outputs are held in another way, such as wide sums, packs or stacks.
+
+    Attributes:
+        inner: runs the rewritten loop.
+        conversion: from the original carries to the rewritten ones, and back.
+        remarks: what there is to say about it.
+    """
+
+    inner: Node
+    conversion: Conversion
+    remarks: tuple[str, ...] = ()
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        return self.conversion.after(*self.inner.run(consts, self.conversion.before(init), xs, length))
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        return self.inner.estimate(machine)  # its equations are other ones
+
+    def describe(self) -> Description:
+        inner = self.inner.describe()
+        return replace(inner, remarks=(*self.remarks, *inner.remarks))
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+
+def by_steps(loop: Loop) -> Node:
+    """Returns the loop over its steps, whose narrow sums are kept wide."""
+    rewritten, conversion = widen_sums(loop)
+    return Steps(rewritten) if conversion is None else Converted(Steps(rewritten), conversion)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Computes a part of each step for all steps before or after the loop that stays, which `inner` runs.
+
+    Attributes:
+        fission: the parts.
+        inner: runs the loop that stays.
+        coefficients: all that needs no carry is computed before the loop.
+    """
+
+    fission: Fission
+    inner: Node
+    coefficients: bool = False
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        return self.fission.run(consts, init, xs, length, self.inner.run)
+
+    def costs(self, machine: Machine, estimator: Estimator | None = None) -> SplitCosts:
+        """Returns the costs of all parts."""
+        if estimator is None or estimator.loop is not self.fission.loop:
+            estimator = Estimator(self.fission.loop, machine)
+        return estimator.split(self.fission, self.inner.estimate(machine, estimator))
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        return self.costs(machine, estimator).at_once()
+
+    def describe(self) -> Description:
+        fission, loop = self.fission, self.fission.loop
+        stuck = {e.primitive.name: e for e in fission.core.eqns if not primitives.is_movable(e)}
+        stays = [f"{name} stays in the loop: {primitives.why_it_stays(eqn)}" for name, eqn in stuck.items()]
+        return Description(
+            hoisted=items(fission.early, loop),
+            sunk=items(fission.late, loop),
+            summed=items([v for values in fission.summed.values() for v in values], loop, per_step=False),
+            stacked=items(fission.core.ys, loop),
+            contractions=contractions(fission.core.eqns),
+            remarks=self.inner.describe().remarks,
+            stays=tuple(stays),
+        )
+
+    @property
+    def name(self) -> str:
+        """Names what leaves the loop by the numbers of its equations and carries."""
+        moves = movable(self.fission, floating_sums=True)
+        place = {v: i for i, eqn in enumerate(self.fission.loop.eqns) for v in eqn.outvars}
+        numbers = {
+            "early": [place[v] for v in moves.early],
+            "late": [place[v] for v in moves.late],
+            "summed": list(moves.summed),
+        }
+        parts = [f"{key} {' '.join(map(str, sorted(at)))}" for key, at in numbers.items() if at]
+        return "; ".join([*parts, *["coefficients before the loop"] * self.coefficients, self.inner.name])
+
+
+@dataclass(frozen=True)
+class InChunks:
+    """Runs a split loop `size` steps at a time, so that the arrays of all steps of a chunk stay small."""
+
+    inner: Split
+    size: int
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        fission = self.inner.fission
+        constants = fission.constants(consts)
+
+        def run_some(carry: Any, xs: Any, steps: Any) -> Results:
+            return fission.run_with(constants, carry, xs, steps, self.inner.inner.run)
+
+        return in_chunks(run_some, list(init), list(xs), length, self.size, fission.loop.reverse)
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        return self.inner.costs(machine, estimator).at_once(self.size)
+
+    def describe(self) -> Description:
+        inner = self.inner.describe()
+        remark = f"run {self.size} steps at a time, so that these arrays stay small"
+        return replace(inner, chunk=self.size, remarks=(remark, *inner.remarks))
+
+    @property
+    def name(self) -> str:
+        return f"{self.size} at a time; {self.inner.name}"
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Solves an affine loop for all steps in log T rounds."""
+
+    solution: Solution
+    name = "associative"
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        return self.solution.run(consts, init, xs, length)
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        """Returns the costs of the coefficients for all steps, and of rounds that read and write them up and down a tree."""
+        loop = self.solution.loop
+        estimator, steps = estimator or Estimator(loop, machine), jaxprs.extent(loop.length)
+        values = estimator.part(loop.eqns, loop.outputs, together=True)
+        stack = 2 * steps * estimator.sizes(loop.carry)
+        size = steps * values.total + stack
+        rounds = 2 * math.ceil(math.log2(max(steps, 2))) * len(loop.carry) * machine.kernel
+        moved = 2 * (machine.reading(stack, size) + machine.writing(stack, size))
+        return estimate(total(values.terms(machine, steps, size, 1), {"calls": rounds, "stacks": moved}), size)
+
+    def describe(self) -> Description:
+        return Steps(self.solution.loop).describe()
+
+
+class Kernel(Protocol):
+    """A compiled program that runs a whole loop."""
+
+    name: str
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        """Runs `length` steps."""
+
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns the time and the memory of all steps. The estimator knows the equations of the loop."""
+
+
+@dataclass(frozen=True)
+class OneCall:
+    """Runs a loop as one call of a kernel, which keeps the state to itself."""
+
+    kernel: Kernel
+    loop: Loop
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        return self.kernel.run(consts, init, xs, length)
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        return self.kernel.estimate(estimator or Estimator(self.loop, machine))
+
+    def describe(self) -> Description:
+        return replace(Steps(self.loop).describe(), remarks=(str(self.kernel),))
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Runs a loop whose small linear algebra is written as arithmetic.
+
+    Attributes:
+        rewritten: the loop as arithmetic.
+        loop: the loop as it was.
+    """
+
+    rewritten: Rewritten
+    loop: Loop
+    name = "as arithmetic"
+
+    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        return self.rewritten.loop.run(consts, init, xs, length)
+
+    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
+        return estimate(self.rewritten.terms, Steps(self.loop).estimate(machine, estimator).memory)
+
+    def describe(self) -> Description:
+        return replace(Steps(self.rewritten.loop).describe(), remarks=(str(self.rewritten),))
+
+
+def at_leaf(node: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns a tree whose innermost node is replaced by what `change` returns for it."""
+    inner = getattr(node, "inner", None)
+    return change(node) if inner is None else replace(node, inner=at_leaf(inner, change))

@@ -1,0 +1,147 @@
+"""LoopPlan: what was decided for a loop. It is run, cached, and printed by `explain_scan`."""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from dataclasses import dataclass, replace
+
+import jax
+
+from jrnn.loops import machines
+from jrnn.loops.costs import Choice
+from jrnn.loops.loop import Loop
+from jrnn.loops.machines import CPU, Machine
+from jrnn.loops.plans.description import Description, Item, contractions
+from jrnn.loops.plans.nodes import Node, Steps
+
+NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
+_SHOWN = 2  # the most values of each kind that are printed
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a loop is lowered for.
+
+    Attributes:
+        platform: "cpu", "cuda", "rocm" or "tpu".
+        devices: the number of devices that the program is divided among.
+        kind: the kind of the devices, such as "TPU v5 lite", or "" if unknown.
+        exported: it will run elsewhere, where custom calls of this process are unknown.
+        machine: the constants of the cost model.
+    """
+
+    platform: str
+    devices: int = 1
+    kind: str = ""
+    exported: bool = False
+    machine: Machine = CPU
+
+    @staticmethod
+    def here() -> Target:
+        """Returns the target of programs of this process, which are not divided."""
+        platform = jax.default_backend()
+        return Target(platform, machine=machines.of(platform))
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """How a loop is run.
+
+    Attributes:
+        target: what it is lowered for.
+        loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
+        node: runs it, or None if `jax.lax.scan` lowers it.
+        executor: "lax.scan", "scan", "associative", "persistent" or "native"; or "chunks", for a loop and its gradient that
+            run as `loops/chunks` in place of a loop over steps.
+        notes: reasons for what was not done.
+        choice: the candidates that were compared, or None if the loop could not be planned.
+        otherwise: the plans to lower instead, in order, if this one cannot be lowered; after them, `jax.lax.scan`.
+    """
+
+    target: Target
+    loop: Loop | None
+    node: Node | None
+    executor: str
+    notes: tuple[str, ...] = ()
+    choice: Choice | None = None
+    otherwise: tuple[LoopPlan, ...] = ()
+
+    @staticmethod
+    def left(target: Target, loop: Loop | None, *why: str, choice: Choice | None = None) -> LoopPlan:
+        """Returns a plan that leaves the loop to `jax.lax.scan`, and says why."""
+        return LoopPlan(target, loop, None, "lax.scan", why, choice)
+
+    @functools.cached_property
+    def description(self) -> Description:
+        """What is done with the loop."""
+        if self.node is not None or self.loop is None:
+            return Description() if self.node is None else self.node.describe()
+        as_it_is = Steps(self.loop).describe()
+        return replace(as_it_is, stacked=()) if self.executor == "chunks" else as_it_is
+
+    @property
+    def hoisted(self) -> tuple[Item, ...]:
+        """Values that are computed for all steps before the loop."""
+        return self.description.hoisted
+
+    @property
+    def sunk(self) -> tuple[Item, ...]:
+        """Values that are computed for all steps after the loop."""
+        return self.description.sunk
+
+    @property
+    def summed(self) -> tuple[Item, ...]:
+        """Values that are summed over all steps after the loop, instead of carried."""
+        return self.description.summed
+
+    @property
+    def stacked(self) -> tuple[Item, ...]:
+        """Values that the loop that stays writes at each step. A loop that is left to `jax.lax.scan` stays whole."""
+        return self.description.stacked
+
+    @property
+    def contractions(self) -> int:
+        """The number of contractions that stay in the loop, with those in its branches and inner loops."""
+        return self.description.contractions
+
+    def __str__(self) -> str:
+        lines = [f"{self.title}: {self.executor}"]
+        for title, items in (*self.description.moved.items(), ("written by the loop at each step", self.stacked)):
+            if items:
+                shown = [f"    {item}" for item in items[:_SHOWN]]
+                more = [f"    and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+                lines += [f"  {title} ({sum(i.bytes for i in items):,} bytes):", *shown, *more]
+        if self.loop is not None:
+            lines.append(f"  contractions in the loop: {self.contractions}")
+        if self.choice is not None:
+            lines += textwrap.indent(str(self.choice), "  ").splitlines()
+        return "\n".join([*lines, *self._remarks()])
+
+    def summary(self) -> str:
+        """Returns a shorter text than `str`: how many values moved, what is left, and the estimate next to `lax.scan`'s."""
+        lines = [f"{self.title}: {self.executor}"]
+        for title, items in self.description.moved.items():
+            if items:
+                values = "1 value" if len(items) == 1 else f"{len(items)} values"
+                lines.append(f"  {title}: {values}, {sum(i.bytes for i in items):,} bytes")
+        if self.loop is not None and self.executor != "chunks":
+            before = contractions(self.loop.eqns)
+            of = f" (lax.scan: {before})" if before != self.contractions else ""
+            lines.append(f"  contractions in the loop: {self.contractions}{of}")
+        if self.choice is not None:
+            reference = self.choice.of("lax.scan")
+            other = "" if reference in (None, self.choice.chosen.estimate) else f" (lax.scan: {reference.brief()})"
+            end = f"; {NOTHING}" if NOTHING in self.notes else other
+            lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
+        return "\n".join([*lines, *(remark for remark in self._remarks() if remark.strip() != NOTHING)])
+
+    @property
+    def title(self) -> str:
+        """The direction of the loop, its length and its platform."""
+        direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
+        steps = "" if self.loop is None else f" of {self.loop.length} steps"
+        return f"{direction} loop{steps} on {self.target.platform}"
+
+    def _remarks(self) -> list[str]:
+        return [f"  {remark}" for remark in (*self.notes, *self.description.remarks, *self.description.stays)]
