@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -181,6 +183,16 @@ def off(a, b):
     if not np.isfinite(a[finite]).all():
         return np.inf
     return np.max(np.abs(a - b)[finite], initial=0) / max(np.max(np.abs(b[finite]), initial=0), 1e-30)
+
+
+def in_a_process(group, *args):
+    """Compares a group of programs in a process with XLA's default flags; raises AssertionError with what is wrong."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS" and not k.startswith("JAX_")}
+    environment["PYTHONPATH"] = str(Path(jrnn.__file__).parents[1])
+    command = [sys.executable, __file__, group, *map(str, args)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-3000:]}"
+    assert json.loads(done.stdout.splitlines()[-1]) == {}, f"to see it again: {' '.join(command)}"
 
 
 def main(group, seed="0", count="0"):
