@@ -255,6 +255,14 @@ def test_the_reading_paths_are_short():
         assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) < 1800, wing
 
 
+def test_the_table_of_the_loops_names_what_exists():
+    page = PAGE.read_text(encoding="utf-8")
+    table = page[page.index("In `loops`, read") :].split("\n\n")[1]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+(?:\.py|/))`", row.split(" | ")[0])}
+    there = {p.name + "/" * p.is_dir() for p in (ROOT / "loops").iterdir() if p.is_dir() or p.suffix == ".py"}
+    assert named == there - {"__init__.py", "__pycache__/"}
+
+
 def test_the_map_names_what_exists():
     page = (ROOT.parent / "docs" / "notes" / "map.md").read_text(encoding="utf-8")
     places = re.findall(r"`(\w+/[\w/]+(?:\.py)?)`(?::\s+`(\w+)`)?", page)
