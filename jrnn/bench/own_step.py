@@ -26,7 +26,8 @@ from jrnn.bench.sizes import MODES, check_names
 from jrnn.bench.suites import Options
 from jrnn.errors import ScanError, UsageError
 from jrnn.gradcheck.sources import arguments_of, required
-from jrnn.loops import EXECUTORS, recorder, scan
+from jrnn.loops import EXECUTORS, scan
+from jrnn.loops.loop import recorder
 from jrnn.named import load_named
 
 JAX = "lax.scan"

@@ -24,8 +24,8 @@ from jrnn.bench.loop_ways import Measure, Measured, TunedLoop, by_clock, refusal
 from jrnn.bench.progress import Bar
 from jrnn.errors import ScanError
 from jrnn.files import kind_of
-from jrnn.loops import tuned
-from jrnn.loops.tuned import Question, Questions, Table
+from jrnn.loops.costs import tuned
+from jrnn.loops.costs.tuned import Question, Questions, Table
 
 FILE = "jrnn_plans.json"
 _TURNS = 9  # of the whole program

@@ -23,7 +23,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import JrnnError, NetError, OpError, describe_value, near
-from jrnn.loops.trips import CHECKPOINTED, Trips
+from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 from jrnn.memory import LARGEST_FILL, available, check_call, check_results, size_of
 from jrnn.nets import registry
 from jrnn.nets.graph.scope import Workspace, workspace_of
