@@ -34,7 +34,7 @@ ROOMS = {
     "named": Room(115, "objects that are named as MODULE:NAME", "errors"),
     "jaxprs": Room(1_780, "jaxprs read, evaluated and retraced; a table of primitives"),
     "loops": Room(
-        15_880, "the optimizing scan, and while loops; nothing of nets or flax", "errors version files scalars jaxprs"
+        16_100, "the optimizing scan, and while loops; nothing of nets or flax", "errors version files scalars jaxprs"
     ),
     "nn": Room(4_300, "layers on loops, with PyTorch's interface", "errors jaxprs loops"),
     "nets/__init__": Room(10, "nothing"),

@@ -71,11 +71,11 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     if changed is loop or len(found) > _EQUATIONS:
         return None
     in_the_way = tuple(dict.fromkeys(e.primitive.name for e in found if _is_in_the_way(e)))
-    made = _Estimator(changed, estimator.machine)
+    made = _Estimator(changed, estimator.machine if in_the_way else quiet(estimator.machine))
     inside = made.part(changed.eqns, changed.outputs)
     within_limit = _is_within_limit(inside)
-    if within_limit and not in_the_way:
-        made = _Estimator(changed, quiet(estimator.machine))
+    if not within_limit and not in_the_way:
+        made = _Estimator(changed, estimator.machine)
         inside = made.part(changed.eqns, changed.outputs)
     return Arithmetic(changed, made.trips(changed, inside), in_the_way, within_limit)
 

@@ -29,21 +29,20 @@ class Search:
     """Proposes candidates for a loop, and chooses one.
 
     Args:
-        original: the loop as JAX made it.
+        reference: the loop as JAX made it, and what it costs.
         loop: the loop after the passes.
         options: the caller's.
         machine: the constants.
         contract: computes contractions over time.
     """
 
-    def __init__(self, original: Loop, loop: Loop, options: Options, machine: Machine, contract: Contract):
+    def __init__(self, reference: Candidate, loop: Loop, options: Options, machine: Machine, contract: Contract):
         self.loop, self.options, self.machine, self.contract = loop, options, machine, contract
-        as_it_is = Steps(original)
-        self.reference = Candidate(costs.REFERENCE, as_it_is.estimate(machine), as_it_is)
+        self.reference = reference
         self.estimator = Estimator(loop, machine)
-        self.held, self.saved = _besides(original, options, self.reference.estimate)
+        self.held, self.saved = _besides(reference.node.loop, options, reference.estimate)
         # The forward loop has half of the products of its reverse loop.
-        self.besides = options.of_gradient(loop.reverse) * self.reference.estimate.seconds / 2
+        self.besides = options.of_gradient(loop.reverse) * reference.estimate.seconds / 2
         self.left = _EFFORT
 
     def candidates(self) -> list[Candidate]:
