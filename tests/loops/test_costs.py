@@ -514,3 +514,19 @@ def test_only_states_that_gain_run_in_chunks(side, chunks):
         xs = (jnp.ones((512, 4, 2, side)),) * 3
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(jnp.ones((4, 2, side, side)), xs)
     assert ("chunks" in [plan.executor for plan in plans]) == chunks
+
+
+def test_random_numbers_stay_in_loops_of_few_steps():
+    """For all steps at once, the rounds of each generator are an inner loop with the same work."""
+
+    def run(c, key):
+        draws = lambda key: sum(jax.random.uniform(k, (64,)) for k in jax.random.split(key, 8))  # noqa: E731
+        return jax.lax.scan(lambda c, t: (jnp.tanh(c + draws(jax.random.fold_in(key, t))), None), c, jnp.arange(50))
+
+    (loop,) = lowering.steps_of(run, jnp.zeros(64), jax.random.key(0))
+    generators = [e for e in loop.eqns if e.primitive.name in ("random_bits", "random_fold_in", "random_split")]
+    estimator = Estimator(loop, machines.CPU)
+    outs = [v for e in generators for v in e.outvars]
+    inside, outside = (estimator.part(generators, outs, together) for together in (False, True))
+    assert len(generators) == 10 and inside.calls == 0
+    assert 50 * outside.products > 50 * inside.products and outside.calls > 5e-6 * 10

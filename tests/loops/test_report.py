@@ -103,10 +103,7 @@ def test_the_log(caplog):
         jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c - x, None), 0.0, xs)[0]).lower(jnp.ones(3))
         assert loops_of(total, XS) == 1
     (line,) = caplog.messages  # `explain` lowers what does not run
-    assert (
-        "test_report.py:" in line
-        and ": forward loop of 3 steps on cpu: lax.scan: it takes less time" in line
-    )
+    assert "test_report.py:" in line and ": forward loop of 3 steps on cpu: lax.scan: it takes less time" in line
 
 
 def test_the_mark_of_a_process_holds_in_its_threads():
