@@ -22,7 +22,7 @@ from jrnn.loops.costs.candidates import Candidate, Estimate
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.explain.explain import plans_of
 from jrnn.loops.loop import recorder
-from jrnn.loops.plans import Target
+from jrnn.loops.plans import Target, search
 from jrnn.loops.rules import lowering, residuals
 from jrnn.loops.rules.residuals import min_cut
 
@@ -530,3 +530,14 @@ def test_random_numbers_stay_in_loops_of_few_steps():
     inside, outside = (estimator.part(generators, outs, together) for together in (False, True))
     assert len(generators) == 10 and inside.calls == 0
     assert 50 * outside.products > 50 * inside.products and outside.calls > 5e-6 * 10
+
+
+def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
+    def most(n):
+        def step(c, x):
+            return jnp.tanh(c @ jnp.ones((n, n)) + x), c
+
+        (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(step, c, xs), jnp.ones((8, n)), jnp.ones((9, 8, n)))
+        return search._allowance(loop)
+
+    assert most(4) == (2 * 9 + 1) * 8 * 4 * 4 / 2 and most(64) == costs.SMALL

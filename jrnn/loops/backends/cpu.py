@@ -29,12 +29,11 @@ from jrnn.loops.passes import (
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
 from jrnn.loops.plans import NOTHING, Arithmetic, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
-from jrnn.loops.plans.arithmetic import arithmetic
+from jrnn.loops.plans.arithmetic import LARGE_PRODUCT, arithmetic
 from jrnn.loops.plans.search import Search
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 _LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
-_LONG_PRODUCT = 8_192  # operations of a product with a vector for which the native kernel is tried
 _BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
 
@@ -134,7 +133,7 @@ def _is_for_native(eqn: Eqn) -> bool:
     """Returns True for a product that XLA:CPU calls, or that is long."""
     if eqn.primitive.name != "dot_general" or is_outer(eqn):
         return False
-    return not is_by_vector(eqn) or jaxprs.operations(eqn) >= _LONG_PRODUCT
+    return not is_by_vector(eqn) or jaxprs.operations(eqn) >= LARGE_PRODUCT
 
 
 def _as_arithmetic(search: Search) -> list[Candidate]:
