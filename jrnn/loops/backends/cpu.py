@@ -125,8 +125,11 @@ def _others(search: Search, target: Target) -> list[Candidate]:
     """Returns the candidates that run the loop that stays in another way than step by step."""
     if search.options.executor != "auto":
         return []
+    rewritten = _as_arithmetic(search)
+    if any(way.node.inner.rewritten.is_one_kernel for way in rewritten):
+        return rewritten  # a call would pay for each of its small products
     may_call = any(map(_is_for_native, search.loop.eqns)) and len(search.loop.eqns) <= _LONGEST_CALLED
-    return [*(calls(search, target)[0] if may_call else []), *_as_arithmetic(search)]
+    return [*(calls(search, target)[0] if may_call else []), *rewritten]
 
 
 def _is_for_native(eqn: Eqn) -> bool:

@@ -52,6 +52,10 @@ class Arithmetic:
     in_the_way: tuple[str, ...]
     within_limit: bool
 
+    @property
+    def is_one_kernel(self) -> bool:
+        return self.within_limit and not self.in_the_way
+
     def __str__(self) -> str:
         if self.in_the_way:
             how = f"no single kernel, because of {', '.join(self.in_the_way)}"
