@@ -22,6 +22,7 @@ from typing import Any
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
+from jrnn.files import plain
 from jrnn.jaxprs.names import is_traced
 from jrnn.loops import executors, newton, pipeline
 from jrnn.loops import recompute as recomputation
@@ -30,7 +31,6 @@ from jrnn.loops.newton import Newton
 from jrnn.loops.pipeline import Call
 from jrnn.loops.recompute import Recompute
 from jrnn.loops.rules import tracing
-from jrnn.scalars import plain
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
