@@ -102,9 +102,9 @@ SHAPES = {  # folder: its rooms (a module or folder directly in it), the imports
         8,
     ),
     "jrnn/loops": (
-        39,
-        148,
-        13,
+        19,
+        60,
+        8,
     ),
 }
 ONLY_IN = {  # third-party package: the rooms that may know it
@@ -120,14 +120,14 @@ ONLY_IN = {  # third-party package: the rooms that may know it
 }
 # fmt: off
 LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas, which loads much, for TPUs
-    ("loops/cudnn.py", "jax"), ("loops/kernels/mosaic.py", "jax"),
+    ("loops/scan/cudnn.py", "jax"), ("loops/kernels/persistent/mosaic.py", "jax"),
     # what a plain scan does not need, so that its first use takes little longer than `import jax`
-    ("loops/pipeline.py", "jrnn.loops.cudnn"), ("loops/pipeline.py", "jrnn.loops.segments"),
-    ("loops/scan.py", "jrnn.loops.segments"),
-    ("loops/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
-    ("loops/native/__init__.py", "jrnn.loops.native.runner.native_of"),
-    ("loops/backends/cpu.py", "jrnn.loops.native.runner.called"),
-    ("loops/backends/tpu.py", "jrnn.loops.kernels.persistent.kernel_of"),
+    ("loops/scan/pipeline.py", "jrnn.loops.scan.cudnn"), ("loops/scan/pipeline.py", "jrnn.loops.segments"),
+    ("loops/scan/scan.py", "jrnn.loops.segments"),
+    ("loops/scan/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
+    ("loops/kernels/native/__init__.py", "jrnn.loops.kernels.native.runner.native_of"),
+    ("loops/backends/cpu.py", "jrnn.loops.kernels.native.runner.called"),
+    ("loops/backends/tpu.py", "jrnn.loops.kernels.persistent.runner.kernel_of"),
     ("train/exports.py", "jrnn.onnx.to_onnx"),  # an extra
 }
 OPTIONAL = {

@@ -26,7 +26,8 @@ from jrnn.bench.suites import Options
 from jrnn.convert.named import load_named
 from jrnn.errors import ScanError, UsageError
 from jrnn.jaxprs.arguments import arguments_of, required
-from jrnn.loops import EXECUTORS, recorder, scan
+from jrnn.loops import EXECUTORS, scan
+from jrnn.loops.loop import recorder
 from jrnn.progress import Bar
 
 JAX = "lax.scan"

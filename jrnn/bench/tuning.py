@@ -23,8 +23,8 @@ from rich.console import Console
 from jrnn.bench.loop_ways import Measure, Measured, TunedLoop, by_clock, refusal
 from jrnn.errors import ScanError
 from jrnn.files import kind_of
-from jrnn.loops import tuned
-from jrnn.loops.tuned import Question, Questions, Table
+from jrnn.loops.costs import tuned
+from jrnn.loops.costs.tuned import Question, Questions, Table
 from jrnn.progress import Bar
 
 FILE = "jrnn_plans.json"

@@ -46,6 +46,7 @@ from jrnn.jaxprs.queries import is_known as is_known
 from jrnn.jaxprs.queries import is_zero as is_zero
 from jrnn.jaxprs.queries import nbytes as nbytes
 from jrnn.jaxprs.queries import needed as needed
+from jrnn.jaxprs.queries import operations as operations
 from jrnn.jaxprs.queries import producers as producers
 from jrnn.jaxprs.queries import scan_counts as scan_counts
 from jrnn.jaxprs.queries import sub_jaxprs as sub_jaxprs

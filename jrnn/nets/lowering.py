@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import JrnnError, NetError, OpError, describe_value, near
 from jrnn.files.memory import available
-from jrnn.loops.trips import CHECKPOINTED, Trips
+from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 from jrnn.nets import registry
 from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.scope import Workspace, workspace_of

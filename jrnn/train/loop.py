@@ -21,7 +21,7 @@ from rich.console import Console
 
 from jrnn.errors import ConfigError, GradientError, TrainError
 from jrnn.files import kind_of
-from jrnn.loops import tuned
+from jrnn.loops.costs import tuned
 from jrnn.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train import plans
 from jrnn.train.check import MEMBER, GradientCheck, first_not_finite

@@ -9,9 +9,9 @@ from by_numpy import by_numpy
 
 import jrnn
 from jrnn import jaxprs
-from jrnn.loops import chunks, recorder
+from jrnn.loops import chunks
 from jrnn.loops.chunks import compared, pays
-from jrnn.loops.loop import Loop
+from jrnn.loops.loop import Loop, recorder
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 

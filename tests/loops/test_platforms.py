@@ -15,7 +15,7 @@ from flax import nnx
 
 import jrnn
 from jrnn import nn
-from jrnn.loops import recorder
+from jrnn.loops.loop import recorder
 
 ALL = ("cpu", "cuda", "tpu")
 DIVIDED = """

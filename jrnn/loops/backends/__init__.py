@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jrnn import jaxprs
-from jrnn.loops import tuned
 from jrnn.loops.backends import accelerator, cpu, gpu, tpu
-from jrnn.loops.costs import REFERENCE
-from jrnn.loops.loop import Loop
-from jrnn.loops.mark import Options
+from jrnn.loops.costs import tuned
+from jrnn.loops.costs.candidates import REFERENCE
+from jrnn.loops.loop import Loop, Options
 from jrnn.loops.plans import LoopPlan, Target
 
 PLANNED = "as planned"  # the way that a backend chose, where it compares no candidates

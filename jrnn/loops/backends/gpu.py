@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.loops.backends import accelerator
-from jrnn.loops.loop import Loop
-from jrnn.loops.mark import Options
+from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import one_kernel_a_stage, pack_stacks, split
 from jrnn.loops.plans import Converted, LoopPlan, Split, Target, by_steps
 

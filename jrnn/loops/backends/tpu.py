@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from jrnn.loops.backends import accelerator
 from jrnn.loops.kernels import Refused
-from jrnn.loops.loop import Loop, strict_passes
-from jrnn.loops.mark import Options
+from jrnn.loops.loop import Loop, Options, strict_passes
 from jrnn.loops.plans import LoopPlan, Node, OneCall, Target, at_leaf
 
 KERNEL = "persistent"
@@ -31,7 +30,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
 
 def refusal(loop: Loop) -> str | None:
     """Returns the reason, other than its size, why a loop cannot be a kernel, or None."""
-    from jrnn.loops.kernels.persistent import kernel_of
+    from jrnn.loops.kernels.persistent.runner import kernel_of
 
     try:
         kernel_of(loop, "", interpret=True)
@@ -41,7 +40,7 @@ def refusal(loop: Loop) -> str | None:
 
 
 def _in_kernel(loop: Loop, target: Target) -> Node:
-    from jrnn.loops.kernels.persistent import kernel_of
+    from jrnn.loops.kernels.persistent.runner import kernel_of
 
     elsewhere = target.platform != "tpu"
     if target.devices > 1 and not elsewhere:

@@ -18,7 +18,7 @@ from jax import lax
 
 from jrnn.errors import OpError, describe_value
 from jrnn.loops import scan
-from jrnn.loops.trips import run_trips
+from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, execute
