@@ -18,7 +18,8 @@ from jrnn.errors import LayerError
 from jrnn.nn.checks import check_array, check_features, check_integer, check_lengths, check_resets
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
 from jrnn.nn.recurrent import RecurrentLayer
-from jrnn.nn.stack import compute_type, run_stack, stack_state, step_stack
+from jrnn.nn.sequences import compute_type
+from jrnn.nn.stack import run_stack, stack_state, step_stack
 from jrnn.nn.units import State
 
 
