@@ -26,6 +26,7 @@ from jrnn.jaxprs.programs import bind as bind
 from jrnn.jaxprs.programs import called as called
 from jrnn.jaxprs.programs import evaluate as evaluate
 from jrnn.jaxprs.programs import in_scope as in_scope
+from jrnn.jaxprs.programs import interpreted as interpreted
 from jrnn.jaxprs.programs import is_in as is_in
 from jrnn.jaxprs.programs import is_literal as is_literal
 from jrnn.jaxprs.programs import jaxpr_of as jaxpr_of

@@ -143,6 +143,34 @@ def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -
     return [read(env, atom) for atom in jaxpr.outvars]
 
 
+def interpreted(
+    program: Any,
+    args: Iterable[Any],
+    apply: Callable[[Eqn, list[Any]], Iterable[Any]],
+    lift: Callable[[Any], Any] | None = None,
+) -> list[Any]:
+    """Returns the outputs of a program or jaxpr whose equations are computed by `apply(eqn, operands)`.
+
+    Args:
+        program: a `Program`, or a jaxpr, closed or not.
+        args: its inputs, which may be values of any kind, such as pairs of arrays.
+        apply: returns the results of an equation.
+        lift: makes such a value of a constant or the value of a literal; by default it stays what it is.
+    """
+    jaxpr, lift = jaxpr_of(program), lift or (lambda constant: constant)
+    env = dict(zip(jaxpr.constvars, map(lift, getattr(program, "consts", ()))))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def value(atom: Atom) -> Any:
+        return lift(atom.val) if is_literal(atom) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [value(atom) for atom in eqn.invars]
+        with in_scope(eqn):
+            env.update(zip(eqn.outvars, apply(eqn, operands)))
+    return [value(atom) for atom in jaxpr.outvars]
+
+
 def in_scope(eqn: Eqn) -> ExitStack:
     """Enters an equation's context: its source lines, its `jax.named_scope`, and `eqn.ctx` without the mark."""
     stack = ExitStack()
