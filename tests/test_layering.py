@@ -94,7 +94,7 @@ ROOMS = {
         "errors files memory jaxprs loops nn nets/proto interop convert",
     ),
     "testing": Room(
-        1_520, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
+        2_180, "asserts for users' tests", "errors loops nets/ir nets/builder nets/lowering nets/cells gradcheck"
     ),
     "train": Room(
         6_560,
