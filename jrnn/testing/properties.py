@@ -24,27 +24,40 @@ STEP = 1e-5  # of central differences, in float64
 
 
 class NotApplicable(Exception):
-    """A layer does not have what a property is about."""
+    """A layer or a model does not have what a property is about."""
 
 
 @dataclass(frozen=True)
 class Property:
-    """A name, what must hold, and a function that returns what is wrong with a layer, or None."""
+    """A name, what must hold, and a function that returns what is wrong with a layer or a model, or None.
+
+    Attributes:
+        rests_on: properties without which it cannot hold either: where one of them does not hold, it is not checked.
+    """
 
     name: str
     rule: str
-    check: Callable[[AdaptedLayer, float], str | None]
+    check: Callable[[Any, float], str | None]
+    rests_on: tuple[str, ...] = ()
 
 
 PROPERTIES: dict[str, Property] = {}
 
 
-def _property(name: str, rule: str) -> Callable:
-    def register(check: Callable) -> Callable:
-        PROPERTIES[name] = Property(name, rule, check)
-        return check
+def registered(table: dict[str, Property]) -> Callable:
+    """Returns a decorator that enters a check in the table, with its name and what must hold."""
 
-    return register
+    def named(name: str, rule: str, *rests_on: str) -> Callable:
+        def register(check: Callable) -> Callable:
+            table[name] = Property(name, rule, check, rests_on)
+            return check
+
+        return register
+
+    return named
+
+
+_property = registered(PROPERTIES)
 
 
 def smaller(layer: AdaptedLayer, steps: int, batch: int) -> AdaptedLayer:
@@ -61,14 +74,14 @@ def _run(layer: AdaptedLayer, x: Any, state: Any, **options: Any) -> tuple[Any, 
     return jax.tree.map(np.asarray, found)
 
 
-def _need(has: bool, what: str) -> None:
+def need(has: bool, what: str) -> None:
     if not has:
         raise NotApplicable(what)
 
 
 def _need_state(layer: AdaptedLayer) -> None:
-    _need(layer.state is not None, "no state was given")
-    _need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
+    need(layer.state is not None, "no state was given")
+    need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
 
 
 def _named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -76,7 +89,7 @@ def _named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
         yield what + keystr(path), np.asarray(leaf)
 
 
-def _differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None:
+def differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None:
     """The first element in which two trees differ, in words; a NaN equals a NaN."""
     named, others = list(_named(what, found)), list(_named(what, wanted))
     if len(named) != len(others):
@@ -101,33 +114,33 @@ def _differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None
 
 @_property("causality", "an output does not depend on later inputs")
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
+    need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
     whole, _ = _run(layer, layer.x, layer.state)
     for t in range(1, len(layer.x)):
         x = np.array(layer.x)
         x[t:] = x[t:][::-1] * 1.5 + 1
         found, _ = _run(layer, x, layer.state)
-        if wrong := _differs("y", found[:t], whole[:t], tolerance):
+        if wrong := differs("y", found[:t], whole[:t], tolerance):
             return f"with other inputs from step {t} on, {wrong}"
     return None
 
 
 @_property("directions", "both directions are read, and time reversal exchanges them")
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.bidirectional, "the layer has one direction")
+    need(layer.bidirectional, "the layer has one direction")
     whole, _ = _run(layer, layer.x, None)
     for changed, seen in ((0, len(layer.x) - 1), (len(layer.x) - 1, 0)):
         x = np.array(layer.x)
         x[changed] = x[changed] * 1.5 + 1
         found, _ = _run(layer, x, None)
-        if _differs("y", found[seen], whole[seen], 0.0) is None:
+        if differs("y", found[seen], whole[seen], 0.0) is None:
             return f"the output of step {seen} does not depend on the input of step {changed}"
     if layer.swap is None:
         return None
     found, _ = _run(replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None)
     half = whole.shape[-1] // 2
     wanted = np.concatenate([whole[..., half:], whole[..., :half]], -1)[::-1]
-    wrong = _differs("y", found, wanted, tolerance)
+    wrong = differs("y", found, wanted, tolerance)
     return wrong and f"of reversed inputs, with the directions' weights exchanged, {wrong}"
 
 
@@ -176,7 +189,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
 def _wrong(found: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float) -> str | None:
     parts = zip(("y", "the last state"), found, wanted)
-    return next((w for what, a, b in parts if (w := _differs(what, a, b, tolerance))), None)
+    return next((w for what, a, b in parts if (w := differs(what, a, b, tolerance))), None)
 
 
 # The batch, padding, resets ------------------------------------------------------------------------------------------------
@@ -220,20 +233,20 @@ def _of_lengths(layer: AdaptedLayer, lengths: np.ndarray, tolerance: float) -> s
 
 @_property("lengths", "with lengths, a padded sequence gives what it gives without padding")
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.lengths, "the layer takes no lengths")
+    need(layer.lengths, "the layer takes no lengths")
     return next((w for n in _some_lengths(layer) if (w := _of_lengths(layer, n, tolerance))), None)
 
 
 @_property("zero length", "a sequence of length 0 leaves its state as it was")
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.lengths, "the layer takes no lengths")
-    _need(layer.state is not None, "no state was given")
+    need(layer.lengths, "the layer takes no lengths")
+    need(layer.state is not None, "no state was given")
     return _of_lengths(layer, np.resize([0, layer.size[0]], layer.size[1]).astype(np.int32), tolerance)
 
 
 @_property("padding", "what padding holds, NaN too, changes no output, state or gradient")
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.lengths, "the layer takes no lengths")
+    need(layer.lengths, "the layer takes no lengths")
     for lengths in _some_lengths(layer):
         behind = np.arange(layer.size[0])[:, None] >= lengths[None]
         inside = np.expand_dims(~behind, tuple(range(2, layer.x.ndim)))
@@ -259,14 +272,14 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
         wanted = results(0.0)
         for fill in FILLS:
             for what, value in results(fill).items():
-                if wrong := _differs(what, value, wanted[what], tolerance):
+                if wrong := differs(what, value, wanted[what], tolerance):
                     return f"with lengths {lengths.tolist()} and {fill} instead of 0 behind them, {wrong}"
     return None
 
 
 @_property("resets", "a reset before a step begins a new sequence there, at the first and last step too")
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.resets, "the layer takes no resets")
+    need(layer.resets, "the layer takes no resets")
     steps, batch = layer.size
     both = layer.bidirectional  # then each direction begins at another end: states are not handed on, nor compared
     first = None if both else layer.state
@@ -296,10 +309,10 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
 @_property("initial state", "the initial state changes the outputs, and gets a gradient")
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.state is not None, "no state was given")
+    need(layer.state is not None, "no state was given")
     y, _ = _run(layer, layer.x, layer.state)
     other, _ = _run(layer, layer.x, jax.tree.map(lambda v: np.asarray(v) + np.asarray(0.5, v.dtype), layer.state))
-    if _differs("y", other, y, 0.0) is None:
+    if differs("y", other, y, 0.0) is None:
         return "y is the same for another initial state"
     dy = np.random.default_rng(0).standard_normal(y.shape).astype(y.dtype)
     leaves, structure = jax.tree.flatten(layer.state)
@@ -308,7 +321,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
         if leaf.dtype.kind not in "fc" or np.any(gradients[k]):
             continue
         moved = jax.tree.unflatten(structure, [*leaves[:k], leaf + np.asarray(0.5, leaf.dtype), *leaves[k + 1 :]])
-        if _differs("y", _run(layer, layer.x, moved)[0], y, tolerance) is not None:
+        if differs("y", _run(layer, layer.x, moved)[0], y, tolerance) is not None:
             return f"the gradient of {name} is zero"
     return None
 
@@ -321,7 +334,7 @@ def _gradients(layer: AdaptedLayer, x: Any, state: Any, dy: Any) -> tuple[Any, A
             return jnp.sum(layer.call(layer.params, x, state)[0] * dy)
 
         return jax.grad(total, (0, 1), allow_int=True)(jnp.asarray(x), state)
-    _need(layer.gradients is not None, "the layer is not JAX's, and has no `gradients`")
+    need(layer.gradients is not None, "the layer is not JAX's, and has no `gradients`")
     assert layer.gradients is not None
     return layer.gradients(layer.params, x, state, dy)
 
@@ -408,7 +421,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
 @_property("jit", "a compiled call gives what a call gives")
 def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.in_jax, "the layer is not JAX's")
+    need(layer.in_jax, "the layer is not JAX's")
     eager = _run(layer, layer.x, layer.state)
     compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(jnp.asarray(layer.x), layer.state)
     wrong = _wrong(jax.tree.map(np.asarray, compiled), eager, tolerance)

@@ -21,7 +21,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import jax
 import numpy as np
 
-from jrnn.testing import LayerReport, check_layer
+from jrnn.testing import Report, check_layer
 from jrnn.testing.properties import PROPERTIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -31,7 +31,7 @@ X = np.random.default_rng(0).standard_normal((T, N, D)).astype(np.float32)
 ROWS = X.swapaxes(0, 1)  # [N, T, D]
 
 
-def of_jrnn() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_jrnn() -> Iterator[tuple[str, Callable[[], Report]]]:
     nnx = importlib.import_module("flax.nnx")
     nn = importlib.import_module("jrnn.nn")
     for name in ("RNN", "LSTM", "GRU"):
@@ -39,7 +39,7 @@ def of_jrnn() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
     yield "`jrnn.nn.GRU`, bidirectional", lambda: check_layer(nn.GRU(D, H, bidirectional=True, rngs=nnx.Rngs(0)), X)
 
 
-def of_nnx() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_nnx() -> Iterator[tuple[str, Callable[[], Report]]]:
     nnx = importlib.import_module("flax.nnx")
 
     def rnn(kind: str, seed: int = 0) -> Any:
@@ -50,7 +50,7 @@ def of_nnx() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
     yield "`flax.nnx.Bidirectional`", lambda: check_layer(nnx.Bidirectional(rnn("GRUCell"), rnn("GRUCell", 1)), ROWS)
 
 
-def of_linen() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_linen() -> Iterator[tuple[str, Callable[[], Report]]]:
     nn = importlib.import_module("flax.linen")
     for kind in ("LSTMCell", "GRUCell"):
         yield f"`flax.linen.RNN({kind})`", lambda kind=kind: check_layer(nn.RNN(getattr(nn, kind)(H)), ROWS)
@@ -58,14 +58,14 @@ def of_linen() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
     yield "`flax.linen.Bidirectional`", lambda: check_layer(both(), ROWS)
 
 
-def of_equinox() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_equinox() -> Iterator[tuple[str, Callable[[], Report]]]:
     eqx = importlib.import_module("equinox")
     for kind in ("LSTMCell", "GRUCell"):
         cell = getattr(eqx.nn, kind)
         yield f"`equinox.nn.{kind}`", lambda cell=cell: check_layer(cell(D, H, key=jax.random.key(0)), X)
 
 
-def of_haiku() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_haiku() -> Iterator[tuple[str, Callable[[], Report]]]:
     hk = importlib.import_module("haiku")
     for kind in ("LSTM", "GRU"):
 
@@ -80,7 +80,7 @@ def of_haiku() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
 
         yield f"`haiku.{kind}`", lambda unrolled=unrolled: check_layer(hk.transform(unrolled), X)
 
-        def with_resets(reset: Any = reset) -> LayerReport:
+        def with_resets(reset: Any = reset) -> Report:
             pair = hk.without_apply_rng(hk.transform(reset))
             params = pair.init(jax.random.key(0), X, None, None)
             state = jax.tree.map(lambda v: v + 0.5, pair.apply(params, X, None, None)[1])
@@ -89,7 +89,7 @@ def of_haiku() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
         yield f"`haiku.ResetCore({kind})`", with_resets
 
 
-def of_keras() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_keras() -> Iterator[tuple[str, Callable[[], Report]]]:
     keras = importlib.import_module("keras")
     options = {"return_sequences": True, "return_state": True}
     for kind in ("LSTM", "GRU", "SimpleRNN"):
@@ -99,7 +99,7 @@ def of_keras() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
     yield "`keras.layers.Bidirectional(GRU)`", lambda: check_layer(both(), ROWS)
 
 
-def of_torch() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_torch() -> Iterator[tuple[str, Callable[[], Report]]]:
     torch = importlib.import_module("torch")
     for kind in ("RNN", "LSTM", "GRU"):
         yield f"`torch.nn.{kind}`", lambda kind=kind: check_layer(getattr(torch.nn, kind)(D, H), X)
