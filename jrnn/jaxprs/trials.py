@@ -1,6 +1,6 @@
 """Trials of a program: numbers to run it on, whether its while loops end on them, and whether two results agree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -116,3 +116,26 @@ def close(found: Any, wanted: Any) -> bool:
     finite = wanted[np.isfinite(wanted)]
     scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
     return np.allclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)
+
+
+def central_difference(value: Callable[[Any], Any], point: Any, towards: Any, step: float) -> Any:
+    """(f(p + h d) - f(p - h d)) / 2h, the slope of a function of a tree of arrays along a direction, by differences.
+
+    Args:
+        value: a function of such a tree that returns an array or a tree of arrays.
+        point: p.
+        towards: d, a tree as `point`, with None for what stays as it is.
+        step: h.
+
+    >>> float(central_difference(lambda p: p["x"] ** 2, {"x": 3.0, "y": 1}, {"x": 1.0, "y": None}, 0.5))
+    6.0
+    """
+
+    def moved(h: float) -> Any:
+        return value(jax.tree.map(lambda d, v: v if d is None else v + h * d, towards, point, is_leaf=_is_none))
+
+    return jax.tree.map(lambda a, b: (np.asarray(a) - np.asarray(b)) / (2 * step), moved(step), moved(-step))
+
+
+def _is_none(value: Any) -> bool:
+    return value is None

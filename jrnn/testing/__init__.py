@@ -15,12 +15,11 @@ from jrnn.testing.asserts import (
 )
 from jrnn.testing.conformance import Finding, Report, check_layer, check_model, layer_tests, model_tests
 from jrnn.testing.language_models import AdaptedModel, language_model
-from jrnn.testing.recurrent_layers import AdaptedLayer, recurrent_layer
+from jrnn.testing.recurrent_layers import recurrent_layer
 from jrnn.testing.strategies import lengths, nets
 from jrnn.testing.subjects import Layer
 
 __all__ = [
-    "AdaptedLayer",
     "AdaptedModel",
     "Finding",
     "Layer",

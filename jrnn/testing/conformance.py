@@ -14,7 +14,8 @@ from jrnn.testing import properties
 from jrnn.testing.language_models import language_model
 from jrnn.testing.model_properties import MODEL_PROPERTIES
 from jrnn.testing.properties import PROPERTIES, NotApplicable, Property, smaller
-from jrnn.testing.recurrent_layers import AdaptedLayer, recurrent_layer
+from jrnn.testing.recurrent_layers import recurrent_layer
+from jrnn.testing.subjects import Layer
 
 TOLERANCE = 1e-5
 
@@ -76,13 +77,13 @@ def check_layer(
     Args:
         layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
             are optional and checked if it has them; a layer of flax.nnx, linen, Equinox, Haiku, Keras, torch or `jrnn.nn`;
-            or a `AdaptedLayer`. See `jrnn.testing.recurrent_layer`.
+            or a `Layer`. See `jrnn.testing.recurrent_layer`.
         x: sequences in the layer's layout, float32 [T, N, ...] or [N, T, ...]; T = 4 and N = 3 are enough.
         state: a first state to check with; a random one is made for a library's layer.
         params: weights of a function, a linen module or a Haiku pair.
         only: names of properties to check, such as ["causality", "resets"]; by default all.
         tolerance: of float32 results, relative to the largest if that is above 1.
-        options: fields of `AdaptedLayer`, such as `time_axis` of a function, `reset_to`, `bidirectional`, `swap`.
+        options: fields of `Layer`, such as `time_axis` of a function, `reset_to`, `bidirectional`, `swap`.
 
     Returns:
         A Report.
@@ -205,7 +206,7 @@ def _wrong(property: Property, made: Any, tolerance: float) -> str | None:
         return f"raises {type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
 
 
-def _smallest(name: str, layer: AdaptedLayer, tolerance: float, wrong: str) -> Finding:
+def _smallest(name: str, layer: Layer, tolerance: float, wrong: str) -> Finding:
     """The finding of the fewest steps and sequences that shows the same kind of fault: a difference, or an error."""
     steps, batch = layer.size
     for t in [steps] if name == "long" else range(1, steps + 1):
@@ -220,7 +221,7 @@ def layer_tests(make: Callable[[], Any], *, skip: Collection[str] = (), toleranc
     """Returns a test function for pytest, with one test for each property of `check_layer`.
 
     Args:
-        make: a function that returns a `AdaptedLayer`, as `jrnn.testing.recurrent_layer` makes it; it is called once.
+        make: a function that returns a `Layer`, as `jrnn.testing.recurrent_layer` makes it; it is called once.
         skip: names of properties that are not to be tested.
         tolerance: as of `check_layer`.
 

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from jrnn.errors import LayerError
+from jrnn.testing.invariance import differs
 from jrnn.testing.language_models import AdaptedModel
-from jrnn.testing.properties import Property, differs, need, registered
+from jrnn.testing.properties import Property, need, registered
 
 MODEL_PROPERTIES: dict[str, Property] = {}
 _property = registered(MODEL_PROPERTIES)
