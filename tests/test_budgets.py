@@ -5,15 +5,15 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 68_000
+WHOLE = 68_610
 LINES = {
     "errors": 170,
     "version": 10,
     "files": 710,
-    "jaxprs": 2_070,
+    "jaxprs": 2_120,
     "progress": 280,
     "loops": 15_940,
-    "nn": 4_020,
+    "nn": 4_030,
     "nets/__init__": 10,
     "nets/memory": 100,
     "nets/ir": 250,
@@ -21,11 +21,12 @@ LINES = {
     "nets/registry": 310,
     "nets/gradient_maker": 170,
     "nets/proto": 1_350,
-    "nets/graph": 2_030,
+    "nets/graph": 2_060,
     "nets/builder": 330,
     "nets/schedule": 100,
-    "nets/lowering": 430,
-    "nets/autodiff": 430,
+    "nets/blobs": 70,
+    "nets/lowering": 380,
+    "nets/autodiff": 410,
     "nets/ops": 9_380,
     "nets/recurrent": 360,
     "nets/cells": 1_690,
@@ -35,10 +36,10 @@ LINES = {
     "interop": 700,
     "convert": 3_560,
     "onnx": 3_170,
-    "testing": 3_200,
+    "testing": 3_840,
     "train": 6_250,
     "bench": 4_320,
-    "cli": 1_460,
+    "cli": 1_380,
     "__main__": 10,
     "__init__": 170,
 }

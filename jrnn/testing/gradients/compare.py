@@ -18,10 +18,11 @@ from jax.flatten_util import ravel_pytree
 from jrnn.errors import GradientError, OpError
 from jrnn.jaxprs.trials import central_difference
 from jrnn.nets.autodiff import add_gradients
+from jrnn.nets.blobs import dense
 from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.scope import Workspace, all_names, has_sub_nets, workspace_of
 from jrnn.nets.ir import Net, Op
-from jrnn.nets.lowering import dense, infer_shapes, run_net, to_jax
+from jrnn.nets.lowering import infer_shapes, run_net, to_jax
 from jrnn.nets.registry import ACCUMULATE
 from jrnn.testing.gradients.report import BlobAgreement
 from jrnn.testing.gradients.subject import Subject
