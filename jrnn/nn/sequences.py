@@ -46,10 +46,12 @@ class Sequences:
     batch_first: bool
 
     @classmethod
-    def of(cls, where: str, x: Any, lengths: Any, resets: Any, size: int, batch_first: bool) -> Sequences:
-        """Checks x [T, N, D], [N, T, D] with `batch_first`, or [T, D], and what belongs to it."""
-        x = check_array(where, "x", x)
-        check_features(where, x, size, {2: f"[T, {size}]", 3: f"[N, T, {size}]" if batch_first else f"[T, N, {size}]"})
+    def of(
+        cls, where: str, x: Any, lengths: Any, resets: Any, size: int, batch_first: bool, batched: bool = False
+    ) -> Sequences:
+        """Checks x [T, N, D], [N, T, D] with `batch_first`, or [T, D] unless `batched`, and what belongs to it."""
+        x, ranks = check_array(where, "x", x), {} if batched else {2: f"[T, {size}]"}
+        check_features(where, x, size, {**ranks, 3: f"[N, T, {size}]" if batch_first else f"[T, N, {size}]"})
         single = x.ndim == 2
         if resets is not None:
             resets = check_resets(where, resets, x.shape[:-1])
