@@ -73,13 +73,14 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
 @_property("decoding", "token by token gives what one call gives", "causality")
 def _(model: AdaptedModel, tolerance: float) -> str | None:
-    ones = (1,) * model.size[0]
-    found = _in_pieces(model, model.tokens, ones, one=True)
-    if wrong := differs("logits", found, _logits(model, model.tokens), tolerance):
+    ones, whole = (1,) * model.size[0], _logits(model, model.tokens)
+    if wrong := differs("logits", _in_pieces(model, model.tokens, ones, one=True), whole, tolerance):
         return f"token by token from the first on, {wrong}"
     prompt, rest = np.split(model.tokens, [2], axis=1)
     found = _in_pieces(model, rest, ones[2:], _run(model, prompt)[1], one=True)
-    wrong = differs("logits", found, _logits(model, rest, _run(model, prompt)[1]), tolerance)
+    if differs("logits", found, _logits(model, rest, _run(model, prompt)[1]), tolerance) is None:
+        return None  # the state after the prompt may be wrong, which "pieces" finds
+    wrong = differs("logits", found, whole[:, 2:], tolerance)
     return wrong and f"token by token after a prompt of 2 tokens, {wrong}"
 
 
