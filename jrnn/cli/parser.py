@@ -213,8 +213,8 @@ def make_parser() -> argparse.ArgumentParser:
         p, "with --to py, an example of an input whose shape the net does not define: FILE.npy, JSON, or normal[2,3]"
     )
 
-    p = command(nets.check_command, "check", "compute gradients in three ways in float64, and compare them")
-    _add_net(p, "a NetDef file, a package, a config, or MODULE:FUNCTION of a JAX function")
+    p = command(nets.check_command, "check", "compare gradients computed in three ways; check a pretrained model")
+    _add_net(p, "a NetDef file, a package, a config, MODULE:FUNCTION of a JAX function, or a pretrained model's folder")
     _add_network(p)
     p.add_argument(
         "--loss", help="the blob to differentiate, which has one element (default: the blob `loss`, else all outputs)"

@@ -17,6 +17,7 @@ import pytest
 
 import jrnn
 from jrnn import models
+from jrnn.cli import main, nets
 from jrnn.testing import check_model
 from jrnn.testing.model_properties import MODEL_PROPERTIES
 
@@ -39,8 +40,17 @@ ABSENT = {"the model has no recurrent state", "the model has no window of a conv
 def reports(folders, only=None, package=None):
     """What holds, what is found and what is skipped, of each folder, with two devices, in a process of its own."""
     package = Path(jrnn.__file__).parents[1] if package is None else package
-    environment = {**os.environ, "PYTHONPATH": str(package), "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    program = [sys.executable, "-c", PROGRAM, str(GOLDEN), json.dumps(only), *folders]
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "PYTHONPATH": str(package), "XLA_FLAGS": flags}
+    program = [
+        sys.executable,
+        "-P",
+        "-c",
+        PROGRAM,
+        str(GOLDEN),
+        json.dumps(only),
+        *folders,
+    ]  # -P: not this folder's jrnn
     done = subprocess.run(program, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -76,3 +86,13 @@ def test_a_planted_fault_is_found(fault, tmp_path):
 
 def test_the_faults_are_of_properties():
     assert {name for fault in FAULTS.values() for name in fault["properties"]} <= set(MODEL_PROPERTIES)
+
+
+def test_the_command_checks_a_folder(monkeypatch, capsys):
+    folder = str(GOLDEN / "mamba_0")
+    monkeypatch.setattr(nets, "check_model", lambda model: check_model(model, only=["determinism", "packed attention"]))
+    assert main(["check", folder]) == 0
+    text = "holds: determinism\nnot checked: packed attention, because the model has no attention\n"
+    assert capsys.readouterr().out == text
+    assert main(["check", folder, "--loss", "x"]) == 2
+    assert "--loss is for gradients; " in capsys.readouterr().err
