@@ -176,7 +176,7 @@ def _convert(p: _Options) -> None:
 
 
 def _check(p: _Options) -> None:
-    p.net("a NetDef file, a package, a config, or MODULE:FUNCTION of a JAX function")
+    p.net("a NetDef file, a package, a config, MODULE:FUNCTION of a JAX function, or a pretrained model's folder")
     p.network()
     what = "the blob to differentiate, which has one element (default: the blob `loss`, else all outputs)"
     p.option("--loss", None, what)
@@ -248,7 +248,7 @@ COMMANDS: tuple[tuple[Any, str, str, Callable[[_Options], None]], ...] = (
     (nets.run_command, "run", "run a net operator by operator, or a plan net by net", _run),
     (nets.show_command, "show", "list the operators, shapes and parameters of a net or a plan", _show),
     (nets.convert_command, "convert", "convert functions to nets, nets to Python, old nets to new ones", _convert),
-    (nets.check_command, "check", "compute gradients in three ways in float64, and compare them", _check),
+    (nets.check_command, "check", "compare gradients of three kinds; check a pretrained model", _check),
     (tools.ops_command, "ops", "list the operators", _ops),
     (tools.doctor_command, "doctor", "print packages and devices, and how to install what is missing", _nothing),
     (tools.bench_command, "bench", "measure your own step, or cells next to other libraries", _bench),

@@ -234,6 +234,8 @@ def _of_transformers(model: Any) -> AdaptedModel:
         if state is not None:
             need(state.cache is not None, "the model returns no cache")
             given[name] = state.cache
+            if name != _CACHES[0]:  # without keys, the mask counts for the prompt alone
+                given["attention_mask"] = None
         out = run(**given)
         cache = (
             None
@@ -244,9 +246,10 @@ def _of_transformers(model: Any) -> AdaptedModel:
         return logits, _Past(cache, mask)
 
     def reloaded() -> AdaptedModel:
+        chosen = {n: getattr(model.config, f"_{n}", None) for n in ("attn_implementation", "experts_implementation")}
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            again = type(model).from_pretrained(folder)
+            again = type(model).from_pretrained(folder, **{n: v for n, v in chosen.items() if v is not None})
             return _of_transformers(again.eval() if in_torch else again)
 
     taps = max(getattr(model.config, n, None) or 2 for n in _TAPS)

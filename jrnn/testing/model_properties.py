@@ -19,7 +19,6 @@ from jrnn.testing.properties import Property, need, registered
 
 MODEL_PROPERTIES: dict[str, Property] = {}
 _property = registered(MODEL_PROPERTIES)
-PADS = 3  # padding tokens
 NAMES = {"state": "recurrent state", "window": "window of a convolution", "attention": "attention"}
 
 
@@ -45,6 +44,10 @@ def _in_pieces(model: AdaptedModel, tokens: Any, sizes: Sequence[int], state: An
         logits, state = _run(model, part, state, one)
         found.append(logits)
     return np.concatenate(found, axis=1)
+
+
+def _halves(model: AdaptedModel) -> tuple[Any, Any]:
+    return model.tokens[:, : model.size[0] // 2], model.tokens[:, model.size[0] // 2 :]
 
 
 def _others(model: AdaptedModel, tokens: Any) -> Any:
@@ -74,21 +77,22 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
 @_property("decoding", "token by token gives what one call gives", "causality")
 def _(model: AdaptedModel, tolerance: float) -> str | None:
-    ones = (1,) * model.size[0]
-    found = _in_pieces(model, model.tokens, ones, one=True)
-    if wrong := differs("logits", found, _logits(model, model.tokens), tolerance):
+    whole = _logits(model, model.tokens)
+    if wrong := differs("logits", _in_pieces(model, model.tokens, (1,) * model.size[0], one=True), whole, tolerance):
         return f"token by token from the first on, {wrong}"
-    prompt, rest = np.split(model.tokens, [2], axis=1)
-    found = _in_pieces(model, rest, ones[2:], _run(model, prompt)[1], one=True)
-    wrong = differs("logits", found, _logits(model, rest, _run(model, prompt)[1]), tolerance)
-    return wrong and f"token by token after a prompt of 2 tokens, {wrong}"
+    prompt, rest = _halves(model)
+    found = _in_pieces(model, rest, (1,) * rest.shape[1], _run(model, prompt)[1], one=True)
+    if differs("logits", found, _logits(model, rest, _run(model, prompt)[1]), tolerance) is None:
+        return None  # the state after the prompt may be wrong, which "pieces" finds
+    wrong = differs("logits", found, whole[:, -rest.shape[1] :], tolerance)
+    return wrong and f"token by token after a prompt of {prompt.shape[1]} tokens, {wrong}"
 
 
 @_property("resume", "a state that was saved and loaded goes on as the state itself")
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     need(model.stored is not None, "no way to save states was given (`stored`)")
     assert model.stored is not None
-    prompt, rest = np.split(model.tokens, 2, axis=1) if model.size[0] % 2 == 0 else np.split(model.tokens, [3], axis=1)
+    prompt, rest = _halves(model)
     _, state = _run(model, prompt)
     loaded = model.stored(state)
     wrong = differs("logits", _logits(model, rest, loaded), _logits(model, rest, state), tolerance)
@@ -97,7 +101,7 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
 @_property("rollback", "a state that was kept is as it was after further tokens were read and taken back")
 def _(model: AdaptedModel, tolerance: float) -> str | None:
-    prompt, rest = np.split(model.tokens, [4], axis=1)
+    prompt, rest = _halves(model)
     _, state = _run(model, prompt)
     wanted = _logits(model, rest, state)
     _, state = _run(model, prompt)
@@ -120,8 +124,8 @@ class _Leak(NamedTuple):
 def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
     """Whether the last document of a row depends on the ones before it, and by what.
 
-    A row is a document of two tokens, more documents of one token than the windows of convolutions reach back, and the last
-    document of three. Three rows differ in the first document, or in those of one token, and have the same last one.
+    A row is a document of two tokens, as many documents of one token as the windows of convolutions reach back, and the last
+    document of three. Two rows differ in the first document, or in those of one token, and have the same last one.
     What only the near ones change is a window. What the first one changes is a recurrent state or attention: it is the
     recurrent state of the lowest layer whose state is another, if the rest of that layer's state is the same.
 
@@ -129,24 +133,28 @@ def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
         handed: whether the first document is read in a call before.
     """
     middle = max(model.reach, 1)
-    row = np.random.default_rng(1).integers(model.vocabulary, size=(1, 2 + middle + 3))
-    tokens = np.tile(row, (3, 1))
-    tokens[1, :2] = _others(model, tokens[1, :2])
-    tokens[2, 2:-3] = _others(model, tokens[2, 2:-3])
-    resets = np.zeros(tokens.shape, bool)
+    row = np.random.default_rng(1).integers(model.vocabulary, size=2 + middle + 3)
+    resets = np.zeros((2, len(row)), bool)
     resets[:, 2:-2] = True
-    state = None
-    if handed:
-        _, state = _run(model, tokens[:, :2])
-        tokens, resets = tokens[:, 2:], resets[:, 2:]
-    found, state = _run(model, tokens, state, resets=resets)
-    first, far, near = (found[k : k + 1, -3:] for k in range(3))
+
+    def ends(changed: slice) -> tuple[Any, Any]:
+        """The logits of the last document in two rows, of which one has other tokens before; and the state."""
+        tokens, state, start = np.stack([row, row]), None, 0
+        tokens[1, changed] = _others(model, row[changed])
+        if handed:
+            _, state = _run(model, tokens[:, :2])
+            start = 2
+        logits, state = _run(model, tokens[:, start:], state, resets=resets[:, start:])
+        return logits[:, -3:], state
+
+    (first, far), state = ends(slice(2))
     where = "handed on from an earlier call" if handed else "in one call"
     if wrong := differs("logits", far, first, tolerance):
         kind = "state" if "state" in model.remembers else "attention"
         if {"state", "attention"} <= {*model.remembers} and model.leaves is not None:
             kind = "state" if _lowest(model.leaves(state), tolerance) == {"state"} else "attention"
         return _Leak(kind, f"with another document {middle} documents before, {where}, {wrong}", hides=True)
+    (first, near), _ = ends(slice(2, -3))
     if wrong := differs("logits", near, first, tolerance):
         kind = "window" if "window" in model.remembers else model.remembers[0]
         return _Leak(kind, f"with another document before, {where}, {wrong}", hides=False)
@@ -179,6 +187,11 @@ for _kind in NAMES:
     _keeps_apart(_kind)
 
 
+def _differ(rows: Any, tolerance: float) -> str | None:
+    """What differs between the first row of logits and others."""
+    return differs("logits", rows, np.repeat(rows[:1], len(rows), axis=0), tolerance)
+
+
 @_property("resets", "a reset at any step, the first and the last too, begins a text in its row alone", "causality")
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     need(model.resets, "the model takes no resets")
@@ -194,14 +207,12 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
         return f"with a reset before the first step of a text, {wrong}"
     if wrong := differs("logits", flagged(model.tokens, half, 0)[1:], whole[1:], tolerance):
         return f"with a reset in sequence 0 before step {half}, in the others {wrong}"
-    last = flagged(model.tokens[:, :-1], steps - 2)[:, -1]
-    if wrong := differs("logits", last, flagged(model.tokens, steps - 2)[:, -2], tolerance):
-        return f"with a reset before the last of {steps - 1} steps, {wrong} as in a longer row"
     tokens = np.concatenate([model.tokens[:, :half], np.tile(model.tokens[:1, half:], (model.size[1], 1))], axis=1)
     found, alone = flagged(tokens, half)[:, half:], _logits(model, tokens[:, half:])
-    leaks = differs("logits", found, np.repeat(found[:1], len(found), axis=0), tolerance)
-    if leaks is None and (wrong := differs("logits", found, alone, tolerance)):
+    if (leaks := _differ(found, tolerance)) is None and (wrong := differs("logits", found, alone, tolerance)):
         return f"with a reset before step {half}, {wrong} as of the sequence alone"
+    if leaks is None and (wrong := _differ(flagged(tokens, steps - 1)[:, -1:], tolerance)):
+        return f"with a reset before the last step, it depends on those before: {wrong}"
     if model.resets_of_states:
         _, state = _run(model, tokens[:, :half])
         if wrong := differs("logits", flagged(tokens[:, half:], 0, state=state), found, tolerance):
@@ -213,30 +224,30 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
 
 def _padded(model: AdaptedModel, left: bool) -> tuple[Any, Any]:
-    """The tokens with the last ones replaced by padding, and its mask."""
-    real = model.tokens[:, :-PADS]
-    mask, pads = np.ones_like(real), np.zeros_like(real[:, :PADS])
-    parts = ((pads, pads), (real, mask)) if left else ((real, mask), (pads, pads))
-    tokens, mask = (np.concatenate(arrays, axis=1) for arrays in zip(*parts))
+    """The first half of the tokens with padding on one side, and its mask."""
+    real, rest = _halves(model)
+    parts = (real, np.ones_like(real)), (np.zeros_like(rest),) * 2
+    tokens, mask = (np.concatenate(arrays, axis=1) for arrays in zip(*(parts[::-1] if left else parts)))
     return tokens, mask
 
 
 def _padding(model: AdaptedModel, tolerance: float, left: bool) -> str | None:
     need(model.masks, "the model takes no attention_mask")
     tokens, mask = _padded(model, left)
-    more = model.tokens[:, :2]
-    wanted, state = _run(model, model.tokens[:, :-PADS])
+    real, rest = _halves(model)
+    more = rest[:, :2]
+    wanted, state = _run(model, real)
     later = _in_pieces(model, more, (1, 1), state, one=True)
     for fill in (0, model.vocabulary - 1):
-        filled = np.where(mask == 1, tokens, fill)
-        found, state = _run(model, filled, attention_mask=mask)
-        found = found[:, PADS:] if left else found[:, :-PADS]
+        what = f"with {rest.shape[1]} tokens {fill} as padding"
+        found, state = _run(model, np.where(mask == 1, tokens, fill), attention_mask=mask)
+        found = found[:, -real.shape[1] :] if left else found[:, : real.shape[1]]
         if wrong := differs("logits", found, wanted, tolerance):
-            return f"with {PADS} tokens {fill} as padding, {wrong}"
+            return f"{what}, {wrong}"
         if left or model.ends:
             found = _in_pieces(model, more, (1, 1), state, one=True)
             if wrong := differs("logits", found, later, tolerance):
-                return f"with {PADS} tokens {fill} as padding, in the steps after it, {wrong}"
+                return f"{what}, in the steps after it, {wrong}"
     return None
 
 
@@ -254,7 +265,8 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     whole = _logits(model, model.tokens)
     for n in range(model.size[1]):
-        alone = _logits(model, model.tokens[n : n + 1])
+        row = model.tokens[n : n + 1]
+        alone = _logits(model, row, attention_mask=np.ones_like(row)) if model.masks else _logits(model, row)
         if wrong := differs("logits", whole[n : n + 1], alone, tolerance):
             return f"for sequence {n} of the batch, {wrong} alone"
     if not model.masks:

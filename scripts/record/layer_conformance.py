@@ -115,7 +115,7 @@ LIBRARIES = {
 def main() -> None:
     jax.config.update("jax_disable_most_optimizations", True)
     names = [a for a in sys.argv[1:] if not a.startswith("-")] or list(LIBRARIES)
-    versions, rows, notes = [f"jax {jax.__version__}"], [], []
+    versions, rows, notes = [f"jax {jax.__version__}"], [], Notes()
     for library in names:
         package = "flax" if library == "linen" else library
         if package not in ("jrnn",) and library != "linen":
@@ -124,23 +124,46 @@ def main() -> None:
             report = check()
             found = {f.property: f for f in report.findings}
             marks = ["yes" if p in report.holds else "**no**" if p in found else "-" for p in PROPERTIES]
-            rows.append(f"| {name} | {' | '.join(marks)} |")
-            notes += [
-                f"- {name}, {f.property}: for T={f.steps}, N={f.batch}, {_escaped(f.counterexample)}"
-                for f in report.findings
-            ]
-            print(rows[-1], *map(str, report.findings), sep="\n", flush=True)
-    head = [f"| layer | {' | '.join(PROPERTIES)} |", f"|---|{'---|' * len(PROPERTIES)}"]
-    text = "\n".join(
-        [f"With {', '.join(versions)}, on a CPU:", "", *head, *rows, "", "What does not hold:", "", *notes]
-    )
+            rows.append((name, marks))
+            for f in report.findings:
+                notes.add(package, name, f.property, f"for T={f.steps}, N={f.batch}, {f.counterexample}")
+            print(*rows[-1], *map(str, report.findings), sep="\n", flush=True)
     if "--write" in sys.argv:
-        before, rest = PAGE.read_text().split(START)
-        PAGE.write_text(f"{before}{START}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+        write(START, versions, ["layer", *PROPERTIES], rows, notes)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("<", "&lt;").replace("*", "\\*")
+class Notes:
+    """What does not hold: one line for each property of a library, with its first counterexample."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+
+    def add(self, library: str, name: str, property: str, text: str) -> None:
+        self.found.setdefault((library, property), []).append((name, text))
+
+    def lines(self) -> list[str]:
+        found = []
+        for (_, property), cases in self.found.items():
+            name, text = cases[0]
+            others = (
+                "; likewise ".join(["", ", ".join(dict.fromkeys(n for n, _ in cases if n != name))])
+                if len(cases) > 1
+                else ""
+            )
+            found.append(f"- {property}: {name}, {text.replace('<', '&lt;').replace('*', chr(92) + '*')}{others}")
+        return found
+
+
+def write(start: str, versions: list[str], head: list[str], rows: list[tuple[str, list[str]]], notes: Notes) -> None:
+    """Puts a table into docs/conformance.md after this mark; what has the same marks shares a row."""
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for name, marks in rows:
+        shared.setdefault(tuple(marks), []).append(name)
+    cells = [head, ["---"] * len(head), *([", ".join(names), *marks] for marks, names in shared.items())]
+    table = [f"| {' | '.join(row)} |" for row in cells]
+    lines = [f"With {', '.join(versions)}, on a CPU:", "", *table, "", "What does not hold:", "", *notes.lines()]
+    before, rest = PAGE.read_text().split(start)
+    PAGE.write_text("\n".join([f"{before}{start}", "", *lines, "", END + rest.split(END, 1)[1]]))
 
 
 if __name__ == "__main__":
