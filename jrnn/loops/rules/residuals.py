@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
@@ -151,9 +151,10 @@ def _linearized(run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bo
     smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
     later = jaxprs.depends(program.eqns, program.invars[n_in:])
     tangents = iter(program.outvars[len(smooth) :])
-    made = jaxprs.producers(program.eqns)
+    producers = jaxprs.producers(program.eqns)
     outs = [
-        None if a is None or jaxprs.is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth)
+        None if a is None or jaxprs.is_zero(a, producers) else a
+        for a in (next(tangents) if s else None for s in smooth)
     ]
     moved = [a for a in outs if a is not None]
     step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
@@ -180,7 +181,7 @@ def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, stacks: Stacks, op
     chosen = _choose(parts.step, read_later, had, carry, varying, stacks, option)
     if option == "contractions":  # stores no more than without the option
         plain = _choose(parts.step, read_later, had, carry, varying, stacks, None)
-        chosen = min(chosen, plain, key=lambda found: sum(map(jaxprs.nbytes, found)))
+        chosen = min(chosen, plain, key=lambda stored: sum(map(jaxprs.nbytes, stored)))
     return {*arguments, *program.constvars, *(v for v in had if v in varying), *chosen}
 
 
@@ -321,8 +322,6 @@ def min_cut(
     """Returns the nodes to store so that storing them and computing the others again is cheapest; of equals, the nearest to
     the sinks.
 
-    The cut is found with Dinic's algorithm: blocking flows along shortest paths.
-
     Args:
         costs: the cost of storing each node; `_INFINITE` forbids it.
         edges: pairs of nodes, an operand and a result.
@@ -334,84 +333,26 @@ def min_cut(
     >>> min_cut({"x": 5, "a": 4, "b": 4}, [("x", "a"), ("x", "b")], {"x": 1 << 60, "a": 1, "b": 1}, ["a", "b"])
     ['x']
     """
+    from scipy.sparse import csgraph, csr_array  # it takes a while to load
+
     # Every node becomes an arc from its entry to its exit with its cost as capacity. An arc from the start to its entry has
     # the cost of computing it again. An operand's exit leads to the result's entry.
     entry = {node: 2 * i + 2 for i, node in enumerate(costs)}
+    if not entry:
+        return []
     start, end = 0, 1
-    heads: list[int] = []
-    room: list[int] = []
-    arcs: list[list[int]] = [[] for _ in range(2 * len(costs) + 2)]
-
-    def arc(tail: int, head: int, size: int) -> None:
-        for a, b, capacity in ((tail, head, size), (head, tail, 0)):
-            arcs[a].append(len(heads))
-            heads.append(b)
-            room.append(capacity)
-
-    for node, at in entry.items():
-        arc(at, at + 1, costs[node])
-        if remaking.get(node):
-            arc(start, at, remaking[node])
-    for tail, head in edges:
-        arc(entry[tail] + 1, entry[head], _INFINITE)
-    for node in sinks:
-        arc(entry[node] + 1, end, _INFINITE)
-
-    while (levels := _levels(start, heads, room, arcs))[end] is not None:
-        _block(start, end, levels, heads, room, arcs)
-
-    reaches_end = {end}
-    queue = deque([end])
-    while queue:
-        for a in arcs[queue.popleft()]:
-            tail = heads[a]
-            if room[a ^ 1] > 0 and tail not in reaches_end:
-                reaches_end.add(tail)
-                queue.append(tail)
+    arcs = {(at, at + 1): costs[node] for node, at in entry.items()}
+    arcs |= {(start, at): remaking[node] for node, at in entry.items() if remaking.get(node)}
+    arcs |= {(entry[tail] + 1, entry[head]): _INFINITE for tail, head in edges}
+    arcs |= {(entry[node] + 1, end): _INFINITE for node in sinks}
+    finite = sum(size for size in arcs.values() if size < _INFINITE)
+    unit = max(1, -(-finite // 2**30))  # SciPy's capacities have 32 bits
+    most = np.iinfo(np.int32).max
+    sizes = np.array([min(-(-size // unit), most) for size in arcs.values()], np.int32)
+    graph = csr_array((sizes, tuple(zip(*arcs))), (2 * len(entry) + 2,) * 2)
+    result = csgraph.maximum_flow(graph, start, end)
+    assert result.flow_value < most, "a wanted value can be neither stored nor computed again"
+    room = graph - result.flow
+    room.eliminate_zeros()
+    reaches_end = set(csgraph.breadth_first_order(room.T.tocsr(), end, return_predecessors=False).tolist())
     return [node for node, at in entry.items() if at + 1 in reaches_end and at not in reaches_end]
-
-
-def _levels(start: int, heads: list[int], room: list[int], arcs: list[list[int]]) -> list[int | None]:
-    """Returns the distance of each vertex from the start over arcs with room, or None."""
-    levels: list[int | None] = [None] * len(arcs)
-    levels[start] = 0
-    queue = deque([start])
-    while queue:
-        tail = queue.popleft()
-        for a in arcs[tail]:
-            if room[a] > 0 and levels[heads[a]] is None:
-                levels[heads[a]] = levels[tail] + 1  # type: ignore[operator]
-                queue.append(heads[a])
-    return levels
-
-
-def _block(
-    start: int, end: int, levels: list[int | None], heads: list[int], room: list[int], arcs: list[list[int]]
-) -> None:
-    """Sends flow along shortest paths until each of them has an arc without room."""
-    untried = [0] * len(arcs)  # for each vertex, the position of the first of its arcs that may have room
-    path: list[int] = []
-    at = start
-    while True:
-        if at == end:
-            least = min(room[a] for a in path)
-            assert least < _INFINITE, "a wanted value can be neither stored nor computed again"
-            for a in path:
-                room[a] -= least
-                room[a ^ 1] += least
-            first = next(i for i, a in enumerate(path) if not room[a])
-            at = heads[path[first] ^ 1]
-            del path[first:]
-        elif untried[at] < len(arcs[at]):
-            a = arcs[at][untried[at]]
-            level = levels[at]
-            if room[a] > 0 and level is not None and levels[heads[a]] == level + 1:
-                path.append(a)
-                at = heads[a]
-            else:
-                untried[at] += 1
-        elif path:
-            at = heads[path.pop() ^ 1]
-            untried[at] += 1
-        else:
-            return
