@@ -20,6 +20,7 @@ from jrnn.jaxprs.programs import Atom as Atom
 from jrnn.jaxprs.programs import Env as Env
 from jrnn.jaxprs.programs import Eqn as Eqn
 from jrnn.jaxprs.programs import Program as Program
+from jrnn.jaxprs.programs import Rule as Rule
 from jrnn.jaxprs.programs import Var as Var
 from jrnn.jaxprs.programs import bind as bind
 from jrnn.jaxprs.programs import called as called
@@ -32,6 +33,7 @@ from jrnn.jaxprs.programs import opened as opened
 from jrnn.jaxprs.programs import read as read
 from jrnn.jaxprs.programs import replaced as replaced
 from jrnn.jaxprs.programs import trace as trace
+from jrnn.jaxprs.programs import uncast as uncast
 from jrnn.jaxprs.programs import value as value
 from jrnn.jaxprs.programs import variables as variables
 from jrnn.jaxprs.programs import zeros_of_shape as zeros_of_shape

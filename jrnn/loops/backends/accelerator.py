@@ -6,7 +6,6 @@ rounds without being asked, and only their sums leave the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from jrnn import jaxprs
@@ -58,15 +57,9 @@ def _not_solved(core: Loop, options: Options) -> str | None:
     return why
 
 
-def _in_rounds(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., list[Any]] | None:
+def _in_rounds(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> derived.Run | None:
     program = jaxprs.opened(step, jaxprs.LOWERED_CALLS)
-    loop, end = loop_of(program, n_consts, n_carry, length, reverse), n_consts + n_carry
+    loop = loop_of(program, n_consts, n_carry, length, reverse)
     if associative.refusal(loop) is not None:
         return None
-
-    def run(*args: Any) -> list[Any]:
-        consts = [*program.consts, *args[:n_consts]]
-        carry, ys = associative.Solved(loop).run(consts, args[n_consts:end], args[end:], length)
-        return [*carry, *ys]
-
-    return run
+    return lambda consts, init, xs: associative.Solved(loop).run([*program.consts, *consts], init, xs, length)

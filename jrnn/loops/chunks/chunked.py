@@ -68,8 +68,8 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
 
     def tangents(*args: Any) -> list[Any]:
         def of_moving(*values: Any) -> list[Any]:
-            env = jaxprs.evaluate(loop.eqns, dict(zip(inputs, jaxprs.replaced(args[:n], places, values))))
-            return [v for a in loop.outputs if jnp.issubdtype((v := jaxprs.value(env, a)).dtype, jnp.inexact)]
+            outs = loop.step(*jaxprs.replaced(args[:n], places, values))
+            return [v for v in outs if jnp.issubdtype(v.dtype, jnp.inexact)]
 
         return jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))[1]
 

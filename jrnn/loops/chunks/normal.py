@@ -35,15 +35,11 @@ def opened(closed: Any, calls: Mapping[str, str]) -> jaxprs.Program:
     if not any(_expansion(eqn, calls) for eqn in program.eqns):
         return program
 
-    def run(*args: Any) -> list[Any]:
-        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
-        for eqn in program.eqns:
-            expansion = _expansion(eqn, calls) or functools.partial(jaxprs.bind, eqn)
-            with jaxprs.in_scope(eqn):
-                env.update(zip(eqn.outvars, expansion(*(jaxprs.read(env, a) for a in eqn.invars))))
-        return [jaxprs.read(env, a) for a in program.outvars]
+    def rule(eqn: Eqn, *operands: Any) -> list[Any] | None:
+        expansion = _expansion(eqn, calls)
+        return expansion and expansion(*operands)
 
-    return opened(jax.make_jaxpr(run)(*(v.aval for v in program.invars)), calls)
+    return opened(jax.make_jaxpr(functools.partial(program.run, rule=rule))(*(v.aval for v in program.invars)), calls)
 
 
 def _expansion(eqn: Eqn, calls: Mapping[str, str]) -> Callable[..., list[Any]] | None:

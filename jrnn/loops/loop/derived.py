@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -125,9 +125,12 @@ def _work(jaxpr: Any) -> float:
 
 # Loops ------------------------------------------------------------------------------------------------------------------
 
-# From a closed step, the numbers of its constants, carries and steps, and the direction: the derived program, as a function
-# of constants, initial carries and inputs, one after the other; or None if there is none for so few steps.
-Derive = Callable[[Any, int, int, int, bool], Function | None]
+Run = Callable[
+    [Flat, Flat, Flat], tuple[Flat, Flat]
+]  # from constants, initial carries and inputs to last carries and ys
+# From a closed step, the numbers of its constants, carries and steps, and the direction: the derived program, or None if
+# there is none for so few steps.
+Derive = Callable[[Any, int, int, int, bool], Run | None]
 
 
 @dataclass(frozen=True)
@@ -190,40 +193,46 @@ def _answer(question: _Question) -> tuple[bool, str]:
 
 
 def _difference(question: _Question, step: Any, avals: Sequence[Any]) -> str | None:
-    counts = *question.counts, question.length, question.reverse
+    (n_consts, n_carry), length, reverse = question.counts, question.length, question.reverse
     with mark.unmarked():
-        derived = question.derive(step, *counts)
+        derived = question.derive(step, n_consts, n_carry, length, reverse)
     if derived is None:
         return None
-    end = sum(question.counts)
-    stacks = [jax.ShapeDtypeStruct((question.length, *a.shape), a.dtype) for a in avals[end:]]
-    return disagreement(derived, scanned(jaxpr_as_fun(step), *counts), [*avals[:end], *stacks])
+    end = n_consts + n_carry
+
+    def flat(run: Run) -> Function:
+        def of(*args: Any) -> Flat:
+            carry, ys = run(args[:n_consts], args[n_consts:end], args[end:])
+            return [*carry, *ys]
+
+        return of
+
+    stacks = [jax.ShapeDtypeStruct((length, *a.shape), a.dtype) for a in avals[end:]]
+    loop = scanned(jaxpr_as_fun(step), n_carry, length, reverse)
+    return disagreement(flat(derived), flat(loop), [*avals[:end], *stacks])
 
 
 def lifted(program: jaxprs.Program) -> tuple[Any, int]:
     """Returns a step as a closed jaxpr whose first arguments are its constants that are traced, and their number."""
-    traced = [v for v, c in zip(program.constvars, program.consts) if isinstance(c, jax.core.Tracer)]
-    fixed = {v: c for v, c in zip(program.constvars, program.consts) if v not in traced}
-    names = (*traced, *program.invars)
+    traced = [i for i, c in enumerate(program.consts) if isinstance(c, jax.core.Tracer)]
+    names = (*(program.constvars[i] for i in traced), *program.invars)
 
     def step(*args: Any) -> Flat:
-        env = jaxprs.evaluate(program.eqns, fixed | dict(zip(names, args)))
-        return [jaxprs.value(env, a) for a in program.outvars]
+        consts = jaxprs.replaced(program.consts, traced, args)
+        return replace(program, consts=consts).run(*args[len(traced) :])
 
     with mark.unmarked():
         return jax.make_jaxpr(step)(*(v.aval for v in names)), len(traced)
 
 
-def scanned(step: Function, n_consts: int, n_carry: int, length: int, reverse: bool) -> Function:
-    """Returns `jax.lax.scan` of a step as a function of constants, initial carries and inputs, one after the other."""
-    end = n_consts + n_carry
+def scanned(step: Function, n_carry: int, length: int, reverse: bool) -> Run:
+    """Returns `jax.lax.scan` of a flat step."""
 
-    def loop(*args: Any) -> Flat:
+    def run(consts: Flat, init: Flat, xs: Flat) -> tuple[Flat, Flat]:
         def of_carry(carry: Flat, x: Flat) -> tuple[Flat, Flat]:
-            outs = step(*args[:n_consts], *carry, *x)
+            outs = step(*consts, *carry, *x)
             return list(outs[:n_carry]), list(outs[n_carry:])
 
-        carry, ys = jax.lax.scan(of_carry, list(args[n_consts:end]), list(args[end:]), length, reverse=reverse)
-        return [*carry, *ys]
+        return jax.lax.scan(of_carry, list(init), list(xs), length, reverse=reverse)
 
-    return loop
+    return run

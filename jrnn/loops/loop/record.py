@@ -62,21 +62,21 @@ class Loop:
             assert types[0] == types[1], f"a carry changes from {types[0]} to {types[1]}"
         return self
 
+    def step(self, *args: Any) -> list[Any]:
+        """Returns the outputs of one step for these inputs."""
+        env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, args)))
+        return [jaxprs.value(env, a) for a in self.outputs]
+
     def closed(self) -> Any:
         """Returns the step as a closed jaxpr, from `inputs` to `outputs`."""
-
-        def step(*args: Any) -> list[Any]:
-            env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, args)))
-            return [jaxprs.value(env, a) for a in self.outputs]
-
-        return jax.make_jaxpr(step)(*(v.aval for v in self.inputs))
+        return jax.make_jaxpr(self.step)(*(v.aval for v in self.inputs))
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         """Runs `length` steps with `jax.lax.scan`."""
 
         def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, (*consts, *carry, *x))))
-            return [jaxprs.value(env, a) for a in self.carry_out], [jaxprs.value(env, a) for a in self.ys]
+            outs = self.step(*consts, *carry, *x)
+            return outs[: len(carry)], outs[len(carry) :]
 
         if not xs and not jaxprs.is_known(length):  # `jax.lax.scan` takes a symbolic length only from xs
             xs = [jnp.arange(length)]

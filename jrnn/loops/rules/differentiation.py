@@ -99,17 +99,17 @@ def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, stacks: Stacks, 
         if step is None:
             return jaxpr
         with mark.unmarked():
-            made = jax.make_jaxpr(step)(*avals)
-        same = [v.aval for v in made.jaxpr.invars] == avals and list(made.out_avals) == list(jaxpr.out_avals)
+            smooth = jax.make_jaxpr(step)(*avals)
+        same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(jaxpr.out_avals)
         if not same or not verify:
-            return made if same else jaxpr
+            return smooth if same else jaxpr
 
         def storing_less(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable | None:
             rule = residuals.storing_less(step, n_consts, n_carry, stacks, recompute, _checkpoint)
-            return rule and derived.scanned(rule, n_consts, n_carry, length, reverse)
+            return rule and derived.scanned(rule, n_carry, length, reverse)
 
         agrees, _ = derived.verdict(jaxpr, n_consts, n_carry, _COMPARED, False, f"residuals {recompute}", storing_less)
-        return made if agrees else jaxpr
+        return smooth if agrees else jaxpr
     except ScanError:
         raise
     except Exception:

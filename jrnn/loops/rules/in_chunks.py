@@ -232,10 +232,10 @@ def _chunked(
 
 def _names(body: Any, n_consts: int, parts: Sequence[int]) -> list[str]:
     """Returns what the user calls each carry of a loop, which holds so many parts of each of the step's; or nothing."""
-    found = list(getattr(getattr(body, "debug_info", None), "arg_names", None) or ())[n_consts:]
-    if len(found) < len(parts) or not all(found[: len(parts)]):
+    names = list(getattr(getattr(body, "debug_info", None), "arg_names", None) or ())[n_consts:]
+    if len(names) < len(parts) or not all(names[: len(parts)]):
         return []
-    return [name for name, count in zip(found, parts) for _ in range(count)]
+    return [name for name, count in zip(names, parts) for _ in range(count)]
 
 
 def _read(
@@ -248,16 +248,10 @@ def _read(
     return program, *chunks.held(loop_of(program, n_consts, n_carry, length, reverse, unroll))
 
 
-def _small(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., list[Any]]:
-    """Returns the loop of a step in chunks of few steps, as a function of constants, carries and inputs."""
+def _small(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> derived.Run:
+    """Returns the loop of a step in chunks of few steps."""
     from jrnn.loops import chunks
 
     program, loop, holds = _read(step, n_consts, n_carry, length, reverse, 1)
     chunked = replace(chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds), size=_COMPARED_CHUNK)
-    end = n_consts + n_carry
-
-    def run(*args: Any) -> list[Any]:
-        carry, ys = chunked.run([*program.consts, *args[:n_consts]], args[n_consts:end], args[end:], length)
-        return [*carry, *ys]
-
-    return run
+    return lambda consts, init, xs: chunked.run([*program.consts, *consts], init, xs, length)

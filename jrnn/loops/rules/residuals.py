@@ -81,12 +81,7 @@ def storing_less(
     program = jaxprs.opened(jaxpr)
     if option is None and any(eqn.primitive.name == "name" for eqn in program.eqns):
         return None  # a policy of `jax.checkpoint` around the loop chooses values by these names
-    avals = [v.aval for v in program.invars]
-
-    def run(*args: Any) -> Flat:
-        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
-        jaxprs.evaluate(program.eqns, env)
-        return [jaxprs.value(env, a) for a in program.outvars]
+    avals, run = [v.aval for v in program.invars], lambda *args: program.run(*args)
 
     @functools.cache
     def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
@@ -208,13 +203,12 @@ def _derivative(
     returned = program.outvars[: parts.n_out]
     forward_part, _ = jaxprs.needed(parts.step, [*returned, *read], set(program.invars))
 
+    def retyping(eqn: Eqn, *operands: Any) -> Flat | None:  # gradients have the weak types of `jax.lax.scan`
+        return operands if eqn.outvars[0] in later and primitives.is_retyping(eqn) else None
+
     def of_tangents(values: Flat, tangents: Flat) -> Flat:
         env = dict(zip((*read, *program.invars[n_in:]), (*values, *tangents)))
-        for eqn in reverse_part:
-            if eqn.outvars[0] in later and primitives.is_retyping(eqn):
-                env[eqn.outvars[0]] = jaxprs.read(env, eqn.invars[0])  # gradients have the weak types of `jax.lax.scan`
-            else:
-                jaxprs.evaluate([eqn], env)
+        jaxprs.evaluate(reverse_part, env, rule=retyping)
         return [jaxprs.value(env, a) for a in parts.moved]
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import JrnnError
+from jrnn.loops.while_loops.while_loop import while_loop
 
 SLOTS = 32  # per level of checkpoints; with up to SLOTS**2 trips no step is computed more than four times
 POLICIES = ("checkpointed", "bounded", "host")
@@ -27,9 +28,8 @@ class Trips:
 
     "checkpointed": any number of trips n, first derivatives only. It keeps 2 x 32 states for any n. A reverse pass costs up
     to four forward passes if n <= 1024, and n^2 / 1024 steps otherwise.
-    "bounded": at most `bound` trips, as a scan of that length in which the trips after the last do nothing. It has
-    derivatives of every order, and keeps `bound` states. A loop that continues after `bound` trips raises an error at run
-    time.
+    "bounded": at most `bound` trips, by `while_loop`. It has derivatives of every order, and keeps `bound` states. A loop
+    that continues after `bound` trips raises an error at run time.
     "host": the caller counts the trips with concrete values, and then runs a scan of that length. It has derivatives of
     every order, but does not work under jit.
     """
@@ -68,19 +68,12 @@ def run_trips(cond: Callable, body: Callable, constants: Any, state: Any, trips:
     constants, state = jax.tree.map(jnp.asarray, (constants, state))
     if trips.policy == "host":
         raise ValueError("run_trips: policy 'host' is for `to_jax`; give 'checkpointed', or 'bounded' with a bound")
-    if trips.policy == "bounded":
-        return _bounded(cond, body, constants, state, trips.bound)
-    return _checkpointed(cond, body, constants, state)
-
-
-def _bounded(cond: Callable, body: Callable, constants: Any, state: Any, bound: int) -> Any:
-    def step(state, _):
-        # `cond` instead of `where`: after the last trip the body may divide by zero, and 0 x NaN is NaN.
-        return lax.cond(cond(constants, state), lambda s: body(constants, s), lambda s: s, state), None
-
-    state, _ = lax.scan(step, state, None, length=bound)
-    jax.debug.callback(partial(_check_ended, bound), cond(constants, state))
-    return state
+    if trips.policy == "checkpointed":
+        return _checkpointed(cond, body, constants, state)
+    bound = trips.bound
+    last = while_loop(partial(cond, constants), partial(body, constants), state, max_steps=bound, checkpoints=bound)
+    jax.debug.callback(partial(_check_ended, bound), cond(constants, last))
+    return last
 
 
 def _check_ended(bound: int, goes_on: Any) -> None:
