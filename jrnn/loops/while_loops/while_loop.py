@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import ScanError
+from jrnn.files import plain
 from jrnn.jaxprs.names import is_traced
 from jrnn.loops.loop import promoted
 from jrnn.loops.rules import tracing
 from jrnn.loops.wrappers import early_exit
-from jrnn.scalars import plain
 
 _BASE = 16  # the number of segments of a segment, and of steps of the shortest
 

@@ -12,9 +12,9 @@ import jax
 from rich.table import Table
 from rich.text import Text
 
+from jrnn.errors import printable
 from jrnn.nets.graph.svg import escape, to_svg
 from jrnn.nets.ir import Net
-from jrnn.printable import printable
 
 _WORST = 20  # blobs in the list
 _GOOD, _NEAR, _BAD = "#b7e1b0", "#f6e3a1", "#f2a6a0"

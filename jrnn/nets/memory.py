@@ -7,7 +7,6 @@ program can catch either.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,33 +14,9 @@ import jax
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.files import read_text
 
 LARGEST_FILL = 2**31  # bytes; a mistyped shape should be an error, not use up the memory
 _LARGEST = 2**63 - 1  # bytes, as XLA counts them
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
-
-
-def available() -> int:
-    """Returns how many bytes of memory are free: of the machine, or of its largest accelerator if that has more."""
-    accelerators = (d for d in jax.local_devices() if d.platform != "cpu")
-    return max(free(), *((d.memory_stats() or {}).get("bytes_limit", 0) for d in accelerators), 0)
-
-
-def free() -> int:
-    """Returns how many bytes of the machine's memory are free, at most what a container may use."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in ("/proc/meminfo", *_LIMITS):
-        try:
-            text = read_text(path, OpError)
-        except OpError:
-            continue
-        if path == "/proc/meminfo":
-            lines = (line.split() for line in text.splitlines() if line.startswith("MemAvailable:"))
-            found += [int(words[1]) * 1024 for words in lines]
-        elif text.strip().isdigit():
-            found.append(int(text))
-    return min(found)
 
 
 def size_of(x: Any) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.convert.flat import body_of, source_of
 from jrnn.jaxprs import Eqn, Program, all_equations, bind, is_literal, jaxpr_of, scan_counts, sub_jaxprs, trace
+from jrnn.jaxprs.flat import body_of, source_of
 
 STOP = "stop_gradient"
 RULES = ("custom_jvp_call", "custom_vjp_call")

@@ -15,16 +15,16 @@ import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
 from jrnn.convert import example_of, load_function, load_package
-from jrnn.convert.arguments import Call, call_of, path_of
 from jrnn.convert.from_jax import Converted, convert
-from jrnn.errors import ConversionError, FormatError, GradientError, near
-from jrnn.gradcheck.held import holding
-from jrnn.gradcheck.subject import Subject, as_float64, seeds_of, subject_of_net
-from jrnn.gradcheck.unrolled import unrolled
+from jrnn.errors import ConversionError, FormatError, GradientError
+from jrnn.jaxprs.arguments import Call, arguments_of, call_of, path_of, required
 from jrnn.nets.autodiff import add_gradients
 from jrnn.nets.ir import Net
 from jrnn.nets.lowering import run_net
 from jrnn.nets.proto import read_net
+from jrnn.testing.gradients.held import holding
+from jrnn.testing.gradients.subject import Subject, as_float64, seeds_of, subject_of_net
+from jrnn.testing.gradients.unrolled import unrolled
 
 LOSS = "loss"
 
@@ -211,50 +211,6 @@ def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -
         else:
             found, args, params = example_of(target, found())
     return subject_of_function(over_time(found) if scanned else found, args, params)
-
-
-def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
-    """The arguments of a function, assembled from arrays by name; `carry/0`, `carry/1` make a tuple, `p/w` a dict.
-
-    Raises:
-        GradientError: an argument that is missing, or a name that is not an argument.
-
-    >>> arguments_of(lambda carry, x: None, {"x": 1.0, "carry/0": 2.0, "carry/1": 3.0})
-    [(2.0, 3.0), 1.0]
-    """
-    names = required(fn)
-    trees: dict[str, Any] = {}
-    for path, value in blobs.items():
-        first, *rest = path.split("/")
-        if first not in names:
-            raise GradientError(
-                f"the function has no argument {first!r}; it takes {', '.join(names)}{near(first, names)}"
-            )
-        at, key = trees, first
-        for part in rest:
-            at, key = at.setdefault(key, {}), part
-        at[key] = value
-    for name in names:
-        if name not in trees:
-            raise GradientError(
-                f"the function's argument {name!r} is not given: {name}=normal[2,3], or {name}/0=normal[2,3], ..."
-            )
-    return [_as_tuples(trees[name]) for name in names]
-
-
-def required(fn: Callable) -> list[str]:
-    """The names of the required arguments of a function."""
-    parameters = inspect.signature(fn).parameters.values()
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [p.name for p in parameters if p.kind in places and p.default is p.empty]
-
-
-def _as_tuples(tree: Any) -> Any:
-    if not isinstance(tree, dict):
-        return tree
-    if all(key.isdigit() for key in tree):
-        return tuple(_as_tuples(tree[key]) for key in sorted(tree, key=int))
-    return {key: _as_tuples(value) for key, value in tree.items()}
 
 
 def over_time(step: Callable) -> Callable:

@@ -1,15 +1,17 @@
-"""Whether the while loops of a function end for some arguments, found without running one forever."""
+"""Trials of a program: numbers to run it on, whether its while loops end on them, and whether two results agree."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jrnn.convert.flat import Graph, Node, evaluate, flatten, read
 from jrnn.jaxprs import scan_counts
+from jrnn.jaxprs.flat import Graph, Node, evaluate, flatten, read
 
 TRIPS = 10_000
+TOLERANCE = 1e-5
 
 
 def ends(graph: Graph, args: Sequence[Any]) -> bool:
@@ -83,3 +85,34 @@ def _bounded(graph: Graph, args: Sequence[Any]) -> tuple[list[Any], Any]:
 
     env = evaluate(graph, args, call)
     return read(env, graph.outputs), ended
+
+
+def drawn(rng: np.random.Generator, example: Any) -> Any:
+    """Random numbers near an example; integers and booleans are kept, as they may be indices or lengths."""
+    is_spec, shape, dtype = (
+        isinstance(example, jax.ShapeDtypeStruct),
+        np.shape(example),
+        jax.dtypes.result_type(example),
+    )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.zeros(shape, dtype) if is_spec else example
+    noise = rng.standard_normal(shape).astype(np.float32)
+    return noise if is_spec else np.asarray(example, np.float32) + 0.1 * noise
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Whether arrays agree, relative to the larger of 1 and the largest number; NaN equals NaN.
+
+    To TOLERANCE, and for types of fewer bits to a few roundings, as each operator may round in another place.
+    """
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.shape != wanted.shape:
+        return False
+    if not jnp.issubdtype(wanted.dtype, jnp.inexact):
+        return bool((found == wanted).all())
+    tolerance = max(TOLERANCE, 4 * float(jnp.finfo(wanted.dtype).eps)) if wanted.dtype.itemsize <= 2 else TOLERANCE
+    wide = np.complex128 if jnp.issubdtype(wanted.dtype, jnp.complexfloating) else np.float64
+    found, wanted = found.astype(wide), wanted.astype(wide)
+    finite = wanted[np.isfinite(wanted)]
+    scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
+    return np.allclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)

@@ -17,7 +17,7 @@ from jrnn.errors import JrnnError, near
 # By path and time of modification, so that a class that two names refer to is loaded once.
 _FILES: dict[tuple[Path, int], ModuleType] = {}
 _OWN: set[str] = set()  # the files of all modules that were loaded by name
-_HERE = str(Path(__file__).parent)
+_HERE = str(Path(__file__).parents[1])  # the package
 
 
 def load_named(target: str, error: type[JrnnError], what: str = "NAME") -> Any:

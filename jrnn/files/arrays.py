@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.errors import JrnnError
 from jrnn.files import open_file
-from jrnn.memory import free
+from jrnn.files.memory import free
 
 
 def load_npy(path: str | Path, error: type[JrnnError]) -> np.ndarray:

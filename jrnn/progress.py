@@ -1,4 +1,4 @@
-"""The output of a run: a progress line, a heartbeat, the time left, and where the time went."""
+"""What a long work shows while it runs: a heartbeat, a progress line, the time left, and where the time went."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from typing import Any
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from jrnn.printable import printable
+from jrnn.errors import printable
 
 SILENCE = 7.0  # seconds without a line, after which the heartbeat prints one
 MEASURED = 3.0  # seconds of steps after which the time of a run is predicted
@@ -86,8 +94,48 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+class Bar:
+    """Shows how many of `total` parts of some work are done; without a terminal, a heartbeat says what goes on."""
+
+    def __init__(self, console: Console, total: int):
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}", markup=False),
+        )
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=total)
+        self._beat = None if console.is_terminal else Heartbeat(console, "starting")
+
+    def doing(self, what: str) -> None:
+        """Shows what goes on."""
+        self._bar.update(self._task, description=printable(what))
+        if self._beat is not None:
+            self._beat.doing(what)
+
+    def advance(self, parts: int = 1) -> None:
+        """Counts parts that are done."""
+        self._bar.advance(self._task, parts)
+
+    def extend(self, parts: int) -> None:
+        """Adds parts that are to be done."""
+        self._bar.update(self._task, total=self._bar.tasks[0].total + parts)
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        if self._beat is not None:
+            self._beat.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._beat is not None:
+            self._beat.__exit__(*exc)
+        self._bar.stop()
+
+
 class Report:
-    """The progress line, and the lines that stay above it."""
+    """The progress line of a run, and the lines that stay above it."""
 
     def __init__(self, beat: Heartbeat, steps: int, done: int):
         console = beat.console

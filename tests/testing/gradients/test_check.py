@@ -9,11 +9,11 @@ import pytest
 
 import jrnn
 from jrnn import Op
-from jrnn.convert.flat import source_of
-from jrnn.gradcheck import Effort, Fault, GradientReport, check, over_time, subject_of_function, subject_of_net
-from jrnn.gradcheck.compare import direction_errors
-from jrnn.gradcheck.report import marks
+from jrnn.jaxprs.flat import source_of
 from jrnn.nets import cells, registry
+from jrnn.testing.gradients import Effort, Fault, GradientReport, check, over_time, subject_of_function, subject_of_net
+from jrnn.testing.gradients.compare import direction_errors
+from jrnn.testing.gradients.report import marks
 
 RNG = np.random.default_rng(0)
 

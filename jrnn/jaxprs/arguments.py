@@ -1,7 +1,7 @@
 """The function to convert, as a function of a flat list of named arrays, and its trace."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jrnn.convert.flat import Graph, flatten
-from jrnn.convert.real_parts import has_complex, is_complex, real_jaxpr
-from jrnn.errors import ConversionError
+from jrnn.errors import ConversionError, GradientError, near
+from jrnn.jaxprs.flat import Graph, flatten
+from jrnn.jaxprs.real_parts import has_complex, is_complex, real_jaxpr
 
 _NOT_KNOWN = (
     jax.errors.ConcretizationTypeError,
@@ -194,3 +194,47 @@ def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
         if not callable(tree) and not inspect.ismodule(tree):
             found += [(path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
     return found
+
+
+def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
+    """The arguments of a function, assembled from arrays by name; `carry/0`, `carry/1` make a tuple, `p/w` a dict.
+
+    Raises:
+        GradientError: an argument that is missing, or a name that is not an argument.
+
+    >>> arguments_of(lambda carry, x: None, {"x": 1.0, "carry/0": 2.0, "carry/1": 3.0})
+    [(2.0, 3.0), 1.0]
+    """
+    names = required(fn)
+    trees: dict[str, Any] = {}
+    for path, value in blobs.items():
+        first, *rest = path.split("/")
+        if first not in names:
+            raise GradientError(
+                f"the function has no argument {first!r}; it takes {', '.join(names)}{near(first, names)}"
+            )
+        at, key = trees, first
+        for part in rest:
+            at, key = at.setdefault(key, {}), part
+        at[key] = value
+    for name in names:
+        if name not in trees:
+            raise GradientError(
+                f"the function's argument {name!r} is not given: {name}=normal[2,3], or {name}/0=normal[2,3], ..."
+            )
+    return [_as_tuples(trees[name]) for name in names]
+
+
+def required(fn: Callable) -> list[str]:
+    """The names of the required arguments of a function."""
+    parameters = inspect.signature(fn).parameters.values()
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in places and p.default is p.empty]
+
+
+def _as_tuples(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    if all(key.isdigit() for key in tree):
+        return tuple(_as_tuples(tree[key]) for key in sorted(tree, key=int))
+    return {key: _as_tuples(value) for key, value in tree.items()}

@@ -12,8 +12,8 @@ import pytest
 from literature import CELLS
 
 import jrnn
-from jrnn.gradcheck import INEXACT, Effort, check, over_time, subject_of_function
 from jrnn.testing import assert_gradients_agree
+from jrnn.testing.gradients import INEXACT, Effort, check, over_time, subject_of_function
 
 pytestmark = pytest.mark.usefixtures("little_optimization")
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.convert.flat import body_of, source_of
 from jrnn.jaxprs import Eqn, bind, is_literal, jaxpr_of, scan_counts, trace
+from jrnn.jaxprs.flat import body_of, source_of
 
 NEAR = 1e-4  # of the distance to a kink, relative to the larger of 1 and the number; differences move a point by 6e-6
 _STEPS = 64  # of a loop that are looked at

@@ -4,11 +4,11 @@ The first two are exact and must agree to rounding. Differences are less precise
 share, such as a wrong forward function.
 """
 
-from jrnn.gradcheck.check import check, check_gradients
-from jrnn.gradcheck.compare import INEXACT, TOLERANCE, Effort
-from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport, page, table_of
-from jrnn.gradcheck.sources import over_time, subject_of_file, subject_of_function, subject_of_target
-from jrnn.gradcheck.subject import Subject, subject_of_net
+from jrnn.testing.gradients.check import check, check_gradients
+from jrnn.testing.gradients.compare import INEXACT, TOLERANCE, Effort
+from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport, page, table_of
+from jrnn.testing.gradients.sources import over_time, subject_of_file, subject_of_function, subject_of_target
+from jrnn.testing.gradients.subject import Subject, subject_of_net
 
 __all__ = [
     "INEXACT",

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.convert.flat import body_of
 from jrnn.jaxprs import Eqn, all_equations, bind, in_scope, jaxpr_of, read, scan_counts
+from jrnn.jaxprs.flat import body_of
 
 MOST_STEPS = 64  # a longer scan stays one operator
 

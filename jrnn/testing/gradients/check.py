@@ -16,9 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.convert.flat import source_of
 from jrnn.errors import GradientWarning, describe_op
-from jrnn.gradcheck.compare import (
+from jrnn.jaxprs import Eqn, Program, Var, evaluate, opened, read, scan_counts, trace
+from jrnn.jaxprs.flat import source_of
+from jrnn.nets.graph.scope import Workspace, reads, workspace_of
+from jrnn.nets.ir import Net, Op
+from jrnn.nets.lowering import run_net
+from jrnn.nets.ops.recurrent_network import initial_state
+from jrnn.nets.ops.recurrent_wiring import Wiring, parse
+from jrnn.nets.registry import lookup
+from jrnn.testing.gradients.compare import (
     DIFFERENCE_TOLERANCE,
     TOLERANCE,
     Effort,
@@ -32,17 +39,10 @@ from jrnn.gradcheck.compare import (
     net_error,
     weighted,
 )
-from jrnn.gradcheck.held import holding, rule_name, stopping_lines
-from jrnn.gradcheck.kinks import near_kinks
-from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport
-from jrnn.gradcheck.subject import Subject, function_of, subject_of_net
-from jrnn.jaxprs import Eqn, Program, Var, evaluate, opened, read, scan_counts, trace
-from jrnn.nets.graph.scope import Workspace, reads, workspace_of
-from jrnn.nets.ir import Net, Op
-from jrnn.nets.lowering import run_net
-from jrnn.nets.ops.recurrent_network import initial_state
-from jrnn.nets.ops.recurrent_wiring import Wiring, parse
-from jrnn.nets.registry import lookup
+from jrnn.testing.gradients.held import holding, rule_name, stopping_lines
+from jrnn.testing.gradients.kinks import near_kinks
+from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport
+from jrnn.testing.gradients.subject import Subject, function_of, subject_of_net
 
 
 def check_gradients(

@@ -16,14 +16,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from jrnn.errors import GradientError, OpError
-from jrnn.gradcheck.report import BlobAgreement
-from jrnn.gradcheck.subject import Subject
 from jrnn.nets.autodiff import add_gradients
 from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.scope import Workspace, all_names, has_sub_nets, workspace_of
 from jrnn.nets.ir import Net, Op
-from jrnn.nets.lowering import infer_shapes, run_net, to_jax
+from jrnn.nets.lowering import dense, infer_shapes, run_net, to_jax
 from jrnn.nets.registry import ACCUMULATE
+from jrnn.testing.gradients.report import BlobAgreement
+from jrnn.testing.gradients.subject import Subject
 
 STEP = 6e-6  # about the cube root of float64's epsilon, which balances rounding and truncation of central differences
 Gradients = dict[str, Any]
@@ -207,14 +207,6 @@ def _each(gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[st
     if len(next(iter(seeds.values()))) > 1:
         return jax.lax.map(gradients, arriving)
     return jax.tree.map(lambda g: g[None], gradients({y: v[0] for y, v in arriving.items()}))
-
-
-def dense(gradient: str | GradientSlice, blobs: Mapping[str, Any], like: Any) -> Any:
-    """The blob of a gradient with respect to `like`; a sparse gradient becomes dense."""
-    if not isinstance(gradient, GradientSlice):
-        return blobs[gradient]
-    rows = jnp.reshape(blobs[gradient.values], (-1, *like.shape[1:]))
-    return jnp.zeros_like(like).at[jnp.reshape(blobs[gradient.indices], -1)].add(rows)
 
 
 def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any:
