@@ -18,7 +18,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
-from jrnn.loops.loop import Loop, loop_of
+from jrnn.loops.loop import Loop, ScanParams
 
 _LONGEST = 8  # steps of an inner loop that is unrolled; slices of a carry
 
@@ -66,15 +66,14 @@ def _selected(branches: Sequence[Any], which: Any, *given: Any) -> list[Any]:
 
 
 def _unrolled(params: dict[str, Any], *args: Any) -> list[Any]:
-    n_consts, n_carry = jaxprs.scan_counts(params)
-    consts, carry, xs = args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
-    body, stacks = params["jaxpr"], []
-    count = range(params["length"])
-    for t in reversed(count) if params["reverse"] else count:
-        results = jex.jaxpr_as_fun(body)(*consts, *carry, *(x[t] for x in xs))
-        carry = results[:n_carry]
-        stacks.append(results[n_carry:])
-    stacks = stacks[::-1] if params["reverse"] else stacks
+    scan, stacks = ScanParams.of(params), []
+    consts, carry, xs = scan.apart(args)
+    count = range(scan.length)
+    for t in reversed(count) if scan.reverse else count:
+        results = jex.jaxpr_as_fun(scan.jaxpr)(*consts, *carry, *(x[t] for x in xs))
+        carry = results[: scan.n_carry]
+        stacks.append(results[scan.n_carry :])
+    stacks = stacks[::-1] if scan.reverse else stacks
     return [*carry, *(jnp.stack(ys) for ys in zip(*stacks))]
 
 
@@ -154,7 +153,8 @@ def held(loop: Loop) -> tuple[Loop, tuple[Held, ...] | None]:
     program = jaxprs.trace(step, [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)])
     if program.constvars:  # such as arrays that are literals of the step
         return loop, None
-    return loop_of(program, len(loop.consts), len(avals), loop.length, loop.reverse, loop.unroll), tuple(holds)
+    scan = ScanParams(None, len(loop.consts), len(avals), loop.length, loop.reverse, loop.unroll)
+    return scan.loop(program), tuple(holds)
 
 
 def _held(loop: Loop, v: Var, out: Any) -> Held:

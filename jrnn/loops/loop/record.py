@@ -135,9 +135,36 @@ class Loop:
         return made.verify() if strict_passes.value else made
 
 
-def loop_of(program: jaxprs.Program, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int = 1) -> Loop:
-    """Returns the loop of a step. The first of `Loop.consts` are the constants in the program, whose values it has."""
-    inputs, end = program.invars, n_consts + n_carry
-    consts = (*program.constvars, *inputs[:n_consts])
-    outs = program.outvars[:n_carry], program.outvars[n_carry:]
-    return Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
+@dataclass(frozen=True)
+class ScanParams:
+    """The parameters of a scan's equation.
+
+    Attributes:
+        jaxpr: the step, a closed jaxpr from constants, carries and inputs to new carries and outputs.
+        n_consts, n_carry: the numbers of constants and carries.
+        length, reverse, unroll: those of `jax.lax.scan`.
+    """
+
+    jaxpr: Any
+    n_consts: int
+    n_carry: int
+    length: Any
+    reverse: bool
+    unroll: int = 1
+
+    @staticmethod
+    def of(params: dict[str, Any]) -> ScanParams:
+        counts = jaxprs.scan_counts(params)
+        return ScanParams(params["jaxpr"], *counts, *(params[name] for name in ("length", "reverse", "unroll")))
+
+    def apart(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """Returns the constants, the carries and the inputs of a list of all."""
+        end = self.n_consts + self.n_carry
+        return values[: self.n_consts], values[self.n_consts : end], values[end:]
+
+    def loop(self, program: jaxprs.Program) -> Loop:
+        """Returns the loop of the step as a program. The first of `Loop.consts` are its constants, whose values it has."""
+        consts, carry, xs = self.apart(program.invars)
+        outs = program.outvars[: self.n_carry], program.outvars[self.n_carry :]
+        given = (*program.constvars, *consts), carry, xs
+        return Loop(program.eqns, *given, *outs, self.length, self.reverse, self.unroll)

@@ -14,7 +14,7 @@ from jax.extend import source_info_util
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import jaxpr_as_fun
-from jrnn.loops.loop import FlatScan, derived, mark, recorder
+from jrnn.loops.loop import FlatScan, ScanParams, derived, mark, recorder
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
 from jrnn.loops.wrappers import early_exit
@@ -106,17 +106,17 @@ def solve(
 
 def _agrees(flat: FlatScan) -> bool:
     """Returns whether the derivatives of a loop by blocks of Jacobians are those of the loop, on random numbers."""
-    lifted, n_consts = derived.lifted(jaxprs.opened(flat.closed()))
 
-    def by_blocks(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> derived.Run:
+    def by_blocks(scan: ScanParams) -> derived.Run:
         def of(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            own = functools.partial(jaxpr_as_fun(step), *consts)
-            solution = run(lambda h, x: own(*h, *x), init, xs, length, reverse, Newton(), by_steps=True)
+            own = functools.partial(jaxpr_as_fun(scan.jaxpr), *consts)
+            solution = run(lambda h, x: own(*h, *x), init, xs, scan.length, scan.reverse, Newton(), by_steps=True)
             return solution.carry, solution.ys
 
         return of
 
-    agrees, why = derived.verdict(lifted, n_consts, len(flat.init), _COMPARED, False, "newton", by_blocks)
+    few = derived.lifted(jaxprs.opened(flat.closed()), len(flat.init), _COMPARED, False)
+    agrees, why = derived.verdict(few, "newton", by_blocks)
     if why:
         recorder.note(f"newton: {why}")
     return agrees

@@ -14,7 +14,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core
@@ -23,9 +23,11 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Program, Var, primitives
+from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs.tangents import Linearized, pushed
 from jrnn.loops.costs import equation_costs, machines
 from jrnn.loops.costs.machines import Machine
+from jrnn.loops.loop import ScanParams
 from jrnn.loops.wrappers import recompute
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
@@ -53,12 +55,7 @@ class Stacks:
 
 
 def storing_less(
-    jaxpr: Any,
-    n_consts: int,
-    n_carry: int,
-    stacks: Stacks,
-    option: str | tuple[str, ...] | None,
-    checkpoint: Callable[..., Callable],
+    scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...] | None, checkpoint: Callable[..., Callable]
 ) -> Callable[..., Flat] | None:
     """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
 
@@ -66,12 +63,12 @@ def storing_less(
     that name values with `checkpoint_name`, unless `option` says what to compute again.
 
     Args:
-        jaxpr: the step, from constants, carries and inputs to new carries and outputs.
-        n_consts, n_carry: the numbers of constants and carries.
+        scan: the loop; its length and direction do not matter.
         stacks: where they are kept.
         option: the option `recompute`: None, "contractions", or names.
         checkpoint: `jax.checkpoint`, whose equations can be transposed.
     """
+    jaxpr = scan.jaxpr
     if not _is_plain(jaxpr):
         if option is None or jaxprs.jaxpr_of(jaxpr).effects:
             return None
@@ -84,12 +81,16 @@ def storing_less(
     avals, run = [v.aval for v in program.invars], lambda *args: program.run(*args)
 
     @functools.cache
-    def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
-        return _derivative(run, avals, moving, n_consts, n_carry, stacks, option, checkpoint)
+    def derivative(places: tuple[int, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+        parts = Linearized.of(run, avals, places)
+        if any(jaxprs.is_in(a, parts.later) for a in parts.program.outvars[: parts.n_out]):
+            # One equation makes a result and its tangent, as the loop in a rule of `jax.custom_jvp`: JAX separates them.
+            return lambda primals, tangents: pushed(run, primals, places, tangents)
+        return _derivative(parts, _at_hand(parts, scan, stacks, option), checkpoint)
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
-        moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
-        return derivative(moving)(primals, [t for t, m in zip(tangents, moving) if m])
+        places = tuple(i for i, (p, t) in enumerate(zip(primals, tangents)) if _moves(p, t))
+        return derivative(places)(primals, [tangents[i] for i in places])
 
     smooth = jax.custom_jvp(run)
     smooth.defjvp(rule, symbolic_zeros=True)
@@ -112,61 +113,11 @@ def _is_plain(closed: Any) -> bool:
     )
 
 
-class _Linearized(NamedTuple):
-    """A step with its tangents, as equations of two kinds.
-
-    Attributes:
-        program: the step, from arguments and tangents to results and tangents.
-        n_in, n_out: the numbers of arguments and results.
-        step: the equations of values.
-        linear: the equations of tangents that the results' tangents need.
-        later: the variables that depend on tangents.
-        outs: the tangent of each result; None if it is zero.
-        wanted: the values that `linear` and the tangents read.
-    """
-
-    program: Program
-    n_in: int
-    n_out: int
-    step: list[Any]
-    linear: list[Any]
-    later: Collection[Var]
-    outs: list[Atom | None]
-    wanted: list[Var]
-
-    @property
-    def moved(self) -> list[Atom]:
-        return [a for a in self.outs if a is not None]
-
-
-def _linearized(run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...]) -> _Linearized:
-    """Separates a step whose arguments have tangents where `moving` says so."""
-    program = _with_tangents(run, avals, moving)
-    n_in = len(avals)
-    smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
-    later = jaxprs.depends(program.eqns, program.invars[n_in:])
-    tangents = iter(program.outvars[len(smooth) :])
-    producers = jaxprs.producers(program.eqns)
-    outs = [
-        None if a is None or jaxprs.is_zero(a, producers) else a
-        for a in (next(tangents) if s else None for s in smooth)
-    ]
-    moved = [a for a in outs if a is not None]
-    step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
-    linear, _ = jaxprs.needed(program.eqns, moved, set(program.invars[:n_in]))
-    linear = [e for e in linear if any(v in later for v in e.outvars)]
-    wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
-    # The tangents that do not depend on tangents, from unusual custom rules.
-    wanted += [a for a in jaxprs.variables(moved) if a not in later]
-    return _Linearized(program, n_in, len(smooth), step, linear, later, outs, wanted)
-
-
-def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, stacks: Stacks, option: Any) -> set[Var]:
+def _at_hand(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any) -> set[Var]:
     """Returns the values that the reverse pass has: what the loop stacks anyway, and what is stored for it."""
-    program, first_x = parts.program, n_consts + n_carry
-    arguments = program.invars[: parts.n_in]
-    consts, carry, xs = arguments[:n_consts], arguments[n_consts:first_x], arguments[first_x:]
-    carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry : parts.n_out]
+    program, arguments = parts.program, parts.program.invars[: parts.n_in]
+    consts, carry, xs = scan.apart(arguments)
+    carry_out, ys = program.outvars[: len(carry)], program.outvars[len(carry) : parts.n_out]
     had = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
     had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
@@ -181,22 +132,11 @@ def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, stacks: Stacks, op
 
 
 def _derivative(
-    run: Callable[..., Flat],
-    avals: Sequence[Any],
-    moving: tuple[bool, ...],
-    n_consts: int,
-    n_carry: int,
-    stacks: Stacks,
-    option: Any,
-    checkpoint: Callable[..., Callable],
+    parts: Linearized, at_hand: Collection[Var], checkpoint: Callable[..., Callable]
 ) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
-    parts = _linearized(run, avals, moving)
     program, later, n_in = parts.program, parts.later, parts.n_in
-    if any(jaxprs.is_in(a, later) for a in program.outvars[: parts.n_out]):
-        # One equation makes a result and its tangent, such as the loop in a rule of `jax.custom_jvp`: JAX separates them.
-        return lambda primals, tangents: jax.jvp(*_of_moving(run, primals, moving), list(tangents))
-    again, _ = jaxprs.needed(parts.step, parts.wanted, _at_hand(parts, n_consts, n_carry, stacks, option))
+    again, _ = jaxprs.needed(parts.step, parts.wanted, at_hand)
     reverse_part = (*again, *parts.linear)
     fixed = {v for e in reverse_part for v in e.outvars} | later
     read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *parts.wanted] if v not in fixed))
@@ -221,37 +161,6 @@ def _derivative(
         return results, [z if a is None else next(given) for z, a in zip(zero, parts.outs)]
 
     return rule
-
-
-def _of_moving(run: Callable[..., Flat], args: Flat, moving: Sequence[bool]) -> tuple[Callable[..., Flat], Flat]:
-    """Returns a step as a function of the arguments that move, and these arguments."""
-
-    def of(*values: Any) -> Flat:
-        given = iter(values)
-        return run(*(next(given) if m else a for a, m in zip(args, moving)))
-
-    return of, [a for a, m in zip(args, moving) if m]
-
-
-def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], moving: Sequence[bool]) -> Program:
-    """Traces a step with its tangents.
-
-    The program takes the arguments and the tangents of those that move. It returns the results and the tangents of the
-    floating-point ones.
-    """
-    n = len(avals)
-
-    def both(*args: Any) -> Flat:
-        outs, tangents = jax.jvp(*_of_moving(run, args[:n], moving), list(args[n:]))
-        return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
-
-    program = jaxprs.trace(both, [*avals, *(a.to_tangent_aval() for a, m in zip(avals, moving) if m)])
-    return replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
-
-
-def _named_as_in_step(eqn: Eqn) -> Any:
-    """The equation without the outermost transformation in its name stack, which is the `jax.jvp` of `_with_tangents`."""
-    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))
 
 
 def _choose(

@@ -17,7 +17,7 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.names import is_traced
 from jrnn.loops.affine.carries import Stage
-from jrnn.loops.loop import FlatScan, Loop, derived, loop_of, recorder
+from jrnn.loops.loop import FlatScan, Loop, ScanParams, derived, recorder
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
 from jrnn.loops.segments.starts import Segment, Solver
 from jrnn.loops.segments.transitions import applied, stages
@@ -131,7 +131,7 @@ def _communicates(closed: Any, place: Place) -> bool:
 def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
     """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its known constants."""
     program = jaxprs.opened(closed, _OPENED)
-    loop = loop_of(program, 0, n_carry, steps, reverse)
+    loop = ScanParams(closed, 0, n_carry, steps, reverse).loop(program)
     return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
 
 
@@ -158,7 +158,7 @@ def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Va
         return replace(program, consts=args[: len(consts)]).run(*args[len(consts) :], rule=rule)
 
     varying = jaxprs.trace(step, [*map(jax.typeof, consts), *(v.aval for v in program.invars)])
-    loop = loop_of(varying, len(consts), n_carry, steps, place.reverse)
+    loop = ScanParams(closed, len(consts), n_carry, steps, place.reverse).loop(varying)
     return loop, [*map(jnp.asarray, varying.consts), *consts]
 
 
@@ -178,12 +178,12 @@ def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Pla
 def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place) -> list[Stage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
-    def summarized(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> derived.Run:
-        opened = jaxprs.opened(step, _OPENED)
-        loop = loop_of(opened, n_consts, n_carry, length, reverse)
+    def summarized(scan: ScanParams) -> derived.Run:
+        opened = jaxprs.opened(scan.jaxpr, _OPENED)
+        loop = scan.loop(opened)
 
         def run(f: Callable, init: Any, xs: Any, length: int, linear: bool = False, same: bool = False) -> Any:
-            return lax.scan(f, init, xs, length, reverse)
+            return lax.scan(f, init, xs, length, scan.reverse)
 
         segment = Segment(loop, run)
         of_small = stages(loop, dict(zip(opened.constvars, opened.consts)), place.count)
@@ -201,9 +201,8 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
 
         return of
 
-    lifted, count = derived.lifted(jaxprs.opened(closed, _OPENED))
-    kind = f"over {place.count} devices"
-    agrees, note = derived.verdict(lifted, count, n_carry, _COMPARED, place.reverse, kind, summarized)
+    few = derived.lifted(jaxprs.opened(closed, _OPENED), n_carry, _COMPARED, place.reverse)
+    agrees, note = derived.verdict(few, f"over {place.count} devices", summarized)
     if note:
         recorder.note(note)
     return list(in_order) if agrees else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]

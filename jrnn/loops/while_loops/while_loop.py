@@ -17,7 +17,6 @@ from jax import lax
 from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.names import is_traced
-from jrnn.loops.loop import promoted
 from jrnn.loops.rules import tracing
 from jrnn.loops.wrappers import early_exit
 
@@ -67,7 +66,7 @@ def while_loop(
         checkpoints = _count("checkpoints", checkpoints)
     last = jax.eval_shape(lambda state: lax.while_loop(cond, body, state), init)  # raises JAX's errors
     bounded = functools.partial(_bounded, steps, checkpoints)
-    state = promoted(init, last)
+    state = early_exit.promoted(init, last)
     return early_exit.run(cond, lambda state, _: (body(state), None), state, None, None, steps, False, bounded)[0]
 
 
