@@ -19,8 +19,7 @@ from jrnn.jaxprs.names import is_traced
 from jrnn.loops.affine.carries import Stage
 from jrnn.loops.loop import FlatScan, Loop, ScanParams, derived, recorder
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
-from jrnn.loops.segments.starts import Segment, Solver
-from jrnn.loops.segments.transitions import applied, stages
+from jrnn.loops.segments.starts import Segment, Solver, applied, stages
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
