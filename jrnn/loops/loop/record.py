@@ -123,7 +123,7 @@ class Loop:
         assert not program.constvars, "a rewrite may not add constants"
         eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
         n_consts, first_x = len(self.consts), len(self.consts) + n_carry
-        made = replace(
+        traced = replace(
             self,
             eqns=tuple(eqns),
             consts=program.invars[:n_consts],
@@ -132,7 +132,7 @@ class Loop:
             carry_out=program.outvars[:n_carry],
             ys=program.outvars[n_carry:],
         )
-        return made.verify() if strict_passes.value else made
+        return traced.verify() if strict_passes.value else traced
 
 
 @dataclass(frozen=True)

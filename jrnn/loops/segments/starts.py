@@ -50,50 +50,47 @@ class Segment:
         return [ends[i] for i in stage.carry]
 
     def _of(self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values) -> Any:
+        step, stacks = self._part(carry, ys, consts, start, xs)
+        return self.run(step, [start[i] for i in carry], stacks, self.loop.length)
+
+    def _part(
+        self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values
+    ) -> tuple[Callable[[Values, Values], tuple[Values, Values]], Values]:
+        """Returns the step of some of the carries and outputs, and the inputs that it reads."""
         loop = self.loop
         eqns, used = jaxprs.needed(loop.eqns, [*(loop.carry_out[i] for i in carry), *ys], {*loop.inputs})
         stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
         fixed = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
 
         def step(old: Values, x: Values) -> tuple[Values, Values]:
-            env = {**fixed, **dict(zip(stacks, x))}
-            env = jaxprs.evaluate(eqns, env | {loop.carry[i]: v for i, v in zip(carry, old)})
+            env = {**fixed, **dict(zip(stacks, x)), **{loop.carry[i]: v for i, v in zip(carry, old)}}
+            jaxprs.evaluate(eqns, env)
             new = [like(jaxprs.value(env, loop.carry_out[i]), v) for i, v in zip(carry, old)]
             return new, [jaxprs.value(env, y) for y in ys]
 
-        return self.run(step, [start[i] for i in carry], list(stacks.values()), loop.length)
+        return step, list(stacks.values())
 
     def matrix(self, stage: Stage, transition: Blocks, consts: Values, start: Values, xs: Values) -> Any:
         """Returns A of a group of carries."""
-        loop, mine = self.loop, transition.carries
+        mine, count = transition.carries, len(transition.carries)
         others = [i for i in stage.reads if i not in stage.carry]
-        news = [loop.carry_out[i] for i in (*mine, *others)]
-        eqns, used = jaxprs.needed(loop.eqns, news, {*loop.inputs})
-        stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
-        fixed = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
         states = [start[i] for i in mine]
+        part, stacks = self._part([*mine, *others], (), consts, start, xs)
 
         def step(old: Any, x: Values) -> tuple[Any, None]:
             rest, columns = old
-            env = {**fixed, **dict(zip(stacks, x))}
-            env |= {loop.carry[i]: v for i, v in zip(others, rest)}
+            zeros = list(map(jnp.zeros_like, states))
 
             def linear(column: Values) -> Values:
-                def new(state: Values) -> Values:
-                    here = jaxprs.evaluate(eqns, env | {loop.carry[i]: v for i, v in zip(mine, state)})
-                    return [like(jaxprs.value(here, loop.carry_out[i]), v) for i, v in zip(mine, state)]
+                return jax.jvp(lambda state: part([*state, *rest], x)[0][:count], (zeros,), (column,))[1]
 
-                return jax.jvp(new, (list(map(jnp.zeros_like, column)),), (column,))[1]
-
-            here = jaxprs.evaluate(eqns, env | {loop.carry[i]: jnp.zeros_like(v) for i, v in zip(mine, states)})
-            rest = [like(jaxprs.value(here, loop.carry_out[i]), v) for i, v in zip(others, rest)]
-            return (rest, [linear(c) for c in columns]), None
+            return (part([*zeros, *rest], x)[0][count:], [linear(c) for c in columns]), None
 
         units = [transition.basis(run, states) for run in range(transition.runs)]
         basis = [[like(unit, v) for unit, v in zip(column, states)] for column in units]
         elementwise = transition.block == len(mine) and not others
         first = [start[i] for i in others], basis
-        (_, columns), _ = self.run(step, first, list(stacks.values()), loop.length, linear=True, same=elementwise)
+        (_, columns), _ = self.run(step, first, stacks, self.loop.length, linear=True, same=elementwise)
         return transition.matrix([jnp.stack(each) for each in zip(*columns)])
 
 
