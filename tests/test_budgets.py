@@ -5,12 +5,12 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 67_950
+WHOLE = 67_980
 LINES = {
     "errors": 170,
     "version": 10,
     "files": 710,
-    "jaxprs": 2_120,
+    "jaxprs": 2_070,
     "progress": 280,
     "loops": 15_940,
     "nn": 4_020,
@@ -21,12 +21,12 @@ LINES = {
     "nets/registry": 310,
     "nets/gradient_maker": 170,
     "nets/proto": 1_350,
-    "nets/graph": 2_060,
+    "nets/graph": 2_030,
     "nets/builder": 330,
     "nets/schedule": 100,
-    "nets/blobs": 70,
-    "nets/lowering": 380,
-    "nets/autodiff": 410,
+    "nets/blobs": 0,
+    "nets/lowering": 430,
+    "nets/autodiff": 430,
     "nets/ops": 9_380,
     "nets/recurrent": 360,
     "nets/cells": 1_690,
@@ -36,10 +36,10 @@ LINES = {
     "interop": 700,
     "convert": 3_560,
     "onnx": 3_170,
-    "testing": 3_180,
+    "testing": 3_200,
     "train": 6_250,
     "bench": 4_320,
-    "cli": 1_380,
+    "cli": 1_460,
     "__main__": 10,
     "__init__": 170,
 }
