@@ -20,13 +20,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrnn.errors import ScanError
-from jrnn.loops import backends, explain_scan, recorder, scan
+from jrnn.loops import backends, explain_scan, scan
 from jrnn.loops.kernels import Refused
-from jrnn.loops.mark import Options
-from jrnn.loops.native import library, writer
-from jrnn.loops.native.runner import native_of
-from jrnn.loops.native.sums import contract
-from jrnn.loops.native.views import Array, View, collapsed, dense
+from jrnn.loops.kernels.native import library, writer
+from jrnn.loops.kernels.native.runner import native_of
+from jrnn.loops.kernels.native.sums import contract
+from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
+from jrnn.loops.loop import Options, recorder
 from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
@@ -391,7 +391,9 @@ def test_without_the_object_the_reason_is_given(monkeypatch):
 
 @pytest.mark.exhaustive
 def test_importing_jrnn_does_not_load_it():
-    code = "import sys, jrnn; from jrnn.loops.native import library; sys.exit(library.found.cache_info().currsize)"
+    code = (
+        "import sys, jrnn; from jrnn.loops.kernels.native import library; sys.exit(library.found.cache_info().currsize)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

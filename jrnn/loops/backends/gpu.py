@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.loops.backends import accelerator
-from jrnn.loops.loop import Loop
-from jrnn.loops.mark import Options
+from jrnn.loops.backends.backend import Backend
+from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import one_kernel_a_stage, pack_stacks, split
 from jrnn.loops.plans import Converted, LoopPlan, Split, Target, by_steps
 
@@ -43,3 +43,6 @@ def _few_kernels(core: Loop, target: Target) -> Converted:
     inner = by_steps(loop) if packs is None else Converted(by_steps(loop), packs)
     remark = f"{loop.unroll} steps a trip of the loop, which writes {len(loop.ys)} arrays"
     return Converted(Split(prepared, inner), held, (remark,))
+
+
+BACKEND = Backend(("cuda", "rocm"), plan)
