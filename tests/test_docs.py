@@ -105,6 +105,18 @@ def test_the_table_of_benchmarks_is_what_was_measured():
         np.testing.assert_allclose([float(x) for x in shown.split("|")[:-1]], [mean, *ratios], atol=0.0051)
 
 
+def test_the_table_of_filters_is_what_was_measured():
+    records = json.loads((DOCS / "benchmarks" / "filters.json").read_text(encoding="utf-8"))["records"]
+    least = {
+        (r["cell"], r["mode"], r["peer"]): f"{1e3 * r['least']:.2f}" for r in records
+    }  # microseconds a step of 1,000
+    columns = [(mode, peer) for mode in ("forward", "train") for peer in ("lax.scan", "jrnn")]
+    measured = [tuple(least[loop, *column] for column in columns) for loop in dict.fromkeys(loop for loop, *_ in least)]
+    table = (DOCS / "filters.md").read_text(encoding="utf-8").partition("## Measured")[2].partition("## What")[0]
+    shown = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.M)
+    assert sorted(shown) == sorted(measured)
+
+
 def test_links_between_pages_lead_somewhere():
     for page in sorted(DOCS.rglob("*.md")):
         prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
