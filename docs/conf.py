@@ -110,12 +110,13 @@ html_extra_path = ["_generated/site"]
 
 def contents():
     """llms.txt: what jrnn is, and each page with its first paragraph, for programs that read documentation."""
-    lines = ["# jrnn", "", "> jrnn makes loops over time in JAX faster, and proves their gradients.", "", "## Pages", ""]
-    for page in sorted(Path(__file__).parent.glob("*.md")) + sorted((Path(__file__).parent / "api").glob("*.md")):
+    lines = ["# jrnn\n\n> jrnn makes loops over time in JAX faster, and proves their gradients.\n\n## Pages\n"]
+    docs = ROOT / "docs"
+    for page in sorted([*docs.glob("*.md"), *docs.glob("api/*.md")]):
         title, _, text = page.read_text(encoding="utf-8").partition("\n")
         if title.startswith("# "):
             about = " ".join(text.strip().partition("\n\n")[0].split())
-            lines.append(f"- [{title[2:]}]({page.relative_to(Path(__file__).parent).with_suffix('.html')}): {about}")
+            lines.append(f"- [{title[2:]}]({page.relative_to(docs).with_suffix('.html')}): {about}")
     return "\n".join(lines) + "\n"
 
 

@@ -5,14 +5,14 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 67_992
+WHOLE = 68_000
 LINES = {
     "errors": 170,
     "version": 10,
     "files": 710,
     "jaxprs": 2_070,
     "progress": 280,
-    "loops": 15_932,
+    "loops": 15_940,
     "nn": 4_020,
     "nets/__init__": 10,
     "nets/memory": 100,

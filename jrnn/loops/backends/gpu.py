@@ -17,9 +17,8 @@ from jrnn.loops.plans import Converted, LoopPlan, Split, Target, by_steps
 
 _STEPS = 4  # steps per trip of the loop: they share the kernels that count the trips and write the stacks
 _LONGEST = 400  # a step with more equations runs once per trip, because the program would become long
-_PACKED = (
-    4 << 20
-)  # the most bytes of a pack at one step: taking more apart costs as much as a kernel, 2 to 3 microseconds
+# The most bytes of a pack at one step: taking more apart costs as much as a kernel, 2 to 3 microseconds.
+_PACKED = 4 << 20
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:

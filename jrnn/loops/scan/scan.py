@@ -125,15 +125,8 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
-    given = (
-        length,
-        reverse,
-        unroll,
-        recompute,
-        strict,
-        memory,
-        verify,
-    )  # `jax.lax.scan` reports an option that is traced
+    # `jax.lax.scan` reports an option that is traced.
+    given = length, reverse, unroll, recompute, strict, memory, verify
     length, reverse, unroll, recompute, strict, memory, verify = (v if is_traced(v) else plain(v) for v in given)
     row = executors.find(executor)
     recomputation.check(recompute)
