@@ -1,9 +1,4 @@
-"""Descriptions of the registered operators: the rows of `jrnn ops`, and docs/operators.md.
-
-To bring the document up to date:
-
-    python -m jrnn.nets.ops.catalog > docs/operators.md
-"""
+"""Descriptions of the registered operators: the rows of `jrnn ops`, and docs/operators.md, which says how it is made."""
 
 import sys
 import types
