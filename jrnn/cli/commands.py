@@ -52,14 +52,16 @@ def _imports_said() -> Iterator[None]:
     """Prints which modules that a configuration or the command line names are run, before they are."""
     logger, handler = logging.getLogger("jrnn.imports"), logging.Handler()
     handler.emit = lambda record: _note(record.getMessage())  # type: ignore[method-assign]
-    level = logger.level
+    before = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # absl, which orbax imports, would print it again
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(level)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 def _repeat_interrupt(ignored: Any) -> None:
