@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 from onnx.parser import parse_model
 from safetensors.numpy import save as safetensors_bytes
@@ -168,6 +169,7 @@ class Cases:
 
 def work(cases: Cases, numbers: range, until: float) -> None:
     """Runs cases; prints the number of each before it runs, and what was wrong afterwards."""
+    jax.devices()  # JAX's threads do not start within the limit
     status = Path("/proc/self/statm").read_text().split()
     bound = int(status[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))

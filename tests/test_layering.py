@@ -27,7 +27,7 @@ ROOMS = {
     "errors": Room(150, "the errors that jrnn raises"),
     "version": Room(10, "the version"),
     "printable": Room(30, "text of strangers, made safe to show"),
-    "files": Room(560, "the one opener, reader of JSON and writer of files", "errors"),
+    "files": Room(590, "the one opener, reader of JSON and writer of files", "errors"),
     "memory": Room(150, "the bound on what operators make", "errors files"),
     "arrays": Room(110, "arrays in files of strangers", "errors files memory"),
     "scalars": Room(20, "scalars of numpy and JAX as Python numbers"),
@@ -77,7 +77,7 @@ ROOMS = {
     "models": Room(4_000, "pretrained recurrent language models", "errors files memory nn"),
     "interop": Room(785, "weights of other systems", "errors files memory nn"),
     "convert": Room(
-        4_140,
+        4_170,
         "JAX functions to nets; packages; nets to Python",
         "errors printable files named jaxprs nets/ir nets/proto nets/graph nets/builder nets/lowering nets/ops "
         "nets/recurrent",

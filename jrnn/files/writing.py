@@ -32,7 +32,7 @@ def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool
     Raises:
         JrnnError: of type `error`, if the file cannot be written.
     """
-    with _reporting(target, error):
+    with reporting(target, error):
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
         if kind_of(target) in ("a pipe", "a device"):
@@ -50,7 +50,7 @@ def append_to(target: Path, error: type[JrnnError]) -> TextIO:
     Raises:
         JrnnError: of type `error`, if it cannot be opened, or is no file.
     """
-    with _reporting(target, error):
+    with reporting(target, error):
         opened = open(target, "a", encoding="utf-8", newline="", opener=_at_once)  # noqa: SIM115
     if (kind := kind_of(target)) != "a file":
         opened.close()
@@ -72,7 +72,7 @@ def new_file(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator
     Raises:
         JrnnError: of type `error`, if the file cannot be written.
     """
-    with _reporting(target, error):
+    with reporting(target, error):
         whole = Path(target).resolve()
         with _half(whole.parent, is_folder=False) as half:
             yield half
@@ -92,7 +92,7 @@ def new_folder(
     Raises:
         JrnnError: of type `error`, if something cannot be written.
     """
-    with _reporting(target, error):
+    with reporting(target, error):
         whole = Path(target).resolve()
         whole.parent.mkdir(parents=True, exist_ok=True)
         if whole.is_dir():
@@ -157,7 +157,8 @@ def _remove(half: Path) -> None:
 
 
 @contextlib.contextmanager
-def _reporting(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[None]:
+def reporting(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[None]:
+    """Raises `error` in the place of an error of the system."""
     try:
         yield
     except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
