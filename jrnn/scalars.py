@@ -10,4 +10,5 @@ def plain(value: Any) -> Any:
     >>> plain(np.int32(3)), plain(np.asarray(True)), plain("x")
     (3, True, 'x')
     """
-    return value.item() if getattr(value, "ndim", None) == 0 and value.dtype.kind in "biuf" else value
+    kind = getattr(getattr(value, "dtype", None), "kind", None)  # keys of JAX have a dtype without a kind
+    return value.item() if getattr(value, "ndim", None) == 0 and kind and kind in "biuf" else value

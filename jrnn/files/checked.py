@@ -173,7 +173,7 @@ def _named(kind: Any) -> str:
 
 def _fits(kind: Any, value: Any) -> bool:
     if typing.get_origin(kind) is typing.Literal:
-        return value in typing.get_args(kind)
+        return any(type(value) is type(one) and value == one for one in typing.get_args(kind))
     kind = _plain(kind)
     if dataclasses.is_dataclass(kind):
         return isinstance(value, Mapping)

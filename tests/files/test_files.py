@@ -201,6 +201,7 @@ def test_values_of_a_kind(kind, value, found):
         (list[str], ["a", 1], r"x\[1\] must be a string, is 1"),
         (list[str], "ab", "x must be a list, is 'ab'"),
         (tuple[int, int], [1], "x must have 2 elements, has 1"),
+        (Literal[1], True, "x must be 1, is True"),
         (Literal["a", "b"], [], r"x must be 'a' or 'b', is \[\]"),
         (Inner, [], r"x: must be an object, is \[\]"),
         (Outer, {"name": "a", "inner": [{"size": 11}]}, r"x: inner\[0\]: size must be at most 10, is 11"),
