@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.convert.flat import body_of
 from jrnn.convert.package import Package
 from jrnn.convert.python_forms import (
     IDENTITIES,
@@ -44,12 +43,12 @@ from jrnn.convert.python_forms import (
     typed,
     uses_of,
 )
-from jrnn.convert.verify import close, drawn
-from jrnn.errors import ConversionError, FormatError, OpError
+from jrnn.errors import ConversionError, FormatError, OpError, printable
 from jrnn.files import reporting, write_whole
 from jrnn.jaxprs import Eqn, is_literal, scan_counts
+from jrnn.jaxprs.flat import body_of
+from jrnn.jaxprs.trials import close, drawn
 from jrnn.nets.lowering import to_jax
-from jrnn.printable import printable
 
 # fmt: off
 _RESERVED = (
