@@ -138,7 +138,7 @@ def checked(kind: Any, value: Any, where: str, error: type[JrnnError]) -> Any:
     if kind is Any:
         return value
     if origin is typing.Literal:
-        if value not in choices:
+        if not _fits(kind, value):
             nearest = near(value, choices) if isinstance(value, str) else ""
             raise error(f"{where} must be {' or '.join(map(repr, choices))}, is {_described(value)}{nearest}")
         return value
