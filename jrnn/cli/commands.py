@@ -52,16 +52,16 @@ def _imports_said() -> Iterator[None]:
     """Prints which modules that a configuration or the command line names are run, before they are."""
     logger, handler = logging.getLogger("jrnn.imports"), logging.Handler()
     handler.emit = lambda record: _note(record.getMessage())  # type: ignore[method-assign]
-    before = logger.level, logger.propagate
+    level, propagates = logger.level, logger.propagate
+    logger.propagate = False  # absl, which orbax imports, prints what reaches the root
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
-    logger.propagate = False  # absl, which orbax imports, would print it again
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        logger.setLevel(level)
+        logger.propagate = propagates
 
 
 def _repeat_interrupt(ignored: Any) -> None:
