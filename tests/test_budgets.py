@@ -5,14 +5,14 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 67_980
+WHOLE = 68_000
 LINES = {
     "errors": 170,
     "version": 10,
-    "files": 710,
-    "jaxprs": 2_070,
+    "files": 750,
+    "jaxprs": 2_210,
     "progress": 280,
-    "loops": 15_940,
+    "loops": 15_820,
     "nn": 4_020,
     "nets/__init__": 10,
     "nets/memory": 100,
@@ -21,12 +21,12 @@ LINES = {
     "nets/registry": 310,
     "nets/gradient_maker": 170,
     "nets/proto": 1_350,
-    "nets/graph": 2_030,
+    "nets/graph": 2_060,
     "nets/builder": 330,
     "nets/schedule": 100,
-    "nets/blobs": 0,
-    "nets/lowering": 430,
-    "nets/autodiff": 430,
+    "nets/blobs": 70,
+    "nets/lowering": 380,
+    "nets/autodiff": 410,
     "nets/ops": 9_380,
     "nets/recurrent": 360,
     "nets/cells": 1_690,
@@ -34,12 +34,12 @@ LINES = {
     "corpus": 640,
     "models": 4_000,
     "interop": 700,
-    "convert": 3_560,
+    "convert": 3_590,
     "onnx": 3_170,
-    "testing": 3_200,
-    "train": 6_250,
+    "testing": 3_170,
+    "train": 6_260,
     "bench": 4_320,
-    "cli": 1_460,
+    "cli": 1_380,
     "__main__": 10,
     "__init__": 170,
 }
