@@ -5,14 +5,14 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 67_940
+WHOLE = 67_990
 LINES = {
     "errors": 170,
     "version": 10,
-    "files": 710,
-    "jaxprs": 2_120,
+    "files": 750,
+    "jaxprs": 2_210,
     "progress": 280,
-    "loops": 15_940,
+    "loops": 15_820,
     "nn": 4_020,
     "nets/__init__": 10,
     "nets/memory": 100,
@@ -34,9 +34,9 @@ LINES = {
     "corpus": 640,
     "models": 4_000,
     "interop": 700,
-    "convert": 3_560,
+    "convert": 3_590,
     "onnx": 3_170,
-    "testing": 3_180,
+    "testing": 3_170,
     "train": 6_250,
     "bench": 4_320,
     "cli": 1_380,

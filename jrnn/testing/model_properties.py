@@ -137,24 +137,24 @@ def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
     resets = np.zeros((2, len(row)), bool)
     resets[:, 2:-2] = True
 
-    def ends(changed: slice) -> tuple[Any, Any]:
-        """The logits of the last document in two rows, of which one has other tokens before; and the state."""
+    def ends(changed: slice) -> tuple[Any, Any, Any]:
+        """The logits of the last document in each of two rows, of which the second has other tokens before; the state."""
         tokens, state, start = np.stack([row, row]), None, 0
         tokens[1, changed] = _others(model, row[changed])
         if handed:
             _, state = _run(model, tokens[:, :2])
             start = 2
         logits, state = _run(model, tokens[:, start:], state, resets=resets[:, start:])
-        return logits[:, -3:], state
+        return logits[:1, -3:], logits[1:, -3:], state
 
-    (first, far), state = ends(slice(2))
+    first, far, state = ends(slice(2))
     where = "handed on from an earlier call" if handed else "in one call"
     if wrong := differs("logits", far, first, tolerance):
         kind = "state" if "state" in model.remembers else "attention"
         if {"state", "attention"} <= {*model.remembers} and model.leaves is not None:
             kind = "state" if _lowest(model.leaves(state), tolerance) == {"state"} else "attention"
         return _Leak(kind, f"with another document {middle} documents before, {where}, {wrong}", hides=True)
-    (first, near), _ = ends(slice(2, -3))
+    first, near, _ = ends(slice(2, -3))
     if wrong := differs("logits", near, first, tolerance):
         kind = "window" if "window" in model.remembers else model.remembers[0]
         return _Leak(kind, f"with another document before, {where}, {wrong}", hides=False)
