@@ -18,9 +18,9 @@ import jax
 
 from jrnn.cli.output import BUG, INTERRUPTED, MISTAKE, PIPE_CLOSED, OutputError, safe_output
 from jrnn.cli.parser import make_parser
+from jrnn.convert.named import described, is_own
 from jrnn.errors import JrnnError
 from jrnn.loops import host_memory
-from jrnn.named import described, is_own
 
 
 def run(argv: Sequence[str] | None) -> int:
@@ -52,7 +52,8 @@ def _imports_said() -> Iterator[None]:
     """Prints which modules that a configuration or the command line names are run, before they are."""
     logger, handler = logging.getLogger("jrnn.imports"), logging.Handler()
     handler.emit = lambda record: _note(record.getMessage())  # type: ignore[method-assign]
-    level = logger.level
+    level, propagates = logger.level, logger.propagate
+    logger.propagate = False  # absl, which orbax imports, prints what reaches the root
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -60,6 +61,7 @@ def _imports_said() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagates
 
 
 def _repeat_interrupt(ignored: Any) -> None:

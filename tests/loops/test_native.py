@@ -22,7 +22,8 @@ from jax.sharding import PartitionSpec as P
 from jrnn.errors import ScanError
 from jrnn.loops import backends, explain_scan, scan
 from jrnn.loops.kernels import Refused
-from jrnn.loops.kernels.native import library, writer
+from jrnn.loops.kernels.native import library
+from jrnn.loops.kernels.native import program as programs
 from jrnn.loops.kernels.native.runner import native_of
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
@@ -401,10 +402,10 @@ def test_a_program_does_not_leave_its_arrays():
     """The sizes of all arrays are checked when the program is written."""
     p = weights()
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
-    program = writer.program_of(loop)
+    program = programs.program_of(loop)
     assert program.rows == N and sum(o.kind == "product" for stage in program.stages for o in stage) == 2
     longer = replace(program.core, length=T + 1)
-    assert writer.program_of(longer).encoded[3] == T + 1
+    assert programs.program_of(longer).encoded[3] == T + 1
     with pytest.raises(Refused, match="rows"):
         View(Array(3), ((N, 0), (3, 1)), row=0).sliced([1, 0], [N, 3], [1, 1])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.affine import associative
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs import tuned
 from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice
 from jrnn.loops.costs.equation_costs import is_by_vector, is_outer, product_seconds
@@ -207,3 +208,6 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
         products.append(steps * estimator.part(fission.core.eqns, fission.core.outputs).products)
         seconds.append(Split(fission, Steps(fission.core)).estimate(machine, estimator).seconds)
     return products[0] - products[1] > _LEAST_GAIN * seconds[0]
+
+
+BACKEND = Backend(("cpu",), plan, ways)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jrnn.loops.backends import accelerator
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, Options, strict_passes
 from jrnn.loops.plans import LoopPlan, Node, OneCall, Target, at_leaf
@@ -46,3 +47,6 @@ def _in_kernel(loop: Loop, target: Target) -> Node:
     if target.devices > 1 and not elsewhere:
         raise Refused("the program is divided among devices, and a kernel is not; put the scan inside of jax.shard_map")
     return OneCall(kernel_of(loop, target.kind, elsewhere), loop)
+
+
+BACKEND = Backend(("tpu", KERNEL), plan)

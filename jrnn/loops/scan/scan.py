@@ -22,6 +22,7 @@ from typing import Any
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
+from jrnn.files import plain
 from jrnn.jaxprs.names import is_traced
 from jrnn.loops import newton
 from jrnn.loops.newton import Newton
@@ -31,7 +32,6 @@ from jrnn.loops.scan.pipeline import Call
 from jrnn.loops.wrappers import recompute as recomputation
 from jrnn.loops.wrappers.masking import checked_reset_state
 from jrnn.loops.wrappers.recompute import Recompute
-from jrnn.scalars import plain
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
@@ -125,15 +125,8 @@ def scan(
     """
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
-    given = (
-        length,
-        reverse,
-        unroll,
-        recompute,
-        strict,
-        memory,
-        verify,
-    )  # `jax.lax.scan` reports an option that is traced
+    # `jax.lax.scan` reports an option that is traced.
+    given = length, reverse, unroll, recompute, strict, memory, verify
     length, reverse, unroll, recompute, strict, memory, verify = (v if is_traced(v) else plain(v) for v in given)
     row = executors.find(executor)
     recomputation.check(recompute)

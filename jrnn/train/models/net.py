@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from jrnn.convert import Package, export_package
 from jrnn.errors import ConfigError
-from jrnn.gradcheck.compare import dense
 from jrnn.nets import registry
 from jrnn.nets.autodiff import GradientSlice, add_gradients
+from jrnn.nets.blobs import dense
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax

@@ -1,8 +1,8 @@
 """A loop as one call of a compiled kernel for CPUs.
 
 It runs steps of products with constant matrices, elementwise operations and reductions, of rows that do not depend on each
-other. `views`, `steps` and `stages` turn a step into stages, and `writer` encodes them. `src/` is the kernel, in C++.
-`library` finds the object, if it was built, and `runner` calls it.
+other. `views`, `operations`, `steps` and `stages` turn a step into stages, `encoder` encodes them, and `program` is what the
+kernel gets. `src/` is the kernel, in C++. `library` finds the object, if it was built, and `runner` calls it.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.kernels.native.steps import Operation
+from jrnn.loops.kernels.native.operations import Operation
+from jrnn.loops.kernels.native.program import Program
 from jrnn.loops.kernels.native.views import View
-from jrnn.loops.kernels.native.writer import Program
 
 _RATE = 1.15  # products run so many times as fast as those of XLA, whose weights are packed at each call
 _FAR = 4  # packed matrices larger than so many caches of a core are not read while products run

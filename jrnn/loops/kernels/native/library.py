@@ -14,7 +14,7 @@ import jax
 
 from jrnn.errors import ScanError
 from jrnn.files import read_text
-from jrnn.loops.kernels.native.writer import FORMAT
+from jrnn.loops.kernels.native.encoder import FORMAT
 
 TARGET, SUM = "jrnn_loop", "jrnn_sum"  # custom calls
 _BUILT = Path(__file__).parent / ("libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so"))

@@ -22,8 +22,8 @@ from jrnn.loops.costs.machines import Machine
 from jrnn.loops.kernels import Refused
 from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
+from jrnn.loops.kernels.native.program import Program, program_of
 from jrnn.loops.kernels.native.sums import contract
-from jrnn.loops.kernels.native.writer import Program, program_of
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import Fission, over_time
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
-from jrnn.loops.kernels.native.steps import Operation
+from jrnn.loops.kernels.native.operations import Operation
 from jrnn.loops.kernels.native.views import Array, View, collapsed
 
 

@@ -41,6 +41,43 @@ def padded_bytes(shape: Sequence[int], dtype: Any) -> int:
     return math.ceil(shape[0] / rows) * rows * math.ceil(shape[1] / _COLUMNS) * _COLUMNS * size
 
 
+def _kernel(pl: Any, step: Step, groups: Sequence[int], steps: int, block: int, reverse: bool) -> Callable[..., None]:
+    """Returns the kernel of a block of steps. Its references are constants, first state, inputs, last state, outputs."""
+    blocks = math.ceil(steps / block)
+
+    def kernel(*refs: Any) -> None:
+        rest = iter(refs)  # the output "last state" holds the state in between
+        const_refs, init_refs, x_refs, state_refs, y_refs = (list(itertools.islice(rest, n)) for n in groups)
+        index = pl.program_id(0)
+        first_step = (np.int32(blocks - 1) - index if reverse else index) * np.int32(block)
+
+        @pl.when(index == 0)
+        def _() -> None:
+            for state, first in zip(state_refs, init_refs):
+                state[...] = first[...]
+
+        def one(i: Any) -> None:
+            state, ys = step(
+                [ref[...] for ref in const_refs], [ref[...] for ref in state_refs], [ref[i] for ref in x_refs]
+            )
+            for ref, value in zip((*state_refs, *(y.at[i] for y in y_refs)), (*state, *ys)):
+                ref[...] = value
+
+        def some(i: Any, _: Any) -> None:
+            at = np.int32(block - 1) - i if reverse else i
+            if steps % block:
+                pl.when(first_step + at < np.int32(steps))(lambda: one(at))
+            else:
+                one(at)
+
+        if block == 1:
+            one(0)
+        else:
+            jax.lax.fori_loop(np.int32(0), np.int32(block), some, None)
+
+    return kernel
+
+
 def run(
     step: Step,
     consts: Sequence[Any],
@@ -75,41 +112,13 @@ def run(
     from jax.experimental.pallas import tpu as pltpu
 
     blocks = math.ceil(steps / block)
-    zero = np.int32(0)  # a Python number would be 64 bits wide under jax_enable_x64
+    groups = [len(group) for group in (consts, init, xs, init, written)]
+    kernel = _kernel(pl, step, groups, steps, block, reverse)
 
     def time_of(index: Any) -> Any:
         return np.int32(blocks - 1) - index if reverse else index
 
-    def kernel(*refs: Any) -> None:
-        rest = iter(refs)  # the output "last state" holds the state in between
-        const_refs, init_refs, x_refs, state_refs, y_refs = (
-            list(itertools.islice(rest, len(group))) for group in (consts, init, xs, init, written)
-        )
-        index = pl.program_id(0)
-
-        @pl.when(index == 0)
-        def _() -> None:
-            for state, first in zip(state_refs, init_refs):
-                state[...] = first[...]
-
-        def one(i: Any) -> None:
-            state, ys = step(
-                [ref[...] for ref in const_refs], [ref[...] for ref in state_refs], [ref[i] for ref in x_refs]
-            )
-            for ref, value in zip((*state_refs, *(y.at[i] for y in y_refs)), (*state, *ys)):
-                ref[...] = value
-
-        def some(i: Any, _: Any) -> None:
-            at = np.int32(block - 1) - i if reverse else i
-            if steps % block:
-                pl.when(time_of(index) * np.int32(block) + at < np.int32(steps))(lambda: one(at))
-            else:
-                one(at)
-
-        if block == 1:
-            one(0)
-        else:
-            jax.lax.fori_loop(zero, np.int32(block), some, None)
+    zero = np.int32(0)  # a Python number would be 64 bits wide under jax_enable_x64
 
     def whole(array: Any) -> Any:
         return pl.BlockSpec(array.shape, lambda t: (zero, zero), pipeline_mode=pl.Buffered(1))

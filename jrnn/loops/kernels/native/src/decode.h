@@ -1,4 +1,4 @@
-// Reads a program from the integers that the writer in Python encodes (writer.py: Program.encoded).
+// Reads a program from the integers that the encoder in Python encodes (encoder.py).
 #pragma once
 #include <vector>
 

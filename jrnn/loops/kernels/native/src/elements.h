@@ -8,7 +8,7 @@ namespace {
 
 using namespace jrnn;
 
-// writer.py has the same list. fmt: X(name, number of operands, expression)
+// encoder.py has the same list. fmt: X(name, number of operands, expression)
 #define JRNN_OPS(X)                                                              \
   X(kCopy, 1, a)                                                                 \
   X(kAdd, 2, a + b)                                                              \

@@ -1,4 +1,4 @@
-// A loop as data: what the writer in Python (writer.py) encodes, decoded to plain structs.
+// A loop as data: what the encoder in Python (encoder.py) encodes, decoded to plain structs.
 //
 // These structs are read by code that is compiled for several instruction sets, so they hold no types of the C++ library.
 #pragma once

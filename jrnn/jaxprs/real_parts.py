@@ -1,0 +1,211 @@
+"""Complex numbers as pairs of real ones, for formats that have none.
+
+`real_jaxpr` traces a jaxpr again with two real arrays in the place of each complex one. Operations that are linear, such as
+slices and sums, apply to both; products, quotients and functions have rules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jrnn import jaxprs
+from jrnn.errors import ConversionError
+from jrnn.jaxprs.names import source_line
+
+# Linear in every complex operand; other operands, such as indices, are given to both parts.
+_LINEAR = {
+    "add", "add_any", "broadcast_in_dim", "concatenate", "copy", "copy_p", "cumsum", "dynamic_slice",
+    "dynamic_update_slice", "expand_dims", "gather", "neg", "pad", "reduce_sum", "reshape", "rev", "scatter",
+    "scatter-add", "select_n", "slice", "split", "squeeze", "sub", "transpose",
+}  # fmt: skip
+
+
+class Pair(NamedTuple):
+    """The real and the imaginary part of a complex array."""
+
+    re: Any
+    im: Any
+
+    def __mul__(self, other: Pair) -> Pair:  # type: ignore[override]
+        return Pair(self.re * other.re - self.im * other.im, self.re * other.im + self.im * other.re)
+
+    def __truediv__(self, other: Pair) -> Pair:
+        """By Smith's method, so that no square overflows."""
+        wide = jnp.abs(other.re) >= jnp.abs(other.im)
+        large, small = jnp.where(wide, other.re, other.im), jnp.where(wide, other.im, other.re)
+        ratio = small / large
+        total = large + small * ratio
+        a, b = jnp.where(wide, self.re, self.im), jnp.where(wide, self.im, self.re)
+        return Pair((a + b * ratio) / total, jnp.where(wide, 1.0, -1.0).astype(a.dtype) * (b - a * ratio) / total)
+
+
+def is_complex(aval: Any) -> bool:
+    return jnp.issubdtype(getattr(aval, "dtype", bool), jnp.complexfloating)
+
+
+def has_complex(jaxpr: Any) -> bool:
+    """Returns True if an equation of a jaxpr, or of one inside it, computes complex numbers."""
+    return any(is_complex(v.aval) for eqn in jaxprs.all_equations(jaxpr) for v in (*eqn.invars, *eqn.outvars))
+
+
+def real_jaxpr(closed: Any, name: str) -> Any:
+    """Returns a closed jaxpr from and to the same real arrays that computes without complex numbers.
+
+    Raises:
+        ConversionError: for an operation on complex numbers without a rule, with the user's line.
+    """
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    return jax.make_jaxpr(lambda *args: _run(closed, args, name))(*avals)
+
+
+def _run(closed: Any, args: Sequence[Any], name: str) -> list[Any]:
+    """Evaluates a jaxpr; a complex array is a Pair."""
+    jaxpr = jaxprs.jaxpr_of(closed)
+    env = dict(zip(jaxpr.constvars, map(_split, getattr(closed, "consts", ()))))
+    env.update(zip(jaxpr.invars, args))
+
+    def value(atom: Any) -> Any:
+        return _split(np.asarray(atom.val, atom.aval.dtype)) if jaxprs.is_literal(atom) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [value(atom) for atom in eqn.invars]
+        with jaxprs.in_scope(eqn):
+            env.update(zip(eqn.outvars, _apply(eqn, operands, name)))
+    return [value(atom) for atom in jaxpr.outvars]
+
+
+def _split(value: Any) -> Any:
+    """Splits a constant if it is complex, by numpy: JAX would trace the complex number."""
+    return Pair(np.real(value), np.imag(value)) if is_complex(value) else value
+
+
+def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
+    """Returns the results of an equation."""
+    plain = not any(is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
+    if plain and not any(has_complex(inner) for inner in jaxprs.sub_jaxprs(eqn)):
+        return jaxprs.bind(eqn, *operands)
+    kind = eqn.primitive.name
+    body = jaxprs.called(eqn, jaxprs.LOWERED_CALLS)
+    if body is not None:
+        return _run(body, operands, name)
+    if kind in _LINEAR:
+        parts = [jaxprs.bind(eqn, *(v[k] if isinstance(v, Pair) else v for v in operands)) for k in (0, 1)]
+        return [Pair(*both) for both in zip(*parts)]
+    if kind in _CONTROL:
+        return _CONTROL[kind](eqn, operands, name)
+    if kind in _RULES:
+        return [_RULES[kind](eqn, *operands)]
+    given, line = eqn.invars[0].aval.str_short(), source_line(eqn)
+    raise ConversionError(
+        f"{name}: {kind} of {given} has no rule for complex numbers{line and f' ({line})'}; compute with the real and the "
+        "imaginary part"
+    )
+
+
+# Functions ---------------------------------------------------------------------------------------------------------
+
+
+def _exp(eqn: jaxprs.Eqn, z: Pair) -> Pair:
+    size = jnp.exp(z.re)
+    return Pair(size * jnp.cos(z.im), size * jnp.sin(z.im))
+
+
+def _size(z: Pair) -> Any:
+    """|z|, without squares that overflow."""
+    largest = jnp.maximum(jnp.abs(z.re), jnp.abs(z.im))
+    scale = jnp.where(largest > 0, largest, 1)
+    return largest * jnp.sqrt((z.re / scale) ** 2 + (z.im / scale) ** 2)
+
+
+def _power(eqn: jaxprs.Eqn, z: Pair) -> Pair:
+    exponent = eqn.params["y"]
+    one = Pair(jnp.ones_like(z.re), jnp.zeros_like(z.re))
+    power, square, left = one, z, abs(exponent)
+    while left:
+        power = power * square if left % 2 else power
+        square, left = square * square, left // 2
+    return power if exponent >= 0 else one / power
+
+
+def _converted(eqn: jaxprs.Eqn, x: Any) -> Any:
+    dtype = eqn.params["new_dtype"]
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return x.re.astype(dtype)
+    part = jnp.finfo(dtype).dtype
+    return (
+        Pair(x.re.astype(part), x.im.astype(part))
+        if isinstance(x, Pair)
+        else Pair(x.astype(part), jnp.zeros_like(x, part))
+    )
+
+
+def _product(eqn: jaxprs.Eqn, a: Pair, b: Pair) -> Pair:
+    wanted = eqn.params["preferred_element_type"]
+    part = None if wanted is None else jnp.finfo(wanted).dtype
+
+    def dot(x: Any, y: Any) -> Any:
+        return jaxprs.bind(eqn, x, y, preferred_element_type=part)[0]
+
+    return Pair(dot(a.re, b.re) - dot(a.im, b.im), dot(a.re, b.im) + dot(a.im, b.re))
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "complex": lambda eqn, re, im: Pair(re, im),
+    "real": lambda eqn, z: z.re,
+    "imag": lambda eqn, z: z.im,
+    "conj": lambda eqn, z: Pair(z.re, -z.im) if isinstance(z, Pair) else Pair(z, jnp.zeros_like(z)),
+    "mul": lambda eqn, a, b: a * b,
+    "square": lambda eqn, z: z * z,
+    "div": lambda eqn, a, b: a / b,
+    "integer_pow": _power,
+    "exp": _exp,
+    "log": lambda eqn, z: Pair(jnp.log(_size(z)), jnp.arctan2(z.im, z.re)),
+    "abs": lambda eqn, z: _size(z),
+    "eq": lambda eqn, a, b: (a.re == b.re) & (a.im == b.im),
+    "ne": lambda eqn, a, b: (a.re != b.re) | (a.im != b.im),
+    "convert_element_type": _converted,
+    "dot_general": _product,
+}
+
+
+# Control flow ------------------------------------------------------------------------------------------------------
+
+
+def _scan(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
+    p = eqn.params
+    n_consts, n_carry = jaxprs.scan_counts(p)
+    consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+
+    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        out = _run(p["jaxpr"], [*consts, *carry, *x], name)
+        return out[:n_carry], out[n_carry:]
+
+    length = None if xs else p["length"]  # which may be a symbolic dimension
+    carry, ys = lax.scan(step, carry, xs, length, p["reverse"], p["unroll"])
+    return [*carry, *ys]
+
+
+def _while(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
+    p = eqn.params
+    first, after = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    tests, consts = operands[:first], operands[first:after]
+    return lax.while_loop(
+        lambda carry: _run(p["cond_jaxpr"], [*tests, *carry], name)[0],
+        lambda carry: _run(p["body_jaxpr"], [*consts, *carry], name),
+        operands[after:],
+    )
+
+
+def _cond(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
+    index, *values = operands
+    branches = [lambda *args, body=body: _run(body, args, name) for body in eqn.params["branches"]]
+    return lax.switch(index, branches, *values)
+
+
+_CONTROL: dict[str, Callable[..., Sequence[Any]]] = {"scan": _scan, "while": _while, "cond": _cond}
