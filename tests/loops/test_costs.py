@@ -37,7 +37,7 @@ CHOSEN = {
     "repeated_input": ("lax.scan", None),
     "output_layer": ("lax.scan", "lax.scan"),
     "outer_products": ("lax.scan", None),
-    "small_products": ("hoist", None),
+    "small_products": ("as arithmetic", None),
     "elementwise": ("lax.scan", "lax.scan"),
     "scalars": ("lax.scan", "lax.scan"),
     "lstm": ("lax.scan", "moved"),
