@@ -220,3 +220,19 @@ def test_a_large_product_stays_a_call(judged):
 def test_the_limit_is_that_of_the_flag(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", ONE_KERNEL_FLAG)
     assert choice._limit() == 1e8
+
+
+def test_stacks_stay_in_place_inside_of_one_kernel(judged, monkeypatch):
+    """No computation inside of the loop copies a stack: each step writes its own slice."""
+    monkeypatch.setattr(choice, "_limit", lambda: float("inf"))
+    with jax.enable_x64(False):
+        args = (jnp.zeros(4), jnp.eye(4)), jnp.ones((977, 2))
+        step = lambda c, x: (new := kalman(c, x)[0], new[1])  # noqa: E731
+        assert plan(step, *args).choice.chosen.name == "as arithmetic"
+        text = jax.jit(lambda c, xs: jrnn.scan(step, c, xs)).lower(*args).compile().as_text()
+    lines = [line.split(", metadata")[0] for line in text.split("\nENTRY")[0].splitlines()]
+    whole = [line for line in lines if "= f32[977,4,4]" in line]
+    written = [line for line in whole if " dynamic-update-slice(" in line]
+    passed_on = ("parameter", "get-tuple-element", "fusion", "broadcast")  # zeros are broadcast before the loop
+    made = [line for line in whole if not any(f" {op}(" in line for op in passed_on)]
+    assert written and made == written, made
