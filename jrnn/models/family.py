@@ -7,7 +7,7 @@ Shapes: T time, N batch, D the model's width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
-from jrnn.models.config import read_config
+from jrnn.models.config import DecoderKeys, read_config
 from jrnn.nn.span import Span, layer_norm, rms_norm
 
 Shapes = dict[str, tuple[int, ...]]
@@ -178,6 +178,12 @@ class Decoder:
     embed: Callable[[jax.Array], jax.Array] = lambda x: x
     logits: Callable[[jax.Array], jax.Array] = lambda y: y
 
+    @classmethod
+    def of(cls, c: DecoderKeys, layers: Iterable[tuple[Branch, ...]], norm: Norm | None = None, **more: Any) -> Decoder:
+        """With what a config has; `more`: the other attributes."""
+        norm = norm or Norm(c.hidden_size, c.rms_norm_eps)
+        return cls(c.hidden_size, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, **more)
+
     def _parts(self, layer: int) -> list[tuple[str, Part]]:
         """The parts and norms of a layer, by their names in it."""
         found: list[tuple[str, Part]] = []
@@ -264,6 +270,7 @@ class Family:
         only: keys that change what is computed and are not supported, with the values that change nothing.
         renamed: beginnings of names in older files, and what they are now.
         unused: beginnings or ends of names of tensors that are not read.
+        defaults: of keys, where they are not those of `config`.
     """
 
     name: str
@@ -273,10 +280,11 @@ class Family:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, given: Mapping[str, Any], where: str, by_hand: bool) -> Any:
         """The config from the keys of config.json, of which there is a decoder; `by_hand`: see `read_config`."""
-        config = read_config(self.config, given, self.aliases, self.only, where, by_hand)
+        config = read_config(self.config, given, self.aliases, self.only, where, by_hand, self.defaults)
         try:
             decoder_of(self, config)
         except ConfigError as error:

@@ -137,12 +137,9 @@ use_mamba_kernels use_mambapy use_mem_eff_path w_init_variance_scale z_loss_coef
 """
 OF_FAMILIES = {  # the same of one family; others read a key of that name
     "falcon_mamba": "time_step_min",
-    "kimi_linear": "head_dim num_key_value_heads tie_word_embeddings",
     "mamba": "time_step_min",
     "mamba2": "time_step_min time_step_rank",
-    "nemotron_h": "expand mamba_proj_bias tie_word_embeddings time_step_limit",
-    "recurrent_gemma": "head_dim",
-    "zamba2": "head_dim",
+    "nemotron_h": "expand mamba_proj_bias time_step_limit",
 }
 
 

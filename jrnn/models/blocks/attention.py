@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.models.config import Rope, divides
+from jrnn.models.config import DecoderKeys, Rope, divides
 from jrnn.models.family import At, Norm, Part, Shapes, State, Weights, linear, under
 from jrnn.models.memory import attend, memory, turn
 from jrnn.nn.span import heads
@@ -53,6 +53,13 @@ class Attention(Part):
     out_width: int | None = None
 
     places = True
+
+    @classmethod
+    def of(cls, c: DecoderKeys, **more: Any) -> Attention:
+        """With the sizes and biases of a config."""
+        return cls(
+            c.hidden_size, c.num_attention_heads, c.key_heads, c.head, c.attention_bias, c.attention_bias, **more
+        )
 
     def __post_init__(self) -> None:
         divides("num_key_value_heads", self.key_heads, "num_attention_heads", self.heads)

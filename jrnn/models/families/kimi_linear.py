@@ -7,38 +7,22 @@ from typing import Any
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Experts, Kda, Latent, Mlp, Router
-from jrnn.models.config import layer_types
+from jrnn.models.config import ScoreKeys
 from jrnn.models.family import Branch, Decoder, Family, Norm, Part
 
 
 @dataclass(frozen=True)
-class KimiLinearConfig:
-    """The keys of config.json, with the defaults of transformers."""
+class KimiLinearConfig(ScoreKeys):
+    """The keys of config.json."""
 
-    vocab_size: int = 163840
-    hidden_size: int = 2304
-    intermediate_size: int = 9216
-    moe_intermediate_size: int = 1024
-    num_hidden_layers: int = 27
-    num_attention_heads: int = 32
     n_shared_experts: int = 1
-    routed_scaling_factor: float = 2.446
     kv_lora_rank: int = 512
     q_lora_rank: int | None = None
     qk_rope_head_dim: int = 64
     v_head_dim: int = 128
     qk_nope_head_dim: int = 128
-    n_group: int = 1
-    topk_group: int = 1
-    num_experts_per_tok: int = 8
-    norm_topk_prob: bool = True
-    hidden_act: str = "silu"
-    rms_norm_eps: float = 1e-5
-    attention_bias: bool = False
-    num_local_experts: int = 256
     mlp_layer_types: tuple[str, ...] | None = None
     first_k_dense_replace: int = 1
-    layer_types: tuple[str, ...] | None = None
     linear_head_dim: int = 128
     linear_num_heads: int = 32
     linear_conv_kernel_dim: int = 4
@@ -53,13 +37,10 @@ def decoder(c: KimiLinearConfig) -> Decoder:
     latent = Latent(d, c.num_attention_heads, *sizes, bias=c.attention_bias)
     attends = [k - 1 for k in own["full_attn_layers"]] if "full_attn_layers" in own else range(4, count, 4)
     mixers: dict[str, Part] = {"linear_attention": kda, "full_attention": latent}
-    kinds = layer_types(
-        c.layer_types, count, tuple(mixers), lambda k: "full_attention" if k in attends else "linear_attention"
-    )
-    router = Router.of_scores(c.num_local_experts, c)
+    kinds = c.kinds(mixers, lambda k: "full_attention" if k in attends else "linear_attention")
     experts = Experts(
         Mlp(d, c.moe_intermediate_size, c.hidden_act, ("w1", "w3", "w2")),
-        router,
+        Router.of_scores(c),
         shared=Mlp(d, c.moe_intermediate_size * c.n_shared_experts, c.hidden_act),
         shared_name="shared_experts",
     )
@@ -77,6 +58,8 @@ def decoder(c: KimiLinearConfig) -> Decoder:
     return Decoder(d, c.vocab_size, layers, Norm(d, c.rms_norm_eps))
 
 
+SIZES = {"vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27}
+SIZES |= {"rms_norm_eps": 1e-5, "routed_scaling_factor": 2.446}
 KIMI_LINEAR = Family(
     "kimi_linear",
     KimiLinearConfig,
@@ -90,4 +73,5 @@ KIMI_LINEAR = Family(
         "num_experts_per_token": "num_experts_per_tok",
         "num_shared_experts": "n_shared_experts",
     },
+    defaults=SIZES,
 )

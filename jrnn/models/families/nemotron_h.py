@@ -6,26 +6,17 @@ from dataclasses import dataclass
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Experts, Mamba2, Mlp, Router
-from jrnn.models.config import layer_types
+from jrnn.models.config import ScoreKeys, layer_types
 from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
 
 PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
 
 
 @dataclass(frozen=True)
-class NemotronHConfig:
-    """The keys of config.json, with the defaults of transformers."""
+class NemotronHConfig(ScoreKeys):
+    """The keys of config.json."""
 
-    vocab_size: int = 131072
-    hidden_size: int = 4096
-    layer_types: tuple[str, ...] | None = None
-    hybrid_override_pattern: str | None = None  # the same, a letter for each layer
-    num_attention_heads: int = 32
-    num_key_value_heads: int = 8
-    head_dim: int = 128
-    attention_bias: bool = False
-    intermediate_size: int = 21504
-    mlp_hidden_act: str = "relu2"
+    hybrid_override_pattern: str | None = None  # the types of layers, a letter for each
     mlp_bias: bool = False
     ssm_state_size: int = 128
     mamba_num_heads: int = 128
@@ -35,17 +26,9 @@ class NemotronHConfig:
     conv_kernel: int = 4
     time_step_min: float = 0.001
     use_conv_bias: bool = True
-    n_routed_experts: int = 8
-    moe_intermediate_size: int = 7688
     moe_shared_expert_intermediate_size: int = 7688
     moe_latent_size: int | None = None
-    num_experts_per_tok: int = 2
-    routed_scaling_factor: float = 1.0
-    n_group: int = 1
-    topk_group: int = 1
-    norm_topk_prob: bool = True
     use_bias: bool = False
-    layer_norm_epsilon: float = 1e-5
 
 
 def decoder(c: NemotronHConfig) -> Decoder:
@@ -58,19 +41,18 @@ def decoder(c: NemotronHConfig) -> Decoder:
     names = ("", "up_proj", "down_proj")
 
     def plain(inner: int) -> Mlp:
-        return Mlp(d, inner, c.mlp_hidden_act, names, c.mlp_bias)
+        return Mlp(d, inner, c.hidden_act, names, c.mlp_bias)
 
-    router = Router.of_scores(c.n_routed_experts, c)
     sizes = (d, c.mamba_num_heads, c.mamba_head_dim, c.ssm_state_size, c.n_groups, c.conv_kernel)
     limit = (c.time_step_min, float("inf"))
     mixers: dict[str, Part] = {
         "linear_attention": Mamba2(
-            *sizes, c.use_bias, None, c.use_conv_bias, c.mamba_hidden_act, limit, c.layer_norm_epsilon
+            *sizes, c.use_bias, None, c.use_conv_bias, c.mamba_hidden_act, limit, c.rms_norm_eps
         ),
-        "full_attention": Attention(d, c.num_attention_heads, c.num_key_value_heads, c.head_dim),
+        "full_attention": Attention(d, c.num_attention_heads, c.key_heads, c.head),
         "moe": Experts(
             plain(c.moe_intermediate_size),
-            router,
+            Router.of_scores(c),
             shared=plain(c.moe_shared_expert_intermediate_size),
             shared_name="shared_experts",
             latent=c.moe_latent_size,
@@ -80,16 +62,21 @@ def decoder(c: NemotronHConfig) -> Decoder:
     kinds = layer_types(given, len(given), tuple(mixers), lambda k: "")
     layers = tuple((Branch("mixer", mixers[kind], "norm"),) for kind in kinds)
     named = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
-    return Decoder(d, c.vocab_size, layers, Norm(d, c.layer_norm_epsilon), names=named)
+    return Decoder(d, c.vocab_size, layers, Norm(d, c.rms_norm_eps), names=named)
 
 
+SIZES = {"vocab_size": 131072, "intermediate_size": 21504, "num_key_value_heads": 8, "head_dim": 128}
+SIZES |= {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "moe_intermediate_size": 7688, "num_local_experts": 8}
+SIZES |= {"num_experts_per_tok": 2}
 NEMOTRON_H = Family(
     "nemotron_h",
     NemotronHConfig,
     decoder,
     aliases={
         "layers_block_type": "layer_types",
-        "num_local_experts": "n_routed_experts",
+        "n_routed_experts": "num_local_experts",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "mlp_hidden_act": "hidden_act",
         "mamba_n_groups": "n_groups",
         "mamba_d_conv": "conv_kernel",
         "mamba_dt_min": "time_step_min",
@@ -97,4 +84,5 @@ NEMOTRON_H = Family(
     },
     renamed=(("model.embeddings.", "backbone.embeddings."), ("model.", "backbone.")),
     unused=("mtp.",),
+    defaults=SIZES,
 )

@@ -5,45 +5,30 @@ Layers are linear_attention or full_attention; each ends with a feed-forward par
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from jrnn.models.blocks import Attention, Delta, Experts, Mlp, Router
-from jrnn.models.config import Rope, RopeKeys, layer_types
+from jrnn.models.config import DecoderKeys, Rope
 from jrnn.models.family import Branch, Decoder, Family, Norm, Part
 
 
 @dataclass(frozen=True)
-class QwenConfig(RopeKeys):
-    """The keys that all three read, with the defaults of transformers for qwen3_5_text."""
+class QwenConfig(DecoderKeys):
+    """The keys that all three read."""
 
-    vocab_size: int = 248320
-    hidden_size: int = 4096
-    intermediate_size: int = 12288
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 16
-    num_key_value_heads: int = 4
-    hidden_act: str = "silu"
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    head_dim: int = 256
     linear_conv_kernel_dim: int = 4
     linear_key_head_dim: int = 128
     linear_value_head_dim: int = 128
     linear_num_key_heads: int = 16
     linear_num_value_heads: int = 32
-    layer_types: tuple[str, ...] | None = None
     full_attention_interval: int = 4
 
 
 @dataclass(frozen=True)
 class MoeConfig(QwenConfig):
-    """With experts; the defaults of qwen3_5_moe_text."""
+    """With experts."""
 
-    hidden_size: int = 2048
-    num_hidden_layers: int = 40
-    num_key_value_heads: int = 2
     moe_intermediate_size: int = 512
     shared_expert_intermediate_size: int = 512
     num_experts_per_tok: int = 8
@@ -52,14 +37,9 @@ class MoeConfig(QwenConfig):
 
 @dataclass(frozen=True)
 class NextConfig(MoeConfig):
-    """With experts in some layers; the defaults of qwen3_next."""
+    """With experts in some layers."""
 
-    vocab_size: int = 151936
-    intermediate_size: int = 5632
-    num_hidden_layers: int = 48
     decoder_sparse_step: int = 1
-    num_experts_per_tok: int = 10
-    num_experts: int = 512
     norm_topk_prob: bool = True
     mlp_only_layers: tuple[int, ...] = ()
 
@@ -67,6 +47,10 @@ class NextConfig(MoeConfig):
         if layer in self.mlp_only_layers or not self.num_experts:
             return False
         return (layer + 1) % self.decoder_sparse_step == 0
+
+
+def _mlp(c: QwenConfig) -> Mlp:
+    return Mlp(c.hidden_size, c.intermediate_size, c.hidden_act)
 
 
 def _experts(c: MoeConfig, normalize: bool) -> Experts:
@@ -78,57 +62,44 @@ def _experts(c: MoeConfig, normalize: bool) -> Experts:
     )
 
 
-def _decoder(c: QwenConfig, products: str, feed_forward: Any) -> Decoder:
+def _decoder(c: QwenConfig, products: str, feed_forward: Callable[[int], Part]) -> Decoder:
     """`feed_forward` gives the part of each layer."""
-    d, norm = c.hidden_size, Norm(c.hidden_size, c.rms_norm_eps, offset=True)
-    kinds = layer_types(
-        c.layer_types,
-        c.num_hidden_layers,
-        ("linear_attention", "full_attention"),
-        lambda k: "linear_attention" if (k + 1) % c.full_attention_interval else "full_attention",
-    )
     sizes = (c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
-    delta = Delta(d, *sizes, c.linear_conv_kernel_dim, c.hidden_act, c.rms_norm_eps, products)
-    attention = Attention(
-        d,
-        c.num_attention_heads,
-        c.num_key_value_heads,
-        c.head_dim,
-        c.attention_bias,
-        c.attention_bias,
-        rope=Rope.of(c, c.head_dim, 0.25),
-        norm=Norm(c.head_dim, c.rms_norm_eps, offset=True),
-        gated=True,
-    )
+    delta = Delta(c.hidden_size, *sizes, c.linear_conv_kernel_dim, c.hidden_act, c.rms_norm_eps, products)
+    norm = Norm(c.head, c.rms_norm_eps, offset=True)
+    attention = Attention.of(c, rope=Rope.of(c, c.head, 0.25), norm=norm, gated=True)
     mixers: dict[str, tuple[str, Part]] = {
         "linear_attention": ("linear_attn", delta),
         "full_attention": ("self_attn", attention),
     }
-    layers = tuple(
+    kinds = c.kinds(mixers, lambda k: "linear_attention" if (k + 1) % c.full_attention_interval else "full_attention")
+    layers = (
         (Branch(*mixers[kind], "input_layernorm"), Branch("mlp", feed_forward(k), "post_attention_layernorm"))
         for k, kind in enumerate(kinds)
     )
-    return Decoder(d, c.vocab_size, layers, norm, c.tie_word_embeddings)
+    return Decoder.of(c, layers, Norm(c.hidden_size, c.rms_norm_eps, offset=True))
 
 
 def qwen3_next(c: NextConfig) -> Decoder:
     experts = _experts(c, c.norm_topk_prob) if c.num_experts else None
-    mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act)
-    return _decoder(c, "by head", lambda k: experts if c.has_experts(k) else mlp)
+    return _decoder(c, "by head", lambda k: experts if experts and c.has_experts(k) else _mlp(c))
 
 
 def qwen3_5(c: QwenConfig) -> Decoder:
-    mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act)
-    return _decoder(c, "together", lambda k: mlp)
+    return _decoder(c, "together", lambda k: _mlp(c))
 
 
 def qwen3_5_moe(c: MoeConfig) -> Decoder:
-    experts = _experts(c, normalize=True)
-    return _decoder(c, "together", lambda k: experts)
+    return _decoder(c, "together", lambda k: _experts(c, normalize=True))
 
 
 UNUSED = ("mtp.", "model.visual.", "visual.")
 PREFIX = (("model.language_model.", "model."), ("language_model.", "model."))
-QWEN3_NEXT = Family("qwen3_next", NextConfig, qwen3_next, unused=UNUSED)
-QWEN3_5 = Family("qwen3_5_text", QwenConfig, qwen3_5, unused=UNUSED, renamed=PREFIX)
-QWEN3_5_MOE = Family("qwen3_5_moe_text", MoeConfig, qwen3_5_moe, unused=UNUSED, renamed=PREFIX)
+DENSE = {"vocab_size": 248320, "intermediate_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 4}
+DENSE |= {"head_dim": 256}
+MOE = DENSE | {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2}
+NEXT = MOE | {"vocab_size": 151936, "intermediate_size": 5632, "num_hidden_layers": 48}
+NEXT |= {"num_experts_per_tok": 10, "num_experts": 512}
+QWEN3_NEXT = Family("qwen3_next", NextConfig, qwen3_next, unused=UNUSED, defaults=NEXT)
+QWEN3_5 = Family("qwen3_5_text", QwenConfig, qwen3_5, unused=UNUSED, renamed=PREFIX, defaults=DENSE)
+QWEN3_5_MOE = Family("qwen3_5_moe_text", MoeConfig, qwen3_5_moe, unused=UNUSED, renamed=PREFIX, defaults=MOE)
