@@ -24,6 +24,11 @@ ALIGNMENT = 64  # bytes, of XLA's buffers
 BLOCK = 1 << 24  # bytes of a tensor that are read at once
 _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
 
+NESTED = (  # what a language model's tensors begin with in a model of texts and images, and alone
+    ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."),
+    ("language_model.", "model."),
+)  # fmt: skip
+
 
 class Place(NamedTuple):
     """Where a tensor is: a file, the name in it, its shape, and safetensors' name of its type."""
@@ -59,6 +64,9 @@ class Tensors:
                         first = self.places[name].file.name
                         raise FormatError(f"{folder}: the tensor {name!r} is twice, in {first} and {file}")
                     self.places[name] = Place(folder / file, stored, tuple(view.get_shape()), view.get_dtype())
+        inside = {name for name, place in self.places.items() if "language_model." in place.stored}
+        if inside:  # the others are of images
+            self.places = {name: p for name, p in self.places.items() if name in inside or name.startswith("lm_head.")}
 
     def check(
         self, shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Merge | None], spare: str | None
@@ -89,7 +97,7 @@ class Tensors:
 
 def _renamed(name: str, family: Family) -> str:
     """The name in newer files; an old name that begins with a dot may stand anywhere."""
-    for old, new in family.renamed:
+    for old, new in (*NESTED, *family.renamed):
         if old.startswith("."):
             name = name.replace(old, new)
         elif name.startswith(old):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from jrnn import models
 from jrnn.models import files
@@ -120,6 +120,22 @@ def test_a_parameter_is_read_block_by_block(monkeypatch):
     blocks = models.load(folder).params
     for name, value in whole.items():
         np.testing.assert_array_equal(blocks[name], value)
+
+
+def test_the_language_model_of_a_model_of_texts_and_images(tmp_path):
+    """config.json and names as transformers writes them for qwen3_5, without most of what is for images."""
+    folder = GOLDEN / "qwen3_5_text_1"
+    text, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    whole = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"tie_word_embeddings": text["tie_word_embeddings"]}))
+    renamed = {f"model.language_{n}" if n.startswith("model.") else n: v for n, v in tensors.items()}
+    save_file(renamed | {"model.visual.patch_embed.proj.bias": np.zeros(3)}, tmp_path / "model.safetensors")
+    model = models.load(tmp_path)
+    found = load_file(folder / "oracle.safetensors")
+    np.testing.assert_array_equal(model(found["tokens"])[0], models.load(folder)(found["tokens"])[0])
+    model.save(tmp_path / "alone")
+    assert json.loads((tmp_path / "alone" / "config.json").read_text())["model_type"] == "qwen3_5_text"
+    assert set(load_file(tmp_path / "alone" / "model.safetensors")) == set(tensors)
 
 
 # Keys of configs of transformers that change neither what is computed nor the parameters: initial values, kernels, ...

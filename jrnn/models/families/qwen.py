@@ -93,13 +93,12 @@ def qwen3_5_moe(c: MoeConfig) -> Decoder:
     return _decoder(c, "together", lambda k: _experts(c, normalize=True))
 
 
-UNUSED = ("mtp.", "model.visual.", "visual.")
-PREFIX = (("model.language_model.", "model."), ("language_model.", "model."))
+UNUSED = ("mtp.",)
 DENSE = {"vocab_size": 248320, "intermediate_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 4}
 DENSE |= {"head_dim": 256}
 MOE = DENSE | {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2}
 NEXT = MOE | {"vocab_size": 151936, "intermediate_size": 5632, "num_hidden_layers": 48}
 NEXT |= {"num_experts_per_tok": 10, "num_experts": 512}
 QWEN3_NEXT = Family("qwen3_next", NextConfig, qwen3_next, unused=UNUSED, defaults=NEXT)
-QWEN3_5 = Family("qwen3_5_text", QwenConfig, qwen3_5, unused=UNUSED, renamed=PREFIX, defaults=DENSE)
-QWEN3_5_MOE = Family("qwen3_5_moe_text", MoeConfig, qwen3_5_moe, unused=UNUSED, renamed=PREFIX, defaults=MOE)
+QWEN3_5 = Family("qwen3_5_text", QwenConfig, qwen3_5, unused=UNUSED, defaults=DENSE)
+QWEN3_5_MOE = Family("qwen3_5_moe_text", MoeConfig, qwen3_5_moe, unused=UNUSED, defaults=MOE)
