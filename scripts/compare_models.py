@@ -10,7 +10,7 @@ The table has a row for each family, of its worst recording:
     reload               whether transformers, reading what jrnn saved, reports no missing or unexpected tensor and computes
                          the same logits, bit by bit, as before
 
-transformers rounds to float32 in places: here, float32 is float64 in torch while it computes the float64 column. The gradient
+transformers rounds to float32 in places: here, float32 is float64 in torch while it computes in float64. The gradient
 of a tensor is compared with its greatest value, but at least a millionth of the greatest of all.
 """
 

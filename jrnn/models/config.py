@@ -40,6 +40,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swish": jax.nn.silu,
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+    "sqrelu": lambda x: jnp.square(jax.nn.relu(x)),
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_pytorch_tanh": jax.nn.gelu,
     "gelu_new": jax.nn.gelu,

@@ -50,11 +50,13 @@ class At(NamedTuple):
         span: the steps.
         positions: [T, N], counted in each text; None if no part asks for them.
         embedded: [T, N, D], what the first layer got.
+        shared: what a layer leaves to later ones.
     """
 
     span: Span
     positions: Any
     embedded: jax.Array
+    shared: State
 
 
 class Merge(NamedTuple):
@@ -236,7 +238,7 @@ class Decoder:
         positions = None
         if self.places:
             positions, after["position"] = span.positions(state["position"])
-        at = At(span, positions, x)
+        at = At(span, positions, x, {})
         for k, layer in enumerate(self.layers):
             prefix = f"{k}."
             own = {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}

@@ -97,10 +97,10 @@ class Router:
             raise ConfigError(f"num_experts_per_tok is {self.chosen}; it must lie between 1 and {self.count}")
 
     @classmethod
-    def of_scores(cls, c: ScoreKeys) -> Router:
+    def of_scores(cls, c: ScoreKeys, bias: str = "gate.e_score_correction_bias") -> Router:
         """The router of DeepSeek-V3: sigmoids, and a bias for the choice alone; from the keys of a config."""
         normalize = 1e-20 if c.norm_topk_prob else None
-        given = ("gate", "sigmoid", "gate.e_score_correction_bias", c.n_group, c.topk_group)
+        given = ("gate", "sigmoid", bias, c.n_group, c.topk_group)
         return cls(c.num_local_experts, c.num_experts_per_tok, *given, normalize, c.routed_scaling_factor)
 
     def tensors(self, width: int) -> Shapes:
