@@ -121,12 +121,14 @@ def make_parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--top-k", type=_count(1), metavar="K", help="for pretrained models, draw from the K likeliest tokens only"
     )
-    p.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="for pretrained models, draw from the likeliest tokens of this share only",
-    )
+    limits = {
+        "--top-p": "P, draw from the likeliest tokens of this share only",
+        "--min-p": "P, draw from tokens of this share of the greatest probability only",
+        "--repetition-penalty": "FACTOR, make tokens that the text has less likely (1: as likely)",
+    }
+    for name, text in limits.items():
+        metavar, _, does = text.partition(", ")
+        p.add_argument(name, type=float, metavar=metavar, help=f"for pretrained models, {does}")
     p.add_argument("--stop", metavar="TEXT", action="append", default=[], help="for pretrained models, end before TEXT")
     p.add_argument(
         "--seed", type=_count(0, 2**32 - 1), default=0, help="the seed of the random choices (default: %(default)s)"

@@ -145,6 +145,9 @@ class Branch:
     of_normed: bool = False
 
 
+Mixers = dict[str, tuple[str, Part]]  # the name in a layer, and the part, of each type of layer
+
+
 class Names(NamedTuple):
     """What a family's files call what every decoder has."""
 

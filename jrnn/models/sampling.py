@@ -38,17 +38,9 @@ class Choice(NamedTuple):
 
     @classmethod
     def checked(
-        cls,
-        where: str,
-        vocabulary: int,
-        temperature: float,
-        *,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        stop: int | Sequence[int] | None = None,
-    ) -> Choice:
+        cls, where: str, vocabulary: int, temperature: float, *, top_k: int | None = None, top_p: float | None = None,
+        min_p: float | None = None, repetition_penalty: float = 1.0, stop: int | Sequence[int] | None = None,
+    ) -> Choice:  # fmt: skip
         """The choice of these options. Raises a LayerError for a value that cannot be used."""
         named = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
         for name, value in named.items():

@@ -166,5 +166,7 @@ def test_every_key_of_transformers_is_read_or_changes_nothing():
     for name, family in models.FAMILIES.items():
         read = {field.name for field in dataclasses.fields(family.config)} | {*family.aliases, *family.only, *ONLY}
         given = keys[name] if name in keys else json.loads((GOLDEN / f"{name}_0" / "config.json").read_text())
-        missing = set(given) - {"architectures", "dtype", "model_type", "transformers_version"} - read - {*HARMLESS.split()}
+        missing = (
+            set(given) - {"architectures", "dtype", "model_type", "transformers_version"} - read - {*HARMLESS.split()}
+        )
         assert missing == set(OF_FAMILIES.get(name, "").split()), name

@@ -129,7 +129,8 @@ def test_the_command_writes_tokens(tmp_path, capsys):
     new, _ = made("mamba").generate(jnp.array([[3, 1, 4]]), 5, temperature=0)
     wanted = new[0].tolist()
     assert written == [3, 1, 4, *(wanted[: wanted.index(15)] if 15 in wanted else wanted)]
-    assert main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", "--top-k", "2", "--seed", "1"]) == 0
+    limits = ["--top-k", "2", "--min-p", "0.1", "--repetition-penalty", "1.3"]
+    assert main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", *limits, "--seed", "1"]) == 0
     assert main(["sample", str(tmp_path), "--prompt", "three"]) == 2
     assert "the folder has no tokenizer.json: give numbers of tokens" in capsys.readouterr().err
 
@@ -174,7 +175,10 @@ def test_what_does_not_fit_is_named(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"model_type": "mambo"}, "create: model_type is 'mambo', which is not supported; there are bamba, falcon_h1"),
+        (
+            {"model_type": "mambo"},
+            "create: model_type is 'mambo', which is not supported; there are bailing_hybrid, bamba",
+        ),
         ({"model_type": ["mamba"]}, r"model_type is \['mamba'\], which is not supported"),
         ({"hiden_size": 8}, "no computation reads the key 'hiden_size'; did you mean 'hidden_size'"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; there are silu"),

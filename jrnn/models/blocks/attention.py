@@ -55,11 +55,9 @@ class Attention(Part):
     places = True
 
     @classmethod
-    def of(cls, c: DecoderKeys, **more: Any) -> Attention:
-        """With the sizes and biases of a config."""
-        return cls(
-            c.hidden_size, c.num_attention_heads, c.key_heads, c.head, c.attention_bias, c.attention_bias, **more
-        )
+    def of(cls, c: DecoderKeys, bias: bool = False, **more: Any) -> Attention:
+        """With the sizes of a config; `bias`: of all products."""
+        return cls(c.hidden_size, c.num_attention_heads, c.key_heads, c.head, bias, bias, **more)
 
     def __post_init__(self) -> None:
         divides("num_key_value_heads", self.key_heads, "num_attention_heads", self.heads)

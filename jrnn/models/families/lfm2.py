@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jrnn.models.blocks import Attention, Experts, Mlp, Router, ShortConv
 from jrnn.models.config import DecoderKeys, Rope
-from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
+from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
 
 NAMES = ("w1", "w3", "w2")
 
@@ -46,24 +46,18 @@ class Lfm2MoeConfig(Lfm2Config):
 
 def decoder(c: Lfm2Config) -> Decoder:
     d = c.hidden_size
+    rope = Rope.of(c, c.head, theta=1e6)
     options = {"norm": Norm(c.head, c.rms_norm_eps), "norms": ("q_layernorm", "k_layernorm"), "out": "out_proj"}
-    mixers: dict[str, tuple[str, Part]] = {
-        "conv": ("conv", ShortConv(d, c.conv_L_cache, c.conv_bias)),
-        "full_attention": ("self_attn", Attention.of(c, rope=Rope.of(c, c.head, theta=1e6), **options)),
-    }
+    conv, attention = ShortConv(d, c.conv_L_cache, c.conv_bias), Attention.of(c, rope=rope, **options)
+    mixers: Mixers = {"conv": ("conv", conv), "full_attention": ("self_attn", attention)}
     attends = range(c.num_hidden_layers) if c.full_attn_idxs is None else c.full_attn_idxs
     kinds = c.kinds(mixers, lambda k: "full_attention" if k in attends else "conv")
     mlp: Part = Mlp(d, c.inner, names=NAMES)
     feeds = [mlp] * len(kinds)
     if isinstance(c, Lfm2MoeConfig):
-        router = Router(
-            c.num_experts,
-            c.num_experts_per_tok,
-            score="sigmoid",
-            bias="expert_bias" if c.use_expert_bias else None,
-            normalize=1e-6 if c.norm_topk_prob else None,
-            factor=c.routed_scaling_factor,
-        )
+        bias, normalize = "expert_bias" if c.use_expert_bias else None, 1e-6 if c.norm_topk_prob else None
+        given = ("gate", "sigmoid", bias, 1, 1, normalize, c.routed_scaling_factor)
+        router = Router(c.num_experts, c.num_experts_per_tok, *given)
         experts = Experts(Mlp(d, c.moe_intermediate_size, names=NAMES), router)
         feeds = [mlp if k < c.num_dense_layers else experts for k in range(len(kinds))]
     layers = (

@@ -12,7 +12,7 @@ from typing import Any
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Delta, Experts, Kda, Latent, Lightning, Mlp, Router
 from jrnn.models.config import DecoderKeys, Rope, ScoreKeys
-from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
+from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,6 @@ class NextConfig(MoeConfig):
     norm_topk_prob: bool = True
     mlp_only_layers: tuple[int, ...] = ()
 
-    def has_experts(self, layer: int) -> bool:
-        if layer in self.mlp_only_layers or not self.num_experts:
-            return False
-        return (layer + 1) % self.decoder_sparse_step == 0
-
 
 def _mlp(c: QwenConfig) -> Mlp:
     return Mlp(c.hidden_size, c.intermediate_size, c.hidden_act)
@@ -69,11 +64,8 @@ def _decoder(c: QwenConfig, products: str, feed_forward: Callable[[int], Part]) 
     sizes = (c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
     delta = Delta(c.hidden_size, *sizes, c.linear_conv_kernel_dim, c.hidden_act, c.rms_norm_eps, products)
     norm = Norm(c.head, c.rms_norm_eps, offset=True)
-    attention = Attention.of(c, rope=Rope.of(c, c.head, 0.25), norm=norm, gated=True)
-    mixers: dict[str, tuple[str, Part]] = {
-        "linear_attention": ("linear_attn", delta),
-        "full_attention": ("self_attn", attention),
-    }
+    attention = Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head, 0.25), norm=norm, gated=True)
+    mixers: Mixers = {"linear_attention": ("linear_attn", delta), "full_attention": ("self_attn", attention)}
     kinds = c.kinds(mixers, lambda k: "linear_attention" if (k + 1) % c.full_attention_interval else "full_attention")
     layers = (
         (Branch(*mixers[kind], "input_layernorm"), Branch("mlp", feed_forward(k), "post_attention_layernorm"))
@@ -83,8 +75,9 @@ def _decoder(c: QwenConfig, products: str, feed_forward: Callable[[int], Part]) 
 
 
 def qwen3_next(c: NextConfig) -> Decoder:
-    experts = _experts(c, c.norm_topk_prob) if c.num_experts else None
-    return _decoder(c, "by head", lambda k: experts if experts and c.has_experts(k) else _mlp(c))
+    dense = {k for k in range(c.num_hidden_layers) if (k + 1) % c.decoder_sparse_step or k in c.mlp_only_layers}
+    dense = dense if c.num_experts else set(range(c.num_hidden_layers))
+    return _decoder(c, "by head", lambda k: _mlp(c) if k in dense else _experts(c, c.norm_topk_prob))
 
 
 def qwen3_5(c: QwenConfig) -> Decoder:
@@ -131,19 +124,12 @@ def olmo(c: OlmoHybridConfig) -> Decoder:
     delta = Delta(d, *sizes, c.linear_conv_kernel_dim, c.hidden_act, 1e-5, "each", beta)
     turns = c.rope_theta is not None or dict(c.rope_parameters or ()).get("rope_theta") is not None
     rope = Rope.of(c, c.head) if turns else None
-    attention = Attention.of(c, rope=rope, norm=Norm(d, c.rms_norm_eps), norm_whole=True)
+    attention = Attention.of(c, c.attention_bias, rope=rope, norm=Norm(d, c.rms_norm_eps), norm_whole=True)
     mlp = Mlp(d, c.intermediate_size, c.hidden_act)
-    layers = {
-        "linear_attention": (
-            Branch("linear_attn", delta, before="attention_layer_norm"),
-            Branch("mlp", mlp, before="feedforward_layer_norm"),
-        ),
-        "full_attention": (
-            Branch("self_attn", attention, after="feedforward_layer_norm"),
-            Branch("mlp", mlp, after="post_feedforward_layernorm"),
-        ),
-    }
-    return Decoder.of(c, (layers[kind] for kind in kinds))
+    before = (Branch("linear_attn", delta, "attention_layer_norm"), Branch("mlp", mlp, "feedforward_layer_norm"))
+    names = ("feedforward_layer_norm", "post_feedforward_layernorm")
+    after = (Branch("self_attn", attention, after=names[0]), Branch("mlp", mlp, after=names[1]))
+    return Decoder.of(c, (before if kind == "linear_attention" else after for kind in kinds))
 
 
 OLMO = {"vocab_size": 100352, "hidden_size": 3840, "intermediate_size": 11008, "num_attention_heads": 30}
@@ -243,9 +229,8 @@ RENAMED = {
 OLD = ((".mlp.", ".block_sparse_moe."),)  # in the files of its authors, of layers without experts
 KIMI_LINEAR = Family("kimi_linear", KimiLinearConfig, kimi, RENAMED, renamed=OLD, defaults=KIMI)
 # The layer after the last predicts several tokens at once.
-BAILING_HYBRID = Family(
-    "bailing_hybrid", BailingConfig, bailing, RENAMED, unused=("model.layers.42.",), defaults=BAILING
-)
+LAST = ("model.layers.42.",)
+BAILING_HYBRID = Family("bailing_hybrid", BailingConfig, bailing, RENAMED, unused=LAST, defaults=BAILING)
 
 
 @dataclass(frozen=True)
@@ -284,11 +269,5 @@ def minimax(c: MiniMaxConfig) -> Decoder:
 
 # transformers saves the powers of the decays, which follow from the config.
 DERIVED = tuple(f".self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay"))
-MINIMAX = Family(
-    "minimax",
-    MiniMaxConfig,
-    minimax,
-    aliases={"num_experts": "num_local_experts"},
-    unused=DERIVED,
-    defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
-)
+OPTIONS = {"unused": DERIVED, "defaults": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5}}
+MINIMAX = Family("minimax", MiniMaxConfig, minimax, {"num_experts": "num_local_experts"}, **OPTIONS)

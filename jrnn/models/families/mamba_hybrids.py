@@ -9,7 +9,7 @@ from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Both, Experts, Mamba1, Mamba2, Mlp, Router
 from jrnn.models.blocks.small import Side
 from jrnn.models.config import DecoderKeys, Limit, Rope, ScoreKeys, divides, layer_types
-from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
+from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
 
 NAMES = Names(norm="model.final_layernorm")
 
@@ -85,10 +85,7 @@ def _mamba(c: HybridConfig, **more: Any) -> Mamba2:
 
 
 def bamba(c: BambaConfig) -> Decoder:
-    mixers: tuple[tuple[str, Part], ...] = (
-        ("mamba", _mamba(c)),
-        ("self_attn", Attention.of(c, rope=Rope.of(c, c.head, 0.5))),
-    )
+    mixers = (("mamba", _mamba(c)), ("self_attn", Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head, 0.5))))
     mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
     feed, attends = Branch("feed_forward", mlp, "pre_ff_layernorm"), c.attn_layer_indices or ()
     layers = ((Branch(*mixers[k in attends], "input_layernorm"), feed) for k in range(c.num_hidden_layers))
@@ -98,7 +95,7 @@ def bamba(c: BambaConfig) -> Decoder:
 def falcon_h1(c: FalconH1Config) -> Decoder:
     norm = ("before" if c.mamba_norm_before_gate else "after") if c.mamba_rms_norm else None
     mamba = _mamba(c, norm=norm, out_bias=c.projectors_bias, factors=c.ssm_multipliers, scale=c.ssm_in_multiplier)
-    attention = Attention.of(c, rope=Rope.of(c, c.head), key_scale=c.key_multiplier)
+    attention = Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head), key_scale=c.key_multiplier)
     mixer = Both(
         (
             Side("mamba", mamba, out=c.ssm_out_multiplier),
@@ -108,13 +105,8 @@ def falcon_h1(c: FalconH1Config) -> Decoder:
     gate, down = c.mlp_multipliers
     mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias, gate_scale=gate, down_scale=down)
     layer = (Branch("", mixer, "input_layernorm"), Branch("feed_forward", mlp, "pre_ff_layernorm"))
-    return Decoder.of(
-        c,
-        (layer,) * c.num_hidden_layers,
-        names=NAMES,
-        embed=lambda x: x * c.embedding_multiplier,
-        logits=lambda y: y * c.lm_head_multiplier,
-    )
+    embed, logits = (lambda x: x * c.embedding_multiplier), (lambda y: y * c.lm_head_multiplier)
+    return Decoder.of(c, (layer,) * c.num_hidden_layers, names=NAMES, embed=embed, logits=logits)
 
 
 def granite(c: GraniteConfig) -> Decoder:
@@ -122,10 +114,8 @@ def granite(c: GraniteConfig) -> Decoder:
     if c.position_embedding_type not in (None, "rope", "nope"):
         raise ConfigError(f"position_embedding_type is {c.position_embedding_type!r}; there are 'rope' and 'nope'")
     rope = Rope.of(c, c.head) if c.position_embedding_type == "rope" else None
-    mixers: dict[str, tuple[str, Part]] = {
-        "linear_attention": ("mamba", _mamba(c)),
-        "full_attention": ("self_attn", Attention.of(c, rope=rope, scale=c.attention_multiplier)),
-    }
+    attention = Attention.of(c, c.attention_bias, rope=rope, scale=c.attention_multiplier)
+    mixers: Mixers = {"linear_attention": ("mamba", _mamba(c)), "full_attention": ("self_attn", attention)}
     fused = ("input_linear", "input_linear", "output_linear")
     feed: Part = Mlp(d, c.shared_intermediate_size, c.hidden_act, fused)
     sides = [Side("shared_mlp", feed)]
@@ -182,13 +172,8 @@ def jamba(c: JambaConfig) -> Decoder:
     return Decoder.of(c, layers, names=NAMES)
 
 
-JAMBA = Family(
-    "jamba",
-    JambaConfig,
-    jamba,
-    aliases={"num_local_experts": "num_experts"},
-    defaults={"vocab_size": 65536, "num_key_value_heads": 8},
-)
+SIZES = {"vocab_size": 65536, "num_key_value_heads": 8}
+JAMBA = Family("jamba", JambaConfig, jamba, {"num_local_experts": "num_experts"}, defaults=SIZES)
 
 
 PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
@@ -219,52 +204,33 @@ def nemotron(c: NemotronHConfig) -> Decoder:
         if wrong := set(c.hybrid_override_pattern) - set(PATTERN):
             raise ConfigError(f"hybrid_override_pattern has {sorted(wrong)[0]!r}; there are {', '.join(PATTERN)}")
         given = tuple(PATTERN[letter] for letter in c.hybrid_override_pattern)
-    given = ("linear_attention", "moe", "full_attention", "mlp") if given is None else given
-    names = ("", "up_proj", "down_proj")
+    given = tuple(PATTERN.values()) if given is None else given
 
     def plain(inner: int) -> Mlp:
-        return Mlp(d, inner, c.hidden_act, names, c.mlp_bias)
+        return Mlp(d, inner, c.hidden_act, ("", "up_proj", "down_proj"), c.mlp_bias)
 
     sizes = (d, c.mamba_num_heads, c.mamba_head_dim, c.ssm_state_size, c.n_groups, c.conv_kernel)
     limit = (c.time_step_min, float("inf"))
-    mixers: dict[str, Part] = {
-        "linear_attention": Mamba2(
-            *sizes, c.use_bias, None, c.use_conv_bias, c.mamba_hidden_act, limit, c.rms_norm_eps
-        ),
-        "full_attention": Attention(d, c.num_attention_heads, c.key_heads, c.head),
-        "moe": Experts(
-            plain(c.moe_intermediate_size),
-            Router.of_scores(c),
-            shared=plain(c.moe_shared_expert_intermediate_size),
-            shared_name="shared_experts",
-            latent=c.moe_latent_size,
-        ),
-        "mlp": plain(c.intermediate_size),
-    }
+    mamba = Mamba2(*sizes, c.use_bias, None, c.use_conv_bias, c.mamba_hidden_act, limit, c.rms_norm_eps)
+    attention, shared = Attention.of(c), plain(c.moe_shared_expert_intermediate_size)
+    options = {"shared": shared, "shared_name": "shared_experts", "latent": c.moe_latent_size}
+    experts = Experts(plain(c.moe_intermediate_size), Router.of_scores(c), **options)
+    parts = (mamba, experts, attention, plain(c.intermediate_size))
+    mixers: dict[str, Part] = dict(zip(PATTERN.values(), parts))
     kinds = layer_types(given, len(given), tuple(mixers), lambda k: "")
     layers = tuple((Branch("mixer", mixers[kind], "norm"),) for kind in kinds)
     named = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
     return Decoder(d, c.vocab_size, layers, Norm(d, c.rms_norm_eps), names=named)
 
 
+RENAMED = {
+    "layers_block_type": "layer_types", "n_routed_experts": "num_local_experts", "layer_norm_epsilon": "rms_norm_eps",
+    "mlp_hidden_act": "hidden_act", "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel",
+    "mamba_dt_min": "time_step_min", "mamba_conv_bias": "use_conv_bias",
+}  # fmt: skip
 NEMOTRON = {"vocab_size": 131072, "intermediate_size": 21504, "num_key_value_heads": 8, "head_dim": 128}
 NEMOTRON |= {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "moe_intermediate_size": 7688, "num_local_experts": 8}
 NEMOTRON |= {"num_experts_per_tok": 2}
-NEMOTRON_H = Family(
-    "nemotron_h",
-    NemotronHConfig,
-    nemotron,
-    aliases={
-        "layers_block_type": "layer_types",
-        "n_routed_experts": "num_local_experts",
-        "layer_norm_epsilon": "rms_norm_eps",
-        "mlp_hidden_act": "hidden_act",
-        "mamba_n_groups": "n_groups",
-        "mamba_d_conv": "conv_kernel",
-        "mamba_dt_min": "time_step_min",
-        "mamba_conv_bias": "use_conv_bias",
-    },
-    renamed=(("model.embeddings.", "backbone.embeddings."), ("model.", "backbone.")),
-    unused=("mtp.",),
-    defaults=NEMOTRON,
-)
+OLD = (("model.embeddings.", "backbone.embeddings."), ("model.", "backbone."))
+OPTIONS = {"aliases": RENAMED, "renamed": OLD, "unused": ("mtp.",), "defaults": NEMOTRON}
+NEMOTRON_H = Family("nemotron_h", NemotronHConfig, nemotron, **OPTIONS)

@@ -92,10 +92,8 @@ def decoder(c: RecurrentGemmaConfig) -> Decoder:
     size = d // count
     window, rope = c.attention_window_size, Rope.of(c, size, 0.5)
     attention = Attention(d, count, c.key_heads, size, c.attention_bias, True, rope, window=window)
-    mixers: dict[str, Part] = {
-        "recurrent": Griffin(d, c.lru_width or d, count, c.conv1d_width, c.hidden_act),
-        "attention": attention,
-    }
+    griffin = Griffin(d, c.lru_width or d, count, c.conv1d_width, c.hidden_act)
+    mixers: dict[str, Part] = {"recurrent": griffin, "attention": attention}
     for kind in c.block_types:
         if kind not in mixers:
             raise ConfigError(f"block_types has {kind!r}; there are 'recurrent' and 'attention'")
@@ -107,14 +105,12 @@ def decoder(c: RecurrentGemmaConfig) -> Decoder:
         )
         for k in range(c.num_hidden_layers)
     )
-    return Decoder.of(
-        c,
-        layers,
-        Norm(d, c.rms_norm_eps, offset=True),
-        names=Names(norm="model.final_norm"),
-        embed=lambda x: x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype),  # transformers rounds it to bfloat16
-        logits=lambda y: c.logits_soft_cap * jnp.tanh(y / c.logits_soft_cap),
-    )
+    options = {
+        "names": Names(norm="model.final_norm"),
+        "embed": lambda x: x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype),  # transformers rounds it to bfloat16
+        "logits": lambda y: c.logits_soft_cap * jnp.tanh(y / c.logits_soft_cap),
+    }
+    return Decoder.of(c, layers, Norm(d, c.rms_norm_eps, offset=True), **options)
 
 
 SIZES = {"vocab_size": 256000, "hidden_size": 2560, "intermediate_size": 7680, "num_hidden_layers": 26}
