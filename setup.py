@@ -3,7 +3,7 @@
 An index has no files of the repository. Links to them become absolute where pyproject.toml names the repository
 (`project.urls.Repository`); else they become plain text, and pictures are left out.
 
-The kernel for CPUs (`jrnn/loops/native/src`) is a plain shared object. It is compiled once for each set of instructions. If
+The kernel for CPUs (`jrnn/loops/kernels/native/src`) is a plain shared object. It is compiled once for each set of instructions. If
 there is no compiler that can build it, or JRNN_BUILD_KERNEL=0 is set, jrnn is installed without it.
 """
 
@@ -22,7 +22,7 @@ from setuptools.errors import CompileError
 
 ROOT = Path(__file__).parent
 IS_BUILT = os.environ.get("JRNN_BUILD_KERNEL") != "0" and importlib.util.find_spec("jaxlib") is not None
-SOURCE = "jrnn/loops/native/src"
+SOURCE = "jrnn/loops/kernels/native/src"
 FLAGS = [
     "-std=c++17",
     "-O3",
@@ -101,7 +101,7 @@ class PlatformWheel(bdist_wheel):
 
 
 KERNEL = Extension(
-    "jrnn.loops.native.libjrnn_loops",
+    "jrnn.loops.kernels.native.libjrnn_loops",
     [f"{SOURCE}/kernel.cpp", f"{SOURCE}/entry.cpp"],
     depends=[str(path) for path in sorted(Path(SOURCE).glob("*.h"))],
     language="c++",

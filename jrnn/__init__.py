@@ -37,8 +37,6 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.convert.from_jax import from_jax as from_jax
     from jrnn.errors import GradientWarning as GradientWarning
     from jrnn.errors import JrnnError as JrnnError
-    from jrnn.gradcheck import GradientReport as GradientReport
-    from jrnn.gradcheck import check_gradients as check_gradients
     from jrnn.loops import Newton as Newton
     from jrnn.loops import ScanStatistics as ScanStatistics
     from jrnn.loops import Trips as Trips
@@ -73,6 +71,8 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.onnx import OnnxModel as OnnxModel
     from jrnn.onnx import from_onnx as from_onnx
     from jrnn.onnx import to_onnx as to_onnx
+    from jrnn.testing.gradients import GradientReport as GradientReport
+    from jrnn.testing.gradients import check_gradients as check_gradients
     from jrnn.train import load_run as load_run
 
 _HOMES = {  # name -> module, for the names that load lazily
@@ -99,7 +99,7 @@ _HOMES = {  # name -> module, for the names that load lazily
             "scan_statistics",
             "while_loop",
         ],
-        "gradcheck": ["GradientReport", "check_gradients"],
+        "testing.gradients": ["GradientReport", "check_gradients"],
         "nets.gradient_maker": ["GradientSlice"],
         "nets.ir": ["Net", "Op"],
         "nets.lowering": ["infer_shapes", "run_net", "to_jax"],

@@ -1,8 +1,12 @@
-"""The errors that jrnn raises. Each says where it happened, the rule, what was given, and the fix."""
+"""The errors that jrnn raises, and what messages are made of: near names, descriptions, text that is safe to show.
+
+An error says where it happened, the rule, what was given, and the fix.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +31,9 @@ __all__ = [
 
 
 LONGEST = 3000  # characters of an error's text; a name in a file can have millions
+# Control characters, marks that reorder or hide text, separators of lines, surrogates, and what XML forbids.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff-\uffff]")
+_UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
 
 
 class JrnnError(Exception):
@@ -139,3 +146,16 @@ def describe_value(x: Any) -> str:
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype}[{','.join(map(str, x.shape))}]"
     return type(x).__name__
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""The text of a file or a user with an escape in place of each character that is not shown as itself.
+
+    Args:
+        text: any text.
+        lines: whether line breaks and tabs stay as they are.
+
+    >>> printable("w\x1b[2J\n"), printable("a\tb\n", lines=True)
+    ('w\\x1b[2J\\n', 'a\tb\n')
+    """
+    return (_UNSAFE_IN_LINES if lines else _UNSAFE).sub(lambda found: ascii(found[0])[1:-1], text)

@@ -11,7 +11,7 @@ trap 'rm -rf "$objects"' EXIT
 headers=$("$PYTHON" -c 'import jax.ffi; print(jax.ffi.include_dir())')
 flags=(-std=c++17 -O1 -g -fPIC -fno-math-errno -ffp-contract=fast -Wno-psabi
     -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
-source=jrnn/loops/native/src
+source=jrnn/loops/kernels/native/src
 g++ "${flags[@]}" -DJRNN_KERNEL=base -DJRNN_VECTOR_BYTES=16 -c $source/kernel.cpp -o "$objects/kernel.o"
 g++ "${flags[@]}" -isystem "$headers" -c $source/entry.cpp -o "$objects/entry.o"
 g++ -shared "${flags[@]}" "$objects"/*.o -o "$objects/libjrnn_loops.so"

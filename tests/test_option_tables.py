@@ -13,9 +13,9 @@ import pytest
 
 from jrnn import interop, nn, testing
 from jrnn.cli.parser import make_parser
-from jrnn.gradcheck.report import BlobAgreement, GradientReport, table_of
 from jrnn.nets import cells
 from jrnn.nets.cells.layer_stacks import AttentionLayer, Layers
+from jrnn.testing.gradients.report import BlobAgreement, GradientReport, table_of
 from jrnn.train.config import GradientConfig, OptimizerConfig, TrainConfig
 from jrnn.train.models import FEATURE_MODELS, TOKEN_MODELS
 from jrnn.train.tasks import KINDS

@@ -19,8 +19,8 @@ jrnn.scan
 import numpy as np
 assert not {'flax', 'google', 'jrnn.nets.ops', 'jrnn.nets.lowering'} & set(sys.modules)
 unneeded = {f'jrnn.loops.{name}' for name in (
-    'chunks', 'cudnn', 'host_devices', 'host_memory', 'kernels.persistent', 'native.runner', 'newton.api', 'online',
-    'segments', 'trips')}  # that a plain scan does not need
+    'chunks', 'scan.cudnn', 'host_devices', 'host_memory', 'kernels.persistent.runner', 'kernels.native.runner',
+    'newton.api', 'online', 'segments', 'while_loops.trips')}  # that a plain scan does not need
 for name in unneeded:
     assert importlib.util.find_spec(name), name
 jrnn.scan(lambda c, x: (c + x, c), 0.0, np.ones(3))

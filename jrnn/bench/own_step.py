@@ -20,14 +20,15 @@ from rich.table import Table
 from jrnn import jaxprs
 from jrnn.bench import measure, report
 from jrnn.bench.peers import Program, clocked
-from jrnn.bench.progress import Bar
 from jrnn.bench.report import Record
 from jrnn.bench.sizes import MODES, check_names
 from jrnn.bench.suites import Options
+from jrnn.convert.named import load_named
 from jrnn.errors import ScanError, UsageError
-from jrnn.gradcheck.sources import arguments_of, required
-from jrnn.loops import EXECUTORS, recorder, scan
-from jrnn.named import load_named
+from jrnn.jaxprs.arguments import arguments_of, required
+from jrnn.loops import EXECUTORS, scan
+from jrnn.loops.loop import recorder
+from jrnn.progress import Bar
 
 JAX = "lax.scan"
 _WORDS = ("mode", "executor", "ran")

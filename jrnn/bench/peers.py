@@ -41,7 +41,7 @@ from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError, ScanError
 from jrnn.loops import LstmStep, host_devices, host_memory, scan
-from jrnn.loops.native import library
+from jrnn.loops.kernels.native import library
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from jrnn.bench.sizes import SETS
 from jrnn.errors import DataError
 from jrnn.files import AtLeast, read_json, record, write_whole
-from jrnn.train.plot import picture
+from jrnn.files.pictures import picture
 
 
 @dataclass(frozen=True)

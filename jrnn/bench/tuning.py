@@ -21,11 +21,11 @@ import numpy as np
 from rich.console import Console
 
 from jrnn.bench.loop_ways import Measure, Measured, TunedLoop, by_clock, refusal
-from jrnn.bench.progress import Bar
 from jrnn.errors import ScanError
 from jrnn.files import kind_of
-from jrnn.loops import tuned
-from jrnn.loops.tuned import Question, Questions, Table
+from jrnn.loops.costs import tuned
+from jrnn.loops.costs.tuned import Question, Questions, Table
+from jrnn.progress import Bar
 
 FILE = "jrnn_plans.json"
 _TURNS = 9  # of the whole program

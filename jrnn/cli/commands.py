@@ -18,9 +18,9 @@ import jax
 
 from jrnn.cli.output import BUG, INTERRUPTED, MISTAKE, PIPE_CLOSED, OutputError, safe_output
 from jrnn.cli.parser import make_parser
+from jrnn.convert.named import described, is_own
 from jrnn.errors import JrnnError
 from jrnn.loops import host_memory
-from jrnn.named import described, is_own
 
 
 def run(argv: Sequence[str] | None) -> int:

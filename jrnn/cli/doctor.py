@@ -17,7 +17,7 @@ import jax
 
 from jrnn.errors import UsageError
 from jrnn.files import read_text
-from jrnn.loops.native import library
+from jrnn.loops.kernels.native import library
 from jrnn.version import __version__
 
 HERE = Path(__file__).parents[1]

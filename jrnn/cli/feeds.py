@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from jrnn.arrays import load_npy
 from jrnn.errors import OpError, UsageError
-from jrnn.memory import check_size
+from jrnn.files.arrays import load_npy
+from jrnn.nets.memory import check_size
 
 _SHOWN = 200  # characters of a feed in an error
 

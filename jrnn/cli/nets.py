@@ -16,6 +16,7 @@ import numpy as np
 
 from jrnn.cli.feeds import parse_feeds
 from jrnn.cli.output import terminal
+from jrnn.cli.subjects import subject_of_config
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.convert.package import INIT, PREDICT
@@ -28,7 +29,15 @@ from jrnn.errors import (
     near,
 )
 from jrnn.files import write_whole
-from jrnn.gradcheck import (
+from jrnn.nets.execution_step import Plan
+from jrnn.nets.graph import show, to_dot, to_svg, upgrade
+from jrnn.nets.graph.scope import all_names, reads
+from jrnn.nets.ir import Net
+from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
+from jrnn.nets.plans import net_of_plan, run_plan, show_steps
+from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
+from jrnn.progress import Heartbeat
+from jrnn.testing.gradients import (
     INEXACT,
     TOLERANCE,
     Effort,
@@ -40,18 +49,9 @@ from jrnn.gradcheck import (
     subject_of_target,
     table_of,
 )
-from jrnn.nets.execution_step import Plan
-from jrnn.nets.graph import show, to_dot, to_svg, upgrade
-from jrnn.nets.graph.scope import all_names, reads
-from jrnn.nets.ir import Net
-from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
-from jrnn.nets.plans import net_of_plan, run_plan, show_steps
-from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.train import load_config, load_run
-from jrnn.train.check import subject_of_config
 from jrnn.train.config import find_config
 from jrnn.train.exports import EXPORTS
-from jrnn.train.progress import Heartbeat
 
 _SHOWN = 200  # characters of an argument in an error
 _NAMES = 8  # blobs in an error

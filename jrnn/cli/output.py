@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jrnn.printable import printable
+from jrnn.errors import printable
 
 # Exit statuses.
 MISTAKE = 2

@@ -16,14 +16,13 @@ from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
 from jrnn.corpus import tokenize
-from jrnn.errors import UsageError
+from jrnn.errors import UsageError, printable
 from jrnn.loops import host_devices
 from jrnn.models.text import is_model, write_text
-from jrnn.printable import printable
+from jrnn.progress import Heartbeat
 from jrnn.train import load_config, load_run, train
 from jrnn.train.config import config_names, describe_config
 from jrnn.train.devices import join
-from jrnn.train.progress import Heartbeat
 from jrnn.train.run_dir import RunDir, first_free
 from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
 

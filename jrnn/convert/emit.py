@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.convert.flat import Graph, Node, Var, evaluate, flatten, read
 from jrnn.convert.package import fill
 from jrnn.errors import ConversionError, JrnnError
+from jrnn.jaxprs.flat import Graph, Node, Var, evaluate, flatten, read
+from jrnn.jaxprs.primitives import registering
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.ir import Op
 
@@ -44,21 +45,6 @@ class Blob:
 
 Value = Any  # Blob | np.ndarray
 UNKNOWN = "(unknown)"  # the name of a blob that could not be made
-
-
-def registering(table: dict[str, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
-    """Returns the decorator `@rule(*names)`, which enters a function into `table` under each of the names."""
-
-    def rule(*names: str) -> Callable[[Callable], Callable]:
-        def register(function: Callable) -> Callable:
-            for name in names:
-                assert name not in table, f"{name} is registered twice"
-                table[name] = function
-            return function
-
-        return register
-
-    return rule
 
 
 # primitive -> `fn(emitter, node, *values)`, which appends operators and returns the node's results

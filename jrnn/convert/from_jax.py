@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.convert.arguments import Call, Leaf, call_of
 from jrnn.convert.emit import TYPE_CODES, TYPES, UNKNOWN, Blob, Emitter
-from jrnn.convert.flat import Graph, Var
 from jrnn.convert.groups import recognize
+from jrnn.convert.named import load_named
 from jrnn.convert.package import Package
 from jrnn.convert.verify import verify
 from jrnn.errors import ConversionError
-from jrnn.named import load_named
+from jrnn.jaxprs.arguments import Call, Leaf, call_of
+from jrnn.jaxprs.flat import Graph, Var
 from jrnn.nets.graph import live_ops, rename_blobs
 from jrnn.nets.ir import Net
 

@@ -15,10 +15,10 @@ import numpy as np
 from jax import lax
 
 from jrnn.convert.emit import FLOAT, Emitter, Value, rule
-from jrnn.convert.flat import Atom, Graph, Node, Var
 from jrnn.convert.match import ANY, find, is_view, maker_of, ordered, pattern
 from jrnn.convert.rules.products import fully_connected
 from jrnn.convert.rules.shapes import join
+from jrnn.jaxprs.flat import Atom, Graph, Node, Var
 
 Shape = tuple[int, ...]
 Candidate = tuple[str, Callable, tuple[Shape, ...]]  # name of the group, reference, shapes of its arguments

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jrnn.convert.emit import shrink
-from jrnn.convert.flat import Atom, Graph, Node, Var, flatten
+from jrnn.jaxprs.flat import Atom, Graph, Node, Var, flatten
 
 ANY = 0.1234567  # in a pattern: any number, the same in all places
 Found = Mapping[Any, Any]  # variable of a pattern -> atom of the graph; ANY -> its number

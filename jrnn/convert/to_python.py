@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.convert.flat import body_of
 from jrnn.convert.package import Package
 from jrnn.convert.python_forms import (
     IDENTITIES,
@@ -43,12 +42,12 @@ from jrnn.convert.python_forms import (
     typed,
     uses_of,
 )
-from jrnn.convert.verify import close, drawn
-from jrnn.errors import ConversionError, FormatError, OpError
+from jrnn.errors import ConversionError, FormatError, OpError, printable
 from jrnn.files import write_whole
 from jrnn.jaxprs import Eqn, is_literal, scan_counts
+from jrnn.jaxprs.flat import body_of
+from jrnn.jaxprs.trials import close, drawn
 from jrnn.nets.lowering import to_jax
-from jrnn.printable import printable
 
 # fmt: off
 _RESERVED = (

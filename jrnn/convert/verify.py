@@ -7,14 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.convert.bounded import TRIPS, ends
 from jrnn.convert.emit import Blob
-from jrnn.convert.flat import Graph, Node, Var, evaluate, read
 from jrnn.convert.package import Package
 from jrnn.errors import ConversionError, describe_op
+from jrnn.jaxprs.flat import Graph, Node, Var, evaluate, read
+from jrnn.jaxprs.trials import TRIPS, close, drawn, ends
 from jrnn.nets.lowering import run_net
-
-TOLERANCE = 1e-5
 
 
 def verify(
@@ -55,37 +53,6 @@ def verify(
             bad = [n for n, want in zip(package.output_names, wanted) if not close(found[n], want)]
             if bad:
                 raise ConversionError(_explain(package, graph, args, inputs, trail, bad))
-
-
-def drawn(rng: np.random.Generator, example: Any) -> Any:
-    """Random numbers near an example; integers and booleans are kept, as they may be indices or lengths."""
-    is_spec, shape, dtype = (
-        isinstance(example, jax.ShapeDtypeStruct),
-        np.shape(example),
-        jax.dtypes.result_type(example),
-    )
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return jnp.zeros(shape, dtype) if is_spec else example
-    noise = rng.standard_normal(shape).astype(np.float32)
-    return noise if is_spec else np.asarray(example, np.float32) + 0.1 * noise
-
-
-def close(found: Any, wanted: Any) -> bool:
-    """Whether arrays agree, relative to the larger of 1 and the largest number; NaN equals NaN.
-
-    To TOLERANCE, and for types of fewer bits to a few roundings, as each operator may round in another place.
-    """
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    if found.shape != wanted.shape:
-        return False
-    if not jnp.issubdtype(wanted.dtype, jnp.inexact):
-        return bool((found == wanted).all())
-    tolerance = max(TOLERANCE, 4 * float(jnp.finfo(wanted.dtype).eps)) if wanted.dtype.itemsize <= 2 else TOLERANCE
-    wide = np.complex128 if jnp.issubdtype(wanted.dtype, jnp.complexfloating) else np.float64
-    found, wanted = found.astype(wide), wanted.astype(wide)
-    finite = wanted[np.isfinite(wanted)]
-    scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
-    return np.allclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)
 
 
 def _explain(package: Package, graph: Graph, args, inputs, trail, bad) -> str:

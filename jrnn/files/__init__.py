@@ -4,7 +4,7 @@ What is read may be a stranger's: `reading` opens regular files of bounded size 
 with its type and bounds. What is written, by `writing`, is the old or the new, never a mixture.
 """
 
-from jrnn.files.checked import AtLeast, checked, parse_json, read_json, record
+from jrnn.files.checked import AtLeast, checked, parse_json, plain, read_json, record
 from jrnn.files.reading import LARGEST, blocks, digest_of, kind_of, open_file, read_file, read_rest, read_text
 from jrnn.files.writing import append_to, new_file, new_folder, write_whole
 
@@ -20,6 +20,7 @@ __all__ = [
     "new_folder",
     "open_file",
     "parse_json",
+    "plain",
     "read_file",
     "read_json",
     "read_rest",

@@ -160,6 +160,16 @@ def checked(kind: Any, value: Any, where: str, error: type[JrnnError]) -> Any:
     return _within(kind, value, bounds, where, error) if kind in (int, float) else value
 
 
+def plain(value: Any) -> Any:
+    """A scalar of numpy or JAX as a Python number or bool; anything else unchanged.
+
+    >>> import numpy as np
+    >>> plain(np.int32(3)), plain(np.asarray(True)), plain("x")
+    (3, True, 'x')
+    """
+    return value.item() if getattr(value, "ndim", None) == 0 and value.dtype.kind in "biuf" else value
+
+
 def _plain(kind: Any) -> Any:
     kind = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     return typing.get_origin(kind) or kind

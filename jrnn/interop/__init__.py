@@ -1,7 +1,6 @@
 """Weights of other systems' recurrent layers, to and from PyTorch's names and layout."""
 
 from jrnn.interop.caffe2_cells import from_caffe2, to_caffe2
-from jrnn.interop.cells import CONVENTIONS, Convention, convention, reorder
 from jrnn.interop.flax_cells import from_flax, to_flax
 from jrnn.interop.rnn_layers import (
     from_arraymancer,
@@ -12,6 +11,7 @@ from jrnn.interop.rnn_layers import (
     to_onnx_arrays,
 )
 from jrnn.interop.torch_weights import load_state_dict, save_state_dict
+from jrnn.nn.conventions import CONVENTIONS, Convention, convention, reorder
 
 __all__ = [
     "CONVENTIONS",

@@ -15,9 +15,9 @@ import numpy as np
 
 from jrnn.errors import ConversionError, near
 from jrnn.files import open_file
+from jrnn.files.memory import free
 from jrnn.files.tensors import open_tensors, write_tensors
 from jrnn.interop.cells import Params
-from jrnn.memory import free
 
 _TYPES = {
     "F64": np.float64,

@@ -1,9 +1,10 @@
-"""Jaxprs: reading, evaluating and retracing the programs that JAX traces. It imports nothing else of jrnn.
+"""Jaxprs: reading, evaluating and retracing the programs that JAX traces. Of jrnn it imports the errors alone.
 
 `programs` traces, opens and evaluates, `queries` asks what equations read and make, `over_time` evaluates for all steps, and
 `components` groups carries. `primitives` is the table of what is known about each primitive. `axes` and `ranges` follow axes
-and bounds through equations, `resized` makes arrays smaller, and `by_numpy` evaluates without a compiler. `names` has the
-names of JAX that move between releases.
+and bounds through equations, `resized` makes arrays smaller, and `by_numpy` evaluates without a compiler. `arguments` traces
+a user's function, `real_parts` makes complex numbers pairs of real ones, `flat` has programs as lists of nodes, and `trials`
+runs them on numbers. `names` has the names of JAX that move between releases.
 """
 
 from jrnn.jaxprs.components import carry_groups as carry_groups
@@ -45,6 +46,7 @@ from jrnn.jaxprs.queries import is_known as is_known
 from jrnn.jaxprs.queries import is_zero as is_zero
 from jrnn.jaxprs.queries import nbytes as nbytes
 from jrnn.jaxprs.queries import needed as needed
+from jrnn.jaxprs.queries import operations as operations
 from jrnn.jaxprs.queries import producers as producers
 from jrnn.jaxprs.queries import scan_counts as scan_counts
 from jrnn.jaxprs.queries import sub_jaxprs as sub_jaxprs

@@ -5,6 +5,7 @@ A primitive that is in no table stays in the loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -130,3 +131,18 @@ def is_linear(eqn: jaxprs.Eqn) -> bool:
     if eqn.primitive.name == "convert_element_type":
         return _is_inexact(eqn.invars[0]) and _is_inexact(eqn.outvars[0])
     return eqn.primitive.name in _LINEAR and len(eqn.invars) == 1
+
+
+def registering(table: dict[str, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
+    """Returns the decorator `@rule(*names)`, which enters a function into `table` under each of the names."""
+
+    def rule(*names: str) -> Callable[[Callable], Callable]:
+        def register(function: Callable) -> Callable:
+            for name in names:
+                assert name not in table, f"{name} is registered twice"
+                table[name] = function
+            return function
+
+        return register
+
+    return rule

@@ -114,3 +114,10 @@ def is_zero(atom: Atom, producers: Mapping[Var, Any]) -> bool:
             return False
         atom = eqn.invars[0]
     return bool(np.all(np.asarray(atom.val) == 0))
+
+
+def operations(eqn: Eqn) -> int:
+    """Returns the floating-point operations of a `dot_general`."""
+    (axes, _), _ = eqn.params["dimension_numbers"]
+    depth = math.prod(extent(eqn.invars[0].aval.shape[a]) for a in axes)
+    return 2 * elements(eqn.outvars[0].aval.shape) * depth

@@ -6,29 +6,29 @@ What a plain scan does not need loads when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jrnn.loops.executors import EXECUTORS
-from jrnn.loops.explain import Explanation, ProgramExplanation, explain, explain_scan
+from jrnn.loops.explain.explain import Explanation, ProgramExplanation, explain, explain_scan
+from jrnn.loops.explain.report import LoopReport, Report, report
 from jrnn.loops.newton import Newton, ScanStatistics
-from jrnn.loops.optimize import optimize_scans, plain_scans
-from jrnn.loops.report import LoopReport, Report, report
-from jrnn.loops.scan import scan
-from jrnn.loops.while_loop import while_loop
+from jrnn.loops.scan.executors import EXECUTORS
+from jrnn.loops.scan.optimize import optimize_scans, plain_scans
+from jrnn.loops.scan.scan import scan
+from jrnn.loops.while_loops.while_loop import while_loop
 
 if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.loops import host_devices, host_memory
-    from jrnn.loops.cudnn import LstmStep
     from jrnn.loops.newton.api import scan_statistics
     from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
-    from jrnn.loops.trips import CHECKPOINTED, Trips
+    from jrnn.loops.scan.cudnn import LstmStep
+    from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 
 _HOMES = {
-    "LstmStep": "cudnn",
+    "LstmStep": "scan.cudnn",
     "scan_statistics": "newton.api",
     "OnlineGradient": "online",
     "OnlineState": "online",
     "online_gradient": "online",
-    "CHECKPOINTED": "trips",
-    "Trips": "trips",
+    "CHECKPOINTED": "while_loops.trips",
+    "Trips": "while_loops.trips",
 }
 
 __all__ = [

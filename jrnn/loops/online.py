@@ -24,9 +24,8 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
-from jrnn.loops import early_exit
-from jrnn.loops.affine.blocks import Axes, Blocks, joint_blocks, reads_of
-from jrnn.loops.newton.solver import why_no_jacobian
+from jrnn.loops.affine.blocks import Axes, Blocks, joint_blocks, reads_of, why_no_jacobian
+from jrnn.loops.wrappers import early_exit
 
 _MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
 

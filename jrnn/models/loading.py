@@ -18,7 +18,7 @@ import numpy as np
 
 from jrnn.errors import ConfigError, FormatError
 from jrnn.files import parse_json, read_text
-from jrnn.memory import available
+from jrnn.files.memory import available
 from jrnn.models.families import FAMILIES, family_of
 from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel

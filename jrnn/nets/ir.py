@@ -15,7 +15,7 @@ from typing import Any, Union
 import numpy as np
 
 from jrnn.errors import NetError
-from jrnn.scalars import plain
+from jrnn.files import plain
 
 
 class Numbers(Sequence[Any]):

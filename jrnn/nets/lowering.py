@@ -23,11 +23,13 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import JrnnError, NetError, OpError, describe_value, near
-from jrnn.loops.trips import CHECKPOINTED, Trips
-from jrnn.memory import LARGEST_FILL, available, check_call, check_results, size_of
+from jrnn.files.memory import available
+from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 from jrnn.nets import registry
+from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.scope import Workspace, workspace_of
 from jrnn.nets.ir import Net, Op
+from jrnn.nets.memory import LARGEST_FILL, check_call, check_results, size_of
 from jrnn.nets.schedule import Schedule, Step, schedule
 
 Blobs = dict[str, Any]
@@ -412,3 +414,11 @@ def infer_shapes(
     with jax.enable_x64(True):
         shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(run, abstract)
         return shapes
+
+
+def dense(gradient: str | GradientSlice, blobs: Mapping[str, Any], like: Any) -> Any:
+    """The blob of a gradient with respect to `like`; a sparse gradient becomes dense."""
+    if not isinstance(gradient, GradientSlice):
+        return blobs[gradient]
+    rows = jnp.reshape(blobs[gradient.values], (-1, *like.shape[1:]))
+    return jnp.zeros_like(like).at[jnp.reshape(blobs[gradient.indices], -1)].add(rows)

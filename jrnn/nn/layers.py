@@ -16,7 +16,7 @@ from jax import lax
 from jrnn.errors import LayerError
 from jrnn.jaxprs.names import Primitive
 from jrnn.loops import LstmStep, scan
-from jrnn.loops.masking import with_resets
+from jrnn.loops.wrappers.masking import with_resets
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import LSTM, State, Unit

@@ -19,7 +19,7 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from jrnn.errors import LayerError
-from jrnn.loops.recompute import Recompute
+from jrnn.loops.wrappers.recompute import Recompute
 from jrnn.nn.checks import check_array, check_features, check_floating, check_integer, check_lengths, check_resets
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.loops import scan
-from jrnn.loops.masking import with_resets
-from jrnn.loops.recompute import Recompute
+from jrnn.loops.wrappers.masking import with_resets
+from jrnn.loops.wrappers.recompute import Recompute
 from jrnn.nn.layers import contract
 
 

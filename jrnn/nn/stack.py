@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError
-from jrnn.loops import cudnn
+from jrnn.loops.scan import cudnn
 from jrnn.nn.checks import (
     check_array,
     check_choice,

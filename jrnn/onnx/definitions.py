@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.convert.flat import Node, flatten
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import Node, flatten
 from jrnn.onnx.emit import Emitter, Value, rule
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from jrnn.convert.emit import registering
-from jrnn.convert.flat import Graph, Node, evaluate, read
 from jrnn.errors import ConversionError, near
+from jrnn.jaxprs.flat import Graph, Node, evaluate, read
+from jrnn.jaxprs.primitives import registering
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
 FOLD = 4096  # elements: a result that is known is computed at once up to this size, and up to the size of its inputs

@@ -17,10 +17,10 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
-from jrnn.convert.emit import registering
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
 from jrnn.jaxprs.names import is_traced
-from jrnn.memory import check_call, check_results, check_size
+from jrnn.jaxprs.primitives import registering
+from jrnn.nets.memory import check_call, check_results, check_size
 
 STANDARD = ("", "ai.onnx")
 DEPTH = 32  # of graphs inside graphs

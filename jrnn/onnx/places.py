@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode as Mode
 
-from jrnn.convert.flat import Node, flatten
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import Node, flatten
 from jrnn.onnx.emit import Emitter, Value, ints, rule
 
 

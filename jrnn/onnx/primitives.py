@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.convert.flat import Node
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import Node
 from jrnn.onnx.emit import Emitter, Value, ints, is_static, known, rule
 from jrnn.onnx.places import filling, gathered
 

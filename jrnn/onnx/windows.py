@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from jrnn.convert.flat import Node
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import Node
 from jrnn.onnx.emit import Emitter, Value, ints, is_static, known, rule
 
 

@@ -12,11 +12,10 @@ import onnx
 from jax.export import symbolic_args_specs
 from onnx import checker, helper
 
-from jrnn.convert.arguments import Call, call_of
-from jrnn.convert.bounded import TRIPS, ends, has_while
-from jrnn.convert.flat import Graph
-from jrnn.convert.verify import close
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.arguments import Call, call_of
+from jrnn.jaxprs.flat import Graph
+from jrnn.jaxprs.trials import TRIPS, close, ends, has_while
 from jrnn.nn.layers import whole_layers
 from jrnn.onnx.emit import Emitter, Ref, info, tensor
 from jrnn.onnx.model import save_model

@@ -14,11 +14,20 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jrnn.errors import ScanError
-from jrnn.gradcheck import INEXACT, TOLERANCE, Effort, Subject, check, over_time, subject_of_function, subject_of_net
 from jrnn.loops import EXECUTORS, scan
 from jrnn.nets.cells import Cell
 from jrnn.nets.ir import Net
 from jrnn.nets.lowering import run_net
+from jrnn.testing.gradients import (
+    INEXACT,
+    TOLERANCE,
+    Effort,
+    Subject,
+    check,
+    over_time,
+    subject_of_function,
+    subject_of_net,
+)
 from jrnn.testing.subjects import CellNet, Layer, layer_of
 
 FILLS = (np.nan, np.inf, -np.inf, 1e30)
@@ -52,8 +61,8 @@ def assert_gradients_agree(
         key: for cells that draw random numbers.
         surrogates: the names of functions in a step whose `jax.custom_jvp` or `jax.custom_vjp` is a surrogate gradient on
             purpose, such as a spike's; the proof then is that all the rest is right.
-        effort: fields of `jrnn.gradcheck.Effort`, such as `max_elements` (64 of each blob here) or `second`. Blobs with more
-            elements are also checked along random directions, 2 by default, which move all elements.
+        effort: fields of `jrnn.testing.gradients.Effort`, such as `max_elements` (64 of each blob here) or `second`. Blobs
+            with more elements are also checked along random directions, 2 by default, which move all elements.
 
     Raises:
         AssertionError: with a table of the gradients, which of the three agree, and the operation at fault with its line.

@@ -16,12 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import GradientError, describe_op
-from jrnn.gradcheck import Subject, subject_of_function, subject_of_net
 from jrnn.nets.ir import Op
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
 from jrnn.nets.schedule import schedule
-from jrnn.train.config import Config
 from jrnn.train.models.model import Compute, Model, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.step import State
@@ -109,32 +107,6 @@ def _along(gradients: Params, params: Params) -> Params:
 def _wide(x: Any) -> np.ndarray:
     x = np.asarray(x)
     return x.astype(np.float64) if jnp.issubdtype(x.dtype, np.floating) else x
-
-
-def subject_of_config(config: Config) -> Subject:
-    """Returns the loss of the first batch with the first parameters; a model that is not a net is a JAX function.
-
-    Call it with 64-bit types enabled.
-
-    Raises:
-        DataError: if the data cannot be used. ConversionError: for a function that cannot be converted to a net.
-    """
-    with jax.enable_x64(False):
-        task = config.kind.load(config)
-        params = jax.device_get(jax.jit(task.model.init)(jax.random.key(config.seed)))
-        batch = task.train.at(0)
-        carry = jax.device_get(task.model.initial_carry(config.data.batch))
-    model = task.model
-    if isinstance(model, NetModel):
-        fed = {blob: np.asarray(getattr(batch, member)) for blob, member in model.feeds.items()}
-        blobs = {**model.constants, **params, **carry, **fed}
-        key = jax.random.key(config.seed)
-        return subject_of_net(model.net, blobs, model.loss_blob, wrt=[*params, *carry], key=key)
-
-    def model_loss(params: Any) -> Any:
-        return model.loss(params, carry, batch, None)[0]
-
-    return subject_of_function(model_loss, (params,))
 
 
 def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:

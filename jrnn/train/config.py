@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jrnn.convert.named import load_named
 from jrnn.errors import ConfigError, near
 from jrnn.files import read_text
-from jrnn.named import load_named
 from jrnn.train.models import MAKERS, ModelKind, load_kind
 from jrnn.train.tasks import KINDS, TaskKind
 from jrnn.train.toml_codec import (

@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from jrnn.errors import ConfigError, TrainError
+from jrnn.convert.named import load_named
+from jrnn.errors import ConfigError, TrainError, printable
 from jrnn.files import append_to, kind_of, read_file, write_whole
-from jrnn.memory import free
-from jrnn.named import load_named
-from jrnn.printable import printable
+from jrnn.files.memory import free
 
 
 class Logger(Protocol):

@@ -21,7 +21,8 @@ from rich.console import Console
 
 from jrnn.errors import ConfigError, GradientError, TrainError
 from jrnn.files import kind_of
-from jrnn.loops import tuned
+from jrnn.loops.costs import tuned
+from jrnn.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train import plans
 from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
@@ -29,7 +30,6 @@ from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
 from jrnn.train.loggers import open_loggers
 from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, own, read_metrics
-from jrnn.train.progress import Clock, Heartbeat, Report, Trace
 from jrnn.train.run_dir import RunDir
 from jrnn.train.serving import TrainedModel, load_run
 from jrnn.train.step import (

@@ -12,8 +12,8 @@ from typing import Any
 
 from jrnn.errors import ConfigError
 from jrnn.files import kind_of
-from jrnn.loops import tuned
-from jrnn.loops.tuned import Table
+from jrnn.loops.costs import tuned
+from jrnn.loops.costs.tuned import Table
 
 # Measures the loops of a compiled function and writes the file: the path, the function, its arguments and its keywords.
 Tuner = Callable[[Path, Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]

@@ -5,43 +5,19 @@ Shapes: S characters of an input, T characters of its answer.
 
 from __future__ import annotations
 
-import io
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jrnn.errors import UsageError
-from jrnn.files import write_whole
+from jrnn.files.pictures import picture
 
-SUFFIXES = (".png", ".svg", ".pdf")
 CELL = 0.26  # inches
 FEWEST = 8  # characters that a picture of attention has room for, so that its title and its scale fit
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps and values
-
-
-@contextmanager
-def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
-    """Gives the `with` block a matplotlib figure of a size in inches, and saves it to `path` afterwards.
-
-    Raises:
-        UsageError: matplotlib is not installed, the name of the file has an unknown suffix, or it cannot be written.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError(f"{path}: a picture needs matplotlib: pip install 'jrnn[plot]'") from None
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path}: the name of a picture must end in one of {', '.join(SUFFIXES)}")
-    figure = Figure(figsize=size, layout="constrained")
-    yield figure
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=150, format=path.suffix[1:].lower())
-    write_whole(path, drawn.getvalue(), UsageError)
 
 
 def draw_losses(path: Path, labels: Sequence[str], curves: Sequence[tuple[Curve, Curve]]) -> None:

@@ -29,9 +29,9 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict
 
+from jrnn.convert.named import from_the_root
 from jrnn.errors import CheckpointError, ConfigError, DataError
 from jrnn.files import kind_of, read_json, record, write_whole
-from jrnn.named import from_the_root
 from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
 from jrnn.train.optimizers import follows_the_run

@@ -15,9 +15,8 @@ from flax.traverse_util import flatten_dict
 from rich.table import Table
 from rich.text import Text
 
-from jrnn.errors import ConfigError, DataError
+from jrnn.errors import ConfigError, DataError, printable
 from jrnn.files import kind_of, open_file
-from jrnn.printable import printable
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.plot import Curve, draw_losses
 from jrnn.train.toml_codec import read_toml

@@ -19,7 +19,7 @@ from jrnn.bench.peers import Program
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
 from jrnn.bench.suites import Options, graph_passes, layer_peers, libraries
 from jrnn.errors import ConfigError, DataError, UsageError
-from jrnn.loops.native import library
+from jrnn.loops.kernels.native import library
 
 TINY = Size(3, 2, 3, 4)
 

@@ -15,8 +15,8 @@ import jrnn
 from jrnn.bench import loop_ways, tuning
 from jrnn.bench.loop_ways import gains
 from jrnn.errors import ScanError
-from jrnn.loops import tuned
-from jrnn.loops.tuned import Questions, Table
+from jrnn.loops.costs import tuned
+from jrnn.loops.costs.tuned import Questions, Table
 
 W = jnp.full((4, 4), 0.1)
 XS = jnp.linspace(-1, 1, 240).reshape(30, 2, 4)

@@ -15,11 +15,11 @@ import jrnn
 from jrnn import Net, Op
 from jrnn.cli import main
 from jrnn.convert import Package, to_python
-from jrnn.gradcheck.report import BlobAgreement, Fault, GradientReport, page
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.graph import show, to_dot, to_svg
 from jrnn.nets.ir import Arg, DeviceOption
 from jrnn.nets.plans import show_steps
+from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport, page
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
 

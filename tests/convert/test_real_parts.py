@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import jrnn
-from jrnn.convert.real_parts import has_complex, real_jaxpr
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.real_parts import has_complex, real_jaxpr
 
 
 def elementwise(x, y):

@@ -13,9 +13,9 @@ from zoo import MODELS, model, normal
 import jrnn
 from jrnn.convert import to_python, write_python
 from jrnn.convert.emit import RULES
-from jrnn.convert.flat import flatten
 from jrnn.convert.groups import recognize
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import flatten
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
 

@@ -7,12 +7,13 @@ Tests that read what the cost model chooses use the fixture `judged`.
 import pytest
 from eager import eager_passes
 
-from jrnn.loops import chunks, machines, residuals
-from jrnn.loops.costs import Candidate, Choice, Estimate
+from jrnn.loops import chunks
+from jrnn.loops.costs import machines
+from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
+from jrnn.loops.kernels.native import library
 from jrnn.loops.loop import strict_passes
-from jrnn.loops.native import library
-from jrnn.loops.residuals import NEAR
-from jrnn.loops.rules import in_chunks
+from jrnn.loops.rules import in_chunks, residuals
+from jrnn.loops.rules.residuals import NEAR
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from cases import draw, lstm_step
 
-from jrnn.loops.native.writer import program_of
+from jrnn.loops.kernels.native.program import program_of
 from jrnn.loops.rules import lowering
 
 

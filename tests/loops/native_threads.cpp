@@ -1,6 +1,6 @@
 // Runs a program of the kernel for CPUs on several threads at once, for ThreadSanitizer, and compares the bits with one thread.
 //
-// The file that is named holds 64-bit integers: how many follow, and the program (writer.py). Literals are 1, and arrays hold
+// The file that is named holds 64-bit integers: how many follow, and the program (encoder.py). Literals are 1, and arrays hold
 // small numbers.
 #include <cstdio>
 #include <cstring>

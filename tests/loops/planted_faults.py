@@ -18,12 +18,14 @@ def main(kind):
     import jax.numpy as jnp
 
     import jrnn
-    from jrnn.loops import backends, chunks, machines, mark, recorder
-    from jrnn.loops.costs import Candidate, Choice, Estimate
-    from jrnn.loops.loop import loop_of
+    from jrnn.loops import backends, chunks
+    from jrnn.loops.costs import machines
+    from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
+    from jrnn.loops.loop import mark, recorder
+    from jrnn.loops.loop.record import loop_of
     from jrnn.loops.plans import Target
-    from jrnn.loops.residuals import Stacks
     from jrnn.loops.rules import differentiation
+    from jrnn.loops.rules.residuals import Stacks
 
     if kind == "newton":
 

@@ -25,8 +25,9 @@ import numpy as np
 
 import jrnn
 from jrnn.jaxprs.by_numpy import evaluate
-from jrnn.loops import chunks, recorder
-from jrnn.loops.costs import Choice
+from jrnn.loops import chunks
+from jrnn.loops.costs.candidates import Choice
+from jrnn.loops.loop import recorder
 
 ROUNDINGS = 16
 ein = jnp.einsum

@@ -27,8 +27,8 @@ from jax.lax.linalg import triangular_solve
 
 import jrnn
 from jrnn.jaxprs import by_numpy
-from jrnn.loops.arithmetic.choice import fits
-from jrnn.loops.arithmetic.rewrite import rewritten
+from jrnn.loops.passes.arithmetic.rewrite import rewritten
+from jrnn.loops.plans.arithmetic import fits
 
 Rng = np.random.Generator
 Step = Callable[..., Any]

@@ -18,8 +18,9 @@ from random_small_loops import fault
 
 import jrnn
 from jrnn.jaxprs import by_numpy
-from jrnn.loops.arithmetic import choice
-from jrnn.loops.arithmetic.rewrite import RULES, equations, rewritten
+from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
+from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
+from jrnn.loops.plans import arithmetic as choice
 
 RNG = np.random.default_rng(0)
 
@@ -185,7 +186,7 @@ def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monke
     assert "no single kernel, because of svd" in str(plan(partial(step, True), h, xs))
     monkeypatch.setattr(choice, "_limit", lambda: 64.0)
     found = plan(partial(step, False), h, xs)
-    assert f"one kernel if the process starts with XLA_FLAGS={choice.FLAG}" in str(found)
+    assert f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}" in str(found)
 
 
 def test_compiled_programs_are_read():
@@ -217,5 +218,5 @@ def test_a_large_product_stays_a_call(judged):
 
 
 def test_the_limit_is_that_of_the_flag(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", choice.FLAG)
+    monkeypatch.setenv("XLA_FLAGS", ONE_KERNEL_FLAG)
     assert choice._limit() == 1e8

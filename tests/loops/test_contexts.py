@@ -54,7 +54,7 @@ def test_a_context_takes_the_options_of_a_scan():
     with jrnn.optimize_scans(memory=2.5):
         closed = jax.make_jaxpr(lax(bent))(XS)
     (eqn,) = [e for e in jaxprs.all_equations(closed.jaxpr) if e.primitive is scan_p]
-    assert jrnn.loops.mark.options_in(eqn.ctx.xla_metadata).memory == 2.5
+    assert jrnn.loops.loop.mark.options_in(eqn.ctx.xla_metadata).memory == 2.5
 
 
 @pytest.mark.parametrize(

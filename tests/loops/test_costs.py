@@ -16,13 +16,15 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.bench.suites.never_worse import LOOPS, H, programs
 from jrnn.errors import ScanError
-from jrnn.loops import costs, machines, recorder, residuals
-from jrnn.loops.costs import Candidate, Estimate
-from jrnn.loops.estimates import Estimator
-from jrnn.loops.explain import plans_of
+from jrnn.loops.costs import candidates as costs
+from jrnn.loops.costs import machines
+from jrnn.loops.costs.candidates import Candidate, Estimate
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.explain.explain import plans_of
+from jrnn.loops.loop import recorder
 from jrnn.loops.plans import Target
-from jrnn.loops.residuals import min_cut
-from jrnn.loops.rules import lowering
+from jrnn.loops.rules import lowering, residuals
+from jrnn.loops.rules.residuals import min_cut
 
 SYSTEM = machines.this_processor  # the fixtures replace it
 

@@ -15,10 +15,13 @@ from jax.experimental import rnn
 
 from jrnn import plain_scans
 from jrnn.errors import ScanError
-from jrnn.loops import LstmStep, backends, cudnn, explain_scan, mark, scan
-from jrnn.loops.passes import associative, split
+from jrnn.loops import LstmStep, backends, explain_scan, scan
+from jrnn.loops.affine import associative
+from jrnn.loops.loop import mark
+from jrnn.loops.passes import split
 from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
+from jrnn.loops.scan import cudnn
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn.loops import recorder
+from jrnn.loops.loop import recorder
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn.convert.flat import evaluate, flatten
 from jrnn.jaxprs import LOWERED_CALLS, all_equations, is_literal
 from jrnn.jaxprs import names as jax_names
+from jrnn.jaxprs.flat import evaluate, flatten
 
 ROOT = Path(jrnn.__file__).parent
 MOVING = {"jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jax.lib"}

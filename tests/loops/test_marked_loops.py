@@ -12,9 +12,9 @@ import pytest
 from cases import D, H, N, T, draw, lstm_step
 
 from jrnn.errors import ScanError
-from jrnn.loops import backends, explain_scan, recorder, scan
-from jrnn.loops.explain import plans_of
-from jrnn.loops.loop import strict_passes
+from jrnn.loops import backends, explain_scan, scan
+from jrnn.loops.explain.explain import plans_of
+from jrnn.loops.loop import recorder, strict_passes
 from jrnn.loops.rules import lowering
 
 XS, H0 = jnp.linspace(-1, 1, T * N * H).reshape(T, N, H), jnp.ones((N, H))

@@ -18,8 +18,9 @@ from cases import draw
 from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import ScanError
-from jrnn.loops import EXECUTORS, recorder, scan
+from jrnn.loops import EXECUTORS, scan
 from jrnn.loops.backends import tpu
+from jrnn.loops.loop import recorder
 
 T, N, H = 6, 3, 4
 LENGTHS = np.array([4, 6, 0])

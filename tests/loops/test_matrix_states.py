@@ -9,9 +9,11 @@ from by_numpy import by_numpy
 
 import jrnn
 from jrnn import jaxprs
-from jrnn.loops import chunks, recorder
+from jrnn.loops import chunks
+from jrnn.loops.affine.terms import Factor, Term
 from jrnn.loops.chunks import compared, pays
-from jrnn.loops.loop import Loop
+from jrnn.loops.chunks.labeled import variables
+from jrnn.loops.loop import Loop, recorder
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
@@ -319,3 +321,13 @@ def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):
     assert notes[0].startswith("not in chunks: "), notes
     assert notes[0].endswith("step by step"), notes
     assert chosen(256, 16, memory=1_000_000)[0] is not None  # step by step, the states of all steps take 4 MB
+
+
+def test_the_variables_of_terms_are_read_in_their_order():
+    """The program of a chunk depends on it, and must be the same in every process."""
+    read = jax.make_jaxpr(lambda *xs: sum(xs))(*[jnp.float32(0)] * 40).jaxpr.invars
+    nested = Factor((Factor(read[5], ()), Factor(read[1], ())), ())
+    terms = [Term(None, tuple(Factor(v, ()) for v in pair)) for pair in zip(read[10:30], read[20:40])]
+    found = variables([Term(None, (nested,)), *terms])
+    ordered = dict.fromkeys([read[5], read[1], *(v for pair in zip(read[10:30], read[20:40]) for v in pair)])
+    assert found == list(ordered)

@@ -20,13 +20,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jrnn.errors import ScanError
-from jrnn.loops import backends, explain_scan, recorder, scan
+from jrnn.loops import backends, explain_scan, scan
 from jrnn.loops.kernels import Refused
-from jrnn.loops.mark import Options
-from jrnn.loops.native import library, writer
-from jrnn.loops.native.runner import native_of
-from jrnn.loops.native.sums import contract
-from jrnn.loops.native.views import Array, View, collapsed, dense
+from jrnn.loops.kernels.native import library
+from jrnn.loops.kernels.native import program as programs
+from jrnn.loops.kernels.native.runner import native_of
+from jrnn.loops.kernels.native.sums import contract
+from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
+from jrnn.loops.loop import Options, recorder
 from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
@@ -391,7 +392,9 @@ def test_without_the_object_the_reason_is_given(monkeypatch):
 
 @pytest.mark.exhaustive
 def test_importing_jrnn_does_not_load_it():
-    code = "import sys, jrnn; from jrnn.loops.native import library; sys.exit(library.found.cache_info().currsize)"
+    code = (
+        "import sys, jrnn; from jrnn.loops.kernels.native import library; sys.exit(library.found.cache_info().currsize)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -399,10 +402,10 @@ def test_a_program_does_not_leave_its_arrays():
     """The sizes of all arrays are checked when the program is written."""
     p = weights()
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
-    program = writer.program_of(loop)
+    program = programs.program_of(loop)
     assert program.rows == N and sum(o.kind == "product" for stage in program.stages for o in stage) == 2
     longer = replace(program.core, length=T + 1)
-    assert writer.program_of(longer).encoded[3] == T + 1
+    assert programs.program_of(longer).encoded[3] == T + 1
     with pytest.raises(Refused, match="rows"):
         View(Array(3), ((N, 0), (3, 1)), row=0).sliced([1, 0], [N, 3], [1, 1])
 

@@ -9,9 +9,9 @@ import pytest
 from cases import gru_step, lstm_step
 from jax.sharding import PartitionSpec as Spec
 
-from jrnn.loops import backends, mark, recorder, scan
-from jrnn.loops.kernels import mosaic
-from jrnn.loops.loop import strict_passes
+from jrnn.loops import backends, scan
+from jrnn.loops.kernels.persistent import mosaic
+from jrnn.loops.loop import mark, recorder, strict_passes
 from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 

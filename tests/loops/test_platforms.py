@@ -15,7 +15,7 @@ from flax import nnx
 
 import jrnn
 from jrnn import nn
-from jrnn.loops import recorder
+from jrnn.loops.loop import recorder
 
 ALL = ("cpu", "cuda", "tpu")
 DIVIDED = """
@@ -24,7 +24,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jrnn import scan
 from eager import eager_passes
-from jrnn.loops import recorder
+from jrnn.loops.loop import recorder
 
 assert jax.device_count() == 8
 weights = [jnp.asarray(np.random.RandomState(seed).randn(4, 4), jnp.float32) for seed in (0, 1)]

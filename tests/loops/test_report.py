@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import jrnn
-from jrnn.loops import recorder
+from jrnn.loops.loop import recorder
 from jrnn.loops.rules import tracing
 
 pytestmark = pytest.mark.usefixtures("judged")
@@ -119,7 +119,7 @@ def test_the_mark_of_a_process_holds_in_its_threads():
         with jrnn.optimize_scans(everywhere=True, executor="scan"), jrnn.plain_scans():
             assert loops_of(total, XS) == 0
         options = [eqn.ctx.xla_metadata for eqn in jax.make_jaxpr(total)(XS).eqns if eqn.primitive.name == "scan"]
-        assert jrnn.loops.mark.options_in(options[0]).memory == 2.5, "that of the outer block again"
+        assert jrnn.loops.loop.mark.options_in(options[0]).memory == 2.5, "that of the outer block again"
     assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 0
 
 

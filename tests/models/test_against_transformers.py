@@ -1,4 +1,4 @@
-"""Every family against what transformers computed with tiny random models: scripts/record/transformers_models.py."""
+"""Every family against recordings of tiny random models: scripts/record/transformers_models.py and fla_models.py."""
 
 import dataclasses
 import json
@@ -140,17 +140,17 @@ def test_the_language_model_of_a_model_of_texts_and_images(tmp_path):
 
 # Keys of configs of transformers that change neither what is computed nor the parameters: initial values, kernels, ...
 HARMLESS = """
-attention_dropout attention_head_dim attention_hidden_size attn_mode autocast_kernel_dtype aux_loss_coef block_size bos_token_id
-chunk_size chunkwise_kernel context_length dropout embedding_dim eos_token_id final_w_init_variance_scale fuse_cross_entropy
-fuse_linear_cross_entropy fuse_norm hidden_dropout
-hybrid_layer_ids inference_state_dtype initializer_range kv_channels layer_types layers_block_type linear_a_log_max
-linear_a_log_min linear_dt_init_floor linear_dt_max linear_dt_min mamba_chunk_size mamba_headdim mamba_ssm_cache_dtype
-max_inference_chunksize max_position_embeddings mode model_max_length moe_shared_expert_overlap mtp_layers_block_type mtp_loss_scaling_factor
-n_shared_experts norm_reduction_force_float32 num_blocks num_logits_to_keep num_mtp_layers num_nextn_predict_layers num_query_groups
-output_router_logits pad_token_id pretraining_tp qk_head_dim rescale_prenorm_residual residual_in_fp32
-return_last_states router_aux_loss_coef router_jitter_noise sequence_kernel step_kernel time_step_floor
-time_step_init_scheme time_step_max time_step_scale use_associative_scan use_cache use_l2warp use_falcon_mambapy use_long_context
-use_mamba_kernels use_mambapy use_mem_eff_path w_init_variance_scale z_loss_coefficient
+attention_dropout attention_head_dim attention_hidden_size attn_mode autocast_kernel_dtype aux_loss_coef block_size
+bos_token_id chunk_size chunkwise_kernel context_length dropout embedding_dim eos_token_id final_w_init_variance_scale
+fuse_cross_entropy fuse_linear_cross_entropy fuse_norm hidden_dropout hybrid_layer_ids inference_state_dtype
+initializer_range kv_channels layer_types layers_block_type linear_a_log_max linear_a_log_min linear_dt_init_floor
+linear_dt_max linear_dt_min mamba_chunk_size mamba_headdim mamba_ssm_cache_dtype max_inference_chunksize
+max_position_embeddings mode model_max_length moe_shared_expert_overlap mtp_layers_block_type mtp_loss_scaling_factor
+n_shared_experts norm_reduction_force_float32 num_blocks num_logits_to_keep num_mtp_layers num_nextn_predict_layers
+num_query_groups output_router_logits pad_token_id pretraining_tp qk_head_dim rescale_prenorm_residual
+residual_in_fp32 return_last_states router_aux_loss_coef router_jitter_noise sequence_kernel step_kernel
+time_step_floor time_step_init_scheme time_step_max time_step_scale use_associative_scan use_cache use_falcon_mambapy
+use_l2warp use_long_context use_mamba_kernels use_mambapy use_mem_eff_path w_init_variance_scale z_loss_coefficient
 """
 OF_FAMILIES = {  # the same of one family; others read a key of that name
     "falcon_mamba": "time_step_min",

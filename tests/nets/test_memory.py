@@ -8,7 +8,8 @@ import pytest
 import jrnn
 from jrnn import Net, Op
 from jrnn.errors import OpError
-from jrnn.memory import available, check_size, size_of
+from jrnn.files.memory import available
+from jrnn.nets.memory import check_size, size_of
 
 IMAGE = np.ones((1, 1, 2, 2), np.float32)
 ROW = np.ones((1, 4), np.float32)

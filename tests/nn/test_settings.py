@@ -12,7 +12,8 @@ from flax import nnx
 import jrnn
 from jrnn import nn
 from jrnn.errors import LayerError, ScanError
-from jrnn.loops import LstmStep, cudnn
+from jrnn.loops import LstmStep
+from jrnn.loops.scan import cudnn
 from jrnn.nn import functional, units
 from jrnn.nn.layers import draw
 from jrnn.nn.settings import Settings

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 import jrnn
+from jrnn.convert.named import load_named
 from jrnn.errors import ConfigError, ConversionError, DataError, LayerError, NetError
 from jrnn.interop import load_state_dict
-from jrnn.named import load_named
 from jrnn.train import Examples, load_config
 from jrnn.train.metrics import own
 from jrnn.train.tasks.task import check_task

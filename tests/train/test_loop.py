@@ -15,7 +15,7 @@ from rich.console import Console
 
 import jrnn
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
-from jrnn.loops import tuned
+from jrnn.loops.costs import tuned
 from jrnn.train import load_run, metrics, plans, train
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import MetricsFile, read_metrics

@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 
+from jrnn import progress
 from jrnn.errors import ConfigError
-from jrnn.train import progress, train
+from jrnn.progress import Clock, Heartbeat, Report
+from jrnn.train import train
 from jrnn.train.loggers import TensorBoard
 from jrnn.train.metrics import read_metrics
-from jrnn.train.progress import Clock, Heartbeat, Report
 
 ROOT = Path(__file__).parents[2]
 

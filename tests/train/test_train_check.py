@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from jrnn import Net, Op
-from jrnn.gradcheck import Effort, check
+from jrnn.cli.subjects import subject_of_config
+from jrnn.testing.gradients import Effort, check
 from jrnn.train import load_config
-from jrnn.train.check import first_not_finite, subject_of_config
+from jrnn.train.check import first_not_finite
 from jrnn.train.models.cells import CellsConfig, cells_model
 from jrnn.train.models.model import Outcome, Signature
 from jrnn.train.models.net import NetModel

@@ -20,7 +20,7 @@ from jrnn.bench.peers import Program, compiled
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, Options, layer_peers
 from jrnn.loops import plain_scans
-from jrnn.train.models.blocks import CELLS
+from jrnn.nn.families import CELLS
 
 OURS = ("jrnn",)
 TAKES = ("cells", "modes", "sizes")

@@ -19,7 +19,8 @@ from jrnn.bench.sizes import CELLS, MODES, Size
 from jrnn.bench.suites import Job, Options
 from jrnn.bench.tuning import into_file
 from jrnn.errors import ScanError
-from jrnn.loops import scan, tuned
+from jrnn.loops import scan
+from jrnn.loops.costs import tuned
 
 OURS = ("tuned",)
 TAKES = ("cells", "modes", "sizes", "peers")

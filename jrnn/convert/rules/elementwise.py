@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 
 from jrnn.convert.emit import BOOL, FLOAT, Blob, Emitter, Value, rule
-from jrnn.convert.flat import Node
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import Node
 
 _FOLDED = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum, "And": np.logical_and,

@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 from jrnn.convert.emit import BOOL, INT32, Blob, Emitter, Value, rule
-from jrnn.convert.flat import Node
 from jrnn.convert.rules.elementwise import binary, extreme, is_static, spread_to, where
 from jrnn.convert.rules.shapes import cut, join, pick, transpose
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import Node
 
 
 def _clip(e: Emitter, x: Value, low: int, high: int) -> Value:

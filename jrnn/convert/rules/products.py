@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from jrnn.convert.emit import FLOAT, Blob, Emitter, Value, rule
-from jrnn.convert.flat import Node
 from jrnn.convert.rules.elementwise import binary, unary
 from jrnn.convert.rules.reduce import reduce
 from jrnn.convert.rules.shapes import padded, reverse, transpose
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import Node
 
 
 @rule("dot_general")

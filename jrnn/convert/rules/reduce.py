@@ -10,10 +10,10 @@ import numpy as np
 from jax import lax
 
 from jrnn.convert.emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value, rule
-from jrnn.convert.flat import Node
 from jrnn.convert.rules.elementwise import binary, unary
 from jrnn.convert.rules.shapes import transpose
 from jrnn.errors import ConversionError
+from jrnn.jaxprs.flat import Node
 
 _HALF = 2**16  # the high and low half of an int32 are below this, so that float32 holds them exactly
 _TYPES = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}

@@ -3,5 +3,5 @@
 `carries.py` groups carries, finds those that are kept or affine with a diagonal Jacobian, and solves groups in order.
 `matrix.py` reads the form of matrix-valued carries (`terms.py`) off a step (`equations.py`, `known.py`, `renaming.py`).
 `blocks.py` reads which elements of the old carry the new one reads, whatever the step is, and lays out Jacobians.
-`rounds.py` solves linear recurrences. `passes/associative.py`, `chunks/`, `segments/`, `newton/` and `online.py` use them.
+`rounds.py` solves linear recurrences. `associative.py`, `chunks/`, `segments/`, `newton/` and `online.py` use them.
 """

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Program, Var
+from jrnn.jaxprs import Eqn, Program, Var, primitives
 from jrnn.jaxprs.axes import aligned
 from jrnn.loops.affine import rounds
 
@@ -179,3 +179,21 @@ def _through(eqn: Eqn, known: Mapping[Var, Reads]) -> list[Reads]:
                 before = reads.get(carry, now)
                 reads[carry] = tuple(a if a == b else None for a, b in zip(before, now))
     return results
+
+
+def why_no_jacobian(closed: Any, carry: Sequence[Any]) -> str | None:
+    """Returns the reason why a step has no Jacobian, or may not be evaluated for all steps at once; or None."""
+    eqns = list(jaxprs.all_equations(closed.jaxpr))
+    why = None
+    if not carry:
+        why = "nothing is carried"
+    elif any(eqn.effects for eqn in closed.jaxpr.eqns):
+        why = "it has side effects"
+    elif any(map(primitives.draws_differently_under_vmap, eqns)):
+        why = "only threefry keys draw the same numbers under vmap"
+    elif any(eqn.primitive.name.startswith("custom_vjp_call") for eqn in eqns):
+        why = "a function with jax.custom_vjp has no forward-mode derivative; define it with jax.custom_jvp"
+    for value in carry:
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            why = f"a carry is {value.dtype}, and only real floating-point carries have a Jacobian"
+    return why

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jrnn import jaxprs
-from jrnn.loops import native, tuned
-from jrnn.loops.arithmetic import arithmetic
-from jrnn.loops.costs import Candidate, Choice
-from jrnn.loops.equation_costs import is_outer
-from jrnn.loops.estimates import Estimator
-from jrnn.loops.kernels import Refused
-from jrnn.loops.loop import Loop
-from jrnn.loops.machines import Machine
-from jrnn.loops.mark import Options
+from jrnn.loops.affine import associative
+from jrnn.loops.backends.backend import Backend
+from jrnn.loops.costs import tuned
+from jrnn.loops.costs.candidates import Candidate, Choice
+from jrnn.loops.costs.equation_costs import is_outer
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.machines import Machine
+from jrnn.loops.kernels import Refused, native
+from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import (
     Moves,
     activate_together,
-    associative,
     batch_first,
     columns,
     concatenate_cotangents,
@@ -30,7 +29,8 @@ from jrnn.loops.passes import (
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
 from jrnn.loops.plans import NOTHING, Arithmetic, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
-from jrnn.loops.search import Search
+from jrnn.loops.plans.arithmetic import arithmetic
+from jrnn.loops.plans.search import Search
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 _LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
@@ -139,7 +139,7 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
     if target.exported or target.devices > 1:
         where = "exported" if target.exported else "divided among devices; put the scan inside of jax.shard_map"
         return [], f"the program is {where}"
-    from jrnn.loops.native.runner import called
+    from jrnn.loops.kernels.native.runner import called
 
     most, candidates, refusal = search.movable, {}, ""
     for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
@@ -179,3 +179,6 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
         products.append(steps * estimator.part(fission.core.eqns, fission.core.outputs).products)
         seconds.append(Split(fission, Steps(fission.core)).estimate(machine, estimator).seconds)
     return products[0] - products[1] > _LEAST_GAIN * seconds[0]
+
+
+BACKEND = Backend(("cpu",), plan, ways)

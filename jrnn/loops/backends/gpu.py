@@ -10,16 +10,15 @@ from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.loops.backends import accelerator
-from jrnn.loops.loop import Loop
-from jrnn.loops.mark import Options
+from jrnn.loops.backends.backend import Backend
+from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import one_kernel_a_stage, pack_stacks, split
 from jrnn.loops.plans import Converted, LoopPlan, Split, Target, by_steps
 
 _STEPS = 4  # steps per trip of the loop: they share the kernels that count the trips and write the stacks
 _LONGEST = 400  # a step with more equations runs once per trip, because the program would become long
-_PACKED = (
-    4 << 20
-)  # the most bytes of a pack at one step: taking more apart costs as much as a kernel, 2 to 3 microseconds
+# The most bytes of a pack at one step: taking more apart costs as much as a kernel, 2 to 3 microseconds.
+_PACKED = 4 << 20
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
@@ -43,3 +42,6 @@ def _few_kernels(core: Loop, target: Target) -> Converted:
     inner = by_steps(loop) if packs is None else Converted(by_steps(loop), packs)
     remark = f"{loop.unroll} steps a trip of the loop, which writes {len(loop.ys)} arrays"
     return Converted(Split(prepared, inner), held, (remark,))
+
+
+BACKEND = Backend(("cuda", "rocm"), plan)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jrnn.loops.backends import accelerator
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.kernels import Refused
-from jrnn.loops.loop import Loop, strict_passes
-from jrnn.loops.mark import Options
+from jrnn.loops.loop import Loop, Options, strict_passes
 from jrnn.loops.plans import LoopPlan, Node, OneCall, Target, at_leaf
 
 KERNEL = "persistent"
@@ -31,7 +31,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
 
 def refusal(loop: Loop) -> str | None:
     """Returns the reason, other than its size, why a loop cannot be a kernel, or None."""
-    from jrnn.loops.kernels.persistent import kernel_of
+    from jrnn.loops.kernels.persistent.runner import kernel_of
 
     try:
         kernel_of(loop, "", interpret=True)
@@ -41,9 +41,12 @@ def refusal(loop: Loop) -> str | None:
 
 
 def _in_kernel(loop: Loop, target: Target) -> Node:
-    from jrnn.loops.kernels.persistent import kernel_of
+    from jrnn.loops.kernels.persistent.runner import kernel_of
 
     elsewhere = target.platform != "tpu"
     if target.devices > 1 and not elsewhere:
         raise Refused("the program is divided among devices, and a kernel is not; put the scan inside of jax.shard_map")
     return OneCall(kernel_of(loop, target.kind, elsewhere), loop)
+
+
+BACKEND = Backend(("tpu", KERNEL), plan)

@@ -17,14 +17,13 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
-from jrnn.loops import mark
 from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body
-from jrnn.loops.loop import Loop, Results
-from jrnn.loops.recompute import in_chunks
+from jrnn.loops.loop import Loop, Results, mark
+from jrnn.loops.wrappers.recompute import in_chunks
 
 _LEAST = (
     2048  # elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96

@@ -1,4 +1,4 @@
-"""What a train step of a loop costs step by step and in chunks, for the cost model (`loops/costs.py`).
+"""What a train step of a loop costs step by step and in chunks, for the cost model (`loops/costs/candidates.py`).
 
 Shapes: T time, C steps of a chunk.
 """
@@ -9,10 +9,10 @@ import math
 
 from jrnn import jaxprs
 from jrnn.loops.affine.matrix import Affine, rows_of
-from jrnn.loops.costs import Candidate, Choice, Estimate, bound, choose
-from jrnn.loops.estimates import Estimator
+from jrnn.loops.costs.candidates import Candidate, Choice, Estimate, bound, choose
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.machines import Machine
 from jrnn.loops.loop import Loop
-from jrnn.loops.machines import Machine
 
 _SIDE = 62  # products of so many rows and columns run at half of the rate of large ones
 _PASSES = 24  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,10 +136,12 @@ class Factors:
         return dot(times(most), last, out, self.precision)
 
 
-def variables(terms: Iterable[Term]) -> set[Var]:
-    """Returns the variables that the factors of terms read."""
+def variables(terms: Iterable[Term]) -> list[Var]:
+    """Returns the variables that the factors of terms read, in their order."""
 
-    def of(factor: Factor) -> set[Var]:
-        return set().union(*map(of, factor.of)) if isinstance(factor.of, tuple) else set(jaxprs.variables([factor.of]))
+    def of(factor: Factor) -> Iterator[Var]:
+        for part in factor.of if isinstance(factor.of, tuple) else ():
+            yield from of(part)
+        yield from () if isinstance(factor.of, tuple) else jaxprs.variables([factor.of])
 
-    return set().union(*(of(factor) for term in terms for factor in term.factors))
+    return list(dict.fromkeys(v for term in terms for factor in term.factors for v in of(factor)))

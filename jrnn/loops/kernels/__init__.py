@@ -1,9 +1,5 @@
-"""Kernels that run a whole loop.
+"""Kernels that run a whole loop: `persistent` for TPUs, in tiles, and `native` for CPUs, in C++."""
 
-`forms` and `rules` compute a step with tiles. `tiles` finds the forms of its values. `mosaic` is the kernel for TPUs.
-`persistent` checks whether a loop fits, and runs it.
-"""
-
-from jrnn.loops.kernels.forms import Refused
+from jrnn.loops.kernels.refused import Refused
 
 __all__ = ["Refused"]

@@ -14,10 +14,11 @@ from jax.extend import source_info_util
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import jaxpr_as_fun
-from jrnn.loops import derived, early_exit, mark, recorder
-from jrnn.loops.masking import masked
+from jrnn.loops.loop import derived, mark, recorder
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
+from jrnn.loops.wrappers import early_exit
+from jrnn.loops.wrappers.masking import masked
 
 source_info_util.register_exclusion(__file__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jrnn.errors import ScanError, near
-from jrnn.scalars import plain
+from jrnn.files import plain
 
 _JACOBIANS = ("exact", "diagonal")
 _GUESSES = ("zeros", "sweep")

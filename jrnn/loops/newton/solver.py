@@ -24,9 +24,8 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs import primitives
 from jrnn.loops.affine import rounds
-from jrnn.loops.affine.blocks import Blocks, blocks_of
+from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
 from jrnn.loops.affine.carries import GroupStep, Values, in_order
 from jrnn.loops.loop import loop_of
 from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii
@@ -94,24 +93,6 @@ def run(
     if reverse:
         ys, states = [y[::-1] for y in ys], [state[::-1] for state in states]
     return Solution(last, ys, states, reports)
-
-
-def why_no_jacobian(closed: Any, carry: Sequence[Any]) -> str | None:
-    """Returns the reason why a step has no Jacobian, or may not be evaluated for all steps at once; or None."""
-    eqns = list(jaxprs.all_equations(closed.jaxpr))
-    why = None
-    if not carry:
-        why = "nothing is carried"
-    elif any(eqn.effects for eqn in closed.jaxpr.eqns):
-        why = "it has side effects"
-    elif any(map(primitives.draws_differently_under_vmap, eqns)):
-        why = "only threefry keys draw the same numbers under vmap"
-    elif any(eqn.primitive.name.startswith("custom_vjp_call") for eqn in eqns):
-        why = "a function with jax.custom_vjp has no forward-mode derivative; define it with jax.custom_jvp"
-    for value in carry:
-        if not jnp.issubdtype(value.dtype, jnp.floating):
-            why = f"a carry is {value.dtype}, and only real floating-point carries have a Jacobian"
-    return why
 
 
 def jacobian_bytes(group: Blocks, length: int, itemsize: int, options: Newton) -> int:

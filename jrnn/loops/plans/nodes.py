@@ -15,15 +15,16 @@ from typing import Any, Protocol
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
-from jrnn.loops.arithmetic import Arithmetic as Rewritten
-from jrnn.loops.costs import Estimate
-from jrnn.loops.estimates import Estimator, SplitCosts, estimate, total
+from jrnn.loops.affine.associative import Solved as Solution
+from jrnn.loops.costs.candidates import Estimate
+from jrnn.loops.costs.estimates import Estimator, estimate, total
+from jrnn.loops.costs.machines import Machine
 from jrnn.loops.loop import Loop, Results
-from jrnn.loops.machines import Machine
 from jrnn.loops.passes import Fission, movable, widen_sums
-from jrnn.loops.passes.associative import Solved as Solution
+from jrnn.loops.plans.arithmetic import Arithmetic as Rewritten
 from jrnn.loops.plans.description import Description, contractions, items
-from jrnn.loops.recompute import in_chunks
+from jrnn.loops.plans.split_costs import SplitCosts, split_costs
+from jrnn.loops.wrappers.recompute import in_chunks
 
 Values = Sequence[Any]
 
@@ -135,7 +136,7 @@ class Split:
         """Returns the costs of all parts."""
         if estimator is None or estimator.loop is not self.fission.loop:
             estimator = Estimator(self.fission.loop, machine)
-        return estimator.split(self.fission, self.inner.estimate(machine, estimator))
+        return split_costs(estimator, self.fission, self.inner.estimate(machine, estimator))
 
     def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
         return self.costs(machine, estimator).at_once()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import jax
 
-from jrnn.loops import machines
-from jrnn.loops.costs import Choice
+from jrnn.loops.costs import machines
+from jrnn.loops.costs.candidates import Choice
+from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.loop import Loop
-from jrnn.loops.machines import CPU, Machine
 from jrnn.loops.plans.description import Description, Item, contractions
 from jrnn.loops.plans.nodes import Node, Steps
 

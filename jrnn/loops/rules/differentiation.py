@@ -1,4 +1,4 @@
-"""Differentiation of a marked loop: its step is replaced by one that stores less (`loops/residuals.py`)."""
+"""Differentiation of a marked loop: its step is replaced by one that stores less (`loops/rules/residuals.py`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import derived, mark, residuals
-from jrnn.loops.loop import strict_passes
-from jrnn.loops.mark import Options
-from jrnn.loops.residuals import Stacks
+from jrnn.loops.loop import Options, derived, mark, strict_passes
+from jrnn.loops.rules import residuals
+from jrnn.loops.rules.residuals import Stacks
 
 _COMPARED = 2  # steps for which a derivative rule is compared with the derivative of the step
 

@@ -19,14 +19,12 @@ with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
 from jrnn import jaxprs
-from jrnn.loops import derived, mark, recorder, tuned
-from jrnn.loops.costs import Choice
-from jrnn.loops.loop import Loop, loop_of, strict_passes
-from jrnn.loops.machines import Machine
-from jrnn.loops.mark import Options
+from jrnn.loops.costs import tuned
+from jrnn.loops.costs.candidates import Choice
+from jrnn.loops.costs.machines import Machine
+from jrnn.loops.costs.tuned import Question
+from jrnn.loops.loop import Loop, Options, derived, loop_of, mark, recorder, strict_passes
 from jrnn.loops.plans import LoopPlan, Target
-from jrnn.loops.report import titled
-from jrnn.loops.tuned import Question
 
 if TYPE_CHECKING:  # it loads when a marked loop is differentiated
     from jrnn.loops.chunks import Chunked
@@ -156,7 +154,9 @@ def _chosen(
     if tuned.is_asked() and isinstance(_chunked(*given, _in_chunks_of(_SIZES[0])), tuple):
         chosen = _in_chunks_of(chunked[0].size) if isinstance(chunked, tuple) else BY_STEPS
         names = dict.fromkeys([chosen, BY_STEPS, *map(_in_chunks_of, _SIZES)])
-        title = titled(f"gradient of a loop of {params['length']} steps over matrix states on {target.platform}")
+        title = recorder.titled(
+            f"gradient of a loop of {params['length']} steps over matrix states on {target.platform}"
+        )
         tuned.ask(Question(key(), params, tuple(avals), options, tuple(moves), tuple(names), title))
     return chunked
 

@@ -16,9 +16,8 @@ with suppress(ImportError):  # `install` reports missing names
     from jax._src.interpreters import mlir as private_mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
 
+from jrnn.loops import backends
 from jrnn.loops.rules import differentiation, in_chunks, lowering
-
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 def install() -> None:
@@ -34,8 +33,9 @@ def install() -> None:
             stacklevel=2,
         )
         return
-    for platform in PLATFORMS:
-        mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
+    for platform in backends.BACKENDS:
+        with suppress(NotImplementedError):  # the name of an executor, or a platform that this installation has not
+            mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
     for table, rule, chunks in zip(tables, rules, (in_chunks.jvp, in_chunks.linearize)):
         rule = differentiation.storing_less(rule, current_xla_metadata)
         table[scan_p] = chunks(rule, current_xla_metadata)

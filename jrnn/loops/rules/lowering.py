@@ -1,9 +1,8 @@
 """Lowering of a marked loop, forward or reverse: it is planned for the platform, and the plan is lowered.
 
-To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop.py`) and gets its `LoopPlan`
-(`plans/plan.py`) from `backends.plan`. The plan's node is traced in place of the loop. A plan without a node leaves the loop
-to JAX. `jaxprs.opened` inlines the calls in a jaxpr.
-"""
+To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop/record.py`) and gets its
+`LoopPlan` (`plans/plan.py`) from `backends.plan`. The plan's node is traced in place of the loop. A plan without a node
+leaves the loop to JAX. `jaxprs.opened` inlines the calls in a jaxpr."""
 
 from __future__ import annotations
 
@@ -18,12 +17,11 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import backends, machines, mark, recorder, tuned
-from jrnn.loops.loop import Loop, loop_of, strict_passes
-from jrnn.loops.mark import Options
+from jrnn.loops import backends
+from jrnn.loops.costs import machines, tuned
+from jrnn.loops.costs.tuned import Question
+from jrnn.loops.loop import Loop, Options, loop_of, mark, recorder, strict_passes
 from jrnn.loops.plans import LoopPlan, Node, Target
-from jrnn.loops.report import titled
-from jrnn.loops.tuned import Question
 
 # Reading the equation -------------------------------------------------------------------------------------------------
 
@@ -93,7 +91,7 @@ def _chosen(
     key = functools.cache(lambda: tuned.key_of("loop", params, avals, options, device()))
     planned = _planned(target, options, tuned.taken(key), *_parts(params))
     if tuned.is_asked() and planned[0].loop is not None:
-        (names, held), title = backends.ways(planned[0], options), titled(planned[0].title)
+        (names, held), title = backends.ways(planned[0], options), recorder.titled(planned[0].title)
         tuned.ask(Question(key(), params, tuple(avals), options, (), names, title, held))
     return planned
 

@@ -16,12 +16,12 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.names import is_traced
-from jrnn.loops import derived, early_exit, mark, recorder
 from jrnn.loops.affine.carries import Stage
-from jrnn.loops.loop import Loop, loop_of
+from jrnn.loops.loop import Loop, derived, loop_of, mark, recorder
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
 from jrnn.loops.segments.starts import Segment, Solver
 from jrnn.loops.segments.transitions import applied, stages
+from jrnn.loops.wrappers import early_exit
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 

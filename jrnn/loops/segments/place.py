@@ -15,7 +15,7 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import mark
+from jrnn.loops.loop import mark
 
 _GATHERED = 2**20  # bytes of the summaries of all devices up to which every device gets them all
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from jrnn.errors import NetError
+from jrnn.files import plain
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.affine import LRUCell, MinGRUCell, MinLSTMCell
 from jrnn.nets.cells.attention import AttentionCell, Encoder
@@ -17,7 +18,6 @@ from jrnn.nets.cells.lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCel
 from jrnn.nets.cells.options import CommonOptions, LayerOptions, LSTMOptions
 from jrnn.nets.cells.wrappers import StackedCell
 from jrnn.nets.recurrent import RecurrentState
-from jrnn.scalars import plain
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, fields
 
 from jrnn.errors import NetError
+from jrnn.files import plain
 from jrnn.nets.cells.base import RunOptions
-from jrnn.scalars import plain
 
 
 @dataclass(frozen=True, kw_only=True)

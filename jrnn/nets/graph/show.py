@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jrnn.errors import printable
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.ir import Arg, DeviceOption, Message, Net, Numbers, Op
-from jrnn.printable import printable
 
 _LONGEST_LIST = 8
 _LONGEST_TEXT = 60

@@ -13,9 +13,9 @@ from html import escape as _escape
 from itertools import pairwise
 from typing import Any
 
+from jrnn.errors import printable
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.ir import Net
-from jrnn.printable import printable
 
 _LETTER, _PADDING, _LAYER, _BOX, _MARGIN, _CAPTION = 6.6, 18.0, 44.0, 24.0, 12.0, 30.0
 _INPUT, _OUTPUT, _PLAIN = "#dbe9f6", "#e2f0d9", "#ffffff"

@@ -18,11 +18,11 @@ from jax import lax
 
 from jrnn.errors import OpError, describe_value
 from jrnn.loops import scan
-from jrnn.loops.trips import run_trips
-from jrnn.memory import size_of
+from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, execute
+from jrnn.nets.memory import size_of
 from jrnn.nets.registry import op
 from jrnn.nets.schedule import schedule
 

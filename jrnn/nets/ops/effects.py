@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.errors import OpError
-from jrnn.memory import check_size
+from jrnn.errors import OpError, printable
 from jrnn.nets.lowering import Context
+from jrnn.nets.memory import check_size
 from jrnn.nets.proto.database import Records, read_database, tensors_of
 from jrnn.nets.proto.predictor_file import CHUNK_MARK, named_chunks, write_records
 from jrnn.nets.proto.tensors import blob_to_numpy
 from jrnn.nets.registry import op
-from jrnn.printable import printable
 
 _SMALLEST_ARRAY = 128  # bytes that an array takes, however small
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import (
     STRING,
     check_integers,

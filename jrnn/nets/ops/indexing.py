@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.memory import check_size
 from jrnn.nets.autodiff import GradientSlice
+from jrnn.nets.memory import check_size
 from jrnn.nets.ops.lengths import check_lengths, per_row, segment_ids
 from jrnn.nets.ops.values import (
     STRINGS,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import check_float, check_integers, check_rank, check_shape, describe, is_concrete
 from jrnn.nets.registry import gradient, op
 

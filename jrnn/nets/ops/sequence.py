@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.nets.ops.lengths import check_lengths, known_lengths, per_row, rows_from
 from jrnn.nets.ops.values import STRINGS, canonical_axis, check_float, check_rank, describe, is_concrete
 from jrnn.nets.registry import gradient, op

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import STRINGS, canonical_axis, check_integers, check_rank, describe, flat_at
 from jrnn.nets.registry import gradient, op
 

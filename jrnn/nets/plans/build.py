@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from jrnn.errors import PlanError, near
+from jrnn.errors import PlanError, near, printable
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.ir import Net, Op
-from jrnn.printable import printable
 
 _BOOL = 5  # TensorProto.BOOL
 

@@ -10,7 +10,7 @@ from jax import lax
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.names import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.loops import scan
-from jrnn.loops.trips import run_trips
+from jrnn.loops.while_loops.trips import run_trips
 from jrnn.onnx.graph import op
 
 

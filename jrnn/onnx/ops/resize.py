@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError, near
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.contract import precision
 

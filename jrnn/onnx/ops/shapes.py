@@ -9,7 +9,7 @@ from jax import lax
 from onnx import helper
 
 from jrnn.errors import ConversionError
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.nn.checks import concrete
 from jrnn.onnx.graph import OnnxNode, known, op, xp
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.onnx.graph import op
 from jrnn.onnx.ops.contract import precision
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
+from jrnn.convert.named import load_named
 from jrnn.errors import ConfigError
-from jrnn.named import load_named
 from jrnn.train.models.cells import CellsConfig, TokenCellsConfig, cells_model
 from jrnn.train.models.model import Carry, Compute, FunctionModel, Model, Outcome, Params, Signature
 from jrnn.train.models.netdef import NetDefConfig, netdef_model

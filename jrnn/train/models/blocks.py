@@ -15,26 +15,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jrnn import nn
+from jrnn.nn.families import CELLS
 from jrnn.nn.span import rms_norm
 from jrnn.train.models.model import Carry, LayersModel, Params, dropout
-
-CELLS: dict[str, type[nn.RecurrentLayer]] = {
-    "min_gru": nn.MinGRU,
-    "min_lstm": nn.MinLSTM,
-    "ind_rnn": nn.IndRNN,
-    "lru": nn.LRU,
-    "s5": nn.S5,
-    "rg_lru": nn.RGLRU,
-    "slstm": nn.SLSTM,
-    "mlstm": nn.MLSTM,
-    "mamba": nn.Mamba,
-    "mamba2": nn.Mamba2,
-    "retnet": nn.RetNet,
-    "gla": nn.GLA,
-    "deltanet": nn.DeltaNet,
-    "gated_deltanet": nn.GatedDeltaNet,
-    "rwkv7": nn.RWKV7,
-}
 
 
 @dataclass(frozen=True)

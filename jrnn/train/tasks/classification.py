@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jrnn.arrays import load_npz
 from jrnn.errors import DataError
+from jrnn.files.arrays import load_npz
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, checksum, split
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, imply_file, require

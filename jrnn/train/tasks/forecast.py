@@ -16,7 +16,7 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.files import read_text
-from jrnn.memory import free
+from jrnn.files.memory import free
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, Trained, checksum, predictor
 from jrnn.train.toml_codec import CONFIGS, Positive, check_bounds, hint, imply_file, require

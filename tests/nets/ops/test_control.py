@@ -10,7 +10,7 @@ import pytest
 import jrnn
 from jrnn import Net, Op
 from jrnn.errors import GradientError, JrnnError, NetError, OpError
-from jrnn.loops.trips import Trips, run_trips
+from jrnn.loops.while_loops.trips import Trips, run_trips
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
 

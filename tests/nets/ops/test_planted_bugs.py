@@ -17,9 +17,9 @@ import pytest
 from recorded import read_cases
 
 import jrnn
-from jrnn.gradcheck import Effort, Subject
-from jrnn.gradcheck.compare import by_jax, by_net, compare
 from jrnn.nets import registry
+from jrnn.testing.gradients import Effort, Subject
+from jrnn.testing.gradients.compare import by_jax, by_net, compare
 
 MOST = 8  # outputs of a gradient operator that are mixed
 KEY = jax.random.key(0)

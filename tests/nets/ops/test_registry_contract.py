@@ -54,7 +54,8 @@ NOT_RECORDED = {
     "While": "recorded in whole nets, replayed in tests/nets/ops/test_control.py",
 }
 
-# Operators whose gradient Caffe2 does not have, so that none is recorded; tests/gradcheck/test_literature.py proves them.
+# Operators whose gradient Caffe2 does not have, so that none is recorded;
+# tests/testing/gradients/test_literature.py proves them.
 BEYOND_CAFFE2 = {"ScatterAssign", "Where"}
 
 # Operators whose gradient is not compared with the derivative in float64.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.nets.ops.lengths import check_lengths, known_lengths, rows_from, segment_ids
 from jrnn.nets.ops.select import put_where
 from jrnn.nets.ops.values import (

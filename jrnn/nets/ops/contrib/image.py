@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.nets.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
 from jrnn.nets.ops.values import check_float, check_rank, check_shape, describe, is_concrete, takes
 from jrnn.nets.registry import op

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.memory import check_size
+from jrnn.nets.memory import check_size
 from jrnn.nets.ops.contrib.conv import conv
 from jrnn.nets.ops.contrib.image import scale_factors, stretched
 from jrnn.nets.ops.contrib.pool import average_pool, max_pool

@@ -1,0 +1,118 @@
+"""Trials of a program: numbers to run it on, whether its while loops end on them, and whether two results agree."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.jaxprs import scan_counts
+from jrnn.jaxprs.flat import Graph, Node, evaluate, flatten, read
+
+TRIPS = 10_000
+TOLERANCE = 1e-5
+
+
+def ends(graph: Graph, args: Sequence[Any]) -> bool:
+    """Whether every while loop of a graph ends within TRIPS steps for these arguments.
+
+    Random numbers may keep a loop going that ends for the caller's numbers.
+    """
+    if not has_while(graph):
+        return True
+    return bool(jax.jit(lambda args: _bounded(graph, args)[1])(list(args)))
+
+
+def has_while(graph: Graph) -> bool:
+    """Whether there is a while loop in a graph, or in a loop or branch of it."""
+    return any(node.name == "while" or any(map(has_while, _bodies(node))) for node in graph.nodes)
+
+
+def _bodies(node: Node) -> list[Graph]:
+    """The graphs inside a scan, a cond, or a while loop: its condition and its body."""
+    p = node.params
+    match node.name:
+        case "scan":
+            return [flatten(p["jaxpr"])]
+        case "cond":
+            return list(map(flatten, p["branches"]))
+        case "while":
+            return [flatten(p["cond_jaxpr"]), flatten(p["body_jaxpr"])]
+    return []
+
+
+def _bounded(graph: Graph, args: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The outputs of a graph whose while loops stop after TRIPS steps, and whether all of them had ended."""
+    ended = jnp.asarray(True)
+
+    def call(node: Node, values: list[Any]) -> Sequence[Any]:
+        nonlocal ended
+        bodies = _bodies(node)
+        if not any(map(has_while, bodies)) and node.name != "while":
+            return node.run(*values)
+        p = node.params
+        if node.name == "scan":
+            constants, count = scan_counts(p)
+            (body,) = bodies
+
+            def step(carry, xs):
+                found, here = _bounded(body, [*values[:constants], *carry[0], *xs])
+                return (found[:count], carry[1] & here), found[count:]
+
+            start, xs = values[constants : constants + count], values[constants + count :]
+            (last, ended), ys = jax.lax.scan(step, (start, ended), xs, p["length"], p["reverse"])
+            return [*last, *ys]
+        if node.name == "cond":
+            branches = [lambda *xs, body=body: _bounded(body, xs) for body in bodies]
+            found, here = jax.lax.switch(values[0], branches, *values[1:])
+            ended = ended & here
+            return found
+        go, body = bodies
+        a, b = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+
+        def goes_on(state):
+            return _bounded(go, [*values[:a], *state[2]])[0][0]
+
+        def run(state):
+            found, here = _bounded(body, [*values[a:b], *state[2]])
+            return state[0] + 1, state[1] & here, found
+
+        start = (jnp.int32(0), ended, values[b:])
+        last = jax.lax.while_loop(lambda s: (s[0] < TRIPS) & s[1] & goes_on(s), run, start)
+        ended = last[1] & ~goes_on(last)
+        return last[2]
+
+    env = evaluate(graph, args, call)
+    return read(env, graph.outputs), ended
+
+
+def drawn(rng: np.random.Generator, example: Any) -> Any:
+    """Random numbers near an example; integers and booleans are kept, as they may be indices or lengths."""
+    is_spec, shape, dtype = (
+        isinstance(example, jax.ShapeDtypeStruct),
+        np.shape(example),
+        jax.dtypes.result_type(example),
+    )
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return jnp.zeros(shape, dtype) if is_spec else example
+    noise = rng.standard_normal(shape).astype(np.float32)
+    return noise if is_spec else np.asarray(example, np.float32) + 0.1 * noise
+
+
+def close(found: Any, wanted: Any) -> bool:
+    """Whether arrays agree, relative to the larger of 1 and the largest number; NaN equals NaN.
+
+    To TOLERANCE, and for types of fewer bits to a few roundings, as each operator may round in another place.
+    """
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    if found.shape != wanted.shape:
+        return False
+    if not jnp.issubdtype(wanted.dtype, jnp.inexact):
+        return bool((found == wanted).all())
+    tolerance = max(TOLERANCE, 4 * float(jnp.finfo(wanted.dtype).eps)) if wanted.dtype.itemsize <= 2 else TOLERANCE
+    wide = np.complex128 if jnp.issubdtype(wanted.dtype, jnp.complexfloating) else np.float64
+    found, wanted = found.astype(wide), wanted.astype(wide)
+    finite = wanted[np.isfinite(wanted)]
+    scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
+    return np.allclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)

@@ -1,0 +1,169 @@
+"""What single equations cost: products, lookups, updates and elementwise work, at one step or at all steps together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.loops.costs.machines import CPU, Machine
+
+# Times of functions, compared with one such as tanh.
+_FUNCTIONS = {
+    **dict.fromkeys((*primitives.ACTIVATIONS, "log", "log2", "exp2", "cbrt"), 1.0),
+    **dict.fromkeys(("sin", "cos"), 3.5),
+    **dict.fromkeys(("atan2", "acos", "asin", "lgamma", "digamma"), 16.0),
+    **dict.fromkeys(("div", "sqrt", "rsqrt"), 0.3),
+    **{"erf_inv": 4.0, "pow": 8.0, "tan": 7.0},
+}
+# Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
+_SORTING, _SELECTING, _DRAWING, _RUNNING = 8, 7, 8, 7
+_PLACING = 0.5
+_ROW, _ROW_FOR_ALL = 3, 30  # of one index, at one step and for all steps together, which XLA:CPU does not vectorize
+_DRAWS = frozenset(("random_bits", "threefry2x32"))
+_RUNNING_RESULTS = frozenset(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"))
+LOOKUPS = frozenset(("dynamic_slice", "gather"))
+UPDATES = frozenset((
+    "dynamic_update_slice", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul",
+))  # fmt: skip
+REDUCTIONS = frozenset((
+    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
+))  # fmt: skip
+_LEAST = 24  # arrays with fewer elements cost as much as with so many
+_SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
+_SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
+_BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
+_PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
+_PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
+_RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
+_CONVOLVING, _CONVOLUTION = 4, 20  # an operation of a small convolution, compared with products; and its call
+_BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
+
+
+def is_call(eqn: Eqn) -> bool:
+    """Returns True for what is not fused into kernels of elementwise equations."""
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return not is_outer(eqn)
+    return primitives.is_heavy(eqn) or (not primitives.is_cheap(eqn) and name not in REDUCTIONS)
+
+
+def is_outer(eqn: Eqn) -> bool:
+    """Returns True for a product that sums nothing, which XLA computes as a multiplication of elements."""
+    (axes, _), _ = eqn.params["dimension_numbers"]
+    return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
+
+
+def call_seconds(eqn: Eqn, machine: Machine) -> float:
+    """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
+    if eqn.primitive.name == "dot_general":
+        return 0.0 if is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
+    if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
+        return 0.0  # part of a kernel
+    if eqn.primitive.name == "conv_general_dilated":
+        return _CONVOLUTION * machine.call
+    return machine.call if primitives.is_contraction(eqn) else machine.kernel
+
+
+def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
+    """Returns what a product costs besides its operations at the rate of large ones."""
+    return min(machine.call, jaxprs.operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
+
+
+def is_by_vector(eqn: Eqn) -> bool:
+    """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
+    return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
+
+
+def _reads_rows(eqn: Eqn) -> bool:
+    """Returns True for a product x W^T, which XLA:CPU computes more slowly than x W."""
+    ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
+    return right.ndim == 2 and tuple(axes) == (1,) and not batch
+
+
+def packing_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> float:
+    """Returns the time in which a product packs a large operand at each call, less what larger results would cost.
+
+    `moving` are the values that differ between steps.
+    """
+    if eqn.primitive.name != "dot_general" or is_by_vector(eqn):
+        return 0.0
+    axes, batch = eqn.params["dimension_numbers"]
+    moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
+    rows = [jaxprs.elements([n for i, n in enumerate(shape) if i not in at]) for shape, at in moved]
+    if any(batch) or len(rows) != 1 or rows[0] < _PACKED_ROWS:
+        return 0.0
+    size = sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
+    results = sum(map(jaxprs.nbytes, eqn.outvars))
+    return max(size - _RESULTS * results, 0) / machine.read if size > _PACKED * machine.near else 0.0
+
+
+def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
+    def is_read(atom: Atom) -> bool:
+        return moving is None or jaxprs.is_in(atom, moving)
+
+    name = eqn.primitive.name
+    out = sum(map(jaxprs.nbytes, eqn.outvars))
+    size = out + sum(jaxprs.nbytes(a) for a in eqn.invars if is_read(a))
+    moved = machine.reading(size, size)
+    count = max((jaxprs.elements(v.aval.shape) for v in eqn.outvars), default=0)
+    shapes = [a.aval.shape for a in eqn.invars]
+    together = moving is not None  # for many steps
+    if name == "dot_general":
+        apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
+        each = _tiny_seconds(eqn, machine) if apart else 0.0
+        by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
+        return by_rows * max(jaxprs.operations(eqn) / machine.products, moved) + each
+    if name == "conv_general_dilated":
+        numbers = eqn.params["dimension_numbers"]
+        taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
+        return max(_CONVOLVING * 2 * count * taps / machine.products, moved)
+    if name in _SOLVERS:
+        n = jaxprs.extent(shapes[0][-1])
+        matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
+        slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
+        return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.products)
+    of_first = jaxprs.elements(shapes[0]) if shapes else count
+    if name == "sort":
+        n = jaxprs.extent(shapes[0][-1])
+        return _SORTING * of_first * math.log2(n + 1) * machine.function
+    if name in ("top_k", "approx_top_k"):
+        return _SELECTING * of_first * machine.function
+    slower = _DRAWING if name in _DRAWS else _RUNNING if name in _RUNNING_RESULTS else 1
+    return moved + slower * count * machine.function
+
+
+def indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine) -> float:
+    """Returns the time of a lookup or an update at indices. An update in place moves only what it writes."""
+    name = eqn.primitive.name
+    at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
+    rows = 1 if at is None else jaxprs.elements(eqn.invars[at].aval.shape[:-1])
+    table = 0
+    if name in LOOKUPS:
+        placed, whole, table = eqn.outvars[0], 0, jaxprs.nbytes(eqn.invars[0])
+    else:
+        placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
+        whole = 0 if in_place else 2 * jaxprs.nbytes(eqn.outvars[0])
+    size = whole + 2 * jaxprs.nbytes(placed)
+    count = _PLACING * jaxprs.elements(placed.aval.shape) + rows * (_ROW_FOR_ALL if together else _ROW)
+    return machine.reading(size, max(size, table)) + count * machine.function
+
+
+def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
+    """Returns the time of the operations of an elementwise equation, a view or a reduction."""
+    name = eqn.primitive.name
+    if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy"):
+        return 0.0
+    of = eqn.invars if name in REDUCTIONS else eqn.outvars
+    count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)
+    if name in _FUNCTIONS:
+        return count * machine.function * _FUNCTIONS[name]
+    return count * machine.element * _slower(eqn)
+
+
+def _slower(eqn: Eqn) -> float:
+    """Returns the factor of a reduction's time: XLA:CPU vectorizes those over other axes than the last one."""
+    if eqn.primitive.name not in REDUCTIONS:
+        return 1.0
+    return 4.0 if eqn.invars[0].aval.ndim - 1 in eqn.params["axes"] else 1.5

@@ -1,0 +1,267 @@
+"""Estimates of loops: from equations and their shapes to time and temporary memory (`machines.py` has the constants).
+
+Invariant: an estimate of a loop split into parts and one of the whole loop count the same equations in the same way, so that
+their difference is what the split changes.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.loops.costs.candidates import DOUBTS, Estimate
+from jrnn.loops.costs.equation_costs import (
+    LOOKUPS,
+    REDUCTIONS,
+    UPDATES,
+    call_seconds,
+    element_seconds,
+    indexing_seconds,
+    is_call,
+    is_outer,
+    packing_seconds,
+    product_seconds,
+)
+from jrnn.loops.costs.machines import CPU, Machine
+from jrnn.loops.loop import Loop
+
+_WHILE = 10  # trips of a `while` loop, whose number nobody knows
+_SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeeze", "expand_dims"))
+Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
+
+
+def _terms(**parts: float) -> Terms:
+    return parts
+
+
+def total(*found: Terms) -> Terms:
+    """Returns sums of times, by name."""
+    return {name: sum(terms.get(name, 0.0) for terms in found) for name in DOUBTS}
+
+
+def estimate(terms: Terms, memory: int) -> Estimate:
+    return Estimate(sum(terms.values()), memory, tuple(terms.items()))
+
+
+@dataclass(frozen=True)
+class Part:
+    """What equations cost, evaluated once for some steps together.
+
+    Attributes:
+        products: seconds of products, lookups and solvers.
+        elements: seconds of elementwise operations and reductions.
+        read, written: bytes of arrays that are read and written by kernels that are not products.
+        calls: seconds of calling products, lookups and solvers.
+        packing: seconds in which products copy their large constant operands into another order.
+        kernels: the number of other kernels.
+        peak: bytes of the arrays made, at the most at one time, without the results.
+        total: bytes of all arrays made.
+    """
+
+    products: float = 0.0
+    elements: float = 0.0
+    read: int = 0
+    written: int = 0
+    calls: float = 0.0
+    packing: float = 0.0
+    kernels: int = 0
+    peak: int = 0
+    total: int = 0
+
+    def terms(self, machine: Machine, steps: int, size: float, times: int) -> Terms:
+        """Returns the time for arrays of `steps` steps, `size` bytes in all, which are computed `times` times."""
+        moved = machine.reading(self.read, size) + machine.writing(self.written, size)
+        calls = times * (self.calls + self.kernels * machine.kernel)
+        elements = steps * max(self.elements, moved)
+        return _terms(products=steps * self.products, elements=elements, calls=calls, packing=times * self.packing)
+
+
+class Estimator:
+    """Estimates the ways to run a loop. What its equations cost is computed once.
+
+    Args:
+        loop: the loop after its passes.
+        machine: the constants.
+    """
+
+    def __init__(self, loop: Loop, machine: Machine = CPU):
+        self.loop, self.machine = loop, machine
+        self.moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+        self.carried = {*loop.carry}
+        # XLA adds updates of zeros to what they are added to, in place.
+        made = jaxprs.producers(loop.eqns)
+        self.updates = {
+            e.outvars[0]: e.invars[0]
+            for e in loop.eqns
+            if e.primitive.name == "scatter-add" and jaxprs.is_zero(e.invars[0], made)
+        }
+        added = [e for e in loop.eqns if e.primitive.name in primitives.ADDITIONS]
+        self.free = {
+            *self.updates.values(),
+            *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
+        }
+        self._facts: dict[int, _Facts] = {}
+        self._size: dict[Var, int] = {}
+
+    def whole(self) -> Estimate:
+        """Returns the estimate of the loop as it is."""
+        inside = self.part(self.loop.eqns, self.loop.outputs)
+        return estimate(self.trips(self.loop, inside), inside.peak)
+
+    def size(self, v: Var) -> int:
+        found = self._size.get(v)
+        if found is None:
+            found = self._size[v] = jaxprs.nbytes(v)
+        return found
+
+    def sizes(self, found: Iterable[Var]) -> int:
+        return sum(map(self.size, found))
+
+    def part(self, eqns: Sequence[Eqn], outs: Iterable[Atom], together: bool = False) -> Part:
+        """Returns what equations cost, evaluated for one step, or for many steps together.
+
+        Args:
+            eqns: the equations.
+            outs: what is read of their results.
+            together: for many steps. Constant operands of products are then read once for all, which costs nothing.
+        """
+        facts = [self._facts_of(e) for e in eqns]
+        wanted = set(jaxprs.variables(outs))
+        made = {v for e in eqns for v in e.outvars}
+        arrays = {v for v in wanted if v in made}
+        for eqn, fact in zip(eqns, facts):
+            if fact.call:
+                arrays.update(eqn.outvars)
+                arrays.update(v for v in fact.inputs if v in made)
+            elif fact.reduces:
+                arrays.update(eqn.outvars)
+        for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
+            if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
+                arrays.discard(eqn.outvars[0])
+                arrays.update(v for v in jaxprs.inputs(eqn) if v in made)
+        sources: dict[Var, frozenset[Var]] = {}  # the arrays that a value that is not an array is computed from
+        products = elements = calls = packing = 0.0
+        read = written = kernels = made_bytes = 0
+        last_use: dict[Var, int] = {}
+        for i, (eqn, fact) in enumerate(zip(eqns, facts)):
+            union = frozenset(u for v in fact.inputs for u in sources.get(v, (v,)))
+            if fact.call:
+                products += fact.together if together else fact.seconds
+                calls += fact.calling
+                packing += fact.packing
+            elif together or eqn.outvars[0] not in self.free:
+                elements += fact.seconds
+                if any(v in arrays for v in eqn.outvars):
+                    kernels += 1
+                    written += fact.out
+                    read += self.sizes(union)
+            for v in eqn.outvars:
+                if v in arrays:
+                    made_bytes += self.size(v)
+                else:
+                    sources[v] = union
+            last_use.update(dict.fromkeys(union, i))
+        temporary = {v for v in arrays if v not in wanted}
+        ends: dict[int, int] = {}
+        for v, at in last_use.items():
+            if v in temporary:
+                ends[at] = ends.get(at, 0) + self.size(v)
+        live = peak = 0
+        for i, eqn in enumerate(eqns):
+            live += sum(self.size(v) for v in eqn.outvars if v in temporary)
+            peak = max(peak, live + (self._copied(eqn) if together else 0))
+            live -= ends.get(i, 0)
+        return Part(products, elements, read, written, calls, packing, kernels, peak, made_bytes)
+
+    def _copied(self, eqn: Eqn) -> int:
+        """Returns the bytes of stacks that XLA:CPU transposes before a product: those not contracted over the last axis."""
+        if eqn.primitive.name != "dot_general" or is_outer(eqn):
+            return 0
+        contracted, _ = eqn.params["dimension_numbers"]
+        stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, self.moving)]
+        return sum(self.size(a) for a, axes in stacks if tuple(axes) != (a.aval.ndim - 1,))
+
+    def _facts_of(self, eqn: Eqn) -> _Facts:
+        found = self._facts.get(id(eqn))
+        if found is None:
+            call = is_call(eqn)
+            found = self._facts[id(eqn)] = _Facts(
+                eqn,
+                jaxprs.inputs(eqn),
+                self.sizes(eqn.outvars),
+                call,
+                eqn.primitive.name in REDUCTIONS,
+                self._seconds(eqn, False) if call else element_seconds(eqn, self.machine),
+                self._seconds(eqn, True) if call else 0.0,
+                call_seconds(eqn, self.machine) if call else 0.0,
+                packing_seconds(eqn, self.moving, self.machine) if call else 0.0,
+            )
+        return found
+
+    def _seconds(self, eqn: Eqn, together: bool) -> float:
+        """Returns the time of what is not fused, at one step, or for one of many steps together."""
+        name = eqn.primitive.name
+        if name in LOOKUPS or name in UPDATES:
+            in_place = not together and (jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates)
+            return indexing_seconds(eqn, together, in_place, self.machine)
+        if any(True for _ in jaxprs.sub_jaxprs(eqn)):
+            return self._inner_seconds(eqn)
+        return product_seconds(eqn, self.moving if together else None, self.machine)
+
+    def _inner_seconds(self, eqn: Eqn) -> float:
+        """Returns the time of a call, an inner loop, or the longest branch."""
+        name, machine, times = eqn.primitive.name, self.machine, [0.0]
+        for inner in jaxprs.sub_jaxprs(eqn):
+            part = self.part(inner.eqns, inner.outvars)
+            times.append(sum(part.terms(machine, 1, part.total, 1).values()))
+        if name == "cond":
+            return max(times)
+        trips = jaxprs.extent(eqn.params["length"]) if name == "scan" else _WHILE if name == "while" else 1
+        return trips * (sum(times) + machine.elementwise_trip)
+
+    def trips(self, loop: Loop, inside: Part) -> Terms:
+        machine, steps = self.machine, jaxprs.extent(loop.length)
+        reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
+        stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
+        work = inside.terms(machine, steps, inside.total, steps if inside.calls else 0)
+        trips = steps * (machine.trip if inside.calls else machine.elementwise_trip)
+        # What a product or a branch makes is copied into its stack.
+        made = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
+        trips += steps * machine.kernel * sum(v in made for v in jaxprs.variables(loop.ys))
+        return total(work, _terms(calls=trips, stacks=stacks))
+
+    def sums(self, eqns: Sequence[Eqn]) -> Part:
+        """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
+        facts = [self._facts_of(e) for e in eqns]
+        dots = sum(jaxprs.operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
+        others = sum(f.seconds for f in facts if f.call and f.eqn.primitive.name != "dot_general")
+        reductions = sum(f.seconds for f in facts if f.reduces)
+        # XLA copies the first operand of a product over time, transposed; the smaller one is put first. It also copies
+        # operands that are contracted over other axes than the first ones.
+        copied = [min(map(self.size, f.inputs)) for f in facts if f.call and len(f.inputs) > 1]
+        for f in facts:
+            if f.eqn.primitive.name == "dot_general" and not is_outer(f.eqn):
+                contracted, _ = f.eqn.params["dimension_numbers"]
+                inner = [a for a, axes in zip(f.eqn.invars, contracted) if sorted(axes) != [*range(len(axes))]]
+                copied.append(sum(map(self.size, jaxprs.variables(inner))))
+        calls = sum(f.calling for f in facts)
+        return Part(dots + others, reductions, calls=calls, kernels=len(eqns), peak=max(copied, default=0))
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is known of an equation: see `Estimator._facts_of`. It keeps the equation alive, whose id is the key."""
+
+    eqn: Eqn
+    inputs: Sequence[Var]
+    out: int
+    call: bool
+    reduces: bool
+    seconds: float
+    together: float
+    calling: float
+    packing: float

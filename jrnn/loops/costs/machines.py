@@ -1,0 +1,196 @@
+"""What a processor is to the cost model: rates, overheads and caches.
+
+A choice between two ways to run a loop depends on ratios alone. On a CPU all times follow from the width of the vectors and
+from the caches, as the system reports them, and from a few ratios, at a nominal clock. The figures of GPUs and TPUs are from
+their makers' documents.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from jrnn.errors import ScanError
+from jrnn.files import read_text
+
+# With it, XLA:CPU before jaxlib 0.12 makes one kernel of larger loops, as later versions do.
+ONE_KERNEL_FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The constants of the model. Times are seconds of one core of a CPU, or of a whole accelerator.
+
+    Attributes:
+        products: floating-point operations of matrix products a second.
+        tiny_products: the same of products so small that they are not worth a call.
+        call: one call of a product or solver.
+        kernel: one kernel of elementwise equations, in a loop that also calls products.
+        trip: one trip of such a loop.
+        elementwise_trip: one trip of a loop of elementwise equations alone, which on a CPU is one kernel.
+        array: one more array that a loop stacks at each step.
+        element: one elementwise operation on one element.
+        function: one value of a function such as tanh.
+        cached: bytes a second, read or written, of arrays that fit `cache` bytes.
+        read, written: bytes a second of larger arrays.
+        cache: bytes.
+        near: the bytes of a cache of one core.
+    """
+
+    products: float
+    tiny_products: float
+    call: float
+    kernel: float
+    trip: float
+    elementwise_trip: float
+    array: float
+    element: float
+    function: float
+    cached: float
+    read: float
+    written: float
+    cache: int
+    near: int = 1 << 20
+
+    def reading(self, size: float, of: float) -> float:
+        """Returns the time to read `size` bytes of arrays of `of` bytes in all."""
+        return size / (self.cached if of <= self.cache else self.read)
+
+    def writing(self, size: float, of: float) -> float:
+        """Returns the time to write `size` bytes of arrays of `of` bytes in all."""
+        return size / (self.cached if of <= self.cache else self.written)
+
+
+# CPUs -------------------------------------------------------------------------------------------------------------------
+
+_CLOCK = 3e9  # nominal: a faster one makes all times shorter, and changes no choice
+_UNITS = 2  # multiply-add a clock; most processors with vectors of 32 bytes have two units for that
+_TWICE_AS_WIDE = 1.4  # vectors of 64 bytes double the rate of some processors (Intel's servers), of others not (Zen 4)
+_SHARE = 0.94  # the part of the peak that products of XLA reach (docs/notes/cpu_log.md)
+_TINY = 7.5  # so many times slower are products of less than a vector's work (docs/notes/cpu_log.md)
+_FUNCTION = 23  # `tanh` takes as long as so many additions: XLA's polynomial, a division and the reading of both
+_KERNEL = 0.1e-6  # of XLA's CPU runtime: 0.05 to 0.2 us a kernel
+# A core reads 16 bytes a clock from a cache. Memory gives one core a third of that, and takes a third again where pages are
+# written for the first time.
+_FROM_CACHE, _FROM_MEMORY, _TO_MEMORY = 16, 5, 5 / 3
+
+
+def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Machine:
+    """Returns the constants of a CPU.
+
+    Args:
+        vector: the bytes of a vector.
+        near: the bytes of the cache of one core.
+        last: the bytes of the last cache, which cores share; half of it is counted.
+    """
+    lanes = min(vector, 32) / 4
+    products = _SHARE * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
+    element = 1 / (_CLOCK * lanes) / 1.4  # some are fused into multiply-adds, or run next to each other
+    return Machine(
+        products=products,
+        tiny_products=products / _TINY,
+        call=4 * _KERNEL,
+        kernel=_KERNEL,
+        trip=2 * _KERNEL,
+        elementwise_trip=_KERNEL / 10,
+        array=_KERNEL / 12,
+        element=element,
+        function=_FUNCTION * element,
+        cached=_FROM_CACHE * _CLOCK,
+        read=_FROM_MEMORY * _CLOCK,
+        written=_TO_MEMORY * _CLOCK,
+        cache=max(near, last // 2),
+        near=near,
+    )
+
+
+CPU = processor()  # a processor of which nothing is known
+
+
+@functools.cache
+def this_processor() -> Machine:
+    """Returns the constants of the CPU that runs this process, from what the system reports."""
+    sizes = {level: size for level, size in _caches().items() if 1 << 15 <= size <= 1 << 30}
+    near = sizes.get(2, CPU.near)
+    return processor(vector_bytes(os.environ.get("XLA_FLAGS", "")), near, sizes.get(3, max(4 * near, 8 << 20)))
+
+
+def vector_bytes(flags: str = "") -> int:
+    """Returns the bytes of the vectors that XLA uses here, as its own `flags` bound them."""
+    isa = re.findall(r"--xla_cpu_max_isa=(\w+)", flags)
+    most = {"SSE4_2": 16, "AVX": 32, "AVX2": 32}.get(isa[-1].upper(), 64) if isa else 64
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return 16
+    try:
+        known = read_text("/proc/cpuinfo", ScanError)
+    except ScanError:
+        return min(most, 32)
+    return min(most, 64 if " avx512f " in known else 32 if " avx2 " in known else 16)
+
+
+def _caches() -> dict[int, int]:
+    """Returns the bytes of the caches of the first core by level, as Linux reports them, without those of instructions."""
+    found: dict[int, int] = {}
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            level, kind, size = (read_text(path / name, ScanError).strip() for name in ("level", "type", "size"))
+            if kind != "Instruction":
+                found[int(level)] = int(size.removesuffix("K")) << 10
+        except ValueError:  # a ScanError, or no number
+            continue
+    return found
+
+
+# Accelerators -----------------------------------------------------------------------------------------------------------
+
+# Launches, bandwidth, operations and caches are those of `jrnn bench --compile-for h100` (`bench/compile_for.py`). From the
+# same description: 132 multiprocessors of 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++ Programming
+# Guide, "Throughput of Native Arithmetic Instructions", 16 results a clock and multiprocessor. L2 is 2.5 times as fast as
+# memory: XLA's `kL2CacheSpeedup`. None was measured on a device.
+_LAUNCH, _BANDWIDTH, _LANES = 2.5e-6, 3.352e12, 132 * 128 * 1.98e9
+H100 = Machine(
+    products=495e12,
+    tiny_products=495e12,  # a product is a launch, however small it is
+    call=_LAUNCH,
+    kernel=_LAUNCH,
+    trip=2 * _LAUNCH,  # the counter, and the stacks of all ys
+    elementwise_trip=3 * _LAUNCH,
+    array=0.0,
+    element=1 / _LANES,
+    function=8 / _LANES,
+    cached=2.5 * _BANDWIDTH,
+    read=_BANDWIDTH,
+    written=_BANDWIDTH,
+    cache=52_428_800,
+)
+
+# Launches, bandwidth and operations are those of `--compile-for v5e`. How To Scale Your Model, "How to Think About TPUs":
+# vectors of 8 x 128 lanes with 4 units at 1.5 GHz; VMEM of 128 MiB, 22 times as fast as memory. A function is estimated as
+# ten operations. None was measured on a device.
+_LAUNCH, _BANDWIDTH, _LANES = 0.5e-6, 819e9, 8 * 128 * 4 * 1.5e9
+V5E = Machine(
+    products=197e12,
+    tiny_products=197e12,
+    call=_LAUNCH,
+    kernel=_LAUNCH,
+    trip=_LAUNCH,
+    elementwise_trip=2 * _LAUNCH,
+    array=_LAUNCH,
+    element=1 / _LANES,
+    function=10 / _LANES,
+    cached=22 * _BANDWIDTH,
+    read=_BANDWIDTH,
+    written=_BANDWIDTH,
+    cache=128 << 20,
+)
+
+
+def of(platform: str) -> Machine:
+    """Returns the constants for a platform of JAX."""
+    if platform == "cpu":
+        return this_processor()
+    return V5E if platform == "tpu" else H100

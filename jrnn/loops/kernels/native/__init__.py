@@ -1,0 +1,26 @@
+"""A loop as one call of a compiled kernel for CPUs.
+
+It runs steps of products with constant matrices, elementwise operations and reductions, of rows that do not depend on each
+other. `views`, `operations`, `steps` and `stages` turn a step into stages, `encoder` encodes them, and `program` is what the
+kernel gets. `src/` is the kernel, in C++. `library` finds the object, if it was built, and `runner` calls it.
+"""
+
+from __future__ import annotations
+
+from jrnn.loops.kernels import Refused
+from jrnn.loops.loop import Loop
+
+__all__ = ["NAME", "refusal"]
+
+NAME = "native"
+
+
+def refusal(loop: Loop) -> str | None:
+    """Returns the reason why a loop cannot be a call of the kernel, or None."""
+    from jrnn.loops.kernels.native.runner import native_of
+
+    try:
+        native_of(loop)
+    except Refused as why:
+        return str(why)
+    return None

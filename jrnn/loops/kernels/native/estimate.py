@@ -1,0 +1,74 @@
+"""What a call of the kernel costs, in the terms of the cost model (`loops/costs/candidates.py`): times of one core.
+
+Ratios to the constants of the machine, measured on an AMD EPYC with AVX-512 (docs/notes/native_kernel.md).
+"""
+
+from __future__ import annotations
+
+import math
+
+from jrnn.loops.costs.machines import Machine
+from jrnn.loops.kernels.native.operations import Operation
+from jrnn.loops.kernels.native.program import Program
+from jrnn.loops.kernels.native.views import View
+
+_RATE = 1.15  # products run so many times as fast as those of XLA, whose weights are packed at each call
+_FAR = 4  # packed matrices larger than so many caches of a core are not read while products run
+_PACKING = 5  # packing takes so many times as long as reading
+_CALL = 100  # a call takes as long as so many kernels of XLA: decoding, memory and threads
+_STAGE, _INSTRUCTION = 0.6, 0.15  # the same of a stage and of an instruction
+_ELEMENT, _FUNCTION = 2, 0.5  # an instruction on one element, and a function of it, compared with those of XLA
+_SCALAR = 20  # the same of a function without vectors
+_FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
+_SCALARS = frozenset(("cos", "erf", "sin"))
+
+
+def _as_they_are(program: Program) -> int:
+    """Returns the bytes of the matrices that are not packed: for one row, those whose rows are contiguous."""
+    plain = [o for o in _products(program) if o.matrix.dims[1][1] == 1]
+    return _bytes(plain, program) if program.rows == 1 else 0
+
+
+def matrix_bytes(program: Program) -> int:
+    return _bytes(_products(program), program)
+
+
+def _bytes(products: list[Operation], program: Program) -> int:
+    found = {(o.matrix.array, o.matrix.offset): o.width * o.matrix.dims[0][0] for o in products}
+    return sum(found.values()) * program.dtype.itemsize
+
+
+def terms(program: Program, machine: Machine) -> dict[str, float]:
+    """Returns the time of all steps on one core, by the names of `loops/costs/candidates.py`."""
+    size = matrix_bytes(program)
+    wide, steps = program.dtype.itemsize / 4, program.loop.length
+    operations = sum(2 * program.rows * o.width * o.matrix.dims[0][0] for o in _products(program)) * wide
+    products = max(operations / (_RATE * machine.products), size / machine.cached)
+    products += size / machine.cached if size > _FAR * machine.near else 0.0
+    work = [o for stage in program.stages for o in stage if o.kind != "product"]
+    calls = machine.kernel * (_STAGE * len(program.stages) + _INSTRUCTION * len(work))
+    elements = sum(_each(o, machine) * _width(o) for o in work) * program.rows * wide
+    return {
+        "products": steps * products,
+        "elements": steps * elements,
+        "calls": _CALL * machine.kernel + steps * calls,
+        "packing": _PACKING * (size - _as_they_are(program)) / machine.read,
+    }
+
+
+def _products(program: Program) -> list[Operation]:
+    return [o for stage in program.stages for o in stage if o.matrix is not None]
+
+
+def _width(o: Operation) -> int:
+    """Returns the elements of a row that an operation computes, or reads if it reduces them."""
+    read = o.read[0]
+    if o.is_elementwise or not isinstance(read, View):
+        return o.width
+    return math.prod(n for axis, (n, _) in enumerate(read.dims) if axis != read.row)
+
+
+def _each(o: Operation, machine: Machine) -> float:
+    if o.kind in _FUNCTIONS:
+        return _FUNCTION * machine.function
+    return _SCALAR * machine.function if o.kind in _SCALARS else _ELEMENT * machine.element

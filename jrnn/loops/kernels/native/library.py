@@ -1,0 +1,64 @@
+"""The object with the kernel, which an installation of jrnn builds where there is a C++ compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from jrnn.errors import ScanError
+from jrnn.files import read_text
+from jrnn.loops.kernels.native.encoder import FORMAT
+
+TARGET, SUM = "jrnn_loop", "jrnn_sum"  # custom calls
+_BUILT = Path(__file__).parent / ("libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so"))
+PATH = Path(os.environ.get("JRNN_KERNEL", _BUILT))  # scripts/sanitize.sh gives another one
+
+
+@dataclass(frozen=True)
+class Found:
+    """The object: the instruction sets that it can use here, the best one first; or the reason why there is none."""
+
+    instruction_sets: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return self.reason or f"it uses {', '.join(self.instruction_sets)}, the first one by default"
+
+
+@functools.cache
+def found() -> Found:
+    """Loads the object and registers its custom call with JAX."""
+    if not PATH.exists():
+        return Found(reason=f"it was not built when jrnn was installed ({PATH} is missing); that needs GCC or clang")
+    try:
+        library = ctypes.CDLL(str(PATH))
+        for name in ("jrnn_format", "jrnn_api"):
+            getattr(library, name).restype = ctypes.c_int64
+        library.jrnn_instruction_sets.restype = ctypes.c_char_p
+        if library.jrnn_format() != FORMAT:
+            return Found(reason=f"{PATH} is of another version of jrnn; install jrnn again")
+        # JAX's CPU backend does not start with a custom call that is newer than its interface.
+        built, ours = library.jrnn_api(), _interface()
+        if built // 1000 != ours // 1000 or built > ours:
+            return Found(reason=f"{PATH} was built for a newer jaxlib; install jrnn again")
+        names = tuple(library.jrnn_instruction_sets().decode().split(","))
+        for name in (TARGET, SUM):
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    except Exception as error:
+        return Found(reason=f"{PATH} cannot be loaded: {error}")
+    return Found(names)
+
+
+def _interface() -> int:
+    """Returns the version of the interface of custom calls of the installed jaxlib, 1000 * major + minor."""
+    header = read_text(Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h", ScanError)
+    major, minor = (re.search(rf"define XLA_FFI_API_{name} (\d+)", header) for name in ("MAJOR", "MINOR"))
+    assert major is not None and minor is not None
+    return 1000 * int(major[1]) + int(minor[1])

@@ -1,0 +1,124 @@
+"""A loop as one call of the kernel for CPUs.
+
+Shapes: N rows, T time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn import jaxprs
+from jrnn.loops.costs import estimates
+from jrnn.loops.costs.candidates import Estimate
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.machines import Machine
+from jrnn.loops.kernels import Refused
+from jrnn.loops.kernels.native import estimate as costs
+from jrnn.loops.kernels.native import library
+from jrnn.loops.kernels.native.program import Program, program_of
+from jrnn.loops.kernels.native.sums import contract
+from jrnn.loops.loop import Loop, Results
+from jrnn.loops.passes.fission import Fission, over_time
+
+_ROWS = 2  # the fewest rows of a thread
+_WORK = 3e6  # the fewest floating-point operations of a thread, about 50 microseconds
+
+
+@dataclass(frozen=True)
+class Native:
+    """Runs a loop by the kernel. `level` is the place of the instruction set in `library.found()`; `threads` bounds them."""
+
+    program: Program
+    level: int = 0
+    threads: int | None = None
+    name = "native"
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        program, loop, core = self.program, self.program.loop, self.program.core
+        assert length == loop.length
+        env = jaxprs.evaluate(program.before, dict(zip(loop.consts, consts)))
+        stacked = dict(zip(loop.xs, xs))
+        made = {v for e in program.early for v in e.outvars}
+        over_time(program.early, [*made], env, stacked)
+        operands = [
+            *(env[v] for v in program.given),
+            *(jnp.asarray(v).astype(program.dtype) for v in init),
+            *(stacked[v] for v in core.xs),
+        ]
+        # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
+        axes = max((jax.typeof(v).manual_axis_type for v in operands), key=lambda found: len(found.varying))
+        typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
+        types = [typed(v.aval.shape, program.dtype) for v in core.carry]
+        types += [typed((length, *y.aval.shape), y.aval.dtype) for y in core.ys]
+        out = jax.ffi.ffi_call(library.TARGET, types)(
+            *operands,
+            program=program.encoded,
+            literals=program.literals,
+            level=np.int64(self.level),
+            threads=np.int64(self.threads or self.useful_threads()),
+        )
+        last = [value.astype(v.aval.dtype) for value, v in zip(out, core.carry)]
+        stacked.update((y, value) for y, value in zip(core.ys, out[len(last) :]) if not jaxprs.is_literal(y))
+        over_time(program.late, [v for e in program.late for v in e.outvars], env, stacked)
+        return last, [jaxprs.stack(y, env, stacked, length) for y in loop.ys]
+
+    def useful_threads(self) -> int:
+        return max(1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK)))
+
+    def is_worth_a_call(self, machine: Machine) -> bool:
+        """Returns False for one row and small matrices: XLA computes such products in the kernel of the loop."""
+        return self.program.rows > 1 or costs.matrix_bytes(self.program) > machine.near / 8
+
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns the estimate of the loop.
+
+        The memory is that of arrays of all steps that the call reads or writes only because the kernel cannot compute
+        something. Packed matrices and the values of one step are not counted.
+        """
+        program, loop, machine = self.program, self.program.loop, estimator.machine
+        inside = estimator.part(loop.eqns, loop.outputs)
+        given = {"stacks": estimator.trips(loop, inside)["stacks"]}
+        others = {*loop.xs, *jaxprs.variables(loop.ys)}
+        early = [v for v in program.core.xs if v not in others]
+        late = [v for v in jaxprs.variables(loop.ys) if v not in program.core.ys]
+        bulk = [estimator.part(e, outs, together=True) for e, outs in ((program.early, early), (program.late, late))]
+        stacks = estimator.sizes({*early, *jaxprs.variables(program.core.ys)} - others)
+        more = loop.length * (stacks + max(part.peak for part in bulk))
+        moved = machine.writing(loop.length * stacks, more) + machine.reading(loop.length * stacks, more)
+        terms = [part.terms(machine, loop.length, more, 1) for part in bulk]
+        own = {**costs.terms(program, machine), "stacks": moved}
+        return estimates.estimate(estimates.total(given, own, *terms), inside.peak + more)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the products of a step."""
+        products = (o for stage in self.program.stages for o in stage if o.matrix is not None)
+        return sum(2 * self.program.rows * o.width * o.matrix.dims[0][0] for o in products)
+
+    def __str__(self) -> str:
+        products = sum(o.kind == "product" for stage in self.program.stages for o in stage)
+        sets = library.found().instruction_sets[self.level]
+        return (
+            f"one call of the kernel for CPUs ({sets}): {len(self.program.stages)} stages a step, {products} products, "
+            f"{self.program.rows} rows on at most {self.useful_threads()} threads"
+        )
+
+
+def native_of(loop: Loop) -> Native:
+    """Returns the runner of a loop. Raises `Refused` with the reason if there is none."""
+    found = library.found()
+    if found.reason:
+        raise Refused(f"the kernel for CPUs is not there: {found.reason}")
+    return Native(program_of(loop))
+
+
+def called(fission: Fission) -> tuple[Fission, Native]:
+    """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
+    return replace(fission, contract=contract), native_of(fission.core)

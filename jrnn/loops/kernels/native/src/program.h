@@ -1,0 +1,82 @@
+// A loop as data: what the encoder in Python (encoder.py) encodes, decoded to plain structs.
+//
+// These structs are read by code that is compiled for several instruction sets, so they hold no types of the C++ library.
+#pragma once
+#include <stdint.h>
+
+namespace jrnn {
+
+enum Dtype : int32_t { kFloat = 0, kBool = 1, kBfloat16 = 2 };  // kFloat: the type that the loop computes with
+
+// An array in memory at some step: rows at `offset + row * row_stride + t * time_stride`, counted in elements.
+struct Ref {
+  int32_t base;   // arguments, then results, then the scratch memory
+  int32_t dtype;
+  int64_t offset, row_stride, time_stride;
+};
+
+// Operands: an index of `refs`, or -1 - r for the register r. Registers after the first `registers` hold literals.
+struct Instruction {
+  int32_t op, out, a, b, c;
+};
+
+enum Kind : int32_t { kElements = 0, kProduct = 1, kReduction = 2, kMove = 3 };
+
+struct Stage {
+  int32_t kind;
+  int32_t first, count;  // instructions
+  int32_t flat;          // all rows lie one after the other, so they are one long row
+  int64_t width;         // columns of elements or of a product
+  int32_t a, out, init;  // refs
+  int32_t pack;          // of a product
+  int64_t depth;         // rows of the matrix of a product
+  int32_t op;            // of a reduction
+  int64_t dims[4], from[4], to[4];  // of a reduction or a move: sizes and strides
+};
+
+// A constant matrix, [depth, width] with these strides, which is copied to panels of columns.
+struct Pack {
+  int32_t base, dtype;
+  int64_t offset, depth, width, depth_stride, width_stride;
+};
+
+struct Program {
+  int64_t rows, steps, reverse, scratch;  // scratch: elements
+  int32_t registers, literals, n_refs, n_stages, n_packs;
+  int32_t before;  // the first stages, which run once, before the first step
+  const Ref* refs;
+  const Instruction* instructions;
+  const Stage* stages;
+  const Pack* packs;
+  const double* literal_values;
+};
+
+// Returns true if a product reads the matrix as it is.
+static inline bool reads_matrix(const Program& p, const Pack& pack) {
+  return p.rows == 1 && pack.dtype == kFloat && pack.width_stride == 1;
+}
+
+// Arrays [rows, m] and [rows, w], and their sum of outer products, [m, w].
+struct Sums {
+  const void *a, *b;
+  void* out;
+  int64_t rows, m, w;
+};
+
+// What is compiled once for each instruction set and type.
+struct Kernel {
+  const char* name;
+  int64_t element_bytes;
+  int64_t panel;            // columns of a panel of a packed matrix
+  int64_t register_length;  // elements of a register
+  // Packs the panels [first, last) of a matrix.
+  void (*pack)(const Pack&, const void* matrix, void* packed, int64_t first, int64_t last);
+  // Runs all steps for the rows [first, last). `registers` has room for all registers and literals, and `pointers` for refs.
+  void (*run)(const Program&, void* const* bases, void* const* packed, int64_t first, int64_t last, void* registers,
+              void** pointers);
+  // Sums outer products for the panels [first, last) of columns; `memory` has `sum_bytes(m)`.
+  void (*sums)(const Sums&, int64_t first, int64_t last, void* memory);
+  int64_t (*sum_bytes)(int64_t m);
+};
+
+}  // namespace jrnn

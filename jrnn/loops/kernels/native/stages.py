@@ -1,0 +1,122 @@
+"""The order in which a kernel runs the operations of a step: stages.
+
+A stage is one product, reduction or move, or as much elementwise work on rows of one width as is ready. Products come first,
+so that the elementwise stages are few and large.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+
+from jrnn.loops.kernels.native.operations import Operation
+from jrnn.loops.kernels.native.views import Array, View, collapsed
+
+
+def add_in_products(operations: Sequence[Operation]) -> list[Operation]:
+    """Returns the operations, where a product that is only added to another value starts from that value."""
+    uses: Counter[Array] = Counter(a for o in operations for v in o.views for a in (v.array,))
+    writers = _writers(operations)
+    dropped: set[Operation] = set()
+
+    def product_of(view: View) -> Operation | None:
+        """Returns the product that computes all of a value, if the value is read once."""
+        made = [o for o in writers[view.array] if o not in dropped]
+        if len(made) != 1 or made[0].kind != "product" or uses[view.array] != 1 or view.array.inside is not None:
+            return None
+        return made[0] if made[0].out.is_whole and view.is_whole else None
+
+    def start_from(product: Operation, value: View, axis: int | None, rows: int) -> bool:
+        if len(product.read) == 1:
+            inner = collapsed(value.by_rows(axis, rows)[1])
+            if value.array.dtype != "float" or inner != collapsed([(product.width, 1)]):
+                return False
+            first = [d for a, d in enumerate(value.dims) if a == axis]
+            product.read.append(View(value.array, (*first, (product.width, 1)), value.offset, _first(value, axis)))
+            return True
+        before = product_of(product.read[1])
+        return before is not None and start_from(before, value, axis, rows)
+
+    for operation in operations:
+        if operation.kind != "add" or len(operation.views) != 2:
+            continue
+        for value, other in (operation.views[::-1], operation.views):
+            product = product_of(value)
+            axis = operation.axis
+            rows = operation.out.shape[axis] if axis is not None else 1
+            if (
+                product is None
+                or value.array is other.array
+                or value.row != axis
+                or (product.axis is None) != (axis is None)
+            ):
+                continue
+            if start_from(product, other, axis, rows):
+                writers[operation.out.array] = [product]
+                row = () if axis is None else (operation.out.dims[axis],)
+                product.out = View(operation.out.array, (*row, (product.width, 1)), 0, product.axis)
+                dropped.add(operation)
+                break
+    return [o for o in operations if o not in dropped]
+
+
+def _first(view: View, axis: int | None) -> int | None:
+    return 0 if view.row is not None and view.row == axis else None
+
+
+def _writers(operations: Sequence[Operation]) -> dict[Array, list[Operation]]:
+    """Returns the operations that write each array, or a part of it."""
+    found: dict[Array, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        for array in operation.out.array.chain:
+            found[array].append(operation)
+    return found
+
+
+def in_stages(operations: Sequence[Operation], carries: Collection[Array]) -> list[list[Operation]]:
+    """Returns the operations of each stage. The carries are written after all that reads them."""
+    writers = _writers(operations)
+    readers: dict[Array, list[Operation]] = defaultdict(list)
+    for operation in operations:
+        for view in operation.views:
+            readers[view.array].append(operation)
+    before: dict[Operation, list[tuple[Operation, bool]]] = {}  # with whether one stage may hold both
+    for operation in operations:
+        needs: list[tuple[Operation, bool]] = []
+        for view in operation.views:
+            if view.array not in carries:
+                for o in writers[view.array]:
+                    needs.append((o, view.is_whole and o.out.array is view.array and o.out.is_whole))
+        if operation.out.array in carries:
+            for reader in readers[operation.out.array]:
+                read = [v for v in reader.views if v.array is operation.out.array]
+                needs += [(reader, v.is_whole and operation.out.is_whole) for v in read if reader is not operation]
+        before[operation] = needs
+    left, done, stages = list(operations), set[Operation](), []
+    while left:
+        ready = [o for o in left if all(needed in done for needed, _ in before[o])]
+        assert ready, "operations wait for each other"
+        first = next((o for o in ready if not o.is_elementwise), ready[0])
+        stage = [first]
+        if first.is_elementwise:
+            stage = _elementwise_stage(left, before, done, first.width)
+        stages.append(stage)
+        done.update(stage)
+        left = [o for o in left if o not in done]
+    return stages
+
+
+def _elementwise_stage(
+    left: Sequence[Operation],
+    before: dict[Operation, list[tuple[Operation, bool]]],
+    done: Collection[Operation],
+    width: int,
+) -> list[Operation]:
+    stage: dict[Operation, None] = {}
+    for operation in left:
+        if not operation.is_elementwise or operation.width != width:
+            continue
+        # What an operation of this stage computes or reads is at hand only in the same places.
+        if all(needed in done or (together and needed in stage) for needed, together in before[operation]):
+            stage[operation] = None
+    return list(stage)

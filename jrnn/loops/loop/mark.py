@@ -1,0 +1,84 @@
+"""The mark on a loop: XLA metadata that JAX carries through every transformation of the equation.
+
+`jrnn.scan` and `optimize_scans` set it, and `rules` read it. It holds the caller's options.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from jrnn.jaxprs import MARK
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a scan.
+
+    Attributes:
+        executor: "auto", "scan", "associative", "persistent" or "native".
+        recompute: None, "contractions", or the names of values that the reverse pass computes again.
+        strict: raise if the loop would fall back to `jax.lax.scan`.
+        memory: the most bytes of temporary arrays of a loop, or a factor of what `jax.lax.scan` needs, or None.
+        written: for a loop that JAX differentiated, the direction in which the caller wrote it (`reverse`), or None.
+        given: the bytes of that loop's xs, which are not temporary.
+        gradients: the bytes of gradients of constants that JAX's reverse loop makes at each step.
+        stores_less: its step has the derivative rule of `rules/residuals.py`.
+        verify: compare derived programs with the loop before they are used.
+    """
+
+    executor: str = "auto"
+    recompute: str | tuple[str, ...] | None = None
+    strict: bool = False
+    memory: int | float | None = None
+    written: bool | None = None
+    stores_less: bool = False
+    given: int = 0
+    gradients: int = 0
+    verify: bool = True
+
+    def of_gradient(self, reverse: bool) -> bool:
+        """Returns True for a loop in direction `reverse` that JAX made by transposition: its sums are gradients."""
+        return self.written is not None and self.written != reverse
+
+
+_PLAIN = "plain"  # the mark of what `plain_scans` leaves to JAX
+
+# True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
+plain = jax.make_user_context(False)
+
+
+def marked(options: Options) -> AbstractContextManager[None]:
+    """Marks every scan that is traced in this context."""
+    return set_xla_metadata(**metadata(options))
+
+
+def metadata(options: Options) -> dict[str, str]:
+    """Returns the mark."""
+    return {MARK: json.dumps(asdict(options))}
+
+
+def unmarked() -> AbstractContextManager[None]:
+    """Leaves what is traced in this context unmarked."""
+    return set_xla_metadata(**{MARK: None})
+
+
+def left_to_jax() -> AbstractContextManager[None]:
+    """Marks what is traced in this context as plain: a mark around it, such as one around its gradient, does not hold."""
+    return set_xla_metadata(**{MARK: _PLAIN})
+
+
+def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
+    """Returns the options in an equation's metadata, or None if it has no mark."""
+    text = (metadata or {}).get(MARK)
+    if text is None or text == _PLAIN:
+        return None
+    found = json.loads(text)
+    recompute = found["recompute"]
+    return Options(**{**found, "recompute": tuple(recompute) if isinstance(recompute, list) else recompute})

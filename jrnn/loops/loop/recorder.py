@@ -1,0 +1,91 @@
+"""What is heard of the loops that are lowered: the plans that `explain` collects, and what reports and the log are told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.extend import source_info_util
+
+_OURS = str(Path(__file__).parents[2]) + os.sep
+_INSTALLED = os.sep + "site-packages" + os.sep
+_FRAMES = 200  # of a traceback, from the loop outwards
+
+# The list that collects the plans of lowered loops, or None.
+_recorder = jax.make_user_context(None)
+
+# Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
+listeners: list[Callable[[Any], None]] = []
+
+
+class Plans(list):
+    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches.
+
+    Attributes:
+        notes: reasons why loops were differentiated step by step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
+@contextmanager
+def recorded() -> Iterator[Plans]:
+    """Collects the plans of the loops that are lowered in this context. Listeners do not hear of these."""
+    plans = Plans()
+    with _recorder(plans):
+        yield plans
+
+
+def record(plan: Any) -> None:
+    """Adds the plan of a loop that is lowered."""
+    if _recorder.value is not None:
+        _recorder.value.append(plan)
+    else:
+        _tell(plan)
+
+
+def note(text: str) -> None:
+    """Adds a note, unless it was made before."""
+    if _recorder.value is None:
+        _tell(text)
+    elif text not in _recorder.value.notes:
+        _recorder.value.notes.append(text)
+
+
+def _tell(what: Any) -> None:
+    for listener in tuple(listeners):
+        listener(what)
+
+
+def places() -> tuple[str, str]:
+    """Returns where the loop is that JAX works on, and the line of the user's own code that led there, if that is elsewhere.
+
+    A loop in an installed package has both; for a loop in the user's own code the second is "".
+    """
+    text = source_info_util.summarize(
+        source_info_util.current(), _FRAMES
+    )  # as FILE:LINE (FUNCTION), the outermost first
+    inwards = text.splitlines()[::-1]
+    frames = [frame for frame in inwards if not frame.startswith(_OURS)]
+    where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
+    own = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""
+    return _short(where), _short(own)
+
+
+def titled(what: str) -> str:
+    """Returns a text with the place of the loop that JAX works on."""
+    where, _ = places()
+    return f"{what} at {where}" if where else what
+
+
+def _short(frame: str) -> str:
+    return frame.removeprefix(os.getcwd() + os.sep).rpartition(_INSTALLED)[2]

@@ -1,0 +1,12 @@
+"""Small linear algebra written as arithmetic, so that XLA:CPU compiles a loop as one kernel.
+
+XLA:CPU makes one kernel of a loop whose step has only elementwise operations, reductions, slices, branches and inner loops.
+A product of small matrices, a factorization, a sort or a scatter is a call, and keeps the whole loop out of that.
+
+`rewrite` applies the rules to a step and to what is inside of it. `products`, `factors` and `orders` hold the rules.
+What fits, and what the loop costs then, is in `plans/arithmetic.py`.
+"""
+
+from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
+
+__all__ = ["as_arithmetic", "equations"]

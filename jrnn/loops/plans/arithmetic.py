@@ -1,0 +1,136 @@
+"""The choice: what of a step is worth writing as arithmetic, and what the loop costs then.
+
+XLA:CPU outlines a while loop as one kernel if nothing in it is a custom call, sort, scatter, transform or library fusion,
+and if one trip accesses fewer bytes than a limit. Before jaxlib 0.12 the limit is 1,024 bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass, replace
+
+import jaxlib.version
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn
+from jrnn.loops.costs.equation_costs import REDUCTIONS, is_by_vector, is_outer
+from jrnn.loops.costs.estimates import Estimator, Part, Terms
+from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
+from jrnn.loops.loop import Loop
+from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
+
+_LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
+_LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
+_ORDER = 16  # rows of a matrix to factorize, elements to sort, or places of a scatter
+_EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
+_SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library, and operations of a product that is none
+_CALLS = frozenset((
+    "all_gather", "all_to_all", "approx_top_k", "cholesky", "cholesky_update", "conv_general_dilated",
+    "custom_partitioning", "debug_callback", "debug_print", "eig", "eigh", "fft", "ffi_call", "geqp3", "geqrf",
+    "hessenberg", "householder_product", "io_callback", "lu", "ormqr", "pmax", "pmin", "ppermute", "psum",
+    "psum_invariant", "pure_callback", "qr", "ragged_dot_general", "schur", "sort", "svd", "symmetric_product",
+    "top_k", "triangular_solve", "tridiagonal", "tridiagonal_solve",
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A loop whose small linear algebra is arithmetic.
+
+    Attributes:
+        loop: the loop.
+        terms: parts of the estimated time of all steps.
+        in_the_way: the primitives that keep it from being one kernel.
+        within_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing is in the way.
+    """
+
+    loop: Loop
+    terms: Terms
+    in_the_way: tuple[str, ...]
+    within_limit: bool
+
+    def __str__(self) -> str:
+        if self.in_the_way:
+            how = f"no single kernel, because of {', '.join(self.in_the_way)}"
+        elif self.within_limit:
+            how = "one kernel"
+        else:
+            how = f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}"
+        return f"small linear algebra is written as arithmetic: {how}"
+
+
+def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
+    """Returns the loop as arithmetic, or None if that changes nothing or makes its step too long to compile."""
+    shapes = [v.aval.shape for e in equations(loop.eqns) for v in e.outvars]
+    if not all(jaxprs.is_known(n) for shape in shapes for n in shape):
+        return None
+    changed = as_arithmetic(loop, fits)
+    found = [*equations(changed.eqns)]
+    if changed is loop or len(found) > _EQUATIONS:
+        return None
+    in_the_way = tuple(dict.fromkeys(e.primitive.name for e in found if _is_in_the_way(e)))
+    made = _Estimator(changed, estimator.machine)
+    inside = made.part(changed.eqns, changed.outputs)
+    within_limit = _is_within_limit(inside)
+    if within_limit and not in_the_way:
+        made = _Estimator(changed, quiet(estimator.machine))
+        inside = made.part(changed.eqns, changed.outputs)
+    return Arithmetic(changed, made.trips(changed, inside), in_the_way, within_limit)
+
+
+class _Estimator(Estimator):
+    """Counts no calls and kernels in inner loops that are one kernel."""
+
+    def _inner_seconds(self, eqn: Eqn) -> float:
+        outer, held = self.machine, [*jaxprs.sub_jaxprs(eqn)]
+        within_limit = all(_is_within_limit(self.part(jaxpr.eqns, jaxpr.outvars)) for jaxpr in held)
+        if within_limit and not any(map(_is_in_the_way, equations([eqn]))):
+            self.machine = quiet(outer)
+        try:
+            return super()._inner_seconds(eqn)
+        finally:
+            self.machine = outer
+
+
+def quiet(machine: Machine) -> Machine:
+    """Returns the machine inside of a kernel, where nothing is called."""
+    return replace(machine, call=0.0, kernel=0.0, trip=machine.elementwise_trip)
+
+
+def fits(eqn: Eqn) -> bool:
+    """Returns True for an equation that is so small that it is faster as arithmetic than as a call."""
+    name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
+    if name == "dot_general":
+        return jaxprs.operations(eqn) < 2 * _SUMMED and not is_by_vector(eqn) and not is_outer(eqn)
+    if name.startswith("scatter"):
+        return 1 < jaxprs.elements(eqn.invars[1].aval.shape[:-1]) <= _ORDER
+    if name in ("sort", "top_k"):
+        axis = eqn.params.get("dimension", eqn.params.get("axis", -1))
+        return shape[axis] <= _ORDER and math.prod(shape) * shape[axis] <= _LARGEST
+    return max(shape[-2:]) <= _ORDER and math.prod(shape) * shape[-1] <= _LARGEST
+
+
+def _is_in_the_way(eqn: Eqn) -> bool:
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return not is_by_vector(eqn) and not is_outer(eqn)
+    if name.startswith("scatter"):
+        return jaxprs.elements(eqn.invars[1].aval.shape[:-1]) > 1
+    if name in REDUCTIONS:
+        return jaxprs.elements(eqn.invars[0].aval.shape) >= _SUMMED
+    return name in _CALLS or bool(eqn.effects)
+
+
+def _is_within_limit(step: Part) -> bool:
+    """Returns True if a step accesses so few bytes that XLA:CPU makes one kernel of its loop."""
+    return 2 * (step.read + step.written) < _limit()
+
+
+def _limit() -> float:
+    """Returns the bytes that a loop may access at a step to be one kernel: those of `XLA_FLAGS`, or XLA's default."""
+    given = _LIMIT.search(os.environ.get("XLA_FLAGS", ""))
+    if given:
+        return float(given[1])
+    return math.inf if jaxlib.version.__version_info__ >= (0, 12) else 1_024

@@ -1,0 +1,156 @@
+"""The search among ways to run a loop: what leaves the loop, and how many steps run at a time.
+
+A backend gives it a loop, and takes the cheapest candidate that fits the bound of memory (`costs/candidates.py`). A
+candidate's node has a name that is the same in every process, so that a choice can be written down and taken again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from jrnn import jaxprs
+from jrnn.loops.costs import candidates as costs
+from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
+from jrnn.loops.costs.equation_costs import is_call
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.machines import Machine
+from jrnn.loops.loop import Loop, Options
+from jrnn.loops.passes import Fission, Moves, movable, split
+from jrnn.loops.passes.sums import Contract
+from jrnn.loops.plans.nodes import InChunks, Node, Split, Steps
+from jrnn.loops.plans.split_costs import SplitCosts
+
+_CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
+_EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
+
+
+class Search:
+    """Proposes candidates for a loop, and chooses one.
+
+    Args:
+        original: the loop as JAX made it.
+        loop: the loop after the passes.
+        options: the caller's.
+        machine: the constants.
+        contract: computes contractions over time.
+    """
+
+    def __init__(self, original: Loop, loop: Loop, options: Options, machine: Machine, contract: Contract):
+        self.loop, self.options, self.machine, self.contract = loop, options, machine, contract
+        as_it_is = Steps(original)
+        self.reference = Candidate(costs.REFERENCE, as_it_is.estimate(machine), as_it_is)
+        self.estimator = Estimator(loop, machine)
+        self.held, self.saved = _besides(original, options, self.reference.estimate)
+        # The forward loop has half of the products of its reverse loop.
+        self.besides = options.of_gradient(loop.reverse) * self.reference.estimate.seconds / 2
+        self.left = _EFFORT
+
+    def candidates(self) -> list[Candidate]:
+        """Returns the reference, and splits of the loop: of one kind, of all kinds, and the best selection that is found."""
+        most = self.movable
+        tried = {Moves(): self._candidate("simplify", Moves())}
+        for name, field in (("hoist", "early"), ("sink", "late"), ("sum after the loop", "summed")):
+            moves = Moves(**{field: getattr(most, field)})
+            if moves not in tried:
+                tried[moves] = self._candidate(name, moves)
+        if most not in tried:
+            tried[most] = self._candidate("all of these", most)
+        start = min(tried, key=lambda moves: self._rank(tried[moves]))
+        return [self.reference, *tried.values(), *self._improved(start, tried[start], most)]
+
+    def choose(self, candidates: Sequence[Candidate], take: str | None = None) -> Choice:
+        """Returns the way `take` if it is among the candidates, or else the cheapest candidate that fits."""
+        taken = next((way for way in candidates if take is not None and way.way == take), None)
+        if taken is not None:
+            others = (way for way in candidates if way is not taken)
+            return Choice(taken, tuple((way, "not the fastest that was measured") for way in others))
+        margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
+        return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
+
+    @functools.cached_property
+    def movable(self) -> Moves:
+        """Returns all that may leave the loop. Only sums of gradients may change their order."""
+        return movable(self.split(None), self.options.of_gradient(self.loop.reverse))
+
+    def split(self, moves: Moves | None) -> Fission:
+        """Returns the loop in parts; all that can leave it leaves it if `moves` is None."""
+        self.left -= len(self.loop.eqns)
+        return split(self.loop, contract=self.contract, moves=moves)
+
+    def candidate(self, name: str, node: Node) -> Candidate:
+        """Returns a candidate for a node that runs the loop after the passes."""
+        return Candidate(name, node.estimate(self.machine, self.estimator), node)
+
+    def _candidate(self, name: str, moves: Moves) -> Candidate:
+        """Returns the fastest way to run a split that fits the bound of memory, or the smallest way if none does."""
+        fission = self.split(moves)
+        node = Split(fission, Steps(fission.core))
+        parts = node.costs(self.machine, self.estimator)
+        ways = [
+            Candidate(name, parts.at_once(n), node if n is None else InChunks(node, n)) for n in self._chunks(parts)
+        ]
+        fitting = [way for way in ways if self._fits(way)]
+        if fitting:
+            return min(fitting, key=lambda way: way.estimate.seconds)
+        return min(ways, key=lambda way: way.estimate.memory)
+
+    def _bound(self, ratio: float = 1.0) -> float:
+        theirs = self.reference.estimate.memory + self.held + self.saved
+        return costs.bound(self.options.memory, theirs, ratio) - self.held
+
+    def _fits(self, way: Candidate) -> bool:
+        ours, theirs = (c.estimate.seconds + self.besides for c in (way, self.reference))
+        return way.estimate.memory <= self._bound(ours / theirs)
+
+    def _chunks(self, parts: SplitCosts) -> Iterator[int | None]:
+        """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
+        yield None
+        length = self.loop.length
+        if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2:
+            return
+        least = parts.at_once(1).memory - parts.per_step(True)
+        for most in (_CHUNK, self._bound() - least):
+            n = int(most / parts.per_step(True))
+            if 2 <= n < length:
+                # A divisor of the length leaves no shorter last chunk, whose results would be copied.
+                yield next((m for m in range(n, n // 2, -1) if length % m == 0), n)
+
+    def _improved(self, start: Moves, best: Candidate, most: Moves) -> list[Candidate]:
+        """Adds and removes moves one at a time as long as that gains. Returns the better candidate, if there is one."""
+        at, changed = start, True
+        units = [(field, v) for field in ("summed", "early", "late") for v in getattr(most, field)]
+        while changed and len(units) > 1:
+            changed = False
+            for field, v in units:
+                if self.left < 0:
+                    break
+                moved = replace(at, **{field: getattr(at, field) ^ {v}})
+                selection = self._candidate("a selection", moved)
+                if self._rank(selection) < self._rank(best):
+                    best, at, changed = selection, moved, True
+        return [best] if at != start else []
+
+    def _rank(self, way: Candidate) -> tuple[bool, float]:
+        return not self._fits(way), way.estimate.seconds
+
+
+def _besides(loop: Loop, options: Options, reference: Estimate) -> tuple[int, int]:
+    """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would hold besides.
+
+    Next to the same stacks, its reverse loop makes gradients of constants at each step. That is more than its forward loop
+    needs, which sets what ours may need.
+    """
+    if not options.of_gradient(loop.reverse):
+        return 0, max(options.gradients - reference.memory, 0)
+    steps = jaxprs.extent(loop.length)
+    held = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - options.given, 0)
+    if not options.stores_less or options.recompute is not None:
+        return held, 0
+    # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
+    again = [e for e in loop.eqns if "rematted_computation" in str(e.source_info.name_stack)]
+    made = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
+    rest = {v for e in loop.eqns if not any(v in made for v in e.outvars) for v in jaxprs.inputs(e)}
+    read = {v for e in again for v in jaxprs.inputs(e)}
+    instead = sum(jaxprs.nbytes(v) for v in loop.xs if v in read and v not in rest)
+    return held, steps * max(sum(map(jaxprs.nbytes, made & rest)) - instead, 0)

@@ -1,0 +1,90 @@
+"""What a loop costs that is split into parts, all steps at once or some at a time.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from jrnn import jaxprs
+from jrnn.loops.costs.candidates import Estimate
+from jrnn.loops.costs.estimates import Estimator, Part, estimate, total
+from jrnn.loops.passes import Fission
+
+_TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it
+
+
+def split_costs(estimator: Estimator, fission: Fission, inside: Estimate) -> SplitCosts:
+    """Returns the costs of a loop in parts, of which the loop that stays costs `inside`."""
+    loop, core = fission.loop, fission.core
+    read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
+    given = {*loop.xs, *jaxprs.variables(loop.ys)}
+    made = {v for e in fission.added for v in e.outvars}
+    added = {*jaxprs.free_variables(fission.added)}
+    # What is no contraction or reduction is stacked, and the stack is summed.
+    added |= {v for values in fission.summed.values() for v in jaxprs.variables(values) if v not in made}
+    return SplitCosts(
+        estimator,
+        fission,
+        inside=inside,
+        before=estimator.part(fission.hoisted, fission.early, together=True),
+        after=estimator.part(fission.sunk, fission.late, together=True),
+        sums=estimator.sums(fission.added),
+        operands=estimator.sizes(v for v in added if v in estimator.moving),
+        stacks=estimator.sizes({*fission.early, *core.ys, *fission.late} - given),
+        shifted=estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys),
+        given=estimator.sizes(given),
+        results=estimator.sizes(loop.carry[i] for i in fission.summed),
+    )
+
+
+@dataclass(frozen=True)
+class SplitCosts:
+    """The costs of a loop in parts.
+
+    Attributes:
+        estimator, fission: of which loop, and its parts.
+        inside: the loop that stays, all steps.
+        before, after: what is computed for all steps before and after it.
+        sums: what is summed after it; their operands are `operands` bytes a step, their results `results` bytes.
+        stacks: bytes a step of the arrays that the original loop would not make.
+        shifted: bytes a step of copies that are shifted by a step.
+        given: bytes a step of the loop's own inputs and outputs.
+    """
+
+    estimator: Estimator
+    fission: Fission
+    inside: Estimate
+    before: Part
+    after: Part
+    sums: Part
+    operands: int
+    stacks: int
+    shifted: int
+    given: int
+    results: int
+
+    def per_step(self, in_chunks: bool) -> int:
+        """Returns the bytes of temporary arrays that each step of a chunk adds."""
+        return (
+            self.stacks + self.shifted + in_chunks * self.given + max(self.before.peak, self.after.peak, self.sums.peak)
+        )
+
+    def at_once(self, chunk: int | None = None) -> Estimate:
+        """Returns the estimate for `chunk` steps at a time, or all at once."""
+        machine = self.estimator.machine
+        steps = jaxprs.extent(self.fission.loop.length)
+        n = min(chunk or steps, steps)
+        times = math.ceil(steps / n)
+        again = times > 1
+        size = n * max(self.per_step(again), 1)
+        terms = [p.terms(machine, steps, size, times) for p in (self.before, self.after)]
+        sums = replace(self.sums, read=self.operands).terms(machine, steps, size, times)
+        results = times * (machine.writing(self.results, self.results) * (1 + 2 * again))
+        copies = steps * (machine.reading(2 * again * self.given, size) + machine.writing(self.shifted, size))
+        copies += n * self.stacks * _TOUCHING / machine.written
+        more = dict(calls=again * times * 2 * machine.trip, stacks=copies + results)
+        memory = n * self.per_step(again) + self.inside.memory + again * 2 * self.results
+        return estimate(total(dict(self.inside.terms), *terms, sums, more), memory)

@@ -1,0 +1,1 @@
+"""The public functions `scan`, `optimize_scans` and `plain_scans`: a pipeline of wrappers, and the table of executors."""

@@ -1,0 +1,73 @@
+"""The executors of `scan`: a table of what each needs from a loop, and of the options that it excludes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jrnn.errors import ScanError, near
+from jrnn.loops.affine import associative
+from jrnn.loops.backends import tpu
+from jrnn.loops.kernels import native
+from jrnn.loops.loop import Loop
+from jrnn.loops.newton import Newton
+from jrnn.loops.passes import split
+
+_KEEPS = {"recompute": "keeps all states, which recompute forbids"}
+_AT_ONCE = {"until": "computes all steps at once, and until stops between them"}
+_CUDNN = {"skip": "has no skip", "axis_name": "runs on one device, and axis_name divides time among devices"}
+
+
+@dataclass(frozen=True)
+class Executor:
+    """One row of the table.
+
+    Attributes:
+        name: what the caller gives.
+        refusal: returns the reason why it cannot run a core (the loop that stays when contractions have moved out), or None;
+            None for an executor that runs every loop.
+        excludes: the options that cannot be given with it, with the reason.
+        on_marked_loops: it runs marked loops, so that `optimize_scans` can choose it.
+    """
+
+    name: str
+    refusal: Callable[[Loop], str | None] | None = None
+    excludes: Mapping[str, str] = field(default_factory=dict)
+    on_marked_loops: bool = True
+
+    def check_options(self, given: Mapping[str, Any]) -> None:
+        """Raises a ScanError if an option is given, and is not None, that cannot be combined with it."""
+        for option, why in self.excludes.items():
+            if given[option] is not None:
+                raise ScanError(f"scan: executor {self.name!r} {why}; use 'auto' or 'scan'")
+
+    def check(self, loop: Loop) -> None:
+        """Raises a ScanError if it cannot run a loop."""
+        why = self.refusal(split(loop).core) if self.refusal is not None else None
+        if why is not None:
+            raise ScanError(f"scan: executor {self.name!r} cannot run this step ({why}); use 'auto' or 'scan'")
+
+
+_ROWS = (
+    Executor("auto"),
+    Executor("scan"),
+    Executor("associative", associative.refusal, _KEEPS | _AT_ONCE),
+    Executor(tpu.KERNEL, tpu.refusal, _AT_ONCE),
+    Executor(native.NAME, native.refusal, _AT_ONCE),
+    Executor("cudnn", None, _KEEPS | _AT_ONCE | _CUDNN, on_marked_loops=False),
+    Executor("newton", None, _KEEPS | _AT_ONCE, on_marked_loops=False),
+)
+EXECUTORS = {row.name: row for row in _ROWS}
+
+
+def find(name: Any) -> Executor:
+    """Returns the row of a name, or of the options of an executor; raises a ScanError if there is none."""
+    if isinstance(name, Newton):
+        return EXECUTORS["newton"]
+    row = EXECUTORS.get(name) if isinstance(name, str) else None
+    if row is None:
+        raise ScanError(
+            f"scan: there is no executor {name!r}; there are {', '.join(EXECUTORS)}{near(str(name), EXECUTORS)}"
+        )
+    return row

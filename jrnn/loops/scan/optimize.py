@@ -1,0 +1,149 @@
+"""`optimize_scans` and `plain_scans`: contexts that mark every loop that is traced in them, or none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from jax.extend import source_info_util
+
+from jrnn.errors import ScanError
+from jrnn.loops.loop import Options, mark
+from jrnn.loops.rules import tracing
+from jrnn.loops.scan import executors
+from jrnn.loops.wrappers import recompute
+
+source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
+
+
+class _Context:
+    """A context that is a decorator too. It holds no generator, which Python would close at exit where it was never left.
+
+    Args:
+        parts: make the contexts that it enters.
+    """
+
+    def __init__(self, *parts: Callable[[], AbstractContextManager[Any]]):
+        self._parts = parts
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part())
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
+
+    def __call__(self, fn: Callable) -> Callable:
+        @functools.wraps(fn)
+        def inside(*args: Any, **keywords: Any) -> Any:
+            with _Context(*self._parts):
+                return fn(*args, **keywords)
+
+        return inside
+
+
+class _Everywhere:
+    """The mark for all threads of the process, from now on until a `with` block ends."""
+
+    def __init__(self, options: Options):
+        self._undo = tracing.mark_everywhere(mark.metadata(options))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo()
+
+
+def optimize_scans(
+    fn: Callable | None = None,
+    *,
+    executor: str = "auto",
+    strict: bool = False,
+    memory: int | float | None = None,
+    everywhere: bool = False,
+) -> Any:
+    """Marks every `jax.lax.scan` that is traced in this context, so that it is lowered as `scan` is.
+
+    With it, loops of other libraries (flax, Haiku, Equinox) train faster unchanged. It is also a decorator, with or
+    without arguments. The context must be active while JAX traces: put it inside `jax.jit`, or around the first call.
+    `plain_scans` excludes single loops.
+
+    Args:
+        fn: a function to decorate, or None for a context.
+        executor: as in `scan`; a loop that it cannot run stays a loop. "cudnn" and "newton" are for `scan` alone.
+        strict: raise if a loop would fall back to `jax.lax.scan`, or if the chosen executor cannot run it.
+        memory: as in `scan`, for each loop.
+        everywhere: mark the loops of the whole process, in all threads, from this call on. A `with` block around it ends
+            that; without one it holds until the process ends. Of several, the last one that began must end first. A thread
+            inside of `jax.experimental.xla_metadata.set_xla_metadata` is not reached.
+
+    Returns:
+        A context that is a decorator too; or the decorated function, if `fn` is given. With `everywhere`, a context only.
+
+    Raises:
+        ScanError: if the executor is unknown or for `scan` alone, or memory is not positive.
+        TypeError: if `fn` is not callable, or is given with `everywhere`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> @jax.jit
+    ... @optimize_scans
+    ... def total(xs):
+    ...     return jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0]
+    >>> print(total(jnp.arange(4.0)))
+    6.0
+    >>> with optimize_scans(executor="scan"):
+    ...     print(jax.lax.scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0))[0])
+    6.0
+    >>> with optimize_scans(everywhere=True):  # or, at the start of a program: optimize_scans(everywhere=True)
+    ...     print(jax.lax.scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0))[0])
+    6.0
+    """
+    if fn is not None and not callable(fn):
+        raise TypeError(
+            f"optimize_scans: the positional argument must be the function to decorate, but is {fn!r}; "
+            "give options by name, as in optimize_scans(executor='scan')"
+        )
+    if not executors.find(executor).on_marked_loops:
+        raise ScanError(f"optimize_scans: executor {executor!r} is for jrnn.scan alone; use 'auto'")
+    recompute.check_memory(memory)
+    options = Options(executor, None, bool(strict), memory)
+    if everywhere:
+        if fn is not None:
+            raise TypeError("optimize_scans: everywhere=True is for a process, not for a function; call it without one")
+        return _Everywhere(options)
+    context = _Context(lambda: mark.marked(options), lambda: mark.plain(False))
+    return context if fn is None else context(fn)
+
+
+def plain_scans(fn: Callable | None = None) -> Any:
+    """Leaves every loop that is traced in this context to JAX: those of `jrnn.scan` too, and inside `optimize_scans`.
+
+    Use it to exclude one loop, or to find out whether a result depends on what jrnn does. Of `optimize_scans` and
+    `plain_scans`, the innermost holds.
+
+    Args:
+        fn: a function to decorate, or None for a context.
+
+    Returns:
+        A context that is a decorator too; or the decorated function, if `fn` is given.
+
+    Raises:
+        TypeError: if `fn` is not callable.
+
+    >>> import jax, jrnn, jax.numpy as jnp
+    >>> def total(xs):
+    ...     with plain_scans():
+    ...         return jrnn.scan(lambda c, x: (c + x, None), 0.0, xs)[0]
+    >>> jrnn.explain(total, jnp.arange(4.0)).loops
+    ()
+    """
+    if fn is not None and not callable(fn):
+        raise TypeError(f"plain_scans: the argument must be the function to decorate, but is {fn!r}")
+    context = _Context(mark.left_to_jax, lambda: mark.plain(True))
+    return context if fn is None else context(fn)

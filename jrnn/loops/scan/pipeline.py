@@ -1,0 +1,193 @@
+"""What `scan` does with a call: stages in order, and at the end the mark on JAX's own loop.
+
+A stage gets the call and the rest of the pipeline. It changes the call and passes it on, or runs the loop in pieces, each
+by the rest of the pipeline. `STAGES` is the order.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import source_info_util
+
+from jrnn.errors import ScanError
+from jrnn.loops.loop import Options, mark, recorder
+from jrnn.loops.newton import Newton
+from jrnn.loops.rules import lowering, tracing
+from jrnn.loops.scan import executors
+from jrnn.loops.scan.executors import Executor
+from jrnn.loops.wrappers import early_exit
+from jrnn.loops.wrappers import recompute as recomputation
+from jrnn.loops.wrappers.masking import masked
+
+if TYPE_CHECKING:  # it loads when a loop is divided among devices
+    from jrnn.loops.segments import Place
+
+source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
+
+Results = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `scan`: a loop and its options, which are those of `scan` after the checks.
+
+    Attributes:
+        executor: its row in the table.
+        newton: the options of the executor "newton", or None for other executors.
+        place: where this device's segment stands in time, if time is divided among devices.
+    """
+
+    step: Callable
+    init: Any
+    xs: Any
+    length: Any
+    reverse: Any
+    unroll: Any
+    executor: Executor
+    newton: Newton | None = None
+    lengths: Any = None
+    resets: Any = None
+    reset_state: Any = None
+    skip: Any = None
+    until: Callable | None = None
+    recompute: Any = None
+    strict: bool = False
+    memory: int | float | None = None
+    place: Place | None = None
+    verify: bool = True
+
+    @property
+    def steps(self) -> Any:
+        """T, or None if it is unknown, which `jax.lax.scan` reports."""
+        leaves = jax.tree.leaves(self.xs)
+        return next((jnp.shape(leaf)[0] for leaf in leaves if jnp.ndim(leaf)), self.length)
+
+
+Rest = Callable[[Call], Results]
+
+
+def run(call: Call) -> Results:
+    """Runs a loop by all stages."""
+    return _from(0, call)
+
+
+def _from(number: int, call: Call) -> Results:
+    if number == len(STAGES):
+        return _by_jax(call)
+    return STAGES[number](call, lambda call: _from(number + 1, call))
+
+
+def _by_cudnn(call: Call, rest: Rest) -> Results:
+    if call.executor.name != "cudnn" or mark.plain.value:
+        return rest(call)
+    from jrnn.loops.scan import cudnn
+
+    jax.eval_shape(  # raises the errors of `jax.lax.scan`
+        lambda init, xs: jax.lax.scan(call.step, init, xs, call.length, call.reverse, call.unroll), call.init, call.xs
+    )
+    return cudnn.scan(call.step, call.init, call.xs, call.reverse, call.lengths, call.resets)
+
+
+def _masked(call: Call, rest: Rest) -> Results:
+    """Puts `lengths`, `resets` and `skip` into the step."""
+    lengths = call.lengths if call.place is None else call.place.lengths(call.lengths, call.steps)
+    if lengths is None and call.resets is None and call.skip is None:
+        return rest(call)
+    first = call.init if call.reset_state is None else call.reset_state
+    step, xs = masked(call.step, first, call.xs, call.steps, lengths, call.resets, call.skip)
+    return rest(replace(call, step=step, xs=xs, lengths=None, resets=None, reset_state=None, skip=None))
+
+
+def _over_devices(call: Call, rest: Rest) -> Results:
+    """Divides time among devices; each runs its segment."""
+    if call.place is None:
+        return rest(call)
+    from jrnn.loops import segments
+
+    if call.newton is not None and call.place.is_checked:
+        why = "executor 'newton' needs jax.shard_map(..., check_vma=False)"
+        if call.strict:
+            raise ScanError(f"scan: strict=True, but {why}")
+        recorder.note(f"{why}: each device runs its segment as a loop")
+        call = replace(call, executor=executors.find("auto"), newton=None)
+
+    def on_one_device(step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
+        own = replace(call, step=step, init=carry, xs=xs, length=steps, place=None)
+        if linear:  # the loop that makes the transition of a segment
+            row = call.executor if same and call.executor.name == "associative" else executors.find("auto")
+            own = replace(own, executor=row, newton=None, recompute=None, strict=False, unroll=1)
+        return rest(own)
+
+    return segments.scan(
+        on_one_device, call.step, call.init, call.xs, call.length, call.place, call.strict, call.verify
+    )
+
+
+def _by_newton(call: Call, rest: Rest) -> Results:
+    if call.newton is None or mark.plain.value:
+        return rest(call)
+    from jrnn.loops.newton.api import solve
+
+    return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton, call.verify)[0]
+
+
+def _stopping(call: Call, rest: Rest) -> Results:
+    """Stops the loop where `until` says so."""
+    if call.until is None or not call.steps:
+        return rest(call)
+
+    def bounded(step: Callable, carry: Any, xs: Any) -> Results:
+        return rest(replace(call, step=step, init=carry, xs=xs, until=None))
+
+    given = call.step, call.init, call.xs, call.length, call.steps, call.reverse
+    return early_exit.scan_until(*given, call.until, bounded)
+
+
+def _with_checkpoints(call: Call, rest: Rest) -> Results:
+    """Cuts the loop into pieces whose carries are kept for the reverse pass."""
+    if not recomputation.is_checkpoints(call.recompute):
+        return rest(call)
+
+    def some(carry: Any, xs: Any, steps: int | None) -> Results:
+        return rest(replace(call, init=carry, xs=xs, length=steps, recompute=None))
+
+    given = call.init, call.xs, call.length, call.steps, call.reverse
+    return recomputation.with_checkpoints(some, *given, call.recompute)
+
+
+def _by_jax(call: Call) -> Results:
+    """Calls `jax.lax.scan`, with the mark."""
+    names = call.recompute
+    names = tuple(sorted(names)) if isinstance(names, (list, tuple, set, frozenset)) else names
+    given = call.init, call.xs, call.length, call.reverse
+    if mark.plain.value:
+        _check(call, call.step, names)
+        return jax.lax.scan(call.step, *given, call.unroll)
+    step = tracing.unmarked_step(call.step)  # the mark is for this loop only, not for loops inside the step
+    _check(call, step, names)
+    with mark.marked(Options(call.executor.name, names, call.strict, call.memory, verify=call.verify)):
+        return jax.lax.scan(step, *given, call.unroll)
+
+
+def _check(call: Call, step: Callable, recompute: Any) -> None:
+    """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
+    if call.executor.refusal is None and not isinstance(recompute, tuple):
+        return
+
+    def loop(init: Any, xs: Any) -> Results:
+        return jax.lax.scan(step, init, xs, call.length, call.reverse)
+
+    for each in lowering.steps_of(loop, call.init, call.xs):
+        if isinstance(recompute, tuple):
+            recomputation.check_names(recompute, each.eqns)
+        call.executor.check(each)
+
+
+STAGES = (_by_cudnn, _masked, _over_devices, _by_newton, _stopping, _with_checkpoints)

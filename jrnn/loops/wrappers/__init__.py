@@ -1,0 +1,1 @@
+"""Wrappers of the step: masks, loops that stop early, and what a reverse pass computes again."""

@@ -1,0 +1,322 @@
+"""check: gradients in three ways, in float64, compared element by element, and the operator or equation at fault.
+
+The fault is found by bisection. The operators from number k on are a net of their own, whose inputs are the blobs at that
+border. Its gradients agree for every k behind the operator at fault and disagree for every k before it, because an error
+stays on its way back. A fault in a function is usually a derivative rule of the user's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.errors import GradientWarning, describe_op
+from jrnn.jaxprs import Eqn, Program, Var, evaluate, opened, read, scan_counts, trace
+from jrnn.jaxprs.flat import source_of
+from jrnn.nets.graph.scope import Workspace, reads, workspace_of
+from jrnn.nets.ir import Net, Op
+from jrnn.nets.lowering import run_net
+from jrnn.nets.ops.recurrent_network import initial_state
+from jrnn.nets.ops.recurrent_wiring import Wiring, parse
+from jrnn.nets.registry import lookup
+from jrnn.testing.gradients.compare import (
+    DIFFERENCE_TOLERANCE,
+    TOLERANCE,
+    Effort,
+    agreements,
+    by_jax,
+    chosen,
+    compare,
+    disagree,
+    element_differences,
+    inner_errors,
+    net_error,
+    weighted,
+)
+from jrnn.testing.gradients.held import holding, rule_name, stopping_lines
+from jrnn.testing.gradients.kinks import near_kinks
+from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport
+from jrnn.testing.gradients.subject import Subject, function_of, subject_of_net
+
+
+def check_gradients(
+    net: Net,
+    blobs: Mapping[str, Any],
+    loss: str | None = None,
+    *,
+    wrt: Iterable[str] | None = None,
+    key: Any = None,
+    tolerance: float = TOLERANCE,
+    difference_tolerance: float = DIFFERENCE_TOLERANCE,
+    max_elements: int = 200,
+    directions: int = 0,
+    second: bool = False,
+) -> GradientReport:
+    """Computes the gradient of a net in three ways, in float64, and compares them element by element.
+
+    Args:
+        net: the forward net, or a training net, whose backward pass is ignored.
+        blobs: what the net reads; floating-point blobs are converted to float64.
+        loss: a blob of one element. If None, every floating-point output of the net is differentiated: the whole Jacobian
+            if it has up to 4096 elements, else one random combination of the outputs.
+        wrt: the blobs with respect to which gradients are computed; defaults to all floating-point blobs that the net reads.
+        key: a `jax.random.key` for random operators; each evaluation draws the same numbers.
+        tolerance: of JAX's gradient and the net's, relative to the gradient's largest element if that is above 1.
+        difference_tolerance: the same of JAX's gradient and central differences.
+        max_elements: how many elements of a blob, evenly spaced, are checked by differences one by one.
+        directions: the number of random directions along which blobs with more elements are checked in addition.
+        second: whether second derivatives are compared too, JAX's with differences of its gradient.
+
+    Raises:
+        GradientError: a loss of more than one element, an unknown blob, or an operator without gradient.
+        NetError, OpError: as `run_net` does.
+
+    >>> from jrnn.nets.ir import Net, Op
+    >>> net = Net("n", (Op.of("Tanh", ["x"], ["y"]), Op.of("SumElements", ["y"], ["loss"])))
+    >>> check_gradients(net, {"x": np.array([0.5, -1.0], np.float32)}, "loss").agrees
+    True
+    """
+    effort = Effort(tolerance, difference_tolerance, max_elements, directions, second)
+    with jax.enable_x64(True):
+        return check(subject_of_net(net, blobs, loss, wrt=wrt, key=key), effort)
+
+
+def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
+    """The report on a subject. To be called with 64-bit types enabled. `inner`: compare blobs within the net too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradientWarning)  # the fault says what stops a gradient
+        blobs, notes = agreements(s, effort)
+        if not s.exact and s.held is None and not _differences_agree(blobs, effort):
+            held = holding(s.function, s.point)
+            if held is not None:
+                s = replace(s, held=held)
+                blobs, notes = agreements(s, effort)
+                lines = ", ".join(stopping_lines(s.function, s.point)) or "in a library"
+                notes.append(f"central differences hold the values that stop_gradient stops ({lines})")
+        fault = None
+        if not _differences_agree(blobs, effort):
+            effort.doing("looking for kinks near the point")
+            notes += near_kinks(s.function, s.point)
+        if not all(b.agrees for b in blobs):
+            wrong_net = any(b.net_error is not None and not b.net_error <= effort.tolerance for b in blobs)
+            if s.no_net is None and (wrong_net or s.held is None):
+                fault = first_fault(s, effort, blobs)
+            if fault is None and not s.exact:
+                if s.no_net is None:
+                    notes.append("the net that the function converts to agrees with itself: the function is at fault")
+                fault = fault_in_function(s, effort)
+        effort.doing("computing the loss and the blobs within the net" if inner else "computing the loss")
+        single = sum(v[0].size for v in s.seeds.values()) == 1
+        return GradientReport(
+            loss=float(np.asarray(jax.jit(weighted(s))(s.point))[0]) if single else None,
+            blobs=tuple(blobs),
+            tolerance=effort.tolerance,
+            difference_tolerance=effort.difference_tolerance,
+            name=s.net.name,
+            outputs=tuple(s.seeds),
+            inner=inner_errors(s) if inner else {},
+            fault=fault,
+            notes=tuple(notes),
+        )
+
+
+def _differences_agree(blobs: Sequence[BlobAgreement], effort: Effort) -> bool:
+    return all(b.agrees or effort.agrees(replace(b, net_error=None)) for b in blobs)
+
+
+# The operator at fault -------------------------------------------------------------------------------------------------
+
+
+def _bisect(count: int, is_wrong: Callable[[int], bool]) -> int:
+    """The last k below `count` for which `is_wrong(k)`; it holds for 0, and for no k after the first that is not wrong."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_wrong(middle) else (low, middle)
+    return low
+
+
+def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault | None:
+    """The operator nearest to the outputs at which gradients differ.
+
+    None if the gradients of the net itself agree, which happens if the subject's function is not the net.
+    """
+    kind = "net" if any(not (b.net_error or 0.0) <= effort.tolerance for b in blobs) else "difference"
+    if not s.exact and not disagree(_suffix(s, 0), effort, kind):
+        return None
+
+    def is_wrong(k: int) -> bool:
+        effort.doing(f"looking for the operator at fault, at {k + 1} of {len(s.net.ops)}")
+        return disagree(_suffix(s, k), effort, kind)
+
+    k = _bisect(len(s.net.ops), is_wrong)
+    op, at = s.net.ops[k], _suffix(s, k)
+    found, _ = agreements(at, replace(effort, second=False))
+    wrong = [b for b in found if not b.agrees] or found
+    b = max(
+        [b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error or 0.0, b.difference_error)
+    )
+    inside = _fault_in_step(op, at, effort) if workspace_of(op) is Workspace.STEP else None
+    where = describe_op(k, op.type, op.outputs, s.net.name)
+    return Fault(where, op.type, b.name, b.worst, b.values, inside, _cut(op))
+
+
+def _cut(op: Op) -> str | None:
+    """Which gradients an operator stops by design."""
+    definition = lookup(op.type)
+    if definition.gradient == "stops":
+        return f"every gradient ends at a {op.type}"
+    return definition.cuts(op) if definition.cuts else None
+
+
+def _suffix(s: Subject, k: int) -> Subject:
+    """The operators from number k on, with one random combination of the gradients that arrive."""
+    written = run_net(replace(s.net, ops=s.net.ops[:k], external_outputs=()), s.blobs, key=s.key, wide=True)
+    known = {**s.blobs, **written}
+    net = replace(s.net, ops=s.net.ops[k:], external_outputs=())
+    given = {n: known[n] for n in dict.fromkeys((*reads(net), *s.seeds)) if n in known}
+    net = replace(net, external_inputs=tuple(given))
+    wrt = tuple(n for n, v in given.items() if isinstance(v, np.ndarray) and v.dtype == np.float64)
+    seeds = _mixed(s)
+    return replace(s, net=net, blobs=given, wrt=wrt, seeds=seeds, function=function_of(net, seeds, given, s.key))
+
+
+def _mixed(s: Subject) -> dict[str, np.ndarray]:
+    """One random combination of the gradients that arrive at each output, [1, ...]."""
+    mix = np.random.default_rng(0).standard_normal(s.rows)
+    return {y: np.tensordot(mix, v, 1)[None] for y, v in s.seeds.items()}
+
+
+def _fault_in_step(op: Op, at: Subject, effort: Effort) -> Fault | str | None:
+    """The fault in the gradient of a recurrent network's step: an operator of it, or its backward step net."""
+    w = parse(op, op.inputs, op.outputs)
+    step = _step_of(w, at)
+    found, _ = agreements(step, effort)
+    if not all(b.agrees for b in found):
+        return first_fault(step, effort, found)
+    if w.backward_step_net is None:
+        return None
+    mine = by_jax(step)
+    for name, by_net in _stored_gradients(w, step).items():
+        if not net_error(mine[name][0], by_net) <= effort.tolerance:
+            return f"the backward step net that it holds gives another gradient of {name!r} than its step net has"
+    return "the operators of its step net agree; the loop around them does not"
+
+
+def _step_of(w: Wiring, at: Subject) -> Subject:
+    """The first step as a subject, from random states: zero states make the gradients of weights zero."""
+    rng = np.random.default_rng(0)
+    sequence = at.blobs[w.inputs[0]]
+    blobs = {**at.blobs, w.timestep: np.zeros(1, np.int32)}
+    written = {o for op in w.step_net.ops for o in op.outputs}
+    for link in w.links:
+        if link.external in w.inputs:
+            blobs[link.internal] = at.blobs[link.external][link.offset : link.offset + link.window]
+        elif link.internal not in written:
+            k = w.states.index(link.external)
+            first = np.asarray(initial_state(w, k, at.blobs[w.inputs[w.initial_ids[k]]], sequence))
+            first = first[link.offset : link.offset + link.window]
+            blobs[link.internal] = rng.standard_normal(first.shape) if first.dtype == np.float64 else first
+    smooth = {k.internal: None for k in w.links if k.external in w.smooth_states and k.internal in written}
+    ends = (*smooth, *w.collected.values())
+    net = replace(w.step_net, external_outputs=ends)
+    read = set(reads(net))
+    return _suffix(subject_of_net(net, {n: v for n, v in blobs.items() if n in read}, key=at.key), 0)
+
+
+def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
+    """The gradients of references and sequences that the backward step net writes, for the step's own seeds."""
+    assert w.backward_step_net is not None
+    blobs = dict(step.blobs)
+    ends = {k.external: k.internal for k in w.links if k.internal in step.seeds} | w.collected
+    for link in w.backward_links:
+        new = ends.get(link.external.removesuffix("_grad"))
+        if new is not None and (link.offset > 0 or link.external.removesuffix("_grad") in w.collected):
+            blobs[link.internal] = step.seeds[new][0]
+    run = replace(step.net, ops=(*step.net.ops, *w.backward_step_net.ops), external_inputs=(), external_outputs=())
+    got = run_net(run, blobs, key=step.key, wide=True)
+    names = dict(zip((w.inputs[k] for k in w.params), w.param_grads))
+    inner = {k.external: k.internal for k in w.links}
+    names |= {inner[n]: k.internal for n in w.sequences for k in w.backward_links if k.external == n + "_grad"}
+    return {n: got[g] for n, g in names.items() if g in got and n in step.wrt}
+
+
+# The equation at fault -------------------------------------------------------------------------------------------------
+
+
+def fault_in_function(s: Subject, effort: Effort) -> Fault | None:
+    """The equation nearest to the outputs whose gradient disagrees with central differences, or None."""
+    point = s.point
+    program = trace(lambda *values: list(s.function(dict(zip(point, values))).values()), list(point.values()))
+    return _fault_in_equations(program, list(point.values()), list(_mixed(s).values()), effort, s.surrogates)
+
+
+def _fault_in_equations(
+    program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], effort: Effort, surrogates: tuple[str, ...]
+) -> Fault | None:
+    def is_wrong(k: int) -> bool:
+        effort.doing(f"looking for the equation at fault, at {k + 1} of {len(program.eqns)}")
+        return disagree(_function_suffix(program, args, seeds, k, surrogates), effort, "difference")
+
+    if not is_wrong(0):
+        return None
+    k = _bisect(len(program.eqns), is_wrong)
+    eqn, at = program.eqns[k], _function_suffix(program, args, seeds, k, surrogates)
+    mine = by_jax(at)
+    where = {n: chosen(np.abs(np.asarray(mine[n])), effort.max_elements) for n in at.wrt}
+    differences = element_differences(at, where)
+    found = [compare(at, n, mine[n], None, where[n], differences[n]) for n in at.wrt]
+    b = max(found, key=lambda b: b.difference_error)
+    inside = None
+    if eqn.primitive.name == "scan":
+        env = _before(program, args, k)
+        inside = _fault_in_step_of_scan(eqn, [jnp.asarray(read(env, v)) for v in eqn.invars], effort, surrogates)
+    called = eqn.params.get("name") or rule_name(eqn)
+    source = source_of(eqn)
+    label = f"{eqn.primitive.name}{f' of {called}' if called else ''}{f' ({source})' if source else ''}"
+    return Fault(label, eqn.primitive.name, b.name, b.worst, (b.values[0], None, b.values[2]), inside)
+
+
+def _before(program: Program, args: Sequence[Any], k: int) -> dict[Var, Any]:
+    """The values of all variables before equation number k."""
+    known = zip((*program.constvars, *program.invars), (*program.consts, *args), strict=True)
+    return evaluate(program.eqns[:k], dict(known))
+
+
+def _function_suffix(
+    program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], k: int, surrogates: tuple[str, ...]
+) -> Subject:
+    """The equations from number k on as a subject without a net."""
+    env = _before(program, args, k)
+    atoms = [*(v for eqn in program.eqns[k:] for v in eqn.invars), *program.outvars]
+    names = {f"input {i}": v for i, v in enumerate(dict.fromkeys(v for v in atoms if isinstance(v, Var) and v in env))}
+    blobs = {n: np.asarray(env[v]) for n, v in names.items()}
+    wrt = tuple(n for n, x in blobs.items() if x.dtype == np.float64)
+    outputs = {f"output {i}": s for i, s in enumerate(seeds)}
+
+    def function(point: Any) -> dict[str, Any]:
+        inner = evaluate(program.eqns[k:], {**env, **{names[n]: x for n, x in point.items()}})
+        return {y: read(inner, v) for y, v in zip(outputs, program.outvars)}
+
+    s = Subject(Net("function"), blobs, wrt, outputs, function, exact=False, surrogates=surrogates)
+    return replace(s, held=holding(function, s.point, surrogates))
+
+
+def _fault_in_step_of_scan(
+    eqn: Eqn, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]
+) -> Fault | None:
+    """The equation at fault within the first step of a scan, at a random point near the step's."""
+    rng = np.random.default_rng(0)
+    closed, fixed = eqn.params["jaxpr"], sum(scan_counts(eqn.params))
+    values = [v if i < fixed else v[0] for i, v in enumerate(values)]
+    values = [v + 0.1 * rng.standard_normal(v.shape) if v.dtype == np.float64 else v for v in values]
+    program = opened(closed)
+    program = replace(program, outvars=tuple(v for v in program.outvars if v.aval.dtype == np.float64))
+    seeds = [rng.standard_normal((1, *v.aval.shape)) for v in program.outvars]
+    return _fault_in_equations(program, values, seeds, effort, surrogates)

@@ -1,0 +1,369 @@
+"""Gradients in three ways, in float64: JAX's, the generated net's, and central differences; and how much they differ.
+
+Shapes: S gradients that arrive at the outputs; a gradient of a blob is [S, *its shape].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from jrnn.errors import GradientError, OpError
+from jrnn.nets.autodiff import add_gradients
+from jrnn.nets.gradient_maker import GradientSlice
+from jrnn.nets.graph.scope import Workspace, all_names, has_sub_nets, workspace_of
+from jrnn.nets.ir import Net, Op
+from jrnn.nets.lowering import dense, infer_shapes, run_net, to_jax
+from jrnn.nets.registry import ACCUMULATE
+from jrnn.testing.gradients.report import BlobAgreement
+from jrnn.testing.gradients.subject import Subject
+
+STEP = 6e-6  # about the cube root of float64's epsilon, which balances rounding and truncation of central differences
+Gradients = dict[str, Any]
+TOLERANCE = 1e-10
+INEXACT = 1e-6  # the tolerance if the net's constants are rounded to float32
+DIFFERENCE_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Tolerances, and how much is checked: the options of `check_gradients`."""
+
+    tolerance: float = TOLERANCE
+    difference_tolerance: float = DIFFERENCE_TOLERANCE
+    max_elements: int = 200
+    directions: int = 0
+    second: bool = False
+    doing: Callable[[str], object] = str  # called with what is computed next, and by default does nothing
+
+    def agrees(self, b: BlobAgreement) -> bool:
+        """Whether all errors are within their tolerances; a NaN never is."""
+        errors = (b.difference_error, b.direction_error, b.second_error)
+        by_net = b.net_error is None or b.net_error <= self.tolerance
+        return by_net and all(e is None or e <= self.difference_tolerance for e in errors)
+
+
+def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[str]]:
+    """The agreement of each blob, and notes on what could not be checked."""
+    effort.doing("computing JAX's gradient")
+    mine, theirs, notes = by_jax(s), None, []
+    if not s.no_net:
+        effort.doing("computing the net's gradient")
+        theirs = by_net(s)
+    if s.no_net:
+        notes.append(f"there is no net, so JAX's gradient and central differences were compared: {s.no_net}")
+    lost = [] if s.no_net else [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
+    if lost:
+        notes.append(f"the net has no gradient of {', '.join(lost)}, and JAX has: they were left out")
+        s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
+    off = {n: mine[n] if theirs is None else mine[n] - theirs[n] for n in s.wrt}
+    where = {n: chosen(np.max(np.abs(off[n]), axis=0), effort.max_elements) for n in s.wrt}
+    differences = element_differences(s, where, effort.doing)
+    large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
+    effort.doing(f"computing central differences along directions in {len(large)} blobs")
+    along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
+    twice: dict[str, float] = {}
+    if effort.second and s.held is not None:
+        notes.append("second derivatives were not compared, because stop_gradient stops them")
+    elif effort.second:
+        effort.doing("computing second derivatives")
+        try:
+            twice = second_errors(s)
+        except (NotImplementedError, TypeError, ValueError) as e:  # what JAX raises where a rule is missing
+            notes.append(f"second derivatives were not compared: {str(e).splitlines()[0]}")
+    found = [compare(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt]
+    found = [replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in found]
+    return [replace(b, agrees=effort.agrees(b)) for b in found], notes
+
+
+def chosen(off: np.ndarray, most: int) -> np.ndarray:
+    """Flat indices of up to `most` evenly spaced elements, and of the one where `off` is largest."""
+    off = np.asarray(off).reshape(-1)
+    if not off.size:
+        return np.zeros(0, np.int64)
+    spread = np.linspace(0, off.size - 1, min(off.size, most)).astype(np.int64)
+    return np.union1d(spread, [int(np.argmax(off))])
+
+
+def scale_of(gradient: Any) -> float:
+    """The scale of errors of a gradient: the larger of 1 and its largest element."""
+    return max(1.0, float(np.max(np.abs(gradient), initial=0.0)))
+
+
+def net_error(by_jax: Any, by_net: Any) -> float:
+    """The largest difference of two gradients, relative to the scale of the first."""
+    return float(np.max(np.abs(np.asarray(by_jax) - np.asarray(by_net)), initial=0.0)) / scale_of(by_jax)
+
+
+def compare(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, differences: Any) -> BlobAgreement:
+    """The agreement of one blob.
+
+    Gradients are [S, ...], and the net's may be None; differences [S, len(where)] are at flat indices `where`.
+    """
+    shape = np.shape(by_jax)[1:]
+    size = int(np.prod(shape))
+    mine, theirs = (
+        np.asarray(g).reshape(s.rows, size)[:, where] for g in (by_jax, by_jax if by_net is None else by_net)
+    )
+    scale = scale_of(by_jax)
+    off_net, off_difference = np.abs(mine - theirs) / scale, np.abs(mine - differences) / scale
+    errors = None if by_net is None else net_error(by_jax, by_net), float(np.max(off_difference, initial=0.0))
+    if not len(where):
+        return BlobAgreement(name, shape, *errors, 0, (), (0.0, 0.0, 0.0), False, s.row_name(0))
+    # among the elements with differences, the one where JAX's gradient differs most from either of the others
+    off = off_net / TOLERANCE + off_difference / DIFFERENCE_TOLERANCE
+    row, k = (int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
+    worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
+    values = (float(mine[row, k]), None if by_net is None else float(theirs[row, k]), float(differences[row, k]))
+    return BlobAgreement(name, shape, *errors, len(where), worst, values, False, s.row_name(row))
+
+
+def disagree(s: Subject, effort: Effort, kind: str) -> bool:
+    """Whether JAX's gradients disagree with the other `kind`: "net" or "difference"."""
+    mine = by_jax(s)
+    if kind == "net":
+        theirs = by_net(s)
+        given = set(s.wrt) - (s.optional.intersection(without_gradient(s)))
+        return not all(net_error(mine[n], theirs[n]) <= effort.tolerance for n in given)
+    along = direction_errors(s, mine, [n for n in s.wrt if np.size(s.blobs[n])], max(2, effort.directions))
+    return not all(e <= effort.difference_tolerance for e in along.values())
+
+
+# Three ways ------------------------------------------------------------------------------------------------------------
+
+
+def by_jax(s: Subject) -> Gradients:
+    """JAX's gradient of each blob."""
+
+    def run(point: Mapping[str, Any]) -> Gradients:
+        _, pull = jax.vjp(lambda p: {y: s.function(p)[y] for y in s.seeds}, point)
+        return _each(lambda arriving: pull(arriving)[0], s.seeds)
+
+    try:
+        return jax.jit(run)(s.point)
+    except ValueError as e:
+        if "lax.while_loop" not in str(e):
+            raise
+        return jax.jit(lambda point: _pushed(s, point))(s.point)
+
+
+def _pushed(s: Subject, point: Mapping[str, Any]) -> Gradients:
+    """The gradients in forward mode, one element after the other: that of `jax.lax.while_loop` has no other mode."""
+    flat, unflatten = ravel_pytree(dict(point))
+    value = weighted(replace(s, held=None))
+
+    def along(k: Any) -> Any:
+        return jax.jvp(lambda v: value(unflatten(v)), (flat,), (jax.nn.one_hot(k, flat.size, dtype=flat.dtype),))[1]
+
+    return jax.vmap(unflatten, in_axes=1)(jax.lax.map(along, jnp.arange(flat.size)))
+
+
+def by_net(s: Subject) -> Gradients:
+    """The gradient of each blob by the operators that `add_gradients` appends; zeros if they compute none."""
+    arriving = _arriving(s)
+    full, found = add_gradients(s.net, arriving)
+    reached = {n: found[n] for n in s.wrt if n in found}
+    blobs = [b for g in reached.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
+    wanted = dict.fromkeys(b for b in blobs if b not in arriving.values())  # one may be passed through
+    fn = to_jax(full, wanted, wide=True)
+
+    def one(fn: Callable, point: Mapping[str, Any], seeds: Mapping[str, Any]) -> Gradients:
+        given = {arriving[y]: seed for y, seed in seeds.items()}
+        got = given | fn({**s.blobs, **point, **given}, key=s.key)
+        return {n: _dense(n, reached.get(n), got, point[n]) for n in s.wrt}
+
+    try:
+        return jax.jit(lambda point: _each(partial(one, fn, point), s.seeds))(s.point)
+    except OpError:
+        if not _may_loop(s):
+            raise
+    # The number of a loop's trips depends on values: operators run one by one.
+    eagerly = partial(run_net, replace(full, external_outputs=tuple(wanted)), wide=True)
+    rows = [one(eagerly, s.point, {y: v[row] for y, v in s.seeds.items()}) for row in range(s.rows)]
+    return jax.tree.map(lambda *parts: np.stack(parts), *rows)
+
+
+def _may_loop(s: Subject) -> bool:
+    """Whether there are loops, or branches, whose trips a gradient takes back."""
+    return any(has_sub_nets(op) and workspace_of(op) is Workspace.SHARED for op in s.net.ops)
+
+
+def without_gradient(s: Subject) -> list[str]:
+    """The blobs that the backward net has no gradient of."""
+    _, found = add_gradients(s.net, dict.fromkeys(s.seeds))
+    return [n for n in s.wrt if n not in found]
+
+
+def _each(gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[str, Any]) -> Gradients:
+    """The gradients of each row of the seeds, one after the other."""
+    arriving = {y: jnp.asarray(v) for y, v in seeds.items()}
+    if len(next(iter(seeds.values()))) > 1:
+        return jax.lax.map(gradients, arriving)
+    return jax.tree.map(lambda g: g[None], gradients({y: v[0] for y, v in arriving.items()}))
+
+
+def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any:
+    if gradient is None:
+        return jnp.zeros(like.shape)
+    found = jnp.asarray(dense(gradient, blobs, like))
+    if found.shape != like.shape:
+        raise GradientError(f"gradient of {name!r}: JAX's is {list(like.shape)}, the net's {list(found.shape)}")
+    return found
+
+
+def weighted(s: Subject) -> Callable[[Mapping[str, Any]], Any]:
+    """The function of the point whose differences are taken: the outputs, weighted by the seeds, summed: [S]."""
+
+    function = s.held or s.function
+
+    def value(point: Mapping[str, Any]) -> Any:
+        outputs = function(point)
+        return sum(jnp.sum((seeds * outputs[y][None]).reshape(len(seeds), -1), axis=1) for y, seeds in s.seeds.items())
+
+    return value
+
+
+def element_differences(
+    s: Subject, where: Mapping[str, np.ndarray], doing: Callable[[str], object] = str
+) -> dict[str, np.ndarray]:
+    """(f(x + h) - f(x - h)) / 2h at flat indices of each blob, by one compiled function: [S, elements]."""
+    value = weighted(s)
+    flat, unflatten = ravel_pytree(s.point)
+    names = sorted(s.wrt)  # the order of ravel_pytree
+    starts = dict(zip(names, np.cumsum([0, *(np.size(s.blobs[n]) for n in names)])))
+    at = np.concatenate([starts[n] + where[n] for n in names]) if names else np.zeros(0, np.int64)
+    steps = STEP * np.maximum(1.0, np.abs(np.asarray(flat)[at]))
+
+    # eight elements at a time: a whole batch would hold the net's blobs once for every element
+    moves = np.concatenate([steps, -steps])
+    spare = -len(moves) % 8  # a remainder would compile the function a second time
+    every = np.pad(np.tile(at, 2), (0, spare)), np.pad(moves, (0, spare))
+    run = jax.jit(jax.vmap(lambda flat, k, h: value(unflatten(flat.at[k].add(h))), in_axes=(None, 0, 0)))
+    values = [np.zeros((0, s.rows))]
+    for done in range(0, len(moves), 8):
+        doing(f"computing central differences, {done // 2:,} of {len(at):,} elements done")
+        values.append(np.asarray(run(flat, *(e[done : done + 8] for e in every))))
+    ahead, behind = np.split(np.concatenate(values)[: len(moves)], 2)
+    found = (ahead - behind) / (2 * steps[:, None])
+    ends = np.cumsum([len(where[n]) for n in names])[:-1]
+    return dict(zip(names, np.split(found.T, ends, axis=1)))
+
+
+def direction_errors(s: Subject, gradients: Gradients, names: list[str], count: int) -> dict[str, float]:
+    """The largest error of each blob's gradient along `count` random directions, next to central differences.
+
+    A direction changes all elements of one blob and has length 1. A slope is then about the gradient's norm over the root
+    of the number of elements; the error is relative to that, if it is above 1.
+    """
+    value = jax.jit(weighted(s))
+    rng = np.random.default_rng(0)
+    point = s.point
+    found = {}
+    for n in names:
+        errors = [0.0]
+        for _ in range(count):
+            d = rng.standard_normal(point[n].shape)
+            d /= np.linalg.norm(d)
+            slope = np.asarray(gradients[n]).reshape(s.rows, -1) @ d.reshape(-1)
+            ahead, behind = (np.asarray(value({**point, n: point[n] + h * d})) for h in (STEP, -STEP))
+            size = max(1.0, float(np.linalg.norm(gradients[n])) / np.sqrt(d.size))
+            errors.append(float(np.max(np.abs((ahead - behind) / (2 * STEP) - slope))) / size)
+        found[n] = float(np.max(errors))
+    return found
+
+
+def second_errors(s: Subject) -> dict[str, float]:
+    """The error of JAX's second derivative along a random direction in all blobs, next to differences of its gradient.
+
+    Raises what JAX raises for a function without second derivative.
+    """
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal(s.rows)
+    value = weighted(s)
+    point = s.point
+    towards = {n: rng.standard_normal(v.shape) for n, v in point.items()}
+    length = np.sqrt(sum(np.sum(d * d) for d in towards.values()))
+    towards = {n: d * min(1.0, 10.0 / max(length, 1e-300)) for n, d in towards.items()}
+    slope = jax.grad(lambda p: jnp.sum(value(p) * rows))
+
+    def along(p: Mapping[str, Any]) -> tuple[Any, Any]:
+        found = slope(p)
+        return sum(jnp.sum(found[n] * towards[n]) for n in found), found
+
+    both = jax.jit(jax.grad(along, has_aux=True))  # one program gives the second derivative and the gradient
+    second, _ = both(point)
+    (_, ahead), (_, behind) = (both({n: v + h * towards[n] for n, v in point.items()}) for h in (STEP, -STEP))
+    errors = {}
+    for n, by_jax in second.items():
+        difference = (np.asarray(ahead[n]) - np.asarray(behind[n])) / (2 * STEP)
+        errors[n] = net_error(by_jax, difference)
+    return errors
+
+
+# Within a net ----------------------------------------------------------------------------------------------------------
+
+
+def inner_errors(s: Subject) -> dict[str, float]:
+    """The net error of every blob that an operator of the net writes and a gradient reaches, for the first seeds.
+
+    JAX's gradient of a blob is that of a zero that is added to it. For a blob that is overwritten, the first value counts.
+    There are none for a net with a loop whose number of trips is a value: its gradient runs operator by operator.
+    """
+    taken = set(all_names(s.net))
+    known = infer_shapes(s.net, s.blobs, key=s.key, wide=True)
+    first: dict[str, int] = {}
+    for k, op in enumerate(s.net.ops):
+        for name in op.outputs:
+            if name not in s.blobs and getattr(known.get(name), "dtype", None) == np.float64:
+                first.setdefault(name, k)
+    shifts = {name: _free_name(f"{name}_shift", taken) for name in first}
+    copied = _after_first(s.net, first, lambda n: Op.of(ACCUMULATE, [n], [shifts[n]]))
+    shapes = infer_shapes(copied, s.blobs, key=s.key, wide=True)
+    shifted = to_jax(_after_first(s.net, first, lambda n: Op.of(ACCUMULATE, [n, shifts[n]], [n])), s.seeds, wide=True)
+
+    def loss(zeros):
+        outputs = shifted({**s.blobs, **zeros}, key=s.key)
+        return sum(jnp.sum(outputs[y] * seeds[0]) for y, seeds in s.seeds.items())
+
+    by_jax = jax.jit(jax.grad(loss))({g: jnp.zeros(shapes[g].shape) for g in shifts.values()})
+    arriving = _arriving(s)
+    full, found = add_gradients(s.net, arriving)
+    dense = {n: found[n] for n in first if n in found and not isinstance(found[n], GradientSlice)}
+    fn = to_jax(full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()), wide=True)
+    given = {**s.blobs, **{arriving[y]: seeds[0] for y, seeds in s.seeds.items()}}
+    floats = {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}
+    try:
+        by_net = given | jax.jit(lambda floats: fn({**given, **floats}, key=s.key))(floats)
+    except OpError:
+        if _may_loop(s):
+            return {}
+        raise
+    return {n: net_error(by_jax[shifts[n]], by_net[g]) for n, g in dense.items()}
+
+
+def _after_first(net: Net, first: Mapping[str, int], make: Callable[[str], Op]) -> Net:
+    """The net with an operator after each one that is the first to write a blob."""
+    ops: list[Op] = []
+    for k, op in enumerate(net.ops):
+        ops += [op, *(make(n) for n in op.outputs if first.get(n) == k)]
+    return replace(net, ops=tuple(ops), external_outputs=())
+
+
+def _arriving(s: Subject) -> dict[str, str]:
+    """Free names for the blobs of the gradients that arrive at the outputs."""
+    taken = set(all_names(s.net))
+    return {y: _free_name(f"{y}_arriving", taken) for y in s.seeds}
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """`name`, with underscores appended until it is not taken."""
+    while name in taken:
+        name += "_"
+    return name

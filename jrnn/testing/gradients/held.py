@@ -1,0 +1,149 @@
+"""Functions for central differences in which the values that `stop_gradient` stops are held, and surrogates are followed.
+
+JAX differentiates such a function as if `stop_gradient(v)` were a constant. Plain differences move that constant too. So a
+program is evaluated at two points side by side: at the base, and at the point that is moved. A value that is stopped is the
+base's at both. Of a function with a surrogate gradient, the moved value is the base's plus the slope of its rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.jaxprs import Eqn, Program, all_equations, bind, is_literal, jaxpr_of, scan_counts, sub_jaxprs, trace
+from jrnn.jaxprs.flat import body_of, source_of
+
+STOP = "stop_gradient"
+RULES = ("custom_jvp_call", "custom_vjp_call")
+
+
+def holding(function: Callable, base: Mapping[str, Any], surrogates: Collection[str] = ()) -> Callable | None:
+    """The function of a point with what it stops held at `base`; None if it stops nothing and has none of `surrogates`.
+
+    >>> import jax.numpy as jnp
+    >>> rounded = lambda p: {"y": p["x"] + jax.lax.stop_gradient(jnp.round(p["x"]) - p["x"])}
+    >>> held = holding(rounded, {"x": jnp.float32(0.25)})
+    >>> float(held({"x": jnp.float32(0.5)})["y"])
+    0.25
+    """
+    names, values = list(base), list(base.values())
+    outputs: list[str] = []
+
+    def flat(*moved: Any) -> list[Any]:
+        found = function(dict(zip(names, moved)))
+        outputs[:] = found
+        return list(found.values())
+
+    program = trace(flat, values)
+    if not any(_stops(eqn, surrogates) for eqn in program.eqns):
+        return None
+    known = list(outputs)
+
+    def held(point: Mapping[str, Any]) -> dict[str, Any]:
+        pairs = list(zip(values, (point[n] for n in names)))
+        found = _evaluate(program.eqns, _environment(program, pairs), program.outvars, surrogates)
+        return dict(zip(known, (moved for _, moved in found)))
+
+    return held
+
+
+def stopping_lines(function: Callable, base: Mapping[str, Any]) -> list[str]:
+    """The user's lines at which a function stops gradients."""
+    jaxpr = jax.make_jaxpr(function)(base)
+    found = (source_of(eqn) for eqn in all_equations(jaxpr.jaxpr) if eqn.primitive.name == STOP)
+    return list(dict.fromkeys(line for line in found if line))
+
+
+def rule_name(eqn: Eqn) -> str:
+    """The name of the function whose derivative rule an equation calls, or ""."""
+    if eqn.primitive.name not in RULES:
+        return ""
+    call = eqn.params.get("call_jaxpr")
+    debug = getattr(jaxpr_of(call), "debug_info", None)
+    return str(getattr(debug, "func_name", "") or eqn.params.get("name", ""))
+
+
+def _stops(eqn: Eqn, surrogates: Collection[str]) -> bool:
+    if eqn.primitive.name == STOP or rule_name(eqn) in surrogates:
+        return True
+    return any(_stops(inner, surrogates) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns)
+
+
+Pair = tuple[Any, Any]  # a value at the base, and at the moved point
+
+
+def _environment(program: Program, pairs: Iterable[Pair]) -> dict[Any, Pair]:
+    constants = zip(program.constvars, ((c, c) for c in program.consts))
+    return {**dict(constants), **dict(zip(program.invars, pairs))}
+
+
+def _evaluate(eqns: Iterable[Eqn], env: dict[Any, Pair], outputs: Sequence[Any], surrogates: Any) -> list[Pair]:
+    def read(atom: Any) -> Pair:
+        return (atom.val, atom.val) if is_literal(atom) else env[atom]
+
+    for eqn in eqns:
+        pairs = [read(atom) for atom in eqn.invars]
+        env.update(zip(eqn.outvars, _results(eqn, pairs, surrogates)))
+    return [read(atom) for atom in outputs]
+
+
+def _results(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
+    base, moved = [b for b, _ in pairs], [m for _, m in pairs]
+    if eqn.primitive.name == STOP:
+        return [(b, b) for b in base]
+    if rule_name(eqn) in surrogates:
+        return _along_rule(eqn, base, moved)
+    if not _stops(eqn, surrogates):
+        return list(zip(bind(eqn, *base), bind(eqn, *moved)))
+    if eqn.primitive.name == "scan":
+        return _scan(eqn, pairs, surrogates)
+    if eqn.primitive.name == "cond":
+        index = pairs[0][1]
+        branches = [lambda *rest, b=b: _called(b, list(rest), surrogates) for b in eqn.params["branches"]]
+        return jax.lax.switch(index, branches, *pairs[1:])
+    body = body_of(eqn)
+    if body is None:  # a loop of unknown length: what it stops moves
+        return list(zip(bind(eqn, *base), bind(eqn, *moved)))
+    return _called(body, pairs, surrogates)
+
+
+def _called(closed: Any, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
+    jaxpr = jaxpr_of(closed)
+    constants = zip(jaxpr.constvars, ((c, c) for c in getattr(closed, "consts", ())))
+    env = {**dict(constants), **dict(zip(jaxpr.invars, pairs))}
+    return _evaluate(jaxpr.eqns, env, jaxpr.outvars, surrogates)
+
+
+def _scan(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
+    p = eqn.params
+    first, count = scan_counts(p)
+    fixed, carry, xs = pairs[:first], pairs[first : first + count], pairs[first + count :]
+
+    def step(carry: list[Pair], xs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
+        found = _called(p["jaxpr"], [*fixed, *carry, *xs], surrogates)
+        return found[:count], found[count:]
+
+    last, ys = jax.lax.scan(step, carry, xs, length=p["length"], reverse=p["reverse"])
+    return [*last, *ys]
+
+
+def _along_rule(eqn: Eqn, base: list[Any], moved: list[Any]) -> list[Pair]:
+    """The value at the base, and that plus the slope that the rule gives towards the moved arguments."""
+    smooth = [k for k, b in enumerate(base) if jnp.issubdtype(jnp.result_type(b), jnp.floating)]
+
+    def function(*some: Any) -> Sequence[Any]:
+        args = list(base)
+        for k, value in zip(smooth, some):
+            args[k] = value
+        return tuple(bind(eqn, *args))
+
+    points, changes = [base[k] for k in smooth], [moved[k] - base[k] for k in smooth]
+    if eqn.primitive.name == "custom_jvp_call":
+        values, slopes = jax.jvp(function, points, changes)
+    else:
+        values, pull = jax.vjp(function, *points)
+        (slopes,) = jax.linear_transpose(pull, values)(tuple(changes))
+    return [(v, v + s) for v, s in zip(values, slopes)]

@@ -1,0 +1,97 @@
+"""Kinks near a point: where a function has no derivative, so that central differences mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn.jaxprs import Eqn, bind, is_literal, jaxpr_of, scan_counts, trace
+from jrnn.jaxprs.flat import body_of, source_of
+
+NEAR = 1e-4  # of the distance to a kink, relative to the larger of 1 and the number; differences move a point by 6e-6
+_STEPS = 64  # of a loop that are looked at
+_PAIRS = {"max": "maximum", "min": "minimum", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> list[str]:
+    """Describes the kinks nearest to a point, the nearest first, each with its line; only those within NEAR.
+
+    >>> import jax.numpy as jnp
+    >>> near_kinks(lambda p: {"y": jnp.abs(p["x"])}, {"x": jnp.array([0.5, 1e-7])})[0][:32]
+    'abs has an argument 1.0e-07 away'
+    """
+    names = list(point)
+    program = trace(lambda *values: list(function(dict(zip(names, values))).values()), list(point.values()))
+    env = dict(zip((*program.constvars, *program.invars), (*program.consts, *point.values())))
+    found: dict[str, float] = {}
+    for eqn, distance in _distances(program.eqns, env):
+        source = source_of(eqn)
+        name = _PAIRS.get(eqn.primitive.name, eqn.primitive.name)
+        where = f"{name}{f' ({source})' if source else ''}"
+        found[where] = min(found.get(where, np.inf), distance)
+    nearest = sorted((d, where) for where, d in found.items() if d <= NEAR)[:most]
+    return [
+        f"{w.partition(' ')[0]} has an argument {d:.1e} away from its kink{w[len(w.partition(' ')[0]) :]}"
+        for d, w in nearest
+    ]
+
+
+def _distances(eqns: Sequence[Eqn], env: dict[Any, Any]) -> Iterator[tuple[Any, float]]:
+    """Evaluates equations, and yields those with a kink, each with its smallest distance from it."""
+    for eqn in eqns:
+        args = [atom.val if is_literal(atom) else env[atom] for atom in eqn.invars]
+        body = body_of(eqn)
+        if body is not None and eqn.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
+            results = yield from _called(body, args)
+        elif eqn.primitive.name == "scan":
+            results = yield from _scan(eqn, args)
+        else:
+            distance = _distance(eqn, args)
+            if distance is not None:
+                yield eqn, distance
+            results = bind(eqn, *args)
+        env.update(zip(eqn.outvars, results))
+
+
+def _called(closed: Any, args: Sequence[Any]) -> Any:
+    jaxpr = jaxpr_of(closed)
+    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*getattr(closed, "consts", ()), *args)))
+    yield from _distances(jaxpr.eqns, env)
+    return [atom.val if is_literal(atom) else env[atom] for atom in jaxpr.outvars]
+
+
+def _scan(eqn: Eqn, args: Sequence[Any]) -> Any:
+    p = eqn.params
+    first, count = scan_counts(p)
+    carry, xs = list(args[first : first + count]), args[first + count :]
+    order = range(p["length"])[:: -1 if p["reverse"] else 1]
+    for t in order[:_STEPS]:
+        found = yield from _called(p["jaxpr"], [*args[:first], *carry, *(x[t] for x in xs)])
+        carry = found[:count]
+    return bind(eqn, *args)
+
+
+def _distance(eqn: Eqn, args: Sequence[Any]) -> float | None:
+    """How far the arguments of an equation are from its kink, or None if it has none."""
+    name = eqn.primitive.name
+    if not args or not jnp.issubdtype(jnp.result_type(args[0]), jnp.floating) or not np.size(args[0]):
+        return None
+    x = np.asarray(args[0], np.float64)
+    if name in _PAIRS and eqn.invars[0] is not eqn.invars[1]:
+        gap = np.abs(x - np.asarray(args[1], np.float64))
+    elif name in ("abs", "sign", "sqrt"):
+        gap = np.abs(x)
+    elif name in ("floor", "ceil"):
+        gap = np.abs(x - np.round(x))
+    elif name == "round":
+        gap = np.abs(x - np.floor(x) - 0.5)
+    elif name == "clamp":
+        low, x, high = (np.asarray(a, np.float64) for a in args)
+        gap = np.minimum(np.abs(x - low), np.abs(x - high))
+    else:
+        return None
+    gap = gap / np.maximum(1.0, np.abs(x))
+    return float(np.nanmin(np.where(np.isfinite(gap), gap, np.inf)))

@@ -1,0 +1,293 @@
+"""The result of a check of gradients: the agreement of each blob, the operator at fault, and an HTML page of both."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import jax
+from rich.table import Table
+from rich.text import Text
+
+from jrnn.errors import printable
+from jrnn.nets.graph.svg import escape, to_svg
+from jrnn.nets.ir import Net
+
+_WORST = 20  # blobs in the list
+_GOOD, _NEAR, _BAD = "#b7e1b0", "#f6e3a1", "#f2a6a0"
+_STYLE = f"""
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #222 }}
+h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.15rem; margin-top: 2rem }}
+table {{ border-collapse: collapse; font-size: .9rem; white-space: nowrap }}
+th, td {{ padding: .25rem .6rem; text-align: right }}
+th {{ border-bottom: 2px solid #999 }} td {{ border-bottom: 1px solid #ddd; font-variant-numeric: tabular-nums }}
+th:first-child, td:first-child {{ text-align: left; font-family: ui-monospace, monospace }}
+.scroll {{ overflow: auto; max-height: 60rem; border: 1px solid #ddd }}
+.verdict {{ padding: .6rem 1rem; border-radius: .4rem }}
+.agrees {{ background: {_GOOD} }} .near {{ background: {_NEAR} }} .disagrees {{ background: {_BAD} }}
+.key span {{ padding: .1rem .6rem; border-radius: .7rem; margin-right: .6rem }}
+"""
+
+
+@dataclass(frozen=True)
+class BlobAgreement:
+    """How well the gradients of one blob agree.
+
+    Every error is the largest absolute difference, divided by the gradient's largest element if that is above 1.
+
+    Attributes:
+        net_error: between JAX's and the generated net's gradient, over all elements; None if there is no net.
+        difference_error: between JAX's gradient and central differences, over the `checked` elements.
+        direction_error: between JAX's slope along random directions, which change every element of the blob, and central
+            differences; None if all elements were checked one by one.
+        second_error: between JAX's second derivative along a random direction and central differences of its gradient;
+            None if it was not requested or does not exist.
+        worst: the index where the net or differences are farthest from JAX. `values` are the three gradients there. `of`
+            names the element of an output that is differentiated, if the whole Jacobian was compared.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    net_error: float | None
+    difference_error: float
+    checked: int
+    worst: tuple[int, ...]
+    values: tuple[float, float | None, float]
+    agrees: bool
+    of: str = ""
+    direction_error: float | None = None
+    second_error: float | None = None
+
+
+_UNSAFE = "JAX's is not finite: give the branch that jnp.where does not take a safe argument"
+
+
+def _near(a: float | None, b: float | None, among: tuple[float | None, ...]) -> bool:
+    """Whether two gradients are equal, up to the precision of differences."""
+    scale = max(1.0, *(abs(v) for v in among if v is not None and math.isfinite(v)))
+    return a is not None and b is not None and abs(a - b) <= 1e-5 * scale
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first operator of the backward pass at which gradients differ.
+
+    Attributes:
+        operator: describes the operator, or an equation of a JAX function, which has no gradient by the net.
+        blob: the input whose gradient is wrong, while the gradients of the outputs are right.
+        values: JAX's gradient, the net's, and the central difference at `index`.
+        inside: the fault inside its step net.
+        cut: which gradients the operator stops, because its arguments say so.
+    """
+
+    operator: str
+    type: str
+    blob: str
+    index: tuple[int, ...]
+    values: tuple[float, float | None, float]
+    inside: Fault | str | None = None
+    cut: str | None = None
+
+    def __str__(self) -> str:
+        by_jax, by_net, difference = self.values
+        at = f" at {list(self.index)}" if self.index else ""
+        net = "" if by_net is None else f"{by_net:.10g} by the net, "
+        text = (
+            f"{self.operator}: the gradient of its input {self.blob!r}{at} is {by_jax:.10g} by JAX, {net}"
+            f"{difference:.10g} by central differences; {self.odd_one()}"
+        )
+        return text if self.inside is None else f"{text}\n  inside: {self.inside}"
+
+    def odd_one(self) -> str:
+        """Which of the three gradients differs from the other two."""
+        by_jax, by_net, difference = self.values
+        if by_net is None:
+            if not math.isfinite(by_jax) and math.isfinite(difference):
+                return _UNSAFE
+            return "a derivative rule that is not the derivative, or a kink within a step of here"
+        if not math.isfinite(by_jax) and math.isfinite(difference):
+            return _UNSAFE
+        jax_agrees, net_agrees = (_near(v, difference, self.values) for v in (by_jax, by_net))
+        if jax_agrees != net_agrees:
+            return "the net's is wrong" if jax_agrees else "JAX's is wrong"
+        if not _near(by_jax, by_net, self.values):
+            return "all three differ"
+        if self.cut:
+            return f"differences stand alone, because {self.cut}"
+        return "differences stand alone: a gradient rule that is not the derivative, or a kink within a step of here"
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """The result of a gradient check: the agreement of each blob, and the fault if they disagree.
+
+    Attributes:
+        loss: the loss, or None where the Jacobian of several outputs was compared.
+        inner: the agreement of JAX's and the net's gradient at blobs within the net, by name, where asked for.
+        fault: where gradients differ, if they do.
+        notes: what could not be checked, and why.
+    """
+
+    loss: float | None
+    blobs: tuple[BlobAgreement, ...]
+    tolerance: float
+    difference_tolerance: float
+    name: str = ""
+    outputs: tuple[str, ...] = ()
+    inner: Mapping[str, float] = field(default_factory=dict)
+    fault: Fault | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        return all(b.agrees for b in self.blobs)
+
+    @property
+    def worst(self) -> tuple[BlobAgreement, ...]:
+        """The blobs, those with the largest errors relative to their tolerances first."""
+        return tuple(sorted(self.blobs, key=self.strain, reverse=True))
+
+    def strain(self, b: BlobAgreement) -> float:
+        """The largest error of a blob relative to its tolerance; above 1 it disagrees."""
+        errors = (b.difference_error, b.direction_error, b.second_error)
+        found = [e / self.difference_tolerance for e in errors if e is not None]
+        found += [] if b.net_error is None else [b.net_error / self.tolerance]
+        return math.inf if any(math.isnan(e) for e in found) else max(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as values of JSON; numbers that are not finite become text."""
+        fields = {**asdict(self), "agrees": self.agrees, "verdict": self.verdict()}
+        return {name: _plain(value) for name, value in fields.items()}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The heads of the columns, and a row of cells for each blob, the worst first; see `docs/checking.md`."""
+        errors = {"jax - net": "net_error", "jax - diff": "difference_error"}
+        more = {"along": "direction_error", "second": "second_error"}
+        errors |= {head: name for head, name in more.items() if any(getattr(b, name) is not None for b in self.blobs)}
+        heads = ["blob", "shape", *errors, "jax", "net", "difference", "at", *([] if self.agrees else ["verdict"])]
+        rows = []
+        for b in self.worst:
+            found = [getattr(b, name) for name in errors.values()]
+            at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
+            row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in found)]
+            row += [*("-" if v is None else f"{v:.6g}" for v in b.values), at, "agrees" if b.agrees else "DISAGREES"]
+            rows.append(row[: len(heads)])
+        return heads, rows
+
+    def verdict(self) -> str:
+        """Which of the three gradients agree, as in `JAX's gradient and the net's agree; central differences do not`."""
+        if not self.blobs:
+            return "no gradient was compared"
+        errors = [
+            e for b in self.blobs for e in (b.difference_error, b.direction_error, b.second_error) if e is not None
+        ]
+        differences = all(e <= self.difference_tolerance for e in errors)
+        if all(b.net_error is None for b in self.blobs):
+            return f"JAX's gradient and central differences {'' if differences else 'dis'}agree; there is no net"
+        net = all(b.net_error is not None and b.net_error <= self.tolerance for b in self.blobs)
+        if net and differences:
+            return "JAX's gradient, the net's and central differences agree"
+        if net or differences:
+            agrees, other = (
+                ("the net's", "central differences do") if net else ("central differences", "the net's does")
+            )
+            return f"JAX's gradient and {agrees} agree; {other} not"
+        together = all(_near(b.values[1], b.values[2], b.values) for b in self.blobs if not b.agrees)
+        return (
+            "the net's gradient and central differences agree; JAX's does not" if together else "no two gradients agree"
+        )
+
+    def __str__(self) -> str:
+        heads, rows = self.table()
+        widths = [max(map(len, column)) for column in zip(heads, *rows)]
+        lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in (heads, *rows)]
+        fault = [] if self.fault is None else [f"first fault: {self.fault}"]
+        return "\n".join([*lines, *self.notes, self.verdict(), *fault])
+
+
+def table_of(report: GradientReport) -> Table:
+    """A report as a table for terminals."""
+    heads, rows = report.table()
+    table = Table(title=Text(printable(f"gradients of {report.name}")), title_justify="left")
+    for head in heads:
+        if head in ("blob", "shape", "at", "verdict"):
+            table.add_column(head, overflow="fold")
+        else:
+            table.add_column(head, justify="right", no_wrap=True)
+    for b, row in zip(report.worst, rows):
+        table.add_row(*(Text(printable(c)) for c in row), style=None if b.agrees else "red")
+    return table
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+# The page --------------------------------------------------------------------------------------------------------------
+
+
+def page(report: GradientReport, net: Net) -> str:
+    """The page, as HTML. Blobs are green if they agree, yellow within a factor of ten of a tolerance, red beyond it."""
+    verdict = "the gradients agree" if report.agrees else "the gradients DISAGREE"
+    name = escape(report.name or "net")
+    fault = []
+    if report.fault is not None:
+        text = "<br>inside: ".join(map(escape, str(report.fault).split("inside: ")))
+        fault = [f'<p id="fault">First fault: {text}</p>']
+    parts = [
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}: {verdict}</title>',
+        f"<style>{_STYLE}</style></head><body>",
+        f"<h1>Gradients of {name}</h1>",
+        f'<p class="verdict {"agrees" if report.agrees else "disagrees"}" id="verdict">{verdict}</p>',
+        *fault,
+        f"<p>{escape(report.verdict())}</p>",
+        *(f"<p>{escape(note)}</p>" for note in report.notes),
+        f"<p>{_how(report)}</p>",
+        "<h2>The net</h2>",
+        '<p class="key"><span class="agrees">agrees</span><span class="near">within a factor of ten of a tolerance</span>'
+        '<span class="disagrees">disagrees</span><span>no gradient was compared</span></p>',
+        f'<div class="scroll">{to_svg(net, marks(report))}</div>',
+        f"<h2>The worst {min(_WORST, len(report.blobs))} of {len(report.blobs)} blobs</h2>",
+        f'<div class="scroll">{_table(report)}</div>',
+        f"<p>jax {jax.__version__}, Python {platform.python_version()}, {platform.platform()}</p>",
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
+
+
+def marks(report: GradientReport) -> dict[str, tuple[str, str]]:
+    """For each blob that was compared, its color in the picture and its largest error relative to the tolerance."""
+    strains = {name: e / report.tolerance if math.isfinite(e) else math.inf for name, e in report.inner.items()}
+    strains |= {b.name: report.strain(b) for b in report.blobs}
+    colors = {"agrees": _GOOD, "near": _NEAR, "disagrees": _BAD}
+    return {n: (colors[_class(s)], f"{_class(s)}, {s:.1e} of the tolerance") for n, s in strains.items()}
+
+
+def _class(strain: float) -> str:
+    return "agrees" if strain <= 0.1 else "near" if strain <= 1 else "disagrees"
+
+
+def _how(report: GradientReport) -> str:
+    of = f"the loss {report.loss:.10g}" if report.loss is not None else f"outputs {', '.join(report.outputs)}"
+    return escape(
+        f"Of {of}, in float64: JAX's gradient, that of the generated backward net, and central differences. Errors are the "
+        "largest absolute ones, relative to the gradient's largest element if that is above 1. Tolerances: "
+        f"{report.tolerance:g} between the first two, {report.difference_tolerance:g} from differences."
+    )
+
+
+def _table(report: GradientReport) -> str:
+    heads, rows = report.table()
+    lines = [f"<tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>"]
+    for b, row in zip(report.worst[:_WORST], rows):
+        lines.append(f'<tr class="{_class(report.strain(b))}">{"".join(f"<td>{escape(c)}</td>" for c in row)}</tr>')
+    return f'<table id="worst">{"".join(lines)}</table>'

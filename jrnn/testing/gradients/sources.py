@@ -1,0 +1,225 @@
+"""What `jrnn check` names, as subjects: JAX functions, NetDefs, packages, and `MODULE:FUNCTION`."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import tree_flatten_with_path
+
+from jrnn.convert import example_of, load_function, load_package
+from jrnn.convert.from_jax import Converted, convert
+from jrnn.errors import ConversionError, FormatError, GradientError
+from jrnn.jaxprs.arguments import Call, arguments_of, call_of, path_of, required
+from jrnn.nets.autodiff import add_gradients
+from jrnn.nets.ir import Net
+from jrnn.nets.lowering import run_net
+from jrnn.nets.proto import read_net
+from jrnn.testing.gradients.held import holding
+from jrnn.testing.gradients.subject import Subject, as_float64, seeds_of, subject_of_net
+from jrnn.testing.gradients.unrolled import unrolled
+
+LOSS = "loss"
+
+
+def subject_of_function(
+    fn: Callable, args: Sequence[Any], params: Any = None, surrogates: Collection[str] = ()
+) -> Subject:
+    """A function at a point; its net is what `from_jax` converts it to. To be called with 64-bit types enabled.
+
+    Args:
+        fn, args, params: as for `from_jax`. The function is differentiated with respect to args and params, but not to
+            arrays that it closes over. This is done in float64, so its types must follow those of its arguments. Complex
+            arguments and results count as two arrays, `z/real` and `z/imag`. If no net can have the function's gradient,
+            the subject says why.
+        surrogates: names of functions inside `fn` whose custom derivative rule is a surrogate on purpose.
+
+    Raises:
+        ConversionError: for arguments that are not arrays, and a function without results.
+        GradientError: a function that does not run in float64.
+    """
+    with jax.enable_x64(False):
+        args, params = jax.tree.map(_as_float32, (tuple(args), params))
+        call = call_of(fn, args, params)
+        converted: Converted | str
+        if surrogates:
+            converted = f"a net has the derivative of {', '.join(surrogates)}, not the surrogate gradient"
+        else:
+            converted = _converted(replace(call, run=unrolled(call.run)))
+    if isinstance(converted, str):
+        names, results = _distinct([leaf.name for leaf in call.leaves]), None
+    else:
+        package = converted.package
+        names = [leaf.name for leaf in call.leaves if leaf.is_param] + list(package.input_names)
+        results = list(package.output_names)
+    values = {n: v for n, leaf in zip(names, call.leaves, strict=True) for n, v in _parts(n, as_float64(leaf.value))}
+    fixed = {n: v for n, v in values.items() if v.dtype != np.float64}
+    point = {n: v for n, v in values.items() if n not in fixed}
+
+    def function(point: Mapping[str, Any]) -> dict[str, Any]:
+        given = {**{n: jnp.asarray(v) for n, v in fixed.items()}, **point}
+        found = call.run([_joined(n, given) for n in names])
+        ends = results or _distinct([path_of("output", path) for path, _ in tree_flatten_with_path(found)[0]])
+        return {n: v for n, leaf in zip(ends, jax.tree.leaves(found), strict=True) for n, v in _parts(n, leaf)}
+
+    try:
+        shapes = jax.eval_shape(function, point)
+    except (TypeError, ValueError) as e:
+        raise GradientError(
+            f"{call.name} does not run in float64: {str(e).splitlines()[0]}; gradients are compared in float64: let types "
+            "follow those of the arguments, as in jnp.zeros(n, x.dtype)"
+        ) from e
+    seeds = seeds_of(call.name, shapes, point)
+    smooth = lambda p: {y: v for y, v in function(p).items() if y in seeds}  # noqa: E731
+    reason = converted if isinstance(converted, str) else _missing_gradient(converted, seeds)
+    s = Subject(Net(call.name), values, tuple(point), seeds, smooth, exact=False, no_net=reason)
+    if surrogates:
+        held = holding(smooth, s.point, surrogates)
+        if held is None:
+            raise GradientError(
+                f"{call.name} calls no function {' or '.join(map(repr, surrogates))} with a derivative rule of its own; "
+                "surrogates are the names of functions with jax.custom_jvp or jax.custom_vjp"
+            )
+        return replace(s, held=held, surrogates=tuple(surrogates))
+    if isinstance(converted, str) or reason is not None:
+        return s
+    net, constants = _without_constants(converted.package.predict_net)
+    blobs = {n: as_float64(v) for n, v in {**converted.package.weights(), **constants}.items()} | values
+    return replace(s, net=net, blobs=blobs)
+
+
+def _converted(call: Call) -> Converted | str:
+    """The conversion of a function, or in one line why there is none."""
+    try:
+        return convert(call)
+    except ConversionError as e:
+        first, *reasons = (line.strip() for line in str(e).splitlines())
+        more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+        return (reasons[0] if reasons else first) + more
+
+
+def _missing_gradient(converted: Converted, seeds: Mapping[str, Any]) -> str | None:
+    """Why the net has no backward pass, in one line; None if it has one."""
+    if converted.without_gradient:
+        return converted.without_gradient[0]
+    try:
+        add_gradients(converted.package.predict_net, dict.fromkeys(seeds))
+    except GradientError as e:
+        where = next(
+            (converted.origins[o] for o in e.outputs if o in converted.origins), converted.package.predict_net.name
+        )
+        return f"{where}: {e}"
+    return None
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that were used before."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}_{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
+
+
+def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
+    """A value under its name, or the real and imaginary part of a complex one."""
+    if not jnp.issubdtype(value.dtype, jnp.complexfloating):
+        return [(name, value)]
+    return [(f"{name}/real", value.real), (f"{name}/imag", value.imag)]
+
+
+def _joined(name: str, values: Mapping[str, Any]) -> Any:
+    return values[name] if name in values else jax.lax.complex(values[f"{name}/real"], values[f"{name}/imag"])
+
+
+def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
+    """The net without the operators that fill floats, and the float32 values that these fill."""
+    found = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
+    floats = {n: v for n, v in found.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
+    return replace(net, ops=tuple(op for op in net.ops if op.inputs or not floats.keys() >= set(op.outputs))), floats
+
+
+def _as_float32(value: Any) -> Any:
+    if hasattr(value, "dtype") and jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        return value  # a random key
+    value = np.asarray(value)
+    return value.astype({"f": np.float32, "c": np.complex64}.get(value.dtype.kind, value.dtype))
+
+
+def subject_of_file(path: str, feeds: Mapping[str, Any], loss: str | None, *, init: str | None, key: Any) -> Subject:
+    """A NetDef with its init net, or a package: a folder, or a file of Caffe2's predictor exporter.
+
+    Args:
+        feeds: blobs that no init net fills.
+        loss: defaults to `loss` if the net writes such a blob, else to all outputs.
+
+    Raises:
+        FormatError: for a file that is neither.
+        GradientError, NetError, OpError: as `subject_of_net` does.
+    """
+    net, blobs = _read(path, init, key)
+    if loss is None and any(LOSS in op.outputs for op in net.ops):
+        loss = LOSS
+    return subject_of_net(net, {**blobs, **feeds}, loss, key=key)
+
+
+def _read(path: str, init: str | None, key: Any) -> tuple[Net, dict[str, Any]]:
+    if init is not None or not Path(path).is_dir():
+        try:
+            return read_net(Path(path)), {} if init is None else run_net(read_net(Path(init)), {}, key=key)
+        except FormatError as e:
+            not_a_net = e
+        try:
+            package = load_package(path)
+        except FormatError:
+            raise not_a_net from None
+    else:
+        package = load_package(path)
+    return package.predict_net, package.filled(key=key)
+
+
+def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -> Subject:
+    """The function that `MODULE:FUNCTION` names.
+
+    Args:
+        target: a function of arrays, which are in `feeds`, or a function without arguments that returns `(fn, args)` or
+            `(fn, args, params)`.
+        feeds: arrays by name.
+        scanned: whether the function is a step `(..., carry, x) -> (carry, y)`, which is run over sequences.
+
+    Raises:
+        ConversionError: a function that does not exist or convert.
+        GradientError: arguments that are not given.
+    """
+    params = None
+    with jax.enable_x64(False):  # the user's module makes arrays of JAX's default types
+        found = load_function(target)
+        if required(found):
+            args = tuple(arguments_of(found, feeds))
+        elif feeds:
+            raise GradientError(
+                f"{target} takes no arguments: what it returns is checked; it was given {', '.join(feeds)}"
+            )
+        else:
+            found, args, params = example_of(target, found())
+    return subject_of_function(over_time(found) if scanned else found, args, params)
+
+
+def over_time(step: Callable) -> Callable:
+    """A step `(..., carry, x) -> (carry, y)` as a function of sequences [T, ...], over which the last argument scans."""
+
+    def scanned(*args: Any) -> Any:
+        *weights, carry, xs = args
+        return jax.lax.scan(lambda c, x: step(*weights, c, x), carry, xs)
+
+    scanned.__name__ = getattr(step, "__name__", "step").strip("<>")
+    scanned.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+    return scanned
