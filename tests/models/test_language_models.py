@@ -10,6 +10,7 @@ import pytest
 from jrnn import models
 from jrnn.cli import main
 from jrnn.errors import ConfigError, FormatError, LayerError
+from jrnn.models import generation
 from jrnn.models.sampling import Choice, sample
 
 SMALL = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
@@ -48,6 +49,20 @@ def test_generation_is_the_likeliest_token_step_by_step(model):
             logits, own = model.step(token[None], own)  # outside of jit the state gets room when it needs it
         after, _ = model.step(jnp.array([1, 1]), state)
         np.testing.assert_allclose(after[n], model.step(jnp.array([1]), own)[0][0], atol=1e-5)
+
+
+def test_a_long_prompt_is_read_in_pieces(monkeypatch):
+    monkeypatch.setattr(generation, "PIECE", 4)
+    model = made("qwen3_next")
+    tokens = jnp.arange(33).reshape(3, 11) % 16
+    for lengths in (None, jnp.array([11, 5, 2])):
+        logits, wanted = model(tokens, lengths=lengths)
+        ends = jnp.full(3, 11) if lengths is None else lengths
+        token = logits[jnp.arange(3), ends - 1].argmax(-1)
+        _, wanted = model.step(token, wanted)
+        new, state = model.generate(tokens, 1, temperature=0, lengths=lengths)
+        assert new[:, 0].tolist() == token.tolist()
+        np.testing.assert_allclose(model.step(token, state)[0], model.step(token, wanted)[0], atol=1e-5)
 
 
 @pytest.mark.exhaustive
