@@ -45,21 +45,13 @@ class Reader(Protocol):
 
 
 class Written(NamedTuple):
-    """What a sequence goes on from.
+    """What a sequence goes on from."""
 
-    Attributes:
-        logits: [N, V], of the next token.
-        state: the model's.
-        done: [N], whether a sequence has ended.
-        last: [N], its last token.
-        seen: [N, V], the tokens that it has; None without a penalty for them.
-    """
-
-    logits: jax.Array
+    logits: jax.Array  # [N, V], of the next token
     state: State
-    done: jax.Array
-    last: jax.Array
-    seen: jax.Array | None
+    done: jax.Array  # [N], whether a sequence has ended
+    last: jax.Array  # [N], its last token
+    seen: jax.Array | None  # [N, V], the tokens that it has; None without a penalty for them
 
 
 class Prompt(NamedTuple):  # the arguments of `generate`, checked

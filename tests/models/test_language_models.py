@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jrnn import models
 from jrnn.cli import main
@@ -218,6 +219,23 @@ def test_keys_that_no_computation_reads_are_no_error(tmp_path):
     config |= {"hiden_size": 9, "embd_pdrop": 0.1, "rope_scaling": None, "dtype": "float32", "nested": {"a": [1]}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     np.testing.assert_array_equal(models.load(tmp_path)(PROMPT)[0], model(PROMPT)[0])
+
+
+def test_quantized_models_are_loaded_as_numbers(tmp_path, caplog):
+    model = made("mamba")
+    model.save(tmp_path)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "backbone.layers.0.mixer.out_proj.weight"
+    tensors[name.replace("weight", "SCB")] = scales = abs(tensors[name]).max(axis=1)
+    tensors[name] = np.round(tensors[name] / scales[:, None] * 127).astype(np.int8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = models.load(tmp_path)
+    assert "tensors are dequantized (bitsandbytes)" in caplog.text
+    assert loaded.params[name].dtype == jnp.bfloat16
+    np.testing.assert_allclose(loaded.params[name].astype(jnp.float32), model.params[name], atol=0.02)
+    assert "quantization_config" not in json.loads(loaded.text)
 
 
 def test_a_name_of_the_hub_is_told_how_to_download():
