@@ -151,7 +151,7 @@ class Estimator:
             union = frozenset(u for v in fact.inputs for u in sources.get(v, (v,)))
             if fact.call:
                 products += fact.together if together else fact.seconds
-                calls += fact.calling
+                calls += fact.calling_together if together else fact.calling
                 packing += fact.packing
             elif together or eqn.outvars[0] not in self.free:
                 elements += fact.seconds
@@ -198,6 +198,7 @@ class Estimator:
                 self._seconds(eqn, False) if call else element_seconds(eqn, self.machine),
                 self._seconds(eqn, True) if call else 0.0,
                 call_seconds(eqn, self.machine) if call else 0.0,
+                call_seconds(eqn, self.machine, True) if call else 0.0,
                 packing_seconds(eqn, self.moving, self.machine) if call else 0.0,
             )
         return found
@@ -248,7 +249,7 @@ class Estimator:
                 contracted, _ = f.eqn.params["dimension_numbers"]
                 inner = [a for a, axes in zip(f.eqn.invars, contracted) if sorted(axes) != [*range(len(axes))]]
                 copied.append(sum(map(self.size, jaxprs.variables(inner))))
-        calls = sum(f.calling for f in facts)
+        calls = sum(f.calling_together for f in facts)
         return Part(dots + others, reductions, calls=calls, kernels=len(eqns), peak=max(copied, default=0))
 
 
@@ -264,4 +265,5 @@ class _Facts:
     seconds: float
     together: float
     calling: float
+    calling_together: float
     packing: float
