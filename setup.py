@@ -3,8 +3,8 @@
 An index has no files of the repository. Links to them become absolute where pyproject.toml names the repository
 (`project.urls.Repository`); else they become plain text, and pictures are left out.
 
-The kernel for CPUs (`jrnn/loops/kernels/native/src`) is a plain shared object. It is compiled once for each set of instructions. If
-there is no compiler that can build it, or JRNN_BUILD_KERNEL=0 is set, jrnn is installed without it.
+The kernel for CPUs (`jrnn/loops/kernels/native/src`) is a plain shared object. It is compiled once for each set of
+instructions. If there is no compiler that can build it, or JRNN_BUILD_KERNEL=0 is set, jrnn is installed without it.
 """
 
 import importlib.util

@@ -106,3 +106,18 @@ for program in sorted((ROOT / "examples").glob("*.py")):
     text = json.dumps(make["notebook"](make["cells_of"](program)), indent=1)
     (notebooks / f"{program.stem}.ipynb").write_text(text + "\n", encoding="utf-8")
 html_extra_path = ["_generated/site"]
+
+
+def contents():
+    """llms.txt: what jrnn is, and each page with its first paragraph, for programs that read documentation."""
+    lines = ["# jrnn\n\n> jrnn makes loops over time in JAX faster, and proves their gradients.\n\n## Pages\n"]
+    docs = ROOT / "docs"
+    for page in sorted([*docs.glob("*.md"), *docs.glob("api/*.md")]):
+        title, _, text = page.read_text(encoding="utf-8").partition("\n")
+        if title.startswith("# "):
+            about = " ".join(text.strip().partition("\n\n")[0].split())
+            lines.append(f"- [{title[2:]}]({page.relative_to(docs).with_suffix('.html')}): {about}")
+    return "\n".join(lines) + "\n"
+
+
+(generated / "site" / "llms.txt").write_text(contents(), encoding="utf-8")

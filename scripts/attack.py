@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -281,10 +282,19 @@ def call(argv: list[str]) -> str:
 # ---- Names and memory ----
 
 
-def names() -> Iterator[tuple[str, Callable[[], str]]]:
+def names(count: int) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Names that are code; and `count` more of random characters of Python's, DOT's and HTML's syntax."""
     import test_names_run_no_code as names_tests
 
-    for k, case in enumerate(names_tests.CASES):
+    rng = random.Random(attack_files.SEED)
+    more = [
+        {
+            f: "".join(rng.choices("\"'\\\n\r{}[]();:#$%&<>=-,.*@!|` \0\tax0_é\x1b\u2028", k=20)) + f
+            for f in names_tests.FIELDS
+        }
+        for _ in range(count)
+    ]
+    for k, case in enumerate([*names_tests.CASES, *more]):
         for kind, source in (("net", names_tests.source), ("ONNX model", names_tests.source_of_onnx)):
 
             def compared(case=case, source=source) -> str:
@@ -295,13 +305,32 @@ def names() -> Iterator[tuple[str, Callable[[], str]]]:
             yield f"{kind}, case {k}", compared
 
 
-def memory() -> Iterator[tuple[str, Callable[[], str]]]:
+def memory(count: int) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Operators that ask for more than there is; and `count` more times with other huge numbers in their places."""
     import jax
     import test_memory
 
     import jrnn
 
-    for type, (inputs, args) in test_memory.CASES.items():
+    rng = random.Random(attack_files.SEED)
+
+    def other(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(other, value))
+        if isinstance(value, np.ndarray):
+            return np.array([other(x) for x in value.flat], value.dtype).reshape(value.shape)
+        most = np.iinfo(value.dtype).max if isinstance(value, np.integer) else 2**63 - 1
+        factor = rng.randrange(1, 1 << 20)
+        return (
+            value if value < 1 << 19 else value * factor if isinstance(value, float) else min(int(value) * factor, most)
+        )
+
+    once = list(test_memory.CASES.items())
+    more = [once[k % len(once)] for k in range(count)]
+    for type, (inputs, args) in [
+        *once,
+        *((t, ([other(x) for x in inputs], {n: other(v) for n, v in args.items()})) for t, (inputs, args) in more),
+    ]:
 
         def refused(type=type, inputs=inputs, args=args) -> str:
             blobs = {f"in{k}": x for k, x in enumerate(inputs)}
@@ -325,7 +354,7 @@ def cases(kind: str, is_long: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     if kind in FILES:
         attacks, few, many = FILES[kind]
         return attacks(many if is_long else few)
-    return {"names": names, "memory": memory}[kind]()
+    return {"names": names, "memory": memory}[kind](100 if is_long else 0)
 
 
 def work(kind: str, first: int, is_long: bool) -> None:

@@ -27,6 +27,7 @@ def _children(act: Callable[[Path], Any], fault: Callable[[int], None], folder: 
     pid = os.fork()
     if not pid:
         status = 1
+        signal.alarm(60)  # ends a process that hangs
         try:
             if fault is limit:
                 limit(0)
@@ -59,6 +60,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
     """By name, what writes the old contents of a folder, and what writes the new ones."""
     import jrnn
+    from jrnn.convert.to_python import put_module
     from jrnn.corpus import tokenize
     from jrnn.models import save_state
     from jrnn.nets.ir import Net
@@ -80,15 +82,21 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
             lambda d: save_state(d / "s.safetensors", new),
         ),
         "convert": (lambda d: before.save(d), trained.save),
+        "write_python": (  # without JAX, which does not run in a process that was forked
+            lambda d: (d.mkdir(), put_module(d / "o.py", b"-012345678901.npz", bytes(9000), "-012345678901.npz")),
+            lambda d: put_module(d / "o.py", b"-0123456789ab.npz", bytes(8000), "-0123456789ab.npz"),
+        ),
         "tokens": (lambda d: d.mkdir(), lambda d: tokenize([words], d, tokenizer=given, separator="\n")),
     }
 
 
 def _complete(name: str, folder: Path) -> dict[str, bytes]:
-    """What of a folder counts: of a corpus that is not finished, nothing, and the same call finishes it."""
+    """What of a folder counts: of a corpus that is not finished, nothing; of weights, those that their module reads."""
     found = tree(folder)
     if name == "tokens":
         return found if "corpus.json" in found else {}
+    if name == "write_python":
+        return {k: v for k, v in found.items() if k == "o.py" or k[1:].encode() in found["o.py"]}
     return found
 
 
@@ -106,6 +114,8 @@ def _faulty(name: str, fault: Callable[[int], None]) -> str:
             wrong = [k for k in {*found, *old, *new} if found.get(k) not in (old.get(k), new.get(k))]
             return f"ended with {status}: a mixture of {sorted(found)}, {wrong}"
         write_new(folders[1])
+        if left := [p.name for p in Path(base).rglob(".*.part")]:
+            return f"the same call leaves {left}"
         return "" if _complete(name, folders[1]) == new else "the same call does not end what was begun"
 
 

@@ -13,7 +13,7 @@ const axe = readFileSync(modules.resolve("axe-core/axe.min.js"), "utf8");
 const root = path.resolve("build/docs/html");
 const pictures = process.argv[2];
 const WIDTHS = [390, 768, 1280];
-const DRAWN = ["index.html", "operators.html", "examples.html"];
+const DRAWN = ["index.html", "benchmarks.html", "filters.html", "operators.html", "examples.html"];
 const TYPES = { ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".png": "image/png" };
 
 const server = createServer(async (request, response) => {

@@ -5,6 +5,7 @@ By default it draws those that take seconds.
     speed       training time next to other libraries, from docs/benchmarks/cpu_six.json; measures nothing
     means       the means of that, with labels that can be read on a phone
     linear      training time of layers with matrix states, from docs/benchmarks/linear.json
+    filters     time of filters and simulators, from docs/benchmarks/filters.json
     scan        a loop before and after jrnn.scan rewrites it
     net         the small net of docs/caffe2.md
     check       the page that `jrnn check --html` writes for that net, as Chromium shows it
@@ -51,8 +52,8 @@ def _ratios():
 def speed():
     """Training time over that of lax.scan, for each size and as the geometric mean."""
     sizes, ratios_of = _ratios()
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, cell in zip(figure.subplots(1, 2, sharey=True), ("lstm", "gru")):
+    figure = Figure(figsize=(4, 5.6), layout="constrained")  # as wide as a phone shows it
+    for axes, cell in zip(figure.subplots(2, 1, sharex=True), ("lstm", "gru")):
         for k, (peer, color) in enumerate(PEERS.items()):
             ratios = ratios_of(cell, peer)
             places = [x + 0.2 * (k - 1.5) for x in range(len(ratios))]
@@ -63,10 +64,10 @@ def speed():
         axes.set_xticks(
             range(len(sizes) + 1), [*(s.rpartition("x")[0] for s in sizes), "mean"], rotation=30, fontsize=8
         )
-        axes.set_title(f"{cell.upper()}: a training step, steps x batch x features")
+        axes.set_title(f"{cell.upper()}: a training step, lax.scan = 1", fontsize=10)
         axes.axhline(1, color="#9aa5b1", linewidth=0.8)
-    figure.axes[0].set_ylabel("time, lax.scan = 1")
-    figure.axes[0].legend(fontsize=8, ncols=2)
+    figure.axes[1].set_xlabel("steps x batch x features", fontsize=9)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", fontsize=9, ncols=4)
     figure.savefig(IMAGES / "speed.svg", metadata={"Date": None})
 
 
@@ -93,7 +94,7 @@ def linear():
     times = {(r["cell"], r["peer"]): r["low"] for r in records if r["mode"] == "train"}
     layers = list(dict.fromkeys(layer for layer, _ in times))[::-1]
     ratios = [times[layer, "jrnn"] / times[layer, "lax.scan"] for layer in layers]
-    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    figure = Figure(figsize=(4, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.barh(range(len(layers)), ratios, color=PEERS["jrnn"])
     for y, ratio in enumerate(ratios):
@@ -105,11 +106,35 @@ def linear():
     figure.savefig(IMAGES / "linear.svg", metadata={"Date": None})
 
 
+def filters():
+    """For each loop over small states, the time forward and of a gradient over that of lax.scan."""
+    records = json.loads((ROOT / "docs" / "benchmarks" / "filters.json").read_text())["records"]
+    times = {(r["cell"], r["mode"], r["peer"]): r["least"] for r in records}
+    ratios = {key[:2]: time / times[*key[:2], "lax.scan"] for key, time in times.items() if key[2] == "jrnn"}
+    loops = sorted({loop for loop, _ in ratios}, key=lambda loop: -ratios[loop, "train"])
+    figure = Figure(figsize=(4, 6.4), layout="constrained")
+    axes = figure.subplots()
+    for mode, label, color, shift in (
+        ("forward", "forward", PEERS["flax"], 0.2),
+        ("train", "gradient", PEERS["jrnn"], -0.2),
+    ):
+        places = [y + shift for y in range(len(loops))]
+        axes.barh(places, [ratios[loop, mode] for loop in loops], height=0.4, color=color, label=label)
+        for y, loop in zip(places, loops):
+            axes.text(ratios[loop, mode] + 0.01, y, f"{ratios[loop, mode]:.2f}", va="center", fontsize=7)
+    axes.set_yticks(range(len(loops)), [loop.replace("_", " ") for loop in loops], fontsize=9)
+    axes.set_xlim(0, 1.2)
+    axes.axvline(1, color=PEERS["lax.scan"])
+    axes.set_xlabel("time, lax.scan = 1")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=2, fontsize=8, frameon=False)
+    figure.savefig(IMAGES / "filters.svg", metadata={"Date": None})
+
+
 def scan():
-    """Two columns of boxes: what is inside of the loop, before and after."""
+    """Boxes, before above after: what is inside of the loop. 360 wide, as a phone shows it."""
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 330" font-family="sans-serif" font-size="14">',
-        '<rect width="760" height="330" fill="white"/>',
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 360 680" width="360" font-family="sans-serif" font-size="14">',
+        '<rect width="360" height="680" fill="white"/>',
     ]
 
     def box(x, y, text, color, width=220):
@@ -124,8 +149,8 @@ def scan():
         parts.append(f'<text x="{x + 10}" y="{y + 20}" fill="#2563eb">{text}</text>')
 
     moved, kept = "#fde68a", "#bfdbfe"
-    parts.append('<text x="20" y="24" font-weight="bold">before: all work in the loop</text>')
-    loop(20, 40, 270, "for each of T steps", 316)
+    parts.append('<text x="22" y="24" font-weight="bold">before: all work in the loop</text>')
+    loop(22, 40, 270, "for each of T steps", 316)
     for k, (text, color) in enumerate(
         [
             ("x[t] @ W_in", moved),
@@ -135,16 +160,16 @@ def scan():
             ("backward: dW_in, dW_state, dW_out", moved),
         ]
     ):
-        box(32, 70 + 46 * k, text, color, 292)
-    parts.append('<text x="424" y="24" font-weight="bold">after: what needs no carry has left</text>')
-    box(436, 40, "xs @ W_in, all steps at once", moved, 292)
-    loop(424, 84, 116, "for each of T steps", 316)
-    box(436, 112, "h @ W_state, tanh", kept, 292)
-    box(436, 156, "backward: one product with W_state", kept, 292)
-    box(436, 214, "ys = hs @ W_out, all steps at once", moved, 292)
-    box(436, 258, "dW_in, dW_state, dW_out, once each", moved, 292)
-    parts.append('<path d="M348 170 L398 170" stroke="#0f172a" stroke-width="2"/>')
-    parts.append('<path d="M396 163 L412 170 L396 177 Z" fill="#0f172a"/>')
+        box(34, 70 + 46 * k, text, color, 292)
+    parts.append('<path d="M180 318 L180 342" stroke="#0f172a" stroke-width="2"/>')
+    parts.append('<path d="M173 340 L180 354 L187 340 Z" fill="#0f172a"/>')
+    parts.append('<text x="22" y="380" font-weight="bold">after: what needs no carry has left</text>')
+    box(34, 396, "xs @ W_in, all steps at once", moved, 292)
+    loop(22, 440, 116, "for each of T steps", 316)
+    box(34, 468, "h @ W_state, tanh", kept, 292)
+    box(34, 512, "backward: one product with W_state", kept, 292)
+    box(34, 570, "ys = hs @ W_out, all steps at once", moved, 292)
+    box(34, 614, "dW_in, dW_state, dW_out, once each", moved, 292)
     (IMAGES / "scan.svg").write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
 
 
@@ -254,7 +279,7 @@ def examples():
     draw("equinox_lstm", "step", "loss", losses)
 
 
-QUICK = (speed, means, linear, scan, net, check)
+QUICK = (speed, means, linear, filters, scan, net, check)
 ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention, examples)}
 
 if __name__ == "__main__":

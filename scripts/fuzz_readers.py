@@ -19,7 +19,7 @@ from jrnn.errors import DataError, JrnnError
 from jrnn.files.arrays import load_npy
 from jrnn.interop import load_state_dict
 from jrnn.models import load, load_state
-from jrnn.models.loading import model_of
+from jrnn.models.loading import model_of, shapes_of
 from jrnn.models.text import write_text
 from jrnn.nets.graph import show, to_dot, upgrade
 from jrnn.nets.proto import (
@@ -176,8 +176,7 @@ def jsonl(data: bytes) -> None:
 
 
 def model_config(data: bytes) -> None:
-    model = model_of(data.decode("utf-8", "surrogateescape"), "config.json")
-    model.family.shapes(model.config)
+    shapes_of(model_of(data.decode("utf-8", "surrogateescape"), "config.json"))
 
 
 def model_folder(data: bytes) -> None:

@@ -1,6 +1,6 @@
 """Programs of other libraries, plain and under `jrnn.optimize_scans()`: time, lowering, compilation, memory, difference.
 
-    python -m venv world && world/bin/pip install . dynamax numpyro tinygp jaxley optax
+    python -m venv world && world/bin/pip install . dynamax numpyro tinygp jaxley optax keras
     world/bin/python scripts/world.py [NAME ...]        # taskset -c 0 for one core
 
 A line for each program, forward and with the gradient. Times are processor time, the least of some runs in turns. A library
@@ -162,6 +162,20 @@ def jaxley_cell():
     cell.make_trainable("HH_gNa", verbose=False)
     params = cell.get_parameters()
     return lambda params: jnp.sum(jx.integrate(cell, params=params, delta_t=0.025)), params
+
+
+@program
+def keras_lstm():
+    os.environ["KERAS_BACKEND"] = "jax"
+    import keras
+
+    layer = keras.layers.LSTM(128, return_sequences=True)
+    xs = jnp.asarray(np.random.default_rng(0).normal(size=(32, 100, 128)), jnp.float32)  # [N, T, D]
+    layer.build(xs.shape)
+    fixed = [v.value for v in layer.non_trainable_variables]
+    return lambda weights: jnp.mean(layer.stateless_call(weights, fixed, xs)[0] ** 2), [
+        v.value for v in layer.trainable_variables
+    ]
 
 
 @program

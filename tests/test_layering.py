@@ -42,9 +42,10 @@ ROOMS = {
     "nets/graph": Room("nets to nets, and nets to facts", "errors nets/ir"),
     "nets/builder": Room("building a net call by call", "errors nets/ir nets/registry nets/graph"),
     "nets/schedule": Room("the operators of a net, checked and in order", "errors nets/ir nets/registry nets/graph"),
+    "nets/blobs": Room("the values of blobs", "errors nets/gradient_maker"),
     "nets/lowering": Room(
         "a net as a JAX function",
-        "errors files loops nets/memory nets/ir nets/registry nets/gradient_maker nets/graph nets/schedule",
+        "errors files loops nets/memory nets/ir nets/registry nets/graph nets/schedule nets/blobs",
     ),
     "nets/autodiff": Room("the backward net of a net", "errors nets/ir nets/registry nets/gradient_maker nets/graph"),
     "nets/ops": Room(
@@ -71,12 +72,12 @@ ROOMS = {
     "testing": Room(
         "proofs of gradients, of recurrent layers and of loops; asserts for users' tests",
         "errors jaxprs loops nets/ir nets/registry nets/gradient_maker nets/proto nets/graph nets/builder "
-        "nets/lowering nets/autodiff nets/ops nets/cells convert",
+        "nets/blobs nets/lowering nets/autodiff nets/ops nets/cells convert",
     ),
     "train": Room(
         "training from a config",
         "errors files jaxprs progress loops nn nets/ir nets/registry nets/proto nets/graph nets/builder "
-        "nets/schedule nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models convert onnx",
+        "nets/schedule nets/blobs nets/lowering nets/autodiff nets/ops nets/recurrent nets/cells corpus models convert onnx",
     ),
     "bench": Room(
         "measurements",
@@ -115,7 +116,7 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
     ("loops/scan/cudnn.py", "jax"), ("loops/kernels/persistent/mosaic.py", "jax"),
     # what a plain scan does not need, so that its first use takes little longer than `import jax`
     ("loops/scan/pipeline.py", "jrnn.loops.scan.cudnn"), ("loops/scan/pipeline.py", "jrnn.loops.segments"),
-    ("loops/scan/scan.py", "jrnn.loops.segments"),
+    ("loops/scan/scan.py", "jrnn.loops.segments"), ("loops/rules/residuals.py", "scipy"),
     ("loops/scan/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
     ("loops/kernels/native/__init__.py", "jrnn.loops.kernels.native.runner.native_of"),
     ("loops/backends/cpu.py", "jrnn.loops.kernels.native.runner.called"),

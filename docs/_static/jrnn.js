@@ -11,7 +11,6 @@ function addCopyButtons() {
   for (const block of document.querySelectorAll("div.highlight")) {
     const code = block.querySelector("pre");
     if (!code) continue;
-    code.tabIndex = 0; // so that a wide block can be scrolled by keys
     const text = codeOf(code);
     const button = document.createElement("button");
     button.className = "copy";
@@ -65,8 +64,15 @@ function addFilter(first, rows) {
   show();
 }
 
+// What is wider than the page scrolls by keys. The rest is left out of the order of Tab.
+function stopAtWide() {
+  for (const wide of document.querySelectorAll(".bd-article pre, .bd-article table")) {
+    if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
+    else wide.removeAttribute("tabindex");
+  }
+}
+
 function nameControls() {
-  for (const table of document.querySelectorAll(".bd-article table")) table.tabIndex = 0; // as for code: they scroll
   for (const toggle of document.querySelectorAll(".bd-sidebar-primary summary")) {
     const link = toggle.closest("li")?.querySelector("a");
     toggle.setAttribute("aria-label", `Pages below ${link ? link.textContent.trim() : "this one"}`);
@@ -78,4 +84,7 @@ document.addEventListener("DOMContentLoaded", () => {
   addCopyButtons();
   addCards();
   nameControls();
+  stopAtWide();
 });
+window.addEventListener("load", stopAtWide); // with the fonts of the page
+window.addEventListener("resize", stopAtWide);

@@ -52,7 +52,8 @@ def _imports_said() -> Iterator[None]:
     """Prints which modules that a configuration or the command line names are run, before they are."""
     logger, handler = logging.getLogger("jrnn.imports"), logging.Handler()
     handler.emit = lambda record: _note(record.getMessage())  # type: ignore[method-assign]
-    level = logger.level
+    level, propagates = logger.level, logger.propagate
+    logger.propagate = False  # absl, which orbax imports, prints what reaches the root
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -60,6 +61,7 @@ def _imports_said() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagates
 
 
 def _repeat_interrupt(ignored: Any) -> None:

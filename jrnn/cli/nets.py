@@ -29,6 +29,8 @@ from jrnn.errors import (
     near,
 )
 from jrnn.files import write_whole
+from jrnn.models import load
+from jrnn.models.text import is_model
 from jrnn.nets.execution_step import Plan
 from jrnn.nets.graph import show, to_dot, to_svg, upgrade
 from jrnn.nets.graph.scope import all_names, reads
@@ -37,6 +39,7 @@ from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.progress import Heartbeat
+from jrnn.testing import check_model
 from jrnn.testing.gradients import (
     INEXACT,
     TOLERANCE,
@@ -188,6 +191,8 @@ def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
 
 
 def check_command(args: argparse.Namespace) -> int:
+    if is_model(args.net):
+        return _check_model(args)
     with jax.enable_x64(True), Heartbeat(terminal(sys.stderr), f"reading {args.net}") as beat:
         subject = _subject(args)
         tolerance = TOLERANCE if subject.exact else INEXACT
@@ -205,6 +210,13 @@ def check_command(args: argparse.Namespace) -> int:
     print(report.verdict())
     print("the gradients agree" if report.agrees else "the gradients DISAGREE")
     return 0 if report.agrees else 1
+
+
+def _check_model(args: argparse.Namespace) -> int:
+    if given := [n for n in ("init", "feed", "network", "loss", "scan", "set", "json", "html") if getattr(args, n)]:
+        raise UsageError(f"--{given[0]} is for gradients; {args.net} is a pretrained model")
+    print(report := check_model(load(args.net)))
+    return int(bool(report.findings))
 
 
 def _subject(args: argparse.Namespace) -> Subject:

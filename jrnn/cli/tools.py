@@ -40,10 +40,8 @@ def doctor_command(args: argparse.Namespace) -> int:
 def bench_command(args: argparse.Namespace) -> int:
     chosen = {f.name: getattr(args, f.name) for f in fields(Options) if f.name != "console"}
     if args.step is not None:
-        for option, is_given in {
-            "--suite": args.suite != "scan",
-            "--compile-for": args.compile_for is not None,
-        }.items():
+        given = {"--suite": args.suite != "scan", "--compile-for": args.compile_for is not None}
+        for option, is_given in given.items():
             if is_given:
                 raise UsageError(f"{option} means nothing for a step of your own, {args.step}")
         own_step.run(args.step, parse_feeds(args.feed, args.seed), Options(**chosen, console=wide_console()))

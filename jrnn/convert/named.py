@@ -54,8 +54,11 @@ def _of_file(path: Path, error: type[JrnnError]) -> ModuleType:
         _say(str(path.absolute()))
         try:
             spec.loader.exec_module(module)
-        except (Exception, SystemExit) as e:
-            del sys.modules[path.stem]
+        except BaseException as e:
+            if sys.modules.get(path.stem) is module:
+                del sys.modules[path.stem]
+            if isinstance(e, KeyboardInterrupt):
+                raise
             raise error(f"{path}: cannot be loaded: {described(e)}") from e
         _FILES[key] = module
     return _FILES[key]
@@ -98,7 +101,9 @@ def _imported(name: str, target: str, error: type[JrnnError]) -> ModuleType:
         return module
     except ModuleNotFoundError as e:
         raise error(f"{target}: {e}; give the path of a .py file, or install the module") from None
-    except (Exception, SystemExit) as e:
+    except BaseException as e:
+        if isinstance(e, KeyboardInterrupt):
+            raise
         raise error(f"{target}: cannot be loaded: {described(e)}") from e
 
 

@@ -10,6 +10,7 @@ underscores of variables (`_Printer.fresh`), so they never become code.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import io
 import keyword
@@ -43,7 +44,7 @@ from jrnn.convert.python_forms import (
     uses_of,
 )
 from jrnn.errors import ConversionError, FormatError, OpError, printable
-from jrnn.files import write_whole
+from jrnn.files import reporting, write_whole
 from jrnn.jaxprs import Eqn, is_literal, scan_counts
 from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.trials import close, drawn
@@ -88,7 +89,7 @@ def predict(weights, inputs$key):
 $body
 
 
-def load_weights(path=__file__.removesuffix(".py") + ".npz"):
+def load_weights(path=__file__.removesuffix(".py") + "$ending"):
     import numpy as np
 
     with np.load(path) as arrays:
@@ -116,8 +117,8 @@ def to_python(
 
     Returns:
         The source and the weights. The module's function is `predict(weights, inputs) -> outputs` of dicts of arrays by
-        blob, with a third parameter `key` if the net draws random numbers. `load_weights()` reads the weights from the
-        `.npz` next to the module.
+        blob, with a third parameter `key` if the net draws random numbers. `load_weights(path)` reads the weights from a
+        `.npz`, by default the one next to the module.
 
     Raises:
         ConversionError: an input whose shape is not known, or a primitive that has no public name in JAX.
@@ -132,6 +133,14 @@ def to_python(
         x = blobs['x']
         return {'z': jnp.tanh(x + x)}
     """
+    parts, arrays = _module_of(package, examples, seed)
+    return _MODULE.substitute(parts, ending=".npz"), arrays
+
+
+def _module_of(
+    package: Package, examples: Mapping[str, Any] | None, seed: int
+) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """The parts of the module's source, and its weights; raises as `to_python`."""
     filled = package.filled(key=jax.random.key(seed))
     specs = _specs(package, examples or {}, filled)
     made = {n: np.asarray(v) for n, v in filled.items() if n not in specs}
@@ -156,7 +165,7 @@ def to_python(
         n: np.asarray(filled[n], s.dtype) for n, s in specs.items() if n in filled and np.shape(filled[n]) == s.shape
     }
     loaded = own | {n: v for n, v in weights.items() if n not in fixed} | printer.arrays
-    source = _MODULE.substitute(
+    parts = dict(
         title=literal(f"The net {package.predict_net.name!r} as a function of JAX."),
         shapes="".join(
             f"    {literal(n)}: {(str(v.dtype), tuple(v.shape))!r},\n" for n, v in {**specs, **loaded}.items()
@@ -165,22 +174,27 @@ def to_python(
         body="\n".join(render(lines, uses_of(lines), 1)),
         inputs=literal(printable(f"inputs {', '.join(specs)}; outputs {', '.join(package.output_names)}")),
     )
-    return source, loaded
+    return parts, loaded
 
 
 def write_python(
     package: Package, path: str | Path, examples: Mapping[str, Any] | None = None, *, seed: int = 0
 ) -> None:
-    """Writes a package as `path`, a Python file, and its weights next to it as a `.npz` of the same name.
+    """Writes a package as `path`, a Python file, and its weights next to it as a `.npz`.
 
-    Run as a script, the file lists its inputs and weights. Takes the arguments of `to_python`.
+    `model.py` reads `model-DIGEST.npz`, whose name has 12 digits of the SHA-256 of its bytes. So both are replaced in one
+    step, that of the Python file. Earlier weights of `model.py` are removed afterwards. Run as a script, the file lists its
+    inputs and weights. Takes the arguments of `to_python`.
 
     Raises:
         ConversionError: as `to_python` does, and if the file computes other numbers than the package.
         OpError: as `to_python` does.
     """
     path = Path(path)
-    source, arrays = to_python(package, examples, seed=seed)
+    parts, arrays = _module_of(package, examples, seed)
+    data = _npz(arrays)
+    ending = f"-{hashlib.sha256(data).hexdigest()[:12]}.npz"
+    source = _MODULE.substitute(parts, ending=ending)
     weights = package.filled(key=jax.random.key(seed))
     module: dict[str, Any] = {"__file__": str(path), "__name__": path.stem}
     exec(compile(source, ascii(str(path)), "exec"), module)  # JAX passes the name to C++, which takes UTF-8 only
@@ -195,8 +209,25 @@ def write_python(
     bad = [n for n in package.output_names if not close(found[n], wanted[n])]
     if bad:
         raise ConversionError(f"the Python file computes other numbers than the net for {', '.join(map(repr, bad))}")
-    write_whole(path.with_suffix(".npz"), _npz(arrays), FormatError)
-    write_whole(path, source.encode(), FormatError)
+    put_module(path, source.encode(), data, ending)
+
+
+def put_module(path: Path, source: bytes, data: bytes, ending: str) -> None:
+    """Writes the module and its weights. The weights come first, under a name that no module has that was written before."""
+    with reporting(path, FormatError):
+        base = path.name.removesuffix(".py")
+        weights = path.with_name(base + ending)
+        others = [p for p in path.parent.glob("*.npz") if re.fullmatch(re.escape(base) + r"-[0-9a-f]{12}\.npz", p.name)]
+    write_whole(weights, data, FormatError)
+    try:
+        write_whole(path, source, FormatError)
+    except BaseException:
+        if weights not in others:
+            weights.unlink()
+        raise
+    with reporting(path, FormatError):
+        for other in {*others} - {weights}:
+            other.unlink(missing_ok=True)
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -6,7 +6,7 @@ with its type and bounds. What is written, by `writing`, is the old or the new, 
 
 from jrnn.files.checked import AtLeast, checked, parse_json, plain, read_json, record
 from jrnn.files.reading import LARGEST, blocks, digest_of, kind_of, open_file, read_file, read_rest, read_text
-from jrnn.files.writing import append_to, new_file, new_folder, write_whole
+from jrnn.files.writing import append_to, new_file, new_folder, reporting, write_whole
 
 __all__ = [
     "LARGEST",
@@ -26,5 +26,6 @@ __all__ = [
     "read_rest",
     "read_text",
     "record",
+    "reporting",
     "write_whole",
 ]

@@ -138,7 +138,7 @@ def checked(kind: Any, value: Any, where: str, error: type[JrnnError]) -> Any:
     if kind is Any:
         return value
     if origin is typing.Literal:
-        if value not in choices:
+        if not _fits(kind, value):
             nearest = near(value, choices) if isinstance(value, str) else ""
             raise error(f"{where} must be {' or '.join(map(repr, choices))}, is {_described(value)}{nearest}")
         return value
@@ -167,7 +167,8 @@ def plain(value: Any) -> Any:
     >>> plain(np.int32(3)), plain(np.asarray(True)), plain("x")
     (3, True, 'x')
     """
-    return value.item() if getattr(value, "ndim", None) == 0 and value.dtype.kind in "biuf" else value
+    kind = getattr(getattr(value, "dtype", None), "kind", "O")  # the dtypes of keys have no kind
+    return value.item() if getattr(value, "ndim", None) == 0 and kind in "biuf" else value
 
 
 def _plain(kind: Any) -> Any:
@@ -183,7 +184,7 @@ def _named(kind: Any) -> str:
 
 def _fits(kind: Any, value: Any) -> bool:
     if typing.get_origin(kind) is typing.Literal:
-        return value in typing.get_args(kind)
+        return any(type(value) is type(one) and value == one for one in typing.get_args(kind))
     kind = _plain(kind)
     if dataclasses.is_dataclass(kind):
         return isinstance(value, Mapping)

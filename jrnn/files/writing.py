@@ -1,7 +1,8 @@
 """Writes files and folders that are the old or the new, never a mixture: on a full disk, after Ctrl-C, and killed.
 
 What is written stands next to its target, in a name that begins with a dot and ends in .part, until it takes the target's
-place in one step. A process that is killed may leave such a name behind.
+place in one step. A process that is killed leaves such a name behind. Its writer held a lock on it, so the next writer into
+that folder sees that it is free, and removes it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -20,6 +23,7 @@ from jrnn.errors import JrnnError
 from jrnn.files.reading import kind_of
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+_HALF = re.compile(r"\.[0-9a-f]{32}\.part")
 
 
 def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool = False) -> None:
@@ -28,7 +32,7 @@ def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool
     Raises:
         JrnnError: of type `error`, if the file cannot be written.
     """
-    with _reporting(target, error):
+    with reporting(target, error):
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
         if kind_of(target) in ("a pipe", "a device"):
@@ -36,7 +40,7 @@ def write_whole(target: Path, data: bytes, error: type[JrnnError], parents: bool
                 os.set_blocking(opened.fileno(), True)
                 opened.write(data)
             return
-    with new_file(target, error) as half, open(half, "xb") as f:
+    with new_file(target, error) as half, open(half, "wb") as f:
         f.write(data)
 
 
@@ -46,7 +50,7 @@ def append_to(target: Path, error: type[JrnnError]) -> TextIO:
     Raises:
         JrnnError: of type `error`, if it cannot be opened, or is no file.
     """
-    with _reporting(target, error):
+    with reporting(target, error):
         opened = open(target, "a", encoding="utf-8", newline="", opener=_at_once)  # noqa: SIM115
     if (kind := kind_of(target)) != "a file":
         opened.close()
@@ -61,24 +65,18 @@ def _at_once(name: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def new_file(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[Path]:
-    """Gives the path of a new file to write, which takes the place of `target` when the block ends without an error.
+    """Gives the path of an empty file to write, which takes the place of `target` when the block ends without an error.
 
     A link stays, and the file that it names is replaced.
 
     Raises:
         JrnnError: of type `error`, if the file cannot be written.
     """
-    half = None
-    try:
-        with _reporting(target, error):
-            whole = Path(target).resolve()
-            half = _beside(whole)
+    with reporting(target, error):
+        whole = Path(target).resolve()
+        with _half(whole.parent, is_folder=False) as half:
             yield half
             os.replace(half, whole)
-    finally:
-        if half is not None:
-            with contextlib.suppress(OSError, ValueError):
-                half.unlink()
 
 
 @contextlib.contextmanager
@@ -94,14 +92,13 @@ def new_folder(
     Raises:
         JrnnError: of type `error`, if something cannot be written.
     """
-    half = None
-    try:
-        with _reporting(target, error):
-            whole = Path(target).resolve()
-            whole.parent.mkdir(parents=True, exist_ok=True)
-            inside = whole.is_dir() and _must_stay(whole)
-            half = _beside(whole / "folder" if inside else whole)
-            half.mkdir()
+    with reporting(target, error):
+        whole = Path(target).resolve()
+        whole.parent.mkdir(parents=True, exist_ok=True)
+        if whole.is_dir():
+            _remove_left(whole)
+        inside = whole.is_dir() and _must_stay(whole)
+        with _half(whole if inside else whole.parent, is_folder=True) as half:
             yield half
             old = [p for p in whole.iterdir() if p != half] if whole.is_dir() else []
             spare = [p for p in old if any(p.match(pattern) for pattern in replaces)]
@@ -112,17 +109,56 @@ def new_folder(
                 inside = not _put(half, whole)
             if inside:
                 _put_files(half, whole, spare)
-    finally:
-        if half is not None:
-            shutil.rmtree(half, ignore_errors=True)
-
-
-def _beside(target: Path) -> Path:
-    return target.with_name(f".{uuid.uuid4().hex}.part")
 
 
 @contextlib.contextmanager
-def _reporting(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[None]:
+def _half(folder: Path, is_folder: bool) -> Iterator[Path]:
+    """Makes an empty file or folder in a folder, locks it, and removes at the end what is left under its name."""
+    _remove_left(folder)
+    half, locked = folder / f".{uuid.uuid4().hex}.part", None
+    try:
+        while not os.path.lexists(half):  # another writer may remove it before it is locked
+            half.mkdir() if is_folder else half.touch(exist_ok=False)
+            locked = _lock(half)
+        yield half
+    finally:
+        _remove(half)
+        if locked is not None:
+            os.close(locked)
+
+
+def _lock(half: Path, more: int = 0) -> int | None:
+    """Opens what is half written, and locks it until it is closed; returns None if that cannot be done, or it is gone."""
+    opened = None
+    try:
+        opened = os.open(half, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        fcntl.flock(opened, fcntl.LOCK_EX | more)
+        if os.path.samestat(os.fstat(opened), os.lstat(half)):
+            return opened
+    except OSError:
+        pass
+    if opened is not None:
+        os.close(opened)
+    return None
+
+
+def _remove_left(folder: Path) -> None:
+    """Removes what killed processes left half written in a folder."""
+    with contextlib.suppress(OSError):
+        for name in filter(_HALF.fullmatch, os.listdir(folder)):
+            if (locked := _lock(folder / name, fcntl.LOCK_NB)) is not None:
+                _remove(folder / name)
+                os.close(locked)
+
+
+def _remove(half: Path) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        shutil.rmtree(half, ignore_errors=True) if half.is_dir() and not half.is_symlink() else half.unlink()
+
+
+@contextlib.contextmanager
+def reporting(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[None]:
+    """Raises `error` in the place of an error of the system."""
     try:
         yield
     except (OSError, ValueError) as e:  # ValueError: a zero byte in the name

@@ -1,14 +1,13 @@
 """Jaxprs: reading, evaluating and retracing the programs that JAX traces. Of jrnn it imports the errors alone.
 
-`programs` traces, opens and evaluates, `queries` asks what equations read and make, `over_time` evaluates for all steps, and
-`components` groups carries. `primitives` is the table of what is known about each primitive. `axes` and `ranges` follow axes
-and bounds through equations, `resized` makes arrays smaller, and `by_numpy` evaluates without a compiler. `arguments` traces
-a user's function, `real_parts` makes complex numbers pairs of real ones, `flat` has programs as lists of nodes, and `trials`
-runs them on numbers. `names` has the names of JAX that move between releases.
+`programs` traces, opens and evaluates, `queries` asks what equations read and make, and groups carries, `over_time`
+evaluates for all steps, and `tangents` separates tangents from values. `primitives` is the table of what is known about each
+primitive. `axes` and `ranges` follow axes and bounds through equations, `resized` makes arrays smaller, and `by_numpy`
+evaluates without a compiler. `arguments` traces a user's function, `real_parts` makes complex numbers pairs of real ones,
+`flat` has programs as lists of nodes, and `trials` runs them on numbers. `names` has the names of JAX that move between
+releases.
 """
 
-from jrnn.jaxprs.components import carry_groups as carry_groups
-from jrnn.jaxprs.components import components as components
 from jrnn.jaxprs.over_time import over_time as over_time
 from jrnn.jaxprs.over_time import product as product
 from jrnn.jaxprs.over_time import shifted as shifted
@@ -21,11 +20,13 @@ from jrnn.jaxprs.programs import Atom as Atom
 from jrnn.jaxprs.programs import Env as Env
 from jrnn.jaxprs.programs import Eqn as Eqn
 from jrnn.jaxprs.programs import Program as Program
+from jrnn.jaxprs.programs import Rule as Rule
 from jrnn.jaxprs.programs import Var as Var
 from jrnn.jaxprs.programs import bind as bind
 from jrnn.jaxprs.programs import called as called
 from jrnn.jaxprs.programs import evaluate as evaluate
 from jrnn.jaxprs.programs import in_scope as in_scope
+from jrnn.jaxprs.programs import interpreted as interpreted
 from jrnn.jaxprs.programs import is_in as is_in
 from jrnn.jaxprs.programs import is_literal as is_literal
 from jrnn.jaxprs.programs import jaxpr_of as jaxpr_of
@@ -33,10 +34,13 @@ from jrnn.jaxprs.programs import opened as opened
 from jrnn.jaxprs.programs import read as read
 from jrnn.jaxprs.programs import replaced as replaced
 from jrnn.jaxprs.programs import trace as trace
+from jrnn.jaxprs.programs import uncast as uncast
 from jrnn.jaxprs.programs import value as value
 from jrnn.jaxprs.programs import variables as variables
 from jrnn.jaxprs.programs import zeros_of_shape as zeros_of_shape
 from jrnn.jaxprs.queries import all_equations as all_equations
+from jrnn.jaxprs.queries import carry_groups as carry_groups
+from jrnn.jaxprs.queries import components as components
 from jrnn.jaxprs.queries import depends as depends
 from jrnn.jaxprs.queries import elements as elements
 from jrnn.jaxprs.queries import extent as extent

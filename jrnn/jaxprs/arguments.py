@@ -123,9 +123,9 @@ def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) 
     leaves: list[Leaf] = []
     structures = []
     for prefix, tree, is_param in trees:
-        found, structure = tree_flatten_with_path(tree)
-        structures.append((structure, len(found)))
-        for path, value in found:
+        entries, structure = tree_flatten_with_path(tree)
+        structures.append((structure, len(entries)))
+        for path, value in entries:
             full = path_of(prefix, path)
             leaves.append(Leaf(full.removesuffix("/value") if own and is_param else full, value, is_param))
     for leaf in leaves:
@@ -189,11 +189,11 @@ def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
         seen = inspect.getclosurevars(fn)
     except ValueError:  # a variable that is not set yet
         return []
-    found: list[tuple[str, Any]] = []
+    closed_over: list[tuple[str, Any]] = []
     for variable, tree in {**seen.globals, **seen.nonlocals}.items():
         if not callable(tree) and not inspect.ismodule(tree):
-            found += [(path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
-    return found
+            closed_over += [(path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
+    return closed_over
 
 
 def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:

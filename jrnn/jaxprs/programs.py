@@ -21,6 +21,7 @@ Var = jex.Var
 Eqn = jex.JaxprEqn
 Atom = Any  # Var | Literal
 Env = dict[Var, Any]
+Rule = Callable[..., Sequence[Any] | None]  # `(eqn, *operands) -> results`, or None for an equation without a rule
 
 # Primitives that only call a jaxpr, with the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
@@ -45,6 +46,12 @@ class Program:
     invars: tuple[Var, ...]
     eqns: tuple[Eqn, ...]
     outvars: tuple[Atom, ...]
+
+    def run(self, *args: Any, rule: Rule | None = None) -> list[Any]:
+        """Returns the outputs for these inputs. The rule is that of `evaluate`."""
+        env = dict(zip(self.constvars, self.consts)) | dict(zip(self.invars, args))
+        evaluate(self.eqns, env, rule=rule)
+        return [value(env, atom) for atom in self.outvars]
 
 
 def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
@@ -113,13 +120,22 @@ def is_explicit(aval: Any) -> bool:
     return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
-def evaluate(eqns: Iterable[Eqn], env: Env, calls: Mapping[str, str] | None = None) -> Env:
-    """Evaluates equations, adds their results to `env`, and returns it. The primitives in `calls` are opened."""
+def evaluate(eqns: Iterable[Eqn], env: Env, calls: Mapping[str, str] | None = None, rule: Rule | None = None) -> Env:
+    """Evaluates equations, adds their results to `env`, and returns it.
+
+    Args:
+        eqns: the equations.
+        env: the values of the variables that they read.
+        calls: the primitives to open, with the parameter that holds the jaxpr of each.
+        rule: computes the results of some of the equations.
+    """
     for eqn in eqns:
         args = [read(env, atom) for atom in eqn.invars]
         with in_scope(eqn):
             body = called(eqn, calls) if calls else None
-            if body is not None:
+            if rule is not None and (out := rule(eqn, *args)) is not None:
+                pass
+            elif body is not None:
                 out = _opened(body, args, calls)
             elif calls is LOWERED_CALLS and eqn.primitive.name in _IDENTITIES:
                 out = args
@@ -127,6 +143,11 @@ def evaluate(eqns: Iterable[Eqn], env: Env, calls: Mapping[str, str] | None = No
                 out = bind(eqn, *args)
         env.update(zip(eqn.outvars, out))
     return env
+
+
+def uncast(eqn: Eqn, *operands: Any) -> Sequence[Any] | None:
+    """The rule of casts of types that exist inside `jax.shard_map` only: the numbers are those of one device."""
+    return operands if eqn.primitive.name in ("pcast", "pvary") else None
 
 
 def bind(eqn: Eqn, *args: Any, **changed: Any) -> Sequence[Any]:
@@ -141,6 +162,34 @@ def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -
     env.update(zip(jaxpr.invars, args))
     evaluate(jaxpr.eqns, env, calls)
     return [read(env, atom) for atom in jaxpr.outvars]
+
+
+def interpreted(
+    program: Any,
+    args: Iterable[Any],
+    apply: Callable[[Eqn, list[Any]], Iterable[Any]],
+    lift: Callable[[Any], Any] | None = None,
+) -> list[Any]:
+    """Returns the outputs of a program or jaxpr whose equations are computed by `apply(eqn, operands)`.
+
+    Args:
+        program: a `Program`, or a jaxpr, closed or not.
+        args: its inputs, which may be values of any kind, such as pairs of arrays.
+        apply: returns the results of an equation.
+        lift: makes such a value of a constant or the value of a literal; by default it stays what it is.
+    """
+    jaxpr, lift = jaxpr_of(program), lift or (lambda constant: constant)
+    env = dict(zip(jaxpr.constvars, map(lift, getattr(program, "consts", ()))))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def value(atom: Atom) -> Any:
+        return lift(atom.val) if is_literal(atom) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [value(atom) for atom in eqn.invars]
+        with in_scope(eqn):
+            env.update(zip(eqn.outvars, apply(eqn, operands)))
+    return [value(atom) for atom in jaxpr.outvars]
 
 
 def in_scope(eqn: Eqn) -> ExitStack:

@@ -126,11 +126,11 @@ def _size(z: Pair) -> Any:
 def _power(eqn: jaxprs.Eqn, z: Pair) -> Pair:
     exponent = eqn.params["y"]
     one = Pair(jnp.ones_like(z.re), jnp.zeros_like(z.re))
-    found, square, left = one, z, abs(exponent)
+    power, square, left = one, z, abs(exponent)
     while left:
-        found = found * square if left % 2 else found
+        power = power * square if left % 2 else power
         square, left = square * square, left // 2
-    return found if exponent >= 0 else one / found
+    return power if exponent >= 0 else one / power
 
 
 def _converted(eqn: jaxprs.Eqn, x: Any) -> Any:

@@ -5,6 +5,7 @@ Axes of one meaning have one size. Axes that operations compare with numbers, su
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,7 +17,6 @@ from jrnn.jaxprs import Atom, Eqn, Program, axes
 
 Axis = tuple[Any, int]  # a variable, and the position of an axis
 
-_CASTS = ("pcast", "pvary")  # of types inside `jax.shard_map`; the numbers are those of one device
 SMALL = 12  # larger axes have 9 to 12 elements; some forms depend on whether an axis has up to 8
 
 
@@ -72,19 +72,13 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
             return atom.aval.shape
         return tuple(size[classes.root((atom, d))] for d in range(atom.aval.ndim))
 
-    def run(*args: Any) -> list[Any]:
-        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
-        for eqn in program.eqns:
-            if eqn.primitive.name in _CASTS:
-                env[eqn.outvars[0]] = jaxprs.value(env, eqn.invars[0])
-                continue
-            changed = _PARAMS.get(eqn.primitive.name, lambda eqn, shape: {})(eqn, shape)
-            with jaxprs.in_scope(eqn):
-                results = jaxprs.bind(eqn, *(jaxprs.read(env, a) for a in eqn.invars), **changed)
-            env.update(zip(eqn.outvars, results))
-        return [jaxprs.value(env, a) for a in program.outvars]
+    def rule(eqn: Eqn, *operands: Any) -> Sequence[Any] | None:
+        params = _PARAMS.get(eqn.primitive.name)
+        return jaxprs.bind(eqn, *operands, **params(eqn, shape)) if params else jaxprs.uncast(eqn, *operands)
 
-    return run, [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in program.invars]
+    return functools.partial(program.run, rule=rule), [
+        jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in program.invars
+    ]
 
 
 # Which axes have one size -----------------------------------------------------------------------------------------------

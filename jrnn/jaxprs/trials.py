@@ -1,6 +1,6 @@
 """Trials of a program: numbers to run it on, whether its while loops end on them, and whether two results agree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -57,17 +57,17 @@ def _bounded(graph: Graph, args: Sequence[Any]) -> tuple[list[Any], Any]:
             (body,) = bodies
 
             def step(carry, xs):
-                found, here = _bounded(body, [*values[:constants], *carry[0], *xs])
-                return (found[:count], carry[1] & here), found[count:]
+                outs, here = _bounded(body, [*values[:constants], *carry[0], *xs])
+                return (outs[:count], carry[1] & here), outs[count:]
 
             start, xs = values[constants : constants + count], values[constants + count :]
             (last, ended), ys = jax.lax.scan(step, (start, ended), xs, p["length"], p["reverse"])
             return [*last, *ys]
         if node.name == "cond":
             branches = [lambda *xs, body=body: _bounded(body, xs) for body in bodies]
-            found, here = jax.lax.switch(values[0], branches, *values[1:])
+            outs, here = jax.lax.switch(values[0], branches, *values[1:])
             ended = ended & here
-            return found
+            return outs
         go, body = bodies
         a, b = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
 
@@ -75,8 +75,8 @@ def _bounded(graph: Graph, args: Sequence[Any]) -> tuple[list[Any], Any]:
             return _bounded(go, [*values[:a], *state[2]])[0][0]
 
         def run(state):
-            found, here = _bounded(body, [*values[a:b], *state[2]])
-            return state[0] + 1, state[1] & here, found
+            outs, here = _bounded(body, [*values[a:b], *state[2]])
+            return state[0] + 1, state[1] & here, outs
 
         start = (jnp.int32(0), ended, values[b:])
         last = jax.lax.while_loop(lambda s: (s[0] < TRIPS) & s[1] & goes_on(s), run, start)
@@ -100,19 +100,42 @@ def drawn(rng: np.random.Generator, example: Any) -> Any:
     return noise if is_spec else np.asarray(example, np.float32) + 0.1 * noise
 
 
-def close(found: Any, wanted: Any) -> bool:
+def close(computed: Any, wanted: Any) -> bool:
     """Whether arrays agree, relative to the larger of 1 and the largest number; NaN equals NaN.
 
     To TOLERANCE, and for types of fewer bits to a few roundings, as each operator may round in another place.
     """
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    if found.shape != wanted.shape:
+    computed, wanted = np.asarray(computed), np.asarray(wanted)
+    if computed.shape != wanted.shape:
         return False
     if not jnp.issubdtype(wanted.dtype, jnp.inexact):
-        return bool((found == wanted).all())
+        return bool((computed == wanted).all())
     tolerance = max(TOLERANCE, 4 * float(jnp.finfo(wanted.dtype).eps)) if wanted.dtype.itemsize <= 2 else TOLERANCE
     wide = np.complex128 if jnp.issubdtype(wanted.dtype, jnp.complexfloating) else np.float64
-    found, wanted = found.astype(wide), wanted.astype(wide)
+    computed, wanted = computed.astype(wide), wanted.astype(wide)
     finite = wanted[np.isfinite(wanted)]
     scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
-    return np.allclose(found, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)
+    return np.allclose(computed, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)
+
+
+def central_difference(value: Callable[[Any], Any], point: Any, towards: Any, step: float) -> Any:
+    """(f(p + h d) - f(p - h d)) / 2h, the slope of a function of a tree of arrays along a direction, by differences.
+
+    Args:
+        value: a function of such a tree that returns an array or a tree of arrays.
+        point: p.
+        towards: d, a tree as `point`, with None for what stays as it is.
+        step: h.
+
+    >>> float(central_difference(lambda p: p["x"] ** 2, {"x": 3.0, "y": 1}, {"x": 1.0, "y": None}, 0.5))
+    6.0
+    """
+
+    def moved(h: float) -> Any:
+        return value(jax.tree.map(lambda d, v: v if d is None else v + h * d, towards, point, is_leaf=_is_none))
+
+    return jax.tree.map(lambda a, b: (np.asarray(a) - np.asarray(b)) / (2 * step), moved(step), moved(-step))
+
+
+def _is_none(value: Any) -> bool:
+    return value is None

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.loops.affine.blocks import Axes, Blocks, joint_blocks, reads_of, why_no_jacobian
-from jrnn.loops.wrappers import early_exit
+from jrnn.loops.loop import promoted
 
 _MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
 
@@ -106,7 +106,7 @@ class OnlineGradient:
             raise ScanError(
                 f"online_gradient: the step must return (carry, loss) with a scalar loss, but returns {loss}"
             )
-        carry = early_exit.promoted(carry, last)
+        carry = promoted(carry, last)
         plan = _Plan.of(self, params, carry, x)
         wide = jnp.result_type(jnp.float32, *jax.tree.leaves(carry))
         shapes = [(*plan.group.batch, plan.group.block, count) for count in plan.counts]

@@ -21,14 +21,15 @@ unchanged, like a branch that is not taken.
 
 from bisect import bisect_right, insort
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from jrnn.errors import GradientError, JrnnError, describe_op, near
 from jrnn.nets import registry
 from jrnn.nets.gradient_maker import Gradient, GradientMaker, GradientSlice, Token, Version, names_of, renamed
-from jrnn.nets.graph.scope import Workspace, has_sub_nets, keeps_outputs, workspace_of
+from jrnn.nets.graph.rename import rename_in_workspace
+from jrnn.nets.graph.scope import binds, has_sub_nets, keeps_outputs
 from jrnn.nets.ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
@@ -209,9 +210,9 @@ class _Pass:
                     # It is the gradient of another input, because a maker passed it through, or an operator of this maker
                     # still reads it.
                     in_use = usual in answered or reader.get(usual, -1) > writer[token]
-                    in_use = in_use or any(_binds(op, usual, token) for op in nesting)
+                    in_use = in_use or any(binds(op, usual, token) for op in nesting)
                     names[token] = self._free_name(usual, v, in_use)
-        emitted = [_with_names(op, names) for op in emitted]
+        emitted = [rename_in_workspace(op, names) for op in emitted]
         return emitted, {k: renamed(a, names) for k, a in answers.items()}
 
     def _free_name(self, usual: str, v: Version, in_use: bool) -> str:
@@ -287,14 +288,14 @@ class _Pass:
         name = self.fresh(f"_{old}_autosplit_{count}")
         self.taken.discard(name)  # compat: other versions of the blob get this name too, after this sum has read it
         self.numbers.pop(f"_{old}_autosplit_{count}", None)
-        self.ops[k] = _with_names(
+        self.ops[k] = rename_in_workspace(
             replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])), {old: name}, top=False
         )
         insort(self.writing[name], k)
         # Operators of the same maker may read what it wrote, until the blob is overwritten.
-        later = (after for after in _above(self.writing[old], k) if old in self.ops[after].outputs)
-        last = next(later, len(self.ops))
-        for after in takewhile(lambda after: after <= last, list(_above(self.reading[old], k))):
+        writes, reads = (places[old][bisect_right(places[old], k) :] for places in (self.writing, self.reading))
+        last = next((after for after in writes if old in self.ops[after].outputs), len(self.ops))
+        for after in takewhile(lambda after: after <= last, reads):
             reader = self.ops[after]
             self.ops[after] = replace(reader, inputs=tuple(name if n == old else n for n in reader.inputs))
             insort(self.reading[name], after)
@@ -337,34 +338,11 @@ class _Pass:
         return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
 
 
-def _above(positions: list[int], k: int) -> Iterator[int]:
-    """The positions after k, of a sorted list."""
-    return (positions[i] for i in range(bisect_right(positions, k), len(positions)))
-
-
 def _next_place(places: deque[Place]) -> Place | None:
     """Removes and returns the first of several places. Returns a single one without removing it, or None."""
     if len(places) > 1:
         return places.popleft()
     return places[0] if places else None
-
-
-def _binds(op: Op, read: str, written: str) -> bool:
-    """Whether `op` is or contains a Do that reads one blob and writes the other, so that their names must differ."""
-    kind = workspace_of(op)
-    if kind is Workspace.SHARED:
-        return any(_binds(o, read, written) for _, net in op.sub_nets() for o in net.ops)
-    return kind is Workspace.CLOSED and read in op.inputs and written in op.outputs
-
-
-def _with_names(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
-    """The operator with blobs renamed: its own (`top`), and those of sub-nets that run in the same workspace."""
-    if top:
-        inputs, outputs = (tuple(names.get(n, n) for n in blobs) for blobs in (op.inputs, op.outputs))
-        op = replace(op, inputs=inputs, outputs=outputs)
-    if workspace_of(op) is not Workspace.SHARED:
-        return op
-    return op.map_sub_nets(lambda net: replace(net, ops=tuple(_with_names(o, names) for o in net.ops)))
 
 
 def backward_pass(

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -26,7 +25,7 @@ from jrnn.errors import JrnnError, NetError, OpError, describe_value, near
 from jrnn.files.memory import available
 from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 from jrnn.nets import registry
-from jrnn.nets.gradient_maker import GradientSlice
+from jrnn.nets.blobs import as_blob, as_numpy, as_static, is_static, widened
 from jrnn.nets.graph.scope import Workspace, workspace_of
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.memory import LARGEST_FILL, check_call, check_results, size_of
@@ -167,11 +166,11 @@ def _call(step: Step, inputs: list[Any], env: Blobs, context: Context, held: int
         return results if isinstance(results, tuple) else (results,)
 
     may_be_static = inputs and not definition.random and "context" not in definition.reserved
-    is_static = may_be_static and all(map(_is_static, inputs))
-    if is_static:
+    static = may_be_static and all(map(is_static, inputs))
+    if static:
         with jax.ensure_compile_time_eval(), jax.enable_x64(True):  # the check too: JAX keeps what it traces
             _check_memory(step, inputs, kwargs, forward, context, held)
-            return tuple(map(_as_static, forward()))
+            return tuple(map(as_static, forward()))
     if context.eager:
         _check_memory(step, inputs, kwargs, forward, context, held)
     with jax.named_scope(step.op.type):
@@ -182,7 +181,7 @@ def _call(step: Step, inputs: list[Any], env: Blobs, context: Context, held: int
         check_results(results, step.op.outputs, context.options.max_bytes)
     if definition.gradient == "stops":  # as in the backward net that autodiff generates
         results = tuple(lax.stop_gradient(r) if isinstance(r, jax.Array) else r for r in results)
-    return tuple(map(_widened, results)) if context.options.wide else results
+    return tuple(map(widened, results)) if context.options.wide else results
 
 
 def _check_memory(
@@ -225,47 +224,6 @@ def _call_key(type: str, inputs: list[Any], kwargs: Mapping[str, Any]) -> Any:
     except TypeError:
         return None
     return key
-
-
-def _widened(x: Any) -> Any:
-    is_float = isinstance(x, (jax.Array, np.ndarray)) and jnp.issubdtype(x.dtype, jnp.floating)
-    return x.astype(np.float64) if is_float else x
-
-
-def _is_static(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype.kind in "iubOS"
-
-
-def _as_static(x: Any) -> Any:
-    return np.asarray(x) if isinstance(x, jax.Array) and x.dtype.kind in "iub" else x
-
-
-def _as_blob(name: str, value: Any) -> Any:
-    """A given value as a blob. Integers and strings are numpy arrays (static), floats are JAX arrays of the same width."""
-    if not isinstance(name, str):
-        raise NetError(f"a blob is named {name!r}, which is no str; give a dict of arrays by name")
-    if value is None:
-        raise NetError(f"blob {name!r} is None; give an array, or leave it out")
-    if isinstance(value, jax.Array):
-        return value
-    if isinstance(value, (bool, int, float, list)):
-        value = np.asarray(value)
-        if value.dtype == np.float64:
-            value = value.astype(np.float32)  # as Caffe2 treats a Python float
-    if isinstance(value, (str, bytes)):
-        value = np.asarray(value, dtype=object)
-    if not isinstance(value, np.ndarray) or value.dtype.kind in "iubOSU":
-        return value
-    if value.dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]
-        raise NetError(
-            f"blob {name!r} is float64, but JAX's 64-bit types are disabled; pass float32, or set jax_enable_x64"
-        )
-    return jnp.asarray(value)
-
-
-def _as_numpy(value: Any) -> Any:
-    is_numbers = isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    return np.asarray(value) if is_numbers else value
 
 
 def run_net(
@@ -311,11 +269,11 @@ def run_net(
     most = available() if max_bytes is None else max_bytes
     options = RunOptions(max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
     with jax.enable_x64(True):
-        given = {name: _as_blob(name, value) for name, value in blobs.items()}
+        given = {name: as_blob(name, value) for name, value in blobs.items()}
         net = without_sources(net, given if fed is None else fed)
         env = execute(schedule(net), given, Context(options, key, eager=True))
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
-        return {name: jax.tree.map(_as_numpy, env[name]) for name in written}
+        return {name: jax.tree.map(as_numpy, env[name]) for name in written}
 
 
 def to_jax(
@@ -355,7 +313,7 @@ def to_jax(
     scheduled = schedule(net, wanted)
 
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
-        given = {name: _as_blob(name, value) for name, value in blobs.items()}
+        given = {name: as_blob(name, value) for name, value in blobs.items()}
         most = available() if max_bytes is None else max_bytes
         env = execute(scheduled, given, Context(RunOptions(trips, wide=wide, max_bytes=most), key))
         for name in wanted:
@@ -404,7 +362,7 @@ def infer_shapes(
         NetError, OpError: as `run_net` does.
     """
     scheduled = schedule(without_sources(net, blobs))
-    concrete = {n: v for n, v in blobs.items() if _is_static(v)}
+    concrete = {n: v for n, v in blobs.items() if is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
 
     def run(given: Blobs) -> Blobs:
@@ -414,11 +372,3 @@ def infer_shapes(
     with jax.enable_x64(True):
         shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(run, abstract)
         return shapes
-
-
-def dense(gradient: str | GradientSlice, blobs: Mapping[str, Any], like: Any) -> Any:
-    """The blob of a gradient with respect to `like`; a sparse gradient becomes dense."""
-    if not isinstance(gradient, GradientSlice):
-        return blobs[gradient]
-    rows = jnp.reshape(blobs[gradient.values], (-1, *like.shape[1:]))
-    return jnp.zeros_like(like).at[jnp.reshape(blobs[gradient.indices], -1)].add(rows)

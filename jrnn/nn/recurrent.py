@@ -20,9 +20,10 @@ from jax.nn.initializers import Initializer
 
 from jrnn.errors import LayerError
 from jrnn.loops.wrappers.recompute import Recompute
-from jrnn.nn.checks import check_array, check_features, check_floating, check_integer, check_lengths, check_resets
+from jrnn.nn.checks import check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters
+from jrnn.nn.sequences import Sequences, compute_type, step_input, where_live
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span
 
@@ -105,24 +106,11 @@ class RecurrentLayer(Parameters):
         self, params: Mapping[str, Any], x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None
     ) -> tuple[jax.Array, Any]:
         """As a call, but a pure function of `params`, a dict as `params()` returns it."""
-        name = self._name()
-        x = self._checked_input(x, {2: "[T, {}]", 3: "[N, T, {}]" if self.batch_first else "[T, N, {}]"})
-        single = x.ndim == 2
-        if resets is not None:
-            resets = check_resets(name, resets, x.shape[:1] if single else x.shape[:2])
-        if single:
-            x, resets = x[:, None], None if resets is None else resets[:, None]
-            lengths = None if lengths is None else jnp.reshape(jnp.asarray(lengths), (-1,))
-        elif self.batch_first:
-            x, resets = jnp.swapaxes(x, 0, 1), None if resets is None else resets.T
-        if lengths is not None:
-            lengths = check_lengths(name, lengths, *x.shape[:2])
-        span = Span(x.shape[0], self._dtype(params, x), lengths, resets, self.recompute, self.executor)
-        y, state = self._called(params, x, state, span, single)
-        y = jax.tree.map(
-            lambda leaf: leaf[:, 0] if single else jnp.swapaxes(leaf, 0, 1) if self.batch_first else leaf, y
-        )
-        return y, state
+        given = Sequences.of(self._name(), x, lengths, resets, self.input_size, self.batch_first)
+        dtype = compute_type(params, given.x, self.dtype)
+        span = Span(given.x.shape[0], dtype, given.lengths, given.resets, self.recompute, self.executor)
+        y, state = self._called(params, given.x, state, span, given.single)
+        return given.given_back(y), state
 
     def step(self, x: Any, state: Any = None) -> tuple[jax.Array, Any]:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes."""
@@ -130,24 +118,16 @@ class RecurrentLayer(Parameters):
 
     def apply_step(self, params: Mapping[str, Any], x: Any, state: Any = None) -> tuple[jax.Array, Any]:
         """As `step`, but a pure function of `params`."""
-        x = self._checked_input(x, {1: "[{}]", 2: "[N, {}]"})
+        x = step_input(self._name(), x, self.input_size)
         single = x.ndim == 1
         x = x[None, None] if single else x[None]
-        y, state = self._called(params, x, state, Span(1, self._dtype(params, x), in_a_step=True), single)
+        y, state = self._called(params, x, state, Span(1, compute_type(params, x, self.dtype), in_a_step=True), single)
         return jax.tree.map(lambda leaf: leaf[0, 0] if single else leaf[0], y), state
 
     def initial_state(self, batch: int) -> Any:
         """The state of `batch` sequences before their first step: a tree of arrays [N, ...]."""
         params = self.params()
-        return self._fresh(batch, accumulator(self._dtype(params, jnp.zeros((), jnp.float16))))
-
-    def _dtype(self, params: Mapping[str, Any], x: jax.Array) -> Any:
-        return jnp.result_type(x, *params.values()) if self.dtype is None else jnp.dtype(self.dtype)
-
-    def _checked_input(self, x: Any, ranks: dict[int, str]) -> jax.Array:
-        x = check_array(self._name(), "x", x)
-        check_features(self._name(), x, self.input_size, {k: text.format(self.input_size) for k, text in ranks.items()})
-        return x
+        return self._fresh(batch, accumulator(compute_type(params, jnp.zeros((), jnp.float16), self.dtype)))
 
     def _called(self, params: Any, x: jax.Array, state: Any, span: Span, single: bool) -> tuple[Any, Any]:
         """Runs the formula on [T, N, D] whatever padding holds."""
@@ -160,13 +140,13 @@ class RecurrentLayer(Parameters):
         x, live = x.astype(span.dtype), None
         if span.lengths is not None:
             live = jnp.arange(span.steps)[:, None] < span.lengths[None]
-            x = _where(live, x)  # before any product, so that NaN reaches neither values nor gradients
+            x = where_live(live, x)
             if span.resets is not None:
                 span = replace(span, resets=span.resets & live)
         y, state = self._run(params, x, state, span)
         y = jax.tree.map(lambda leaf: leaf.astype(span.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, y)
         if live is not None:
-            y = jax.tree.map(lambda leaf: _where(live, leaf), y)
+            y = jax.tree.map(lambda leaf: where_live(live, leaf), y)
         return y, jax.tree.map(lambda leaf: leaf[0], state) if single else state
 
     def _checked_state(self, state: Any, fresh: Any) -> Any:
@@ -179,10 +159,6 @@ class RecurrentLayer(Parameters):
                 f"{self._name()}: the state has the shapes {given} but must have {shapes}, as initial_state"
             )
         return jax.tree.unflatten(tree, [jnp.asarray(a, b.dtype) for a, b in zip(leaves, wanted)])
-
-
-def _where(live: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(live.reshape(live.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
 
 
 def uniform(rows: int, columns: int) -> Parameter:

@@ -1,4 +1,4 @@
-"""A stack of recurrent layers: brings any kind of input to [T, N, D] and runs every layer and direction.
+"""A stack of recurrent layers: runs every layer and direction on input of any kind.
 
 Shapes: T time, N batch, D input, H hidden, P output of a step (the projection's size, or H without one),
 L layers, K directions.
@@ -14,27 +14,15 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError
 from jrnn.loops.scan import cudnn
-from jrnn.nn.checks import (
-    check_array,
-    check_choice,
-    check_features,
-    check_key,
-    check_lengths,
-    check_resets,
-    check_state,
-)
+from jrnn.nn.checks import check_choice, check_features, check_key, check_state
 from jrnn.nn.layers import Direction, Noise, Restart, Shared, accumulator, make_step, mask, plain_lstm, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
+from jrnn.nn.sequences import Sequences, compute_type, step_input, where_live
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
 
 Params = Mapping[str, Any]
-
-
-def compute_type(params: Params, x: jax.Array, dtype: Any) -> Any:
-    """The type of the products with weights: `dtype`, or that of the input and the parameters."""
-    return jnp.result_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
 
 
 def stack_state(where: str, layout: Layout, hx: Any, batch: int | None, dtype: Any, name: str = "hx") -> State:
@@ -78,47 +66,33 @@ def run_stack(
     if resets is not None and settings.executor == "cudnn":
         raise LayerError(f"{where}: executor 'cudnn' does not support resets; use 'auto' or 'scan'")
     size, batch_first = layout.input_size, settings.batch_first
-    if isinstance(x, PackedSequence):
+    given = x
+    if isinstance(given, PackedSequence):
         if lengths is not None:
             raise LayerError(f"{where}: a PackedSequence has its own lengths; do not give lengths")
-        check_features(where, x.data, size, {2: f"PackedSequence.data [C, {size}]"})
-        padded, lengths = pad_packed_sequence(x)
-        single = False
-    else:
-        padded = check_array(where, "x", x)
-        check_features(
-            where, padded, size, {2: f"[T, {size}]", 3: f"[N, T, {size}]" if batch_first else f"[T, N, {size}]"}
-        )
-        single = padded.ndim == 2
-        if single:
-            padded = padded[:, None]
-            lengths = None if lengths is None else jnp.reshape(jnp.asarray(lengths), (-1,))
-        elif batch_first:
-            padded = jnp.swapaxes(padded, 0, 1)
-    steps, batch, _ = padded.shape
-    dtype = compute_type(params, padded, settings.dtype)
-    states = stack_state(where, layout, hx, None if single else batch, dtype)
-    if lengths is not None:
-        lengths = check_lengths(where, lengths, steps, batch)
+        check_features(where, given.data, size, {2: f"PackedSequence.data [C, {size}]"})
+        x, lengths = pad_packed_sequence(given, batch_first)
+    sequences = Sequences.of(where, x, lengths, resets, size, batch_first)
+    x, lengths = sequences.x, sequences.lengths
+    batch, dtype = None if sequences.single else x.shape[1], compute_type(params, x, settings.dtype)
+    states = stack_state(where, layout, hx, batch, dtype)
     restarts = None
-    if resets is not None:
-        fresh = stack_state(where, layout, reset_state, None if single else batch, dtype, "reset_state")
-        shape = (steps,) if single else (batch, steps) if batch_first else (steps, batch)
-        resets = check_resets(where, resets, shape)
-        restarts = _restarts(layout, resets[:, None] if single else resets.T if batch_first else resets, fresh, lengths)
+    if sequences.resets is not None:
+        fresh = stack_state(where, layout, reset_state, batch, dtype, "reset_state")
+        restarts = _restarts(layout, sequences.resets, fresh, lengths)
     key = key if settings.random else None
     shared = Shared(unit, settings, dtype, lengths, return_states)
     starts = restarts or [None] * (layout.num_layers * layout.directions)
     directions = [
         Direction(weights, tuple(s[k] for s in states), starts[k]) for k, weights in enumerate(layout.split(params))
     ]
-    output, states = _run_layers(shared, layout.directions, directions, padded, key)
-    if isinstance(x, PackedSequence):
-        repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=x.data.shape[0])
-        return x._replace(data=repacked.data), states
-    if single:
-        return output[:, 0], tuple(state[..., 0, :] for state in states)
-    return (jnp.swapaxes(output, 0, 1) if batch_first else output), states
+    output, states = _run_layers(shared, layout.directions, directions, x, key)
+    if isinstance(given, PackedSequence):
+        repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=given.data.shape[0])
+        return given._replace(data=repacked.data), states
+    if sequences.single:
+        states = tuple(state[..., 0, :] for state in states)
+    return sequences.given_back(output), states
 
 
 def _restarts(layout: Layout, resets: jax.Array, fresh: State, lengths: jax.Array | None) -> list[Restart]:
@@ -138,9 +112,7 @@ def _run_layers(
     settings, dtype, lengths = shared.settings, shared.dtype, shared.lengths
     x = x.astype(dtype)
     if lengths is not None:
-        # Padding may hold NaN. It is replaced before any product, so that it reaches neither values nor gradients.
-        live = jnp.arange(x.shape[0])[:, None, None] < lengths[None, :, None]
-        x = jnp.where(live, x, jnp.zeros((), dtype))
+        x = where_live(jnp.arange(x.shape[0])[:, None] < lengths[None], x)
     plain = shared.return_states == "last" and directions[0].restart is None and key is None
     if settings.executor == "cudnn" and plain:
         known = [plain_lstm(shared.unit, one.weights, settings, dtype) for one in directions]
@@ -164,13 +136,6 @@ def _run_layers(
     return x, tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
 
 
-def _step_input(where: str, layout: Layout, x: Any) -> jax.Array:
-    """The input of one step, [N, D] or [D]."""
-    x = check_array(where, "x", x)
-    check_features(where, x, layout.input_size, {1: f"[{layout.input_size}]", 2: f"[N, {layout.input_size}]"})
-    return x
-
-
 def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings: Settings) -> tuple[jax.Array, State]:
     """One step through a stack without a reverse direction, [N, D] or [D]."""
     layout = layout_of(unit, params)
@@ -178,7 +143,7 @@ def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings
         raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go step by step")
     if isinstance(x, PackedSequence):
         raise LayerError(f"{where}: a step takes x of one step, [N, {layout.input_size}], not a PackedSequence")
-    x = _step_input(where, layout, x)
+    x = step_input(where, x, layout.input_size)
     single = x.ndim == 1
     dtype = compute_type(params, x, settings.dtype)
     states = stack_state(where, layout, hx, None if single else x.shape[0], dtype)
@@ -194,7 +159,7 @@ def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings
 def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: Any) -> State:
     """One step of one cell, [N, D] or [D]."""
     layout = cell_layout_of(unit, params)
-    x = _step_input(where, layout, x)
+    x = step_input(where, x, layout.input_size)
     dtype = compute_type(params, x, dtype)
     shape = (*x.shape[:-1], layout.hidden_size)
     state = check_state(where, hx, (shape,) * unit.states, accumulator(dtype))

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
-from jrnn.nn.checks import check_array, check_features, check_integer, check_lengths, check_resets
+from jrnn.nn.checks import check_integer
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
 from jrnn.nn.recurrent import RecurrentLayer
-from jrnn.nn.stack import compute_type, run_stack, stack_state, step_stack
+from jrnn.nn.sequences import Sequences, compute_type
+from jrnn.nn.stack import run_stack, stack_state, step_stack
 from jrnn.nn.units import State
 
 
@@ -70,17 +71,12 @@ def chunked(
     if module.layout.bidirectional:
         raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go chunk by chunk")
     size = check_integer(f"{where}: size", size, 1)
-    x, features, batch_first = check_array(where, "x", x), module.layout.input_size, module.settings.batch_first
-    check_features(where, x, features, {3: f"[N, T, {features}]" if batch_first else f"[T, N, {features}]"})
-    if resets is not None:
-        resets = check_resets(where, resets, x.shape[:2])
-    if batch_first:
-        x, resets = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (x, resets))
+    features, batch_first = module.layout.input_size, module.settings.batch_first
+    given = Sequences.of(where, x, lengths, resets, features, batch_first, batched=True)
+    x, lengths = given.x, given.lengths
     steps, batch, _ = x.shape
     count = -(-steps // size)
-    if lengths is not None:
-        lengths = check_lengths(where, lengths, steps, batch)
-    elif count * size != steps:
+    if lengths is None and count * size != steps:
         lengths = jnp.full((batch,), steps, jnp.int32)
     if lengths is not None:
         lengths = jnp.clip(lengths[None] - size * jnp.arange(count)[:, None], 0, size)
@@ -100,10 +96,9 @@ def chunked(
         padded = jnp.pad(leaf, ((0, count * size - steps), *((0, 0),) * (leaf.ndim - 1)))
         return padded.reshape(count, size, *leaf.shape[1:])
 
-    pieces = jax.tree.map(in_pieces, (x, resets))
+    pieces = jax.tree.map(in_pieces, (x, given.resets))
     state, outputs = lax.scan(run, state, (jnp.arange(count), pieces, lengths, keys))
-    output = outputs.reshape(count * size, batch, -1)[:steps]
-    return jnp.swapaxes(output, 0, 1) if batch_first else output, as_given(state)
+    return given.given_back(outputs.reshape(count * size, batch, -1)[:steps]), as_given(state)
 
 
 def compiled_step(module: RNN | LSTM | GRU | RecurrentLayer) -> Callable[..., tuple[jax.Array, Any]]:

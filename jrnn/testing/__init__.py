@@ -3,7 +3,8 @@
 A cell is a step of JAX, `(carry, x) -> (carry, y)`, or with weights `(params, carry, x) -> (carry, y)`; a
 `jrnn.cells.Cell`; or a whole `Layer`. Each assertion raises AssertionError with the difference that it found.
 
-`check_layer` checks a recurrent layer of any library, and `layer_tests` makes a pytest of it.
+`check_layer` checks a recurrent layer of any library, and `check_model` a whole language model; `layer_tests` and
+`model_tests` make pytests of them.
 """
 
 from jrnn.testing.asserts import (
@@ -12,23 +13,27 @@ from jrnn.testing.asserts import (
     assert_gradients_agree,
     assert_padding_invariant,
 )
-from jrnn.testing.conformance import Finding, LayerReport, check_layer, layer_tests
-from jrnn.testing.recurrent_layers import AdaptedLayer, recurrent_layer
+from jrnn.testing.conformance import Finding, Report, check_layer, check_model, layer_tests, model_tests
+from jrnn.testing.language_models import AdaptedModel, language_model
+from jrnn.testing.recurrent_layers import recurrent_layer
 from jrnn.testing.strategies import lengths, nets
 from jrnn.testing.subjects import Layer
 
 __all__ = [
-    "AdaptedLayer",
+    "AdaptedModel",
     "Finding",
     "Layer",
-    "LayerReport",
+    "Report",
     "assert_batch_invariant",
     "assert_executors_agree",
     "assert_gradients_agree",
     "assert_padding_invariant",
     "check_layer",
+    "check_model",
+    "language_model",
     "layer_tests",
     "lengths",
+    "model_tests",
     "nets",
     "recurrent_layer",
 ]

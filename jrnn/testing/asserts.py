@@ -6,12 +6,11 @@ Shapes: T time, N batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
 
 from jrnn.errors import ScanError
 from jrnn.loops import EXECUTORS, scan
@@ -28,9 +27,12 @@ from jrnn.testing.gradients import (
     subject_of_function,
     subject_of_net,
 )
+from jrnn.testing.invariance import depends_on_batch, depends_on_padding, floats, named, one_differs
 from jrnn.testing.subjects import CellNet, Layer, layer_of
 
 FILLS = (np.nan, np.inf, -np.inf, 1e30)
+# of a layer
+RESULTS = ("y", "the last state", *(f"the gradient of {what}" for what in ("params", "x", "the initial state")))
 
 
 def assert_gradients_agree(
@@ -91,9 +93,9 @@ def _subject(
     layer = layer_of(cell, carry, xs, params)
     ends = _lengths(lengths, *layer.size)
     return subject_of_function(
-        lambda weights, state, xs: layer.call(weights, state, xs, ends),
-        (layer.state, layer.xs),
-        layer.weights,
+        lambda params, state, xs: layer.call(params, xs, state, ends),
+        (layer.state, layer.x),
+        layer.params,
         surrogates,
     )
 
@@ -122,14 +124,15 @@ def assert_padding_invariant(
     some = [mixed, np.full(batch, steps), np.zeros(batch), np.ones(batch)] if lengths is None else [lengths]
     for ends in some:
         ends = np.minimum(np.asarray(ends, np.int32), steps)
-        wanted = run(layer.weights, layer.state, _padded(layer.xs, ends, 0.0), ends)
-        for path, leaf in _leaves(wanted):
-            assert np.isfinite(leaf).all(), f"{path} is not finite, with zeros behind the lengths {ends.tolist()}"
-        for fill in fills:
-            found = run(layer.weights, layer.state, _padded(layer.xs, ends, fill), ends)
-            for (path, a), (_, b) in zip(_leaves(found), _leaves(wanted)):
-                same = a.tobytes() == b.tobytes()
-                assert same, f"{path} changes with {fill} behind the lengths {ends.tolist()}{_first(a, b)}"
+
+        def results(fill: float, ends: Any = ends) -> dict[str, Any]:
+            return run(layer.params, _padded(layer.x, ends, fill), layer.state, ends)
+
+        for what, tree in results(0.0).items():
+            for name, leaf in named(what, tree):
+                assert np.isfinite(leaf).all(), f"{name} is not finite, with zeros behind the lengths {ends.tolist()}"
+        wrong = depends_on_padding(results, ends, fills, 0.0)
+        assert wrong is None, wrong
 
 
 def _padded(xs: Any, ends: np.ndarray, fill: float) -> Any:
@@ -161,23 +164,13 @@ def assert_batch_invariant(
     layer = layer_of(cell, carry, xs, params)
     ends = _lengths(lengths, *layer.size)
     run = jax.jit(layer.call)
-
-    def of(order: Sequence[int]) -> tuple[Any, Any]:
-        """Returns the results of the sequences with these indices, as a batch."""
-        rows = np.asarray(order)
-        state = jax.tree.map(lambda leaf: jnp.take(jnp.asarray(leaf), rows, axis=layer.state_axis), layer.state)
-        some = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:, rows], layer.xs)
-        return run(layer.weights, state, some, ends[rows])
-
-    def one(results: tuple[Any, Any], n: int) -> tuple[Any, Any]:
-        ys, last = results
-        return jax.tree.map(lambda y: y[:, n], ys), jax.tree.map(lambda v: jnp.take(v, n, axis=layer.state_axis), last)
-
-    everyone = list(range(layer.size[1]))
-    together, backwards = of(everyone), of(everyone[::-1])
-    for n in everyone:
-        for other, what in ((one(of([n]), 0), "alone"), (one(backwards, -1 - n), "in another order")):
-            _assert_close(one(together, n), other, tolerance, f"sequence {n} in its batch, and {what}")
+    wrong = depends_on_batch(
+        layer,
+        lambda x, state, rows: run(layer.params, x, state, ends[rows]),
+        tolerance,
+        ("alone", "in another order"),
+    )
+    assert wrong is None, f"{wrong}, by more than {tolerance:g}"
 
 
 def assert_executors_agree(
@@ -209,32 +202,35 @@ def assert_executors_agree(
     (first, wanted), *others = ways
     for name, found in others:
         limit = unrolled_tolerance if name == "unrolled" else tolerance
-        _assert_close(found, wanted, limit, f"{name}, and {first}")
+        wrong = one_differs(found, wanted, limit)
+        assert wrong is None, f"{name}, and {first}: {wrong}, by more than {limit:g}"
 
 
-def _ways_of_cell(cell: Cell, carry: Any, xs: Any, lengths: Any, key: Any) -> Iterator[tuple[str, Any]]:
+def _ways_of_cell(cell: Cell, carry: Any, xs: Any, lengths: Any, key: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     ends = _lengths(lengths, *np.shape(xs)[:2])
     for name, unrolled in (("as a recurrent network", False), ("unrolled", True)):
         layer = CellNet.of(cell, carry, xs, unrolled=unrolled).layer(xs, key)
-        yield name, jax.jit(layer.call)(layer.weights, layer.state, xs, ends)
+        yield name, dict(zip(RESULTS, jax.jit(layer.call)(layer.params, xs, layer.state, ends)))
     made = CellNet.of(cell, carry, xs)
     got = run_net(made.net, made.blobs(xs, ends), key=key)
-    yield "operator by operator", (got[made.output], tuple(got[n][0] for n in made.last))
+    yield "operator by operator", dict(zip(RESULTS, (got[made.output], tuple(got[n][0] for n in made.last))))
 
 
-def _ways_of_step(step: Callable, carry: Any, xs: Any, params: Any, lengths: Any) -> Iterator[tuple[str, Any]]:
+def _ways_of_step(
+    step: Callable, carry: Any, xs: Any, params: Any, lengths: Any
+) -> Iterator[tuple[str, dict[str, Any]]]:
     plain = layer_of(step, carry, xs, params)
     ends = None if lengths is None else _lengths(lengths, *plain.size)
-    arguments = (plain.weights, plain.state, plain.xs)
+    arguments = (plain.params, plain.x, plain.state)
     if ends is None:
-        layer = Layer(lambda w, s, x, _: over_time(step)(*([w] if params is not None else []), s, x)[::-1], *arguments)
+        layer = Layer(lambda w, x, s, _: over_time(step)(*([w] if params is not None else []), s, x)[::-1], *arguments)
         yield "by jax.lax.scan", _with_gradients(layer)(*arguments, None)
     bound = step if params is None else (lambda carry, x: step(params, carry, x))
     ways: dict[str, dict[str, Any]] = {}
     for name in EXECUTORS:
         try:
             jax.eval_shape(
-                lambda state, xs, name=name: scan(bound, state, xs, lengths=ends, executor=name), plain.state, plain.xs
+                lambda state, xs, name=name: scan(bound, state, xs, lengths=ends, executor=name), plain.state, plain.x
             )
         except ScanError:  # it cannot run this step
             continue
@@ -245,62 +241,25 @@ def _ways_of_step(step: Callable, carry: Any, xs: Any, params: Any, lengths: Any
         yield name, _with_gradients(layer_of(step, carry, xs, params, **options))(*arguments, ends)
 
 
-class Everything(NamedTuple):
-    """The results of a layer, and the gradients of the sum of their cosines."""
+def _with_gradients(layer: Layer) -> Callable[..., dict[str, Any]]:
+    """Returns a compiled function that gives a layer's results, and gradients with respect to all its float arguments.
 
-    outputs: Any
-    last_state: Any
-    gradient_of_weights: Any
-    gradient_of_the_first_state: Any
-    gradient_of_the_sequences: Any
+    The gradients are those of the sum of the cosines of the results.
+    """
 
+    def everything(params: Any, x: Any, state: Any, ends: Any) -> tuple[Any, ...]:
+        smooth, join = floats((params, x, state))
 
-def _with_gradients(layer: Layer) -> Callable:
-    """Returns a compiled function that gives a layer's results, and gradients with respect to all its float arguments."""
+        def loss(values: list[Any]) -> tuple[Any, Any]:
+            results = layer.call(*join(values), ends)
+            return sum(jnp.sum(jnp.cos(v)) for v in floats(results)[0]), results
 
-    def everything(weights: Any, state: Any, xs: Any, ends: Any) -> Everything:
-        leaves, structure = jax.tree.flatten((weights, state, xs))
-        smooth = [k for k, v in enumerate(leaves) if jnp.issubdtype(jnp.result_type(v), jnp.floating)]
+        (_, (y, last)), gradients = jax.value_and_grad(loss, has_aux=True)(list(map(jnp.asarray, smooth)))
+        return (y, last, *join(gradients))
 
-        def loss(floats: list[Any]) -> tuple[Any, Any]:
-            full = list(leaves)
-            for k, v in zip(smooth, floats):
-                full[k] = v
-            results = layer.call(*jax.tree.unflatten(structure, full), ends)
-            terms = [v for v in jax.tree.leaves(results) if jnp.issubdtype(v.dtype, jnp.floating)]
-            return sum(jnp.sum(jnp.cos(v)) for v in terms), results
-
-        (_, results), gradients = jax.value_and_grad(loss, has_aux=True)([jnp.asarray(leaves[k]) for k in smooth])
-        none = [None] * len(leaves)
-        for k, g in zip(smooth, gradients):
-            none[k] = g
-        of_weights, of_state, of_xs = jax.tree.unflatten(structure, none)
-        return Everything(*results, of_weights, of_state, of_xs)
-
-    return jax.jit(everything)
+    compiled = jax.jit(everything)
+    return lambda *args: dict(zip(RESULTS, compiled(*args)))
 
 
 def _lengths(lengths: Any, steps: int, batch: int) -> np.ndarray:
     return np.full(batch, steps, np.int32) if lengths is None else np.asarray(lengths, np.int32)
-
-
-def _leaves(tree: Any) -> list[tuple[str, np.ndarray]]:
-    """Returns the arrays of a tree, each with its path in words."""
-    found = tree_flatten_with_path(tree)[0]
-    return [(keystr(p[:1]).lstrip(".").replace("_", " ") + keystr(p[1:]), np.asarray(leaf)) for p, leaf in found]
-
-
-def _first(a: np.ndarray, b: np.ndarray) -> str:
-    """Describes the first difference between two arrays."""
-    different = np.argwhere(~((a == b) | ((a != a) & (b != b))))
-    if not len(different):
-        return ""
-    at = tuple(int(i) for i in different[0])
-    return f": at {list(at)} {a[at]}, not {b[at]}"
-
-
-def _assert_close(found: Any, wanted: Any, tolerance: float, what: str) -> None:
-    for (path, a), (_, b) in zip(_leaves(found), _leaves(wanted), strict=True):
-        scale = max(1.0, float(np.max(np.abs(b), initial=0.0))) if b.dtype.kind == "f" else 1.0
-        close = a.shape == b.shape and np.allclose(a, b, rtol=0.0, atol=tolerance * scale, equal_nan=True)
-        assert close, f"{what}: {path} differs by more than {tolerance:g}{_first(a, b) if a.shape == b.shape else ''}"

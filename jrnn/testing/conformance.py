@@ -1,4 +1,4 @@
-"""check_layer: whether a recurrent layer of any library does what every recurrent layer should, with counterexamples."""
+"""check_layer and check_model: whether a layer or a language model does what each should, with counterexamples."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ import jax
 
 from jrnn.errors import LayerError, near
 from jrnn.testing import properties
-from jrnn.testing.properties import PROPERTIES, NotApplicable, smaller
-from jrnn.testing.recurrent_layers import AdaptedLayer, recurrent_layer
+from jrnn.testing.language_models import language_model
+from jrnn.testing.model_properties import MODEL_PROPERTIES
+from jrnn.testing.properties import PROPERTIES, NotApplicable, Property, smaller
+from jrnn.testing.recurrent_layers import recurrent_layer
+from jrnn.testing.subjects import Layer
 
 TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A property that a layer does not have.
+    """A property that a layer or a model does not have.
 
     Attributes:
         property: its name.
         rule: what should hold.
-        counterexample: what was found, with the fewest steps and sequences that show it.
-        steps, batch: T and N of the counterexample.
+        counterexample: what was found; of a layer with the fewest steps and sequences that show it.
+        steps, batch: T and N of the counterexample, or of the tokens that the model was checked on.
     """
 
     property: str
@@ -39,13 +42,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class LayerReport:
-    """The result of `check_layer`.
+class Report:
+    """The result of `check_layer` and `check_model`.
 
     Attributes:
         holds: the properties that hold.
         findings: those that do not.
-        skipped: those that do not apply to the layer -> why.
+        skipped: those that do not apply -> why.
     """
 
     holds: tuple[str, ...]
@@ -66,7 +69,7 @@ def check_layer(
     only: Collection[str] | None = None,
     tolerance: float = TOLERANCE,
     **options: Any,
-) -> LayerReport:
+) -> Report:
     """Checks a recurrent layer of any library, and finds the smallest counterexample of what it does wrong.
 
     It compiles the layer for each of many sizes, which may take a minute; a terminal shows the property under way.
@@ -74,16 +77,16 @@ def check_layer(
     Args:
         layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
             are optional and checked if it has them; a layer of flax.nnx, linen, Equinox, Haiku, Keras, torch or `jrnn.nn`;
-            or a `AdaptedLayer`. See `jrnn.testing.recurrent_layer`.
+            or a `Layer`. See `jrnn.testing.recurrent_layer`.
         x: sequences in the layer's layout, float32 [T, N, ...] or [N, T, ...]; T = 4 and N = 3 are enough.
         state: a first state to check with; a random one is made for a library's layer.
         params: weights of a function, a linen module or a Haiku pair.
         only: names of properties to check, such as ["causality", "resets"]; by default all.
         tolerance: of float32 results, relative to the largest if that is above 1.
-        options: fields of `AdaptedLayer`, such as `time_axis` of a function, `reset_to`, `bidirectional`, `swap`.
+        options: fields of `Layer`, such as `time_axis` of a function, `reset_to`, `bidirectional`, `swap`.
 
     Returns:
-        A LayerReport.
+        A Report.
 
     Raises:
         LayerError: for a layer of an unknown kind, sequences that do not fit, or an unknown property.
@@ -101,28 +104,90 @@ def check_layer(
     ('jit',)
     """
     made = recurrent_layer(layer, x, state, params=params, **options)
-    for name in only or ():
-        if name not in PROPERTIES:
-            raise LayerError(
-                f"there is no property {name!r}{near(name, PROPERTIES)}; there are: {', '.join(PROPERTIES)}"
-            )
+    return _report(PROPERTIES, made, only, tolerance, _smallest)
+
+
+def check_model(
+    model: Any,
+    tokens: Any = None,
+    *,
+    only: Collection[str] | None = None,
+    tolerance: float = TOLERANCE,
+    **options: Any,
+) -> Report:
+    """Checks a language model of any library: documents in one row, pieces, decoding, states, padding, batches, files.
+
+    It compiles the model for about 20 sizes, which may take a minute; a terminal shows the property under way.
+
+    Args:
+        model: a model of `jrnn.models`; a model as transformers has them, in torch or not; or an `AdaptedModel`. See
+            `jrnn.testing.language_model`.
+        tokens: integers [N, T] to check it on, N at least 2 and T at least 6; random ones by default.
+        only: names of properties to check, such as ["decoding", "left padding"]; by default all.
+        tolerance: of logits, relative to the largest if that is above 1.
+        options: fields of `AdaptedModel`, such as `over_devices` or `resets`.
+
+    Returns:
+        A Report.
+
+    Raises:
+        LayerError: for a model of an unknown kind, tokens that do not fit, or an unknown property.
+
+    >>> import numpy as np
+    >>> from jrnn.testing import AdaptedModel
+    >>> def call(tokens, state):  # the logits are how often each token was there
+    ...     counts = np.eye(5)[tokens].cumsum(axis=1)
+    ...     return counts if state is None else counts + state[:, None], counts[:, -1]
+    >>> report = check_model(AdaptedModel(call, 5), only=["causality", "pieces", "left padding"])
+    >>> print(report)
+    holds: causality
+    FAILS pieces: a prompt read in pieces, the state handed on, gives what one call gives; but for T=8, N=2: in pieces of \
+(2, 2, 4) tokens, logits[0, 4, 3] is 0, not 1
+    not checked: left padding, because the model takes no attention_mask
+    """
+    made = language_model(model, tokens, **options)
+
+    def finding(name: str, made: Any, tolerance: float, wrong: str) -> Finding:
+        return Finding(name, MODEL_PROPERTIES[name].rule, wrong, *made.size)
+
+    return _report(MODEL_PROPERTIES, made, only, tolerance, finding)
+
+
+def _report(
+    table: Mapping[str, Property],
+    made: Any,
+    only: Collection[str] | None,
+    tolerance: float,
+    finding: Callable[[str, Any, float, str], Finding],
+) -> Report:
+    """Checks the properties of a table; `finding` makes a finding of what is wrong."""
+    names = list(table if only is None else only)
+    _known(names, table)
     holds: list[str] = []
     findings: list[Finding] = []
     skipped: dict[str, str] = {}
-    names = list(PROPERTIES if only is None else only)
     for k, name in enumerate(names, 1):
         _show(f"{k} of {len(names)} properties: {name}")
+        if failed := {f.property for f in findings}.intersection(table[name].rests_on):
+            skipped[name] = f"{failed.pop()} does not hold"
+            continue
         try:
-            wrong = _wrong(name, made, tolerance)
+            wrong = _wrong(table[name], made, tolerance)
         except NotApplicable as e:
             skipped[name] = str(e)
             continue
         if wrong is None:
             holds.append(name)
         else:
-            findings.append(_smallest(name, made, tolerance, wrong))
+            findings.append(finding(name, made, tolerance, wrong))
     _show("")
-    return LayerReport(tuple(holds), tuple(findings), skipped)
+    return Report(tuple(holds), tuple(findings), skipped)
+
+
+def _known(names: Collection[str], table: Mapping[str, Property]) -> None:
+    for name in names:
+        if name not in table:
+            raise LayerError(f"there is no property {name!r}{near(name, table)}; there are: {', '.join(table)}")
 
 
 def _show(text: str) -> None:
@@ -131,22 +196,22 @@ def _show(text: str) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _wrong(name: str, layer: AdaptedLayer, tolerance: float) -> str | None:
+def _wrong(property: Property, made: Any, tolerance: float) -> str | None:
     try:
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return PROPERTIES[name].check(layer, tolerance)
+            return property.check(made, tolerance)
     except NotApplicable:
         raise
     except Exception as e:  # what any library raises is a finding
         return f"raises {type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
 
 
-def _smallest(name: str, layer: AdaptedLayer, tolerance: float, wrong: str) -> Finding:
+def _smallest(name: str, layer: Layer, tolerance: float, wrong: str) -> Finding:
     """The finding of the fewest steps and sequences that shows the same kind of fault: a difference, or an error."""
     steps, batch = layer.size
     for t in [steps] if name == "long" else range(1, steps + 1):
         for n in range(1, batch + 1):
-            found = wrong if (t, n) == (steps, batch) else _wrong(name, smaller(layer, t, n), tolerance)
+            found = wrong if (t, n) == (steps, batch) else _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
             if found is not None and found.startswith("raises ") == wrong.startswith("raises "):
                 return Finding(name, PROPERTIES[name].rule, found, properties.LONG if name == "long" else t, n)
     raise AssertionError("the whole layer is the last one tried")
@@ -156,7 +221,7 @@ def layer_tests(make: Callable[[], Any], *, skip: Collection[str] = (), toleranc
     """Returns a test function for pytest, with one test for each property of `check_layer`.
 
     Args:
-        make: a function that returns a `AdaptedLayer`, as `jrnn.testing.recurrent_layer` makes it; it is called once.
+        make: a function that returns a `Layer`, as `jrnn.testing.recurrent_layer` makes it; it is called once.
         skip: names of properties that are not to be tested.
         tolerance: as of `check_layer`.
 
@@ -172,20 +237,40 @@ def layer_tests(make: Callable[[], Any], *, skip: Collection[str] = (), toleranc
     ...     return recurrent_layer(layer, jnp.ones((3, 2, 1)), jnp.ones((2, 1)), params=jnp.float32(2))
     >>> test_my_layer = layer_tests(make)  # in a test file: pytest runs test_my_layer[causality], test_my_layer[chunks], ...
     """
+    return _tests(PROPERTIES, check_layer, make, skip, tolerance)
+
+
+def model_tests(make: Callable[[], Any], *, skip: Collection[str] = (), tolerance: float = TOLERANCE) -> Callable:
+    """Returns a test function for pytest, with one test for each property of `check_model`.
+
+    Args:
+        make: a function that returns a model, as `check_model` takes it; it is called once.
+        skip, tolerance: as of `layer_tests`.
+
+    Raises:
+        LayerError: for an unknown property in `skip`.
+        ImportError: if pytest is missing.
+
+    >>> import jrnn
+    >>> config = {"model_type": "mamba", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
+    >>> test_my_model = model_tests(lambda: jrnn.models.create(config, jax.random.key(0)), skip=["devices"])
+    """
+    return _tests(MODEL_PROPERTIES, check_model, make, skip, tolerance)
+
+
+def _tests(
+    table: Mapping[str, Property], check: Callable, make: Callable, skip: Collection[str], tolerance: float
+) -> Callable:
     import pytest
 
-    for name in skip:
-        if name not in PROPERTIES:
-            raise LayerError(
-                f"there is no property {name!r}{near(name, PROPERTIES)}; there are: {', '.join(PROPERTIES)}"
-            )
-    made: list[AdaptedLayer] = []
+    _known(skip, table)
+    made: list[Any] = []
 
-    @pytest.mark.parametrize("property", [name for name in PROPERTIES if name not in skip])
+    @pytest.mark.parametrize("property", [name for name in table if name not in skip])
     def test_layer(property: str) -> None:
         if not made:
             made.append(make())
-        report = check_layer(made[0], only=[property], tolerance=tolerance)
+        report = check(made[0], only=[property], tolerance=tolerance)
         for why in report.skipped.values():
             pytest.skip(why)
         assert not report.findings, str(report.findings[0])

@@ -14,9 +14,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_flatten_with_path
 
-from jrnn.testing.recurrent_layers import AdaptedLayer
+from jrnn.jaxprs.trials import central_difference
+from jrnn.testing.invariance import (
+    depends_on_batch,
+    depends_on_padding,
+    differs,
+    floats,
+    named,
+    one_differs,
+    state_rows,
+)
+from jrnn.testing.subjects import Layer
 
 FILLS = (np.nan, np.inf, 1e30)
 LONG = 512  # steps
@@ -24,115 +33,99 @@ STEP = 1e-5  # of central differences, in float64
 
 
 class NotApplicable(Exception):
-    """A layer does not have what a property is about."""
+    """A layer or a model does not have what a property is about."""
 
 
 @dataclass(frozen=True)
 class Property:
-    """A name, what must hold, and a function that returns what is wrong with a layer, or None."""
+    """A name, what must hold, and a function that returns what is wrong with a layer or a model, or None.
+
+    Attributes:
+        rests_on: properties without which it cannot hold either: where one of them does not hold, it is not checked.
+    """
 
     name: str
     rule: str
-    check: Callable[[AdaptedLayer, float], str | None]
+    check: Callable[[Any, float], str | None]
+    rests_on: tuple[str, ...] = ()
 
 
 PROPERTIES: dict[str, Property] = {}
 
 
-def _property(name: str, rule: str) -> Callable:
-    def register(check: Callable) -> Callable:
-        PROPERTIES[name] = Property(name, rule, check)
-        return check
+def registered(table: dict[str, Property]) -> Callable:
+    """Returns a decorator that enters a check in the table, with its name and what must hold."""
 
-    return register
+    def named(name: str, rule: str, *rests_on: str) -> Callable:
+        def register(check: Callable) -> Callable:
+            table[name] = Property(name, rule, check, rests_on)
+            return check
+
+        return register
+
+    return named
 
 
-def smaller(layer: AdaptedLayer, steps: int, batch: int) -> AdaptedLayer:
+_property = registered(PROPERTIES)
+
+
+def smaller(layer: Layer, steps: int, batch: int) -> Layer:
     """The layer with the first steps and sequences alone."""
-    return replace(layer, x=layer.x[:steps, :batch], state=_rows(layer, layer.state, slice(0, batch)))
+    return replace(layer, x=layer.x[:steps, :batch], state=state_rows(layer, layer.state, slice(0, batch)))
 
 
-def _rows(layer: AdaptedLayer, state: Any, rows: Any) -> Any:
-    return jax.tree.map(lambda v: np.asarray(v)[(slice(None),) * layer.state_axis + (rows,)], state)
-
-
-def _run(layer: AdaptedLayer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+def _run(layer: Layer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
     found = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
     return jax.tree.map(np.asarray, found)
 
 
-def _need(has: bool, what: str) -> None:
+def need(has: bool, what: str) -> None:
     if not has:
         raise NotApplicable(what)
 
 
-def _need_state(layer: AdaptedLayer) -> None:
-    _need(layer.state is not None, "no state was given")
-    _need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
-
-
-def _named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
-    for path, leaf in tree_flatten_with_path(tree)[0]:
-        yield what + keystr(path), np.asarray(leaf)
-
-
-def _differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None:
-    """The first element in which two trees differ, in words; a NaN equals a NaN."""
-    named, others = list(_named(what, found)), list(_named(what, wanted))
-    if len(named) != len(others):
-        return f"{what} has {len(named)} arrays, not {len(others)}"
-    for (name, a), (_, b) in zip(named, others):
-        if a.shape != b.shape:
-            return f"{name} has shape {list(a.shape)}, not {list(b.shape)}"
-        if a.dtype.kind not in "fc":
-            continue
-        wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
-        a, b = a.astype(wide), b.astype(wide)
-        scale = max(1.0, float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b))))
-        same = (np.abs(a - b) <= tolerance * scale) | (a == b) | (np.isnan(a) & np.isnan(b))
-        if not same.all():
-            at = tuple(int(i) for i in np.argwhere(~same)[0])
-            return f"{name}{list(at)} is {a[at]:.7g}, not {b[at]:.7g}"
-    return None
+def _need_state(layer: Layer) -> None:
+    need(layer.state is not None, "no state was given")
+    need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
 
 
 # Time --------------------------------------------------------------------------------------------------------------------
 
 
 @_property("causality", "an output does not depend on later inputs")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
     whole, _ = _run(layer, layer.x, layer.state)
     for t in range(1, len(layer.x)):
         x = np.array(layer.x)
         x[t:] = x[t:][::-1] * 1.5 + 1
         found, _ = _run(layer, x, layer.state)
-        if wrong := _differs("y", found[:t], whole[:t], tolerance):
+        if wrong := differs("y", found[:t], whole[:t], tolerance):
             return f"with other inputs from step {t} on, {wrong}"
     return None
 
 
 @_property("directions", "both directions are read, and time reversal exchanges them")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.bidirectional, "the layer has one direction")
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(layer.bidirectional, "the layer has one direction")
     whole, _ = _run(layer, layer.x, None)
     for changed, seen in ((0, len(layer.x) - 1), (len(layer.x) - 1, 0)):
         x = np.array(layer.x)
         x[changed] = x[changed] * 1.5 + 1
         found, _ = _run(layer, x, None)
-        if _differs("y", found[seen], whole[seen], 0.0) is None:
+        if differs("y", found[seen], whole[seen], 0.0) is None:
             return f"the output of step {seen} does not depend on the input of step {changed}"
     if layer.swap is None:
         return None
     found, _ = _run(replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None)
     half = whole.shape[-1] // 2
     wanted = np.concatenate([whole[..., half:], whole[..., :half]], -1)[::-1]
-    wrong = _differs("y", found, wanted, tolerance)
+    wrong = differs("y", found, wanted, tolerance)
     return wrong and f"of reversed inputs, with the directions' weights exchanged, {wrong}"
 
 
 @_property("chunks", "a sequence in two chunks, the state handed on, gives what it gives whole")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> str | None:
     _need_state(layer)
     whole = _run(layer, layer.x, layer.state)
     for cut in range(1, len(layer.x)):
@@ -144,7 +137,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
 
 @_property("steps", "one step at a time gives what the whole sequence gives")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> str | None:
     _need_state(layer)
     whole, state, ys = _run(layer, layer.x, layer.state), layer.state, []
     for t in range(len(layer.x)):
@@ -155,11 +148,11 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
 
 @_property("long", "outputs, states and gradients of 512 steps are finite")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> str | None:
     x = np.resize(layer.x, (LONG, *layer.x.shape[1:]))
     results = dict(zip(("y", "the last state"), _run(layer, x, layer.state)))
     if layer.in_jax:
-        smooth, join = _smooth((layer.params, layer.state))
+        smooth, join = floats((layer.params, layer.state))
 
         def total(values: list[Any]) -> Any:
             params, state = join(values)
@@ -167,7 +160,7 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
         results["the gradient of params and state"] = jax.grad(total)([jnp.asarray(v) for v in smooth])
     for what, tree in results.items():
-        for name, value in _named(what, tree):
+        for name, value in named(what, tree):
             if value.dtype.kind == "f" and not np.isfinite(value).all():
                 at = [int(i) for i in np.argwhere(~np.isfinite(value))[0]]
                 return f"{name}{at} is {value[tuple(at)]}"
@@ -175,40 +168,34 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
 
 def _wrong(found: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float) -> str | None:
-    parts = zip(("y", "the last state"), found, wanted)
-    return next((w for what, a, b in parts if (w := _differs(what, a, b, tolerance))), None)
+    names = ("y", "the last state")
+    return one_differs(dict(zip(names, found)), dict(zip(names, wanted)), tolerance)
 
 
 # The batch, padding, resets ------------------------------------------------------------------------------------------------
 
 
 @_property("batch", "a sequence gives in a batch what it gives alone")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    y, last = _run(layer, layer.x, layer.state)
-    for n in range(layer.size[1]):
-        row = slice(n, n + 1)
-        alone = _run(layer, layer.x[:, row], _rows(layer, layer.state, row))
-        if wrong := _wrong((y[:, row], _rows(layer, last, row)), alone, tolerance):
-            return f"for sequence {n} of the batch, {wrong} alone"
-    return None
+def _(layer: Layer, tolerance: float) -> str | None:
+    return depends_on_batch(layer, lambda x, state, rows: _run(layer, x, state), tolerance)
 
 
-def _some_lengths(layer: AdaptedLayer) -> Iterator[np.ndarray]:
+def _some_lengths(layer: Layer) -> Iterator[np.ndarray]:
     steps, batch = layer.size
     yield np.resize([max(1, steps - 1), steps, 1], batch).astype(np.int32)
     yield np.resize([1, steps], batch).astype(np.int32)
 
 
-def _of_lengths(layer: AdaptedLayer, lengths: np.ndarray, tolerance: float) -> str | None:
+def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> str | None:
     y, last = _run(layer, layer.x, layer.state, lengths=lengths)
     for n, length in enumerate(lengths.tolist()):
         row = slice(n, n + 1)
-        state = _rows(layer, layer.state, row)
+        state = state_rows(layer, layer.state, row)
         if length:
             wanted = _run(layer, layer.x[:length, row], state)
-            found = y[:length, row], _rows(layer, last, row)
+            found = y[:length, row], state_rows(layer, last, row)
         elif state is not None:
-            wanted, found = (None, state), (None, _rows(layer, last, row))
+            wanted, found = (None, state), (None, state_rows(layer, last, row))
         else:
             continue
         if wrong := _wrong(found, wanted, tolerance):
@@ -219,21 +206,21 @@ def _of_lengths(layer: AdaptedLayer, lengths: np.ndarray, tolerance: float) -> s
 
 
 @_property("lengths", "with lengths, a padded sequence gives what it gives without padding")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.lengths, "the layer takes no lengths")
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(layer.lengths, "the layer takes no lengths")
     return next((w for n in _some_lengths(layer) if (w := _of_lengths(layer, n, tolerance))), None)
 
 
 @_property("zero length", "a sequence of length 0 leaves its state as it was")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.lengths, "the layer takes no lengths")
-    _need(layer.state is not None, "no state was given")
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(layer.lengths, "the layer takes no lengths")
+    need(layer.state is not None, "no state was given")
     return _of_lengths(layer, np.resize([0, layer.size[0]], layer.size[1]).astype(np.int32), tolerance)
 
 
 @_property("padding", "what padding holds, NaN too, changes no output, state or gradient")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.lengths, "the layer takes no lengths")
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(layer.lengths, "the layer takes no lengths")
     for lengths in _some_lengths(layer):
         behind = np.arange(layer.size[0])[:, None] >= lengths[None]
         inside = np.expand_dims(~behind, tuple(range(2, layer.x.ndim)))
@@ -251,22 +238,19 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
                     kept = jnp.where(mask.reshape(mask.shape[:2] + (1,) * (y.ndim - 2)), y, 0)
                     return jnp.sum(kept) + sum(jnp.sum(v.real + v.imag) for v in jax.tree.leaves(last))
 
-                smooth, join = _smooth(layer.params)
+                smooth, join = floats(layer.params)
                 of_params, of_x = jax.grad(lambda p, x: loss(join(p), x), (0, 1))(smooth, jnp.asarray(x))
                 found |= {"the gradient of params": of_params, "the gradient of x": np.where(inside, of_x, 0)}
             return found
 
-        wanted = results(0.0)
-        for fill in FILLS:
-            for what, value in results(fill).items():
-                if wrong := _differs(what, value, wanted[what], tolerance):
-                    return f"with lengths {lengths.tolist()} and {fill} instead of 0 behind them, {wrong}"
+        if wrong := depends_on_padding(results, lengths, FILLS, tolerance):
+            return wrong
     return None
 
 
 @_property("resets", "a reset before a step begins a new sequence there, at the first and last step too")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.resets, "the layer takes no resets")
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(layer.resets, "the layer takes no resets")
     steps, batch = layer.size
     both = layer.bidirectional  # then each direction begins at another end: states are not handed on, nor compared
     first = None if both else layer.state
@@ -278,13 +262,13 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
         for n in range(min(batch, 2)):  # the one with resets, and one without
             row = slice(n, n + 1)
             ends = [0, *np.flatnonzero(flags[:, n]).tolist(), steps]
-            parts, state = [], _rows(layer, first, row)
+            parts, state = [], state_rows(layer, first, row)
             for start, end in itertools.pairwise(ends):
                 if start < end:
-                    state = _rows(layer, anew, row) if flags[start, n] else state
+                    state = state_rows(layer, anew, row) if flags[start, n] else state
                     part, state = _run(layer, layer.x[start:end, row], None if both else state)
                     parts.append(part)
-            found = y[:, row], None if both else _rows(layer, last, row)
+            found = y[:, row], None if both else state_rows(layer, last, row)
             if wrong := _wrong(found, (np.concatenate(parts), None if both else state), tolerance):
                 when = f"with resets of sequence 0 before steps {list(where)}"
                 return f"{when}, for sequence {n}, {wrong} as of separate sequences"
@@ -295,25 +279,25 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
 
 @_property("initial state", "the initial state changes the outputs, and gets a gradient")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.state is not None, "no state was given")
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(layer.state is not None, "no state was given")
     y, _ = _run(layer, layer.x, layer.state)
     other, _ = _run(layer, layer.x, jax.tree.map(lambda v: np.asarray(v) + np.asarray(0.5, v.dtype), layer.state))
-    if _differs("y", other, y, 0.0) is None:
+    if differs("y", other, y, 0.0) is None:
         return "y is the same for another initial state"
     dy = np.random.default_rng(0).standard_normal(y.shape).astype(y.dtype)
     leaves, structure = jax.tree.flatten(layer.state)
     gradients = jax.tree.leaves(_gradients(layer, layer.x, layer.state, dy)[1])
-    for k, (name, leaf) in enumerate(_named("the initial state", layer.state)):
+    for k, (name, leaf) in enumerate(named("the initial state", layer.state)):
         if leaf.dtype.kind not in "fc" or np.any(gradients[k]):
             continue
         moved = jax.tree.unflatten(structure, [*leaves[:k], leaf + np.asarray(0.5, leaf.dtype), *leaves[k + 1 :]])
-        if _differs("y", _run(layer, layer.x, moved)[0], y, tolerance) is not None:
+        if differs("y", _run(layer, layer.x, moved)[0], y, tolerance) is not None:
             return f"the gradient of {name} is zero"
     return None
 
 
-def _gradients(layer: AdaptedLayer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
+def _gradients(layer: Layer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
     """The gradients of sum(y * dy) with respect to x and the state; that of an integer is of no meaning."""
     if layer.in_jax:
 
@@ -321,23 +305,9 @@ def _gradients(layer: AdaptedLayer, x: Any, state: Any, dy: Any) -> tuple[Any, A
             return jnp.sum(layer.call(layer.params, x, state)[0] * dy)
 
         return jax.grad(total, (0, 1), allow_int=True)(jnp.asarray(x), state)
-    _need(layer.gradients is not None, "the layer is not JAX's, and has no `gradients`")
+    need(layer.gradients is not None, "the layer is not JAX's, and has no `gradients`")
     assert layer.gradients is not None
     return layer.gradients(layer.params, x, state, dy)
-
-
-def _smooth(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The floating-point arrays of a tree, and a function that puts others in their place."""
-    leaves, structure = jax.tree.flatten(tree)
-    places = [k for k, v in enumerate(leaves) if jnp.issubdtype(jnp.result_type(v), jnp.floating)]
-
-    def join(values: list[Any]) -> Any:
-        full = list(leaves)
-        for k, value in zip(places, values):
-            full[k] = value
-        return jax.tree.unflatten(structure, full)
-
-    return [leaves[k] for k in places], join
 
 
 def _wide(tree: Any, dtype: Any = np.float64) -> Any:
@@ -345,10 +315,10 @@ def _wide(tree: Any, dtype: Any = np.float64) -> Any:
 
 
 @_property("gradients", "gradients equal central differences, in float64")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> str | None:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        smooth, join = _smooth(layer.params)
+        smooth, join = floats(layer.params)
         point = {"x": np.asarray(layer.x, np.float64), "state": _wide(layer.state)}
         if layer.in_jax:
             point["params"] = _wide(smooth)
@@ -367,17 +337,14 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
             found = dict(zip(("x", "state"), _gradients(layer, point["x"], point["state"], dy)))
             value = lambda p: np.sum(call(p) * dy)  # noqa: E731
         leaves, structure = jax.tree.flatten(point)
-        names = [name for name, _ in _named("", point)]
+        names = [name for name, _ in named("", point)]
         for k, gradient in enumerate(jax.tree.leaves(found)):
             if leaves[k].dtype != np.float64:
                 continue
             d = rng.standard_normal(leaves[k].shape)
-            ends = []
-            for h in (STEP, -STEP, 2 * STEP, -2 * STEP):
-                moved = [v + h * d if j == k else v for j, v in enumerate(leaves)]
-                ends.append(float(value(jax.tree.unflatten(structure, moved))))
-            slope = float(np.sum(np.asarray(gradient) * d))
-            difference = (8 * (ends[0] - ends[1]) - (ends[2] - ends[3])) / (12 * STEP)  # off by STEP**4
+            towards = jax.tree.unflatten(structure, [d if j == k else None for j in range(len(leaves))])
+            near, far = (float(central_difference(value, point, towards, h)) for h in (STEP, 2 * STEP))
+            slope, difference = float(np.sum(np.asarray(gradient) * d)), (4 * near - far) / 3  # off by STEP**4
             if not abs(slope - difference) <= 1e-6 * max(1.0, abs(difference)):
                 return (
                     f"along a random direction the slope of {names[k]} is {slope:.8g}, by differences {difference:.8g}"
@@ -386,29 +353,29 @@ def _(layer: AdaptedLayer, tolerance: float) -> str | None:
 
 
 @_property("dtype", "outputs and states have the type of the inputs, weights and states")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> str | None:
     for dtype in (jnp.float32, jnp.bfloat16) if layer.in_jax else (np.float32,):
-        smooth, join = _smooth(layer.params)
+        smooth, join = floats(layer.params)
         params = join([jnp.asarray(v, dtype) for v in smooth]) if layer.in_jax else layer.params
         state = _wide(layer.state, dtype)
         y, last = _run(replace(layer, params=params), layer.x.astype(dtype), state)
         wide = layer.wide_states and dtype != jnp.float32
-        for name, value in [*_named("y", y), *(() if wide else _named("the last state", last))]:
+        for name, value in [*named("y", y), *(() if wide else named("the last state", last))]:
             if (value.dtype.kind == "f" or value.dtype == jnp.bfloat16) and value.dtype != dtype:
                 return f"{name} is {value.dtype} for inputs, weights and states of {np.dtype(dtype).name}"
     return None
 
 
 @_property("determinism", "two calls give the same bits")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
+def _(layer: Layer, tolerance: float) -> str | None:
     first = _run(layer, layer.x, layer.state)
     wrong = _wrong(_run(layer, layer.x, layer.state), first, 0.0)
     return wrong and f"in the second call, {wrong}"
 
 
 @_property("jit", "a compiled call gives what a call gives")
-def _(layer: AdaptedLayer, tolerance: float) -> str | None:
-    _need(layer.in_jax, "the layer is not JAX's")
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(layer.in_jax, "the layer is not JAX's")
     eager = _run(layer, layer.x, layer.state)
     compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(jnp.asarray(layer.x), layer.state)
     wrong = _wrong(jax.tree.map(np.asarray, compiled), eager, tolerance)

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,66 +18,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
-
-
-@dataclass(frozen=True)
-class AdaptedLayer:
-    """A recurrent layer as a function, with arguments to check it on.
-
-    Attributes:
-        call: `call(params, x, state, lengths=None, resets=None) -> (y, state)`. x and y are [T, N, ...], lengths int32 [N],
-            resets bool [T, N]. If state is None, the layer begins in its own initial state.
-        params: a pytree of weights.
-        x: sequences [T, N, ...] of floating-point numbers.
-        state: a first state to check with, a pytree with N along `state_axis`; None if no state can be given.
-        lengths, resets: whether the layer takes them.
-        bidirectional: whether outputs may depend on later inputs; the last axis of y then holds both directions.
-        swap: a function of the params that exchanges both directions' weights, for the check of time reversal.
-        reset_to: what a reset puts the state back to: "zeros", the "initial" state that was given, or the layer's "own".
-        wide_states: whether states are float32 also where inputs and weights have a narrower type.
-        in_jax: whether `call` can be traced by JAX, and so be differentiated and compiled by it.
-        gradients: `gradients(params, x, state, dy) -> (dx, dstate)` of a layer that is not JAX's.
-    """
-
-    call: Callable[..., tuple[Any, Any]]
-    params: Any
-    x: Any
-    state: Any = None
-    state_axis: int = 0
-    lengths: bool = False
-    resets: bool = False
-    bidirectional: bool = False
-    swap: Callable[[Any], Any] | None = None
-    reset_to: str = "zeros"
-    wide_states: bool = False
-    in_jax: bool = True
-    gradients: Callable[..., tuple[Any, Any]] | None = None
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """T and N."""
-        return self.x.shape[0], self.x.shape[1]
+from jrnn.testing.subjects import Layer
 
 
 def recurrent_layer(
     layer: Any, x: Any, state: Any = None, *, params: Any = None, time_axis: int | None = None, **options: Any
-) -> AdaptedLayer:
-    """Returns a layer of any library as a `AdaptedLayer`.
+) -> Layer:
+    """Returns a layer of any library as a `Layer`.
 
     Args:
         layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
             are optional; a `flax.nnx.RNN` or a layer of `jrnn.nn`; a `flax.linen.RNN`; an Equinox cell; a Haiku core inside
-            `hk.transform`'s `(init, apply)`; a `keras.layers.RNN`; a `torch.nn.RNNBase`; or a `AdaptedLayer`.
+            `hk.transform`'s `(init, apply)`; a `keras.layers.RNN`; a `torch.nn.RNNBase`; or a `Layer`.
         x: sequences in the layer's own layout, such as [N, T, D] of flax and Keras.
         state: a first state to check with; of most libraries' layers one is made.
         params: weights, for a function, a linen module and a Haiku pair.
         time_axis: 0 or 1, the axis of time in x and y; the library's own by default.
-        options: other fields of `AdaptedLayer`.
+        options: other fields of `Layer`.
 
     Raises:
         LayerError: for a layer of an unknown kind, or sequences that are not floating-point [T, N, ...] or [N, T, ...].
     """
-    if isinstance(layer, AdaptedLayer):
+    if isinstance(layer, Layer):
         return replace(layer, **options)
     x = np.asarray(x)
     if x.ndim < 2 or x.dtype.kind != "f":
@@ -112,7 +74,7 @@ def _turned(array: Any, time_axis: int) -> Any:
 # Functions -------------------------------------------------------------------------------------------------------------
 
 
-def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
+def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     takes = inspect.signature(fn).parameters
     has = {n: n in takes for n in ("lengths", "resets")}
 
@@ -121,13 +83,13 @@ def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> 
         y, last = fn(params, _turned(x, time_axis), state, **{n: v for n, v in given.items() if has[n]})
         return _turned(y, time_axis), last
 
-    return AdaptedLayer(call, params, x, state, **has)
+    return Layer(call, params, x, state, **has)
 
 
 # flax ------------------------------------------------------------------------------------------------------------------
 
 
-def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
+def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
     cells = [layer.forward_rnn, layer.backward_rnn] if hasattr(layer, "forward_rnn") else [layer]
@@ -148,10 +110,10 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapted
     if state is None:
         state = _drawn(jax.eval_shape(lambda: first(shape)))
     both = len(cells) == 2
-    return AdaptedLayer(call, held, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, held))
+    return Layer(call, held, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, held))
 
 
-def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
+def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     both = hasattr(layer, "forward_rnn")
     cells = [layer.forward_rnn.cell, layer.backward_rnn.cell] if both else [layer.cell]
 
@@ -166,7 +128,7 @@ def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapt
         state = _drawn(tuple(made) if both else made[0])
     if params is None:
         params = layer.init(jax.random.key(0), _turned(x, time_axis), time_major=time_axis == 0)
-    return AdaptedLayer(call, params, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, params))
+    return Layer(call, params, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, params))
 
 
 def _swap_of_flax(layer: Any, params: Any) -> Callable[[Any], Any] | None:
@@ -231,7 +193,7 @@ def _drawn(shapes: Any) -> Any:
 # jrnn.nn, Equinox, Haiku -------------------------------------------------------------------------------------------------
 
 
-def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
+def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
 
@@ -248,10 +210,10 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapte
     fields = {"state_axis": int(stacked), "lengths": True, "resets": True, "swap": _swap_of_torch if both else None}
     if not stacked:
         fields |= {"reset_to": "own", "wide_states": True}
-    return AdaptedLayer(call, held, x, state, bidirectional=both, **fields)
+    return Layer(call, held, x, state, bidirectional=both, **fields)
 
 
-def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
+def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     """A cell of one sequence, run over time as Equinox's documentation shows, and over the batch by `jax.vmap`."""
     equinox = sys.modules["equinox"]
     arrays, rest = equinox.partition(cell, equinox.is_array)
@@ -273,10 +235,10 @@ def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adap
     if state is None:
         shape = jax.ShapeDtypeStruct((x.shape[1], cell.hidden_size), x.dtype)
         state = _drawn((shape, shape) if pair else shape)
-    return AdaptedLayer(call, arrays, x, state)
+    return Layer(call, arrays, x, state)
 
 
-def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
+def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     """`hk.transform(lambda x, state: ...)` whose function returns (y, state), of time-major sequences."""
 
     def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
@@ -287,13 +249,13 @@ def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapte
     if state is None:
         _, last = jax.eval_shape(lambda: call(params, jnp.asarray(x), None))
         state = _drawn(last)
-    return AdaptedLayer(call, params, x, state)
+    return Layer(call, params, x, state)
 
 
 # Keras, torch ------------------------------------------------------------------------------------------------------------
 
 
-def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
+def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     """A layer with return_sequences and return_state, on Keras's JAX backend; lengths are given as a mask."""
     keras = sys.modules["keras"]
     if keras.backend.backend() != "jax":
@@ -329,7 +291,7 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapt
         _, last = jax.eval_shape(lambda: call(weights, jnp.asarray(x), None))
         state = _drawn(last)
     swap = (lambda w: [*w[len(w) // 2 :], *w[: len(w) // 2]]) if both and layer.merge_mode == "concat" else None
-    return AdaptedLayer(call, weights, x, state, lengths=True, bidirectional=both, swap=swap)
+    return Layer(call, weights, x, state, lengths=True, bidirectional=both, swap=swap)
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
@@ -340,7 +302,7 @@ def _with_dtype(config: Any, dtype: str) -> Any:
     return [_with_dtype(value, dtype) for value in config] if isinstance(config, (list, tuple)) else config
 
 
-def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> AdaptedLayer:
+def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     """A `torch.nn.RNNBase`; lengths are given as a packed sequence, which torch sorts."""
     torch = sys.modules["torch"]
     layer = copy.deepcopy(layer)  # the one that was given keeps its weights and dtype
@@ -375,7 +337,7 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Adapt
         state = _drawn(jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), last))
     fields = {"state_axis": 1, "lengths": True, "bidirectional": layer.bidirectional, "in_jax": False}
     swap = _swap_of_torch if layer.bidirectional else None
-    return AdaptedLayer(call, weights, x, state, gradients=gradients, swap=swap, **fields)
+    return Layer(call, weights, x, state, gradients=gradients, swap=swap, **fields)
 
 
 _ADAPTERS: tuple[tuple[Callable, Callable, Callable], ...] = (

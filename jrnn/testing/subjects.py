@@ -1,4 +1,4 @@
-"""Cells of every kind as layers: functions of weights, states, sequences and lengths.
+"""Recurrent layers as functions of weights, sequences, states, lengths and resets, and cells of every kind as such.
 
 Shapes: T time, N batch, D input, H hidden.
 """
@@ -25,25 +25,41 @@ X, LENGTHS = "x", "lengths"
 
 @dataclass(frozen=True)
 class Layer:
-    """A recurrent layer: `call(weights, state, xs, lengths) -> (ys, last)`.
+    """A recurrent layer as a function, with arguments to run it on.
 
     Attributes:
-        call: the function; `xs` and `ys` are [T, N, ...], `lengths` int32 [N].
-        weights: a pytree of arrays.
-        state: a pytree of first states with N along `state_axis`, like `last`.
-        xs: a pytree of sequences to run it on.
+        call: `call(params, x, state, lengths=None, resets=None) -> (y, state)`. x and y are [T, N, ...], lengths int32 [N],
+            resets bool [T, N]. If state is None, the layer begins in its own initial state.
+        params: a pytree of weights.
+        x: sequences [T, N, ...] of floating-point numbers; for the assertions a pytree of these.
+        state: a first state, a pytree with N along `state_axis`; None if no state can be given.
+        lengths, resets: whether the layer takes them; the assertions give it lengths.
+        bidirectional: whether outputs may depend on later inputs; the last axis of y then holds both directions.
+        swap: a function of the params that exchanges both directions' weights, for the check of time reversal.
+        reset_to: what a reset puts the state back to: "zeros", the "initial" state that was given, or the layer's "own".
+        wide_states: whether states are float32 also where inputs and weights have a narrower type.
+        in_jax: whether `call` can be traced by JAX, and so be differentiated and compiled by it.
+        gradients: `gradients(params, x, state, dy) -> (dx, dstate)` of a layer that is not JAX's.
     """
 
-    call: Callable[[Any, Any, Any, Any], tuple[Any, Any]]
-    weights: Any
-    state: Any
-    xs: Any
+    call: Callable[..., tuple[Any, Any]]
+    params: Any
+    x: Any
+    state: Any = None
     state_axis: int = 0
+    lengths: bool = False
+    resets: bool = False
+    bidirectional: bool = False
+    swap: Callable[[Any], Any] | None = None
+    reset_to: str = "zeros"
+    wide_states: bool = False
+    in_jax: bool = True
+    gradients: Callable[..., tuple[Any, Any]] | None = None
 
     @property
     def size(self) -> tuple[int, int]:
         """T and N."""
-        return np.shape(jax.tree.leaves(self.xs)[0])[:2]  # type: ignore[return-value]
+        return np.shape(jax.tree.leaves(self.x)[0])[:2]  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -83,11 +99,11 @@ class CellNet:
     def layer(self, xs: Any, key: Any) -> Layer:
         fn = to_jax(self.net, [self.output, *self.last])
 
-        def call(weights: Any, state: Any, xs: Any, lengths: Any) -> tuple[Any, Any]:
+        def call(weights: Any, xs: Any, state: Any, lengths: Any) -> tuple[Any, Any]:
             found = fn({**weights, **dict(zip(self.state_names, state)), X: xs, LENGTHS: lengths}, key=key)
             return found[self.output], tuple(found[n][0] for n in self.last)
 
-        return Layer(call, self.weights, self.state, xs)
+        return Layer(call, self.weights, xs, self.state, lengths=True)
 
 
 def layer_of(cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None, **options: Any) -> Layer:
@@ -99,7 +115,7 @@ def layer_of(cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None
     if not callable(cell):
         raise LayerError(f"a cell is a function, a jrnn.cells.Cell or a Layer, was given a {type(cell).__name__}")
 
-    def call(weights: Any, state: Any, xs: Any, lengths: Any) -> tuple[Any, Any]:
+    def call(weights: Any, xs: Any, state: Any, lengths: Any) -> tuple[Any, Any]:
         def step(carry: Any, x: Any) -> Any:
             return cell(carry, x) if params is None else cell(weights, carry, x)
 
@@ -107,4 +123,4 @@ def layer_of(cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None
         return ys, last
 
     carry, xs, params = jax.tree.map(jnp.asarray, (carry, xs, params))
-    return Layer(call, () if params is None else params, carry, xs)
+    return Layer(call, () if params is None else params, xs, carry, lengths=True)

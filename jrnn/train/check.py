@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import GradientError, describe_op
+from jrnn.jaxprs.trials import central_difference
 from jrnn.nets.ir import Op
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
@@ -85,11 +86,11 @@ class GradientCheck:
         return jax.jit(lambda p, batch: model.loss(p, model.initial_carry(self.examples), batch, None)[0])
 
     def _differences(self, params: Params, batch: Any) -> Params:
-        def loss(name: str, step: float) -> Any:
-            return self._loss({**params, name: params[name] + step * directions[name]}, batch)
-
-        directions = _directions(params)
-        return {name: (loss(name, STEP) - loss(name, -STEP)) / (2 * STEP) for name in params}
+        others = dict.fromkeys(params)
+        return {
+            name: central_difference(lambda p: self._loss(p, batch), params, {**others, name: direction}, STEP)
+            for name, direction in _directions(params).items()
+        }
 
 
 def _directions(params: Params) -> Params:

@@ -144,7 +144,7 @@ class Config:
 def _task_kind(task: Any) -> TaskKind:
     if isinstance(task, str) and ":" in task:
         return load_kind("task", task, TaskKind, "data", "batch")
-    if task not in KINDS:
+    if not isinstance(task, str) or task not in KINDS:
         raise ConfigError(f"there is no task {task!r}{hint(task, KINDS)}")
     return KINDS[task]
 
@@ -158,7 +158,7 @@ def _model_table(kind: TaskKind, model: Any) -> type:
         return next(iter(kind.models.values()))
     if isinstance(named, str) and ":" in named and set(kind.models) & set(MAKERS):
         return load_kind("model.kind", named, ModelKind, "table", "kind").table
-    if named not in kind.models:
+    if not isinstance(named, str) or named not in kind.models:
         raise ConfigError(f"model.kind: task {kind.name!r} has no models of kind {named!r}{hint(named, kind.models)}")
     return kind.models[named]
 

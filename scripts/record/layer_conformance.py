@@ -21,7 +21,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import jax
 import numpy as np
 
-from jrnn.testing import LayerReport, check_layer
+from jrnn.testing import Report, check_layer
 from jrnn.testing.properties import PROPERTIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
@@ -31,7 +31,7 @@ X = np.random.default_rng(0).standard_normal((T, N, D)).astype(np.float32)
 ROWS = X.swapaxes(0, 1)  # [N, T, D]
 
 
-def of_jrnn() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_jrnn() -> Iterator[tuple[str, Callable[[], Report]]]:
     nnx = importlib.import_module("flax.nnx")
     nn = importlib.import_module("jrnn.nn")
     for name in ("RNN", "LSTM", "GRU"):
@@ -39,7 +39,7 @@ def of_jrnn() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
     yield "`jrnn.nn.GRU`, bidirectional", lambda: check_layer(nn.GRU(D, H, bidirectional=True, rngs=nnx.Rngs(0)), X)
 
 
-def of_nnx() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_nnx() -> Iterator[tuple[str, Callable[[], Report]]]:
     nnx = importlib.import_module("flax.nnx")
 
     def rnn(kind: str, seed: int = 0) -> Any:
@@ -50,7 +50,7 @@ def of_nnx() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
     yield "`flax.nnx.Bidirectional`", lambda: check_layer(nnx.Bidirectional(rnn("GRUCell"), rnn("GRUCell", 1)), ROWS)
 
 
-def of_linen() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_linen() -> Iterator[tuple[str, Callable[[], Report]]]:
     nn = importlib.import_module("flax.linen")
     for kind in ("LSTMCell", "GRUCell"):
         yield f"`flax.linen.RNN({kind})`", lambda kind=kind: check_layer(nn.RNN(getattr(nn, kind)(H)), ROWS)
@@ -58,14 +58,14 @@ def of_linen() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
     yield "`flax.linen.Bidirectional`", lambda: check_layer(both(), ROWS)
 
 
-def of_equinox() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_equinox() -> Iterator[tuple[str, Callable[[], Report]]]:
     eqx = importlib.import_module("equinox")
     for kind in ("LSTMCell", "GRUCell"):
         cell = getattr(eqx.nn, kind)
         yield f"`equinox.nn.{kind}`", lambda cell=cell: check_layer(cell(D, H, key=jax.random.key(0)), X)
 
 
-def of_haiku() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_haiku() -> Iterator[tuple[str, Callable[[], Report]]]:
     hk = importlib.import_module("haiku")
     for kind in ("LSTM", "GRU"):
 
@@ -80,7 +80,7 @@ def of_haiku() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
 
         yield f"`haiku.{kind}`", lambda unrolled=unrolled: check_layer(hk.transform(unrolled), X)
 
-        def with_resets(reset: Any = reset) -> LayerReport:
+        def with_resets(reset: Any = reset) -> Report:
             pair = hk.without_apply_rng(hk.transform(reset))
             params = pair.init(jax.random.key(0), X, None, None)
             state = jax.tree.map(lambda v: v + 0.5, pair.apply(params, X, None, None)[1])
@@ -89,7 +89,7 @@ def of_haiku() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
         yield f"`haiku.ResetCore({kind})`", with_resets
 
 
-def of_keras() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_keras() -> Iterator[tuple[str, Callable[[], Report]]]:
     keras = importlib.import_module("keras")
     options = {"return_sequences": True, "return_state": True}
     for kind in ("LSTM", "GRU", "SimpleRNN"):
@@ -99,7 +99,7 @@ def of_keras() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
     yield "`keras.layers.Bidirectional(GRU)`", lambda: check_layer(both(), ROWS)
 
 
-def of_torch() -> Iterator[tuple[str, Callable[[], LayerReport]]]:
+def of_torch() -> Iterator[tuple[str, Callable[[], Report]]]:
     torch = importlib.import_module("torch")
     for kind in ("RNN", "LSTM", "GRU"):
         yield f"`torch.nn.{kind}`", lambda kind=kind: check_layer(getattr(torch.nn, kind)(D, H), X)
@@ -115,7 +115,7 @@ LIBRARIES = {
 def main() -> None:
     jax.config.update("jax_disable_most_optimizations", True)
     names = [a for a in sys.argv[1:] if not a.startswith("-")] or list(LIBRARIES)
-    versions, rows, notes = [f"jax {jax.__version__}"], [], []
+    versions, rows, notes = [f"jax {jax.__version__}"], [], Notes()
     for library in names:
         package = "flax" if library == "linen" else library
         if package not in ("jrnn",) and library != "linen":
@@ -124,23 +124,46 @@ def main() -> None:
             report = check()
             found = {f.property: f for f in report.findings}
             marks = ["yes" if p in report.holds else "**no**" if p in found else "-" for p in PROPERTIES]
-            rows.append(f"| {name} | {' | '.join(marks)} |")
-            notes += [
-                f"- {name}, {f.property}: for T={f.steps}, N={f.batch}, {_escaped(f.counterexample)}"
-                for f in report.findings
-            ]
-            print(rows[-1], *map(str, report.findings), sep="\n", flush=True)
-    head = [f"| layer | {' | '.join(PROPERTIES)} |", f"|---|{'---|' * len(PROPERTIES)}"]
-    text = "\n".join(
-        [f"With {', '.join(versions)}, on a CPU:", "", *head, *rows, "", "What does not hold:", "", *notes]
-    )
+            rows.append((name, marks))
+            for f in report.findings:
+                notes.add(package, name, f.property, f"for T={f.steps}, N={f.batch}, {f.counterexample}")
+            print(*rows[-1], *map(str, report.findings), sep="\n", flush=True)
     if "--write" in sys.argv:
-        before, rest = PAGE.read_text().split(START)
-        PAGE.write_text(f"{before}{START}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+        write(START, versions, ["layer", *PROPERTIES], rows, notes)
 
 
-def _escaped(text: str) -> str:
-    return text.replace("<", "&lt;").replace("*", "\\*")
+class Notes:
+    """What does not hold: one line for each property of a library, with its first counterexample."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+
+    def add(self, library: str, name: str, property: str, text: str) -> None:
+        self.found.setdefault((library, property), []).append((name, text))
+
+    def lines(self) -> list[str]:
+        found = []
+        for (_, property), cases in self.found.items():
+            name, text = cases[0]
+            others = (
+                "; likewise ".join(["", ", ".join(dict.fromkeys(n for n, _ in cases if n != name))])
+                if len(cases) > 1
+                else ""
+            )
+            found.append(f"- {property}: {name}, {text.replace('<', '&lt;').replace('*', chr(92) + '*')}{others}")
+        return found
+
+
+def write(start: str, versions: list[str], head: list[str], rows: list[tuple[str, list[str]]], notes: Notes) -> None:
+    """Puts a table into docs/conformance.md after this mark; what has the same marks shares a row."""
+    shared: dict[tuple[str, ...], list[str]] = {}
+    for name, marks in rows:
+        shared.setdefault(tuple(marks), []).append(name)
+    cells = [head, ["---"] * len(head), *([", ".join(names), *marks] for marks, names in shared.items())]
+    table = [f"| {' | '.join(row)} |" for row in cells]
+    lines = [f"With {', '.join(versions)}, on a CPU:", "", *table, "", "What does not hold:", "", *notes.lines()]
+    before, rest = PAGE.read_text().split(start)
+    PAGE.write_text("\n".join([f"{before}{start}", "", *lines, "", END + rest.split(END, 1)[1]]))
 
 
 if __name__ == "__main__":

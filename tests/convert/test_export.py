@@ -77,6 +77,17 @@ def test_a_mobile_package_is_written_as_python(tmp_path):
     weights = module["load_weights"]()
     assert sorted(weights) == ["b", "w"]
     np.testing.assert_allclose(module["predict"](weights, {"x": X})["y"], Y, rtol=1e-6)
+    (old,) = tmp_path.glob("model-*.npz")
+    (tmp_path / "model-best.npz").write_text("mine")
+    other = export_package(NET, {**PARAMS, "b": PARAMS["b"] + 1}, ["x"], ["y"])
+    write_python(other, tmp_path / "model.py", {"x": X})
+    found = runpy.run_path(str(tmp_path / "model.py"))["load_weights"]()
+    np.testing.assert_array_equal(found["b"], PARAMS["b"] + 1)
+    assert not old.exists() and len(list(tmp_path.iterdir())) == 3
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(jrnn.JrnnError, match="folder: cannot be written"):
+        write_python(package, tmp_path / "folder", {"x": X})
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_folder_round_trip(tmp_path):

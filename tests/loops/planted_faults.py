@@ -21,8 +21,7 @@ def main(kind):
     from jrnn.loops import backends, chunks
     from jrnn.loops.costs import machines
     from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
-    from jrnn.loops.loop import mark, recorder
-    from jrnn.loops.loop.record import loop_of
+    from jrnn.loops.loop import ScanParams, mark, recorder
     from jrnn.loops.plans import Target
     from jrnn.loops.rules import differentiation
     from jrnn.loops.rules.residuals import Stacks
@@ -62,7 +61,7 @@ def main(kind):
     if kind == "residuals":
         program = jax.make_jaxpr(lambda w, h, x: (jnp.tanh(h @ w + x) * h, jnp.sin(h)))(*3 * [jnp.ones((3, 3))])
         stacks = Stacks(0.0, machines.CPU)
-        same = differentiation._step_storing_less(program, 1, 1, stacks, None, True) is program
+        same = differentiation._step_storing_less(ScanParams(program, 1, 1, 2, False), stacks, None, True) is program
         print("on random numbers" * same)
     if kind == "segments":
         mesh = jax.make_mesh((4,), ("time",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -86,7 +85,7 @@ def main(kind):
         step = jax.make_jaxpr(lambda h, g, x: (jnp.tanh(x) * h + 0.5 * g, 0.2 * h - 0.3 * g + x))(*3 * [jnp.ones(3)])
         from jrnn import jaxprs
 
-        loop = loop_of(jaxprs.opened(step), 0, 2, 128, False)
+        loop = ScanParams(step, 0, 2, 128, False).loop(jaxprs.opened(step))
         options = mark.Options("associative")
         print(*backends.plan(loop, Target("cuda", 1, "", False, machines.of("cuda")), options).notes)
 

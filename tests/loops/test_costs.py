@@ -22,7 +22,7 @@ from jrnn.loops.costs.candidates import Candidate, Estimate
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.explain.explain import plans_of
 from jrnn.loops.loop import recorder
-from jrnn.loops.plans import Target
+from jrnn.loops.plans import Target, search
 from jrnn.loops.rules import lowering, residuals
 from jrnn.loops.rules.residuals import min_cut
 
@@ -128,15 +128,15 @@ def test_no_loop_stores_more_for_its_reverse_pass_than_jax_would(name):
 @pytest.mark.exhaustive("400")
 @pytest.mark.parametrize("length", [100, 400])
 def test_the_work_of_planning_grows_no_faster_than_the_step(length, monkeypatch):
-    """Equations that are estimated, and rounds of the minimum cut, for a step of 3 `length` equations and its gradient.
+    """Equations that are estimated, and minimum cuts, for a step of 3 `length` equations and its gradient.
 
-    The comparison of the derivative rule with the step searches once more."""
-    estimated, rounds = [], []
-    part, levels = Estimator.part, residuals._levels
+    The comparison of the derivative rule with the step makes one more cut."""
+    estimated, cuts = [], []
+    part = Estimator.part
     monkeypatch.setattr(
         Estimator, "part", lambda self, eqns, *a, **k: estimated.append(len(eqns)) or part(self, eqns, *a, **k)
     )
-    monkeypatch.setattr(residuals, "_levels", lambda *a: rounds.append(1) or levels(*a))
+    monkeypatch.setattr(residuals, "min_cut", lambda *a: cuts.append(1) or min_cut(*a))
 
     def step(h, x):
         for i in range(length):
@@ -145,7 +145,7 @@ def test_the_work_of_planning_grows_no_faster_than_the_step(length, monkeypatch)
 
     jax.jit(jax.grad(lambda h, xs: jnp.sum(jrnn.scan(step, h, xs)[0]))).lower(jnp.ones(4), jnp.ones((3, 4)))
     assert 0 < sum(estimated) <= 60 * length
-    assert 0 < len(rounds) <= 8
+    assert len(cuts) == 2
 
 
 @pytest.mark.exhaustive
@@ -514,3 +514,30 @@ def test_only_states_that_gain_run_in_chunks(side, chunks):
         xs = (jnp.ones((512, 4, 2, side)),) * 3
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(jnp.ones((4, 2, side, side)), xs)
     assert ("chunks" in [plan.executor for plan in plans]) == chunks
+
+
+def test_random_numbers_stay_in_loops_of_few_steps():
+    """For all steps at once, the rounds of each generator are an inner loop with the same work."""
+
+    def run(c, key):
+        draws = lambda key: sum(jax.random.uniform(k, (64,)) for k in jax.random.split(key, 8))  # noqa: E731
+        return jax.lax.scan(lambda c, t: (jnp.tanh(c + draws(jax.random.fold_in(key, t))), None), c, jnp.arange(50))
+
+    (loop,) = lowering.steps_of(run, jnp.zeros(64), jax.random.key(0))
+    generators = [e for e in loop.eqns if e.primitive.name in ("random_bits", "random_fold_in", "random_split")]
+    estimator = Estimator(loop, machines.CPU)
+    outs = [v for e in generators for v in e.outvars]
+    inside, outside = (estimator.part(generators, outs, together) for together in (False, True))
+    assert len(generators) == 10 and inside.calls == 0
+    assert 50 * outside.products > 50 * inside.products and outside.calls > 5e-6 * 10
+
+
+def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
+    def most(n):
+        def step(c, x):
+            return jnp.tanh(c @ jnp.ones((n, n)) + x), c
+
+        (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(step, c, xs), jnp.ones((8, n)), jnp.ones((9, 8, n)))
+        return search._allowance(loop)
+
+    assert most(4) == (2 * 9 + 1) * 8 * 4 * 4 / 2 and most(64) == costs.SMALL

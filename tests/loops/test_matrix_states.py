@@ -13,7 +13,7 @@ from jrnn.loops import chunks
 from jrnn.loops.affine.terms import Factor, Term
 from jrnn.loops.chunks import compared, pays
 from jrnn.loops.chunks.labeled import variables
-from jrnn.loops.loop import Loop, recorder
+from jrnn.loops.loop import Loop, ScanParams, recorder
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
@@ -283,15 +283,16 @@ def test_explain_scan_says_how_a_loop_is_solved():
 
 
 def test_which_loops_pay():
-    def step_of(n, T):
+    def scan_of(n, T):
         init, xs = jnp.zeros((2, n, n)), {k: jnp.zeros((T, 2, n)) for k in "qkv"}
-        return jax.make_jaxpr(lambda S, x: layers.linear_by_vmap(S[None], {k: v[None] for k, v in x.items()}))(
+        step = jax.make_jaxpr(lambda S, x: layers.linear_by_vmap(S[None], {k: v[None] for k, v in x.items()}))(
             init, {k: v[0] for k, v in xs.items()}
-        ).jaxpr
+        )
+        return ScanParams(step, 0, 1, T, False)
 
-    assert pays(step_of(64, 256), 0, 1, 256)
-    assert not pays(step_of(64, 64), 0, 1, 64)
-    assert not pays(step_of(16, 256), 0, 1, 256)
+    assert pays(scan_of(64, 256))
+    assert not pays(scan_of(64, 64))
+    assert not pays(scan_of(16, 256))
 
 
 def chosen(T, K, **options):

@@ -173,6 +173,7 @@ def test_keys_are_left_alone_and_the_reset_state_has_a_gradient(x64):
         ((np.ones((5, 7)),), RESETS, r"reset_state\[0\] cannot be broadcast to the carry's shape"),
         ({"h": 0.0}, RESETS, r"reset_state\[0\] cannot be broadcast|reset_state must be a pytree as init"),
         (("ab",), RESETS, r"reset_state\[0\] cannot be broadcast"),
+        ((2j,), RESETS, r"reset_state\[0\] is complex\d+, which a carry of float\d+ cannot hold"),
     ],
 )
 def test_reset_states_that_do_not_fit_are_named(reset_state, resets, rule):

@@ -42,10 +42,10 @@ def test_padding_shows_nowhere(kind, extras):
     function, params, hx = make(kind, **made)
     key = jax.random.key(3) if settings else None
 
-    def call(params, hx, x, lengths):
+    def call(params, x, hx, lengths):
         return function(params, x, hx, lengths=lengths, key=key, **settings)
 
-    testing.assert_padding_invariant(testing.Layer(call, params, hx, padded(0.0)))
+    testing.assert_padding_invariant(testing.Layer(call, params, padded(0.0), hx))
 
 
 @pytest.mark.sample("gru")
@@ -63,10 +63,10 @@ def test_past_its_end_a_sequence_gives_zeros_and_holds_its_state(kind):
 def test_a_sequence_is_independent_of_its_batch(kind):
     function, params, hx = make(kind)
 
-    def call(params, hx, x, lengths):
+    def call(params, x, hx, lengths):
         return function(params, x, hx, lengths=lengths)
 
-    layer = testing.Layer(call, params, hx, padded(0.0), state_axis=1)
+    layer = testing.Layer(call, params, padded(0.0), hx, state_axis=1)
     testing.assert_batch_invariant(layer, lengths=LENGTHS)
 
 

@@ -16,7 +16,7 @@ from flax import nnx
 
 import jrnn
 from jrnn.errors import LayerError
-from jrnn.testing import AdaptedLayer, check_layer, layer_tests, properties, recurrent_layer
+from jrnn.testing import Layer, check_layer, layer_tests, properties, recurrent_layer
 from jrnn.testing.properties import PROPERTIES
 
 pytestmark = pytest.mark.usefixtures("little_optimization")
@@ -320,5 +320,5 @@ def test_a_test_of_a_property_fails(pytester):
 
 
 def test_a_record_may_be_given():
-    made = AdaptedLayer(lambda params, x, state, **_: (x + state[None], state), None, X, STATE)
+    made = Layer(lambda params, x, state, **_: (x + state[None], state), None, X, STATE)
     assert check_layer(made, only=["causality"]).holds == ("causality",)

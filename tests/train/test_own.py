@@ -123,7 +123,7 @@ def test_what_is_no_logger(folder, capsys, name, message):
     assert message in capsys.readouterr().err
 
 
-def test_what_is_imported_is_said_before_it_is_run(folder, capsys):
+def test_what_is_imported_is_said_before_it_is_run(folder, capsys, caplog):
     """And a file may import the one next to it, from any working directory."""
     (folder / "other").mkdir()
     (folder / "other" / "shared.py").write_text("NAME = 'shared'\n")
@@ -132,12 +132,14 @@ def test_what_is_imported_is_said_before_it_is_run(folder, capsys):
     assert main(["train", "c.toml"]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said[:2] == [f"imports {folder / 'other' / 'mine.py'}", "shared"] and "is a int" in said[2]
+    assert not caplog.records  # nobody else prints it
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("X = {}['planted']", r"mine.py: cannot be loaded: .*mine.py, line 1: KeyError: 'planted'"),
+        ("class E(BaseException): pass\nraise E('odd')", "mine.py: cannot be loaded: .*mine.py, line 2: E: odd"),
         (
             "import nothing_there",
             "mine.py: cannot be loaded: .*ModuleNotFoundError: No module named 'nothing_there'",

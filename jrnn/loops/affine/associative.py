@@ -12,6 +12,7 @@ Shapes: T time, K carries that are solved together.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,14 +84,9 @@ def is_bounded(loop: Loop) -> bool:
     def factors(*values: Any) -> list[Any]:
         env, rows = dict(zip(loop.inputs, values)), []
         for group in _groups(loop):
-            mine, outs = [loop.carry[i] for i in group], [loop.carry_out[i] for i in group]
-            body, _ = jaxprs.needed(loop.eqns, outs, set(loop.inputs))
-
-            def new(old: Sequence[Any], mine: Any = mine, outs: Any = outs, body: Any = body) -> list[Any]:
-                here = jaxprs.evaluate(body, env | dict(zip(mine, old)))
-                return [jaxprs.value(here, a) for a in outs]
-
-            rows += _coefficients(new, [env[v] for v in mine])[0]
+            mine = {loop.carry[i]: env[loop.carry[i]] for i in group}
+            part = GroupStep.of(loop, group, {v: x for v, x in env.items() if v not in mine}, {})
+            rows += _coefficients(functools.partial(part.fn, part.consts, []), list(mine.values()))[0]
         return [a for row in rows for a in row]
 
     return all(size <= 1 for size in largest_size(jax.make_jaxpr(factors)(*(v.aval for v in loop.inputs))))

@@ -97,10 +97,5 @@ def constant(atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]) -
         pending += producers[v].invars
     order = [eqn for eqn in dict.fromkeys(map(id, producers.values())) if eqn in eqns]
     with jax.ensure_compile_time_eval():
-        env = dict(constants)
-        for eqn in (eqns[i] for i in order):
-            if eqn.primitive.name == "pvary":  # a cast of types that exist inside `jax.shard_map` only
-                env[eqn.outvars[0]] = jaxprs.value(env, eqn.invars[0])
-            else:
-                jaxprs.evaluate([eqn], env)
+        env = jaxprs.evaluate((eqns[i] for i in order), dict(constants), rule=jaxprs.uncast)
         return np.asarray(jaxprs.value(env, atom))

@@ -38,10 +38,16 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
     """Returns the plan of a loop: the way `take` if there is such a one, or else the one that is estimated to be best."""
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.left(target, loop, "it has no steps")
+    if take is None and options.executor == "auto" and not options.strict and _has_one_step(loop):
+        return LoopPlan.left(target, loop, "it has one step")
     backend = _backend(target, options)
     if backend.ways is not None:
         return backend.plan(loop, target, options, take)
     return LoopPlan.left(target, loop, tuned.NOTE + take) if take == REFERENCE else backend.plan(loop, target, options)
+
+
+def _has_one_step(loop: Loop) -> bool:
+    return jaxprs.is_known(loop.length) and loop.length == 1
 
 
 def ways(planned: LoopPlan, options: Options) -> tuple[tuple[str, ...], tuple[int, int]]:

@@ -6,13 +6,10 @@ rounds without being asked, and only their sums leave the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from jrnn import jaxprs
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.loop import Loop, Options, derived, loop_of
+from jrnn.loops.loop import Loop, Options, ScanParams, derived
 from jrnn.loops.passes import concatenate_cotangents, direct_views, distinct, movable, split
 from jrnn.loops.plans import LoopPlan, Solved, Split, Target, by_steps
 
@@ -52,25 +49,18 @@ def _not_solved(core: Loop, options: Options) -> str | None:
     if why is None and options.executor != "associative" and not associative.is_bounded(core):
         return "its factors are not provably at most 1, so products of them could overflow"
     if why is None and options.verify:
-        agrees, note = derived.verdict(
-            core.closed(), len(core.consts), len(core.carry), _COMPARED, core.reverse, "in rounds", _in_rounds
-        )
+        few = ScanParams(core.closed(), len(core.consts), len(core.carry), _COMPARED, core.reverse)
+        agrees, note = derived.verdict(few, "in rounds", _in_rounds)
         return None if agrees else note
     return why
 
 
-def _in_rounds(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., list[Any]] | None:
-    program = jaxprs.opened(step, jaxprs.LOWERED_CALLS)
-    loop, end = loop_of(program, n_consts, n_carry, length, reverse), n_consts + n_carry
+def _in_rounds(scan: ScanParams) -> derived.Run | None:
+    program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
+    loop = scan.loop(program)
     if associative.refusal(loop) is not None:
         return None
-
-    def run(*args: Any) -> list[Any]:
-        consts = [*program.consts, *args[:n_consts]]
-        carry, ys = associative.Solved(loop).run(consts, args[n_consts:end], args[end:], length)
-        return [*carry, *ys]
-
-    return run
+    return lambda consts, init, xs: associative.Solved(loop).run([*program.consts, *consts], init, xs, scan.length)
 
 
 ANY = Backend((), plan)  # for platforms without a file

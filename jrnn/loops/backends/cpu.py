@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jrnn import jaxprs
+from jrnn.jaxprs import Eqn
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs import tuned
-from jrnn.loops.costs.candidates import Candidate, Choice
-from jrnn.loops.costs.equation_costs import is_outer
+from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice
+from jrnn.loops.costs.equation_costs import is_by_vector, is_outer, product_seconds
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.kernels import Refused, native
@@ -29,11 +30,12 @@ from jrnn.loops.passes import (
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
 from jrnn.loops.plans import NOTHING, Arithmetic, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
-from jrnn.loops.plans.arithmetic import arithmetic
+from jrnn.loops.plans.arithmetic import LARGE_PRODUCT, arithmetic
 from jrnn.loops.plans.search import Search
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 _LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
+_BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
 
 
@@ -46,7 +48,10 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
         options: the caller's.
         take: the way to use, if there is such a one, or None for the one that is estimated to be best.
     """
-    search = searched(loop, target, options)
+    reference = _reference(loop, target)
+    if take is None and options.executor == "auto" and _is_brief(reference):
+        return LoopPlan.left(target, loop, "it takes less time than planning it", choice=Choice(reference))
+    search = _searched(reference, target, options)
     notes: tuple[str, ...] = ()
     if options.executor == "associative":
         # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
@@ -72,19 +77,28 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
 
 def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate], tuple[int, int]]:
     """Returns all ways to run a loop, also those that "auto" does not compare; and `Question.held`."""
-    search = searched(loop, target, options)
+    search = _searched(_reference(loop, target), target, options)
     return _everything(search, target), (search.held, search.saved)
 
 
-def searched(loop: Loop, target: Target, options: Options) -> Search:
+def _reference(loop: Loop, target: Target) -> Candidate:
+    return Candidate(REFERENCE, Steps(loop).estimate(target.machine), Steps(loop))
+
+
+def _is_brief(reference: Candidate) -> bool:
+    """Returns True for a loop that gains so little that lowering it in another way would not pay."""
+    return reference.estimate.seconds < _BRIEF
+
+
+def _searched(reference: Candidate, target: Target, options: Options) -> Search:
     """Returns the search among ways to run a loop, after the passes."""
-    original = loop
+    loop = reference.node.loop
     for rewrite in PASSES:
         loop = rewrite(loop)
-    turned = columns(batch_first(loop))
-    if _turning_pays(loop, turned, target.machine):
-        loop = turned
-    return Search(original, loop, options, target.machine, smaller_first)
+    if _turning_may_pay(loop, reference, target.machine):
+        turned = columns(batch_first(loop))
+        loop = turned if _turning_pays(loop, turned, target.machine) else loop
+    return Search(reference, loop, options, target.machine, smaller_first)
 
 
 def _choice(search: Search, target: Target, options: Options, take: str | None) -> tuple[Choice, str]:
@@ -112,9 +126,15 @@ def _others(search: Search, target: Target) -> list[Candidate]:
     """Returns the candidates that run the loop that stays in another way than step by step."""
     if search.options.executor != "auto":
         return []
-    products = (e for e in search.loop.eqns if e.primitive.name == "dot_general" and not is_outer(e))
-    may_call = any(products) and len(search.loop.eqns) <= _LONGEST_CALLED
+    may_call = any(map(_is_for_native, search.loop.eqns)) and len(search.loop.eqns) <= _LONGEST_CALLED
     return [*(calls(search, target)[0] if may_call else []), *_as_arithmetic(search)]
+
+
+def _is_for_native(eqn: Eqn) -> bool:
+    """Returns True for a product that XLA:CPU calls, or that is long."""
+    if eqn.primitive.name != "dot_general" or is_outer(eqn):
+        return False
+    return not is_by_vector(eqn) or jaxprs.operations(eqn) >= LARGE_PRODUCT
 
 
 def _as_arithmetic(search: Search) -> list[Candidate]:
@@ -167,6 +187,12 @@ def _for_xla(leaf: Node, trip: int) -> Node:
 
 def _is_call(node: Node) -> bool:
     return isinstance(getattr(node, "inner", node), OneCall)
+
+
+def _turning_may_pay(loop: Loop, reference: Candidate, machine: Machine) -> bool:
+    """Returns False if all products of a loop take too small a part of its time."""
+    products = sum(product_seconds(e, None, machine) for e in loop.eqns if e.primitive.name == "dot_general")
+    return jaxprs.extent(loop.length) * products > _LEAST_GAIN * reference.estimate.seconds
 
 
 def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:

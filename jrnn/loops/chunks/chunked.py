@@ -17,12 +17,13 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
+from jrnn.jaxprs.tangents import Linearized
 from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body
-from jrnn.loops.loop import Loop, Results, mark
+from jrnn.loops.loop import Loop, Results, ScanParams, mark
 from jrnn.loops.wrappers.recompute import in_chunks
 
 _LEAST = (
@@ -32,20 +33,14 @@ _LEAST = (
 _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
 
 
-def pays(step: Any, n_consts: int, n_carry: int, length: int) -> bool:
-    """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state.
-
-    Args:
-        step: the jaxpr of the step.
-        n_consts, n_carry: the numbers of constants and carries.
-        length: T.
-    """
-    carry, xs = step.invars[n_consts : n_consts + n_carry], step.invars[n_consts + n_carry :]
+def pays(scan: ScanParams) -> bool:
+    """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state."""
+    _, carry, xs = scan.apart(jaxprs.jaxpr_of(scan.jaxpr).invars)
     given = max(map(jaxprs.nbytes, xs), default=0)
     large = [
         v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * given and sum(n > 1 for n in v.aval.shape) > 1
     ]
-    return length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
+    return scan.length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
 
 
 def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
@@ -64,24 +59,11 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
         before, reached = len(moving), jaxprs.depends(loop.eqns, moving)
         moving.update(v for v, out in zip(loop.carry, loop.carry_out) if jaxprs.is_in(out, reached))
     places = [i for i, v in enumerate(inputs) if v in moving and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
-    n = len(inputs)
-
-    def tangents(*args: Any) -> list[Any]:
-        def of_moving(*values: Any) -> list[Any]:
-            env = jaxprs.evaluate(loop.eqns, dict(zip(inputs, jaxprs.replaced(args[:n], places, values))))
-            return [v for a in loop.outputs if jnp.issubdtype((v := jaxprs.value(env, a)).dtype, jnp.inexact)]
-
-        return jax.jvp(of_moving, [args[i] for i in places], list(args[n:]))[1]
-
-    avals = [v.aval for v in inputs]
-    program = jaxprs.trace(tangents, [*avals, *(avals[i].to_tangent_aval() for i in places)])
-    eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars))
-    later = jaxprs.depends(eqns, program.invars[n:])
-    read = {v for e in eqns if any(v in later for v in e.outvars) for v in jaxprs.inputs(e)} - later
-    states = program.invars[n_consts : n_consts + len(loop.carry)]
+    parts = Linearized.of(loop.step, [v.aval for v in inputs], places)
+    states = parts.program.invars[n_consts : n_consts + len(loop.carry)]
     most = max(map(jaxprs.nbytes, states), default=0)
-    follow = jaxprs.depends(eqns, [v for v in states if jaxprs.nbytes(v) == most])
-    return sum(jaxprs.nbytes(v) for v in read if v in follow and jaxprs.nbytes(v) >= most)
+    follow = jaxprs.depends(parts.step, [v for v in states if jaxprs.nbytes(v) == most])
+    return sum(jaxprs.nbytes(v) for v in set(parts.wanted) if v in follow and jaxprs.nbytes(v) >= most)
 
 
 def chunk_length(length: int) -> int:

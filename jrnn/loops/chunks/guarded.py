@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn import jaxprs
 from jrnn.jaxprs.names import Primitive, ad, batching, jaxpr_as_fun, mlir
+from jrnn.jaxprs.tangents import pushed
 
 linear_p = Primitive("checked_linear_map")
 linear_p.multiple_results = True
@@ -74,15 +74,7 @@ def _jvp(
     moving = [tangents[1 + i] for i in places]
 
     def tangents_of(fn: Callable) -> Callable:
-        def of(*args: Any) -> list[Any]:
-            fixed, moved = args[: len(given)], args[len(given) :]
-
-            def of_moving(*some: Any) -> list[Any]:
-                return fn(*jaxprs.replaced(fixed, places, some))
-
-            return jax.jvp(of_moving, [fixed[i] for i in places], list(moved))[1]
-
-        return of
+        return lambda *args: pushed(fn, args[: len(given)], places, args[len(given) :])[1]
 
     every = [*given, *moving]
     both = (_rewritten(closed, tangents_of, every) for closed in (products, steps))

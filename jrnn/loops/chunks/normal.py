@@ -18,7 +18,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
-from jrnn.loops.loop import Loop, loop_of
+from jrnn.loops.loop import Loop, ScanParams
 
 _LONGEST = 8  # steps of an inner loop that is unrolled; slices of a carry
 
@@ -35,15 +35,11 @@ def opened(closed: Any, calls: Mapping[str, str]) -> jaxprs.Program:
     if not any(_expansion(eqn, calls) for eqn in program.eqns):
         return program
 
-    def run(*args: Any) -> list[Any]:
-        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
-        for eqn in program.eqns:
-            expansion = _expansion(eqn, calls) or functools.partial(jaxprs.bind, eqn)
-            with jaxprs.in_scope(eqn):
-                env.update(zip(eqn.outvars, expansion(*(jaxprs.read(env, a) for a in eqn.invars))))
-        return [jaxprs.read(env, a) for a in program.outvars]
+    def rule(eqn: Eqn, *operands: Any) -> list[Any] | None:
+        expansion = _expansion(eqn, calls)
+        return expansion and expansion(*operands)
 
-    return opened(jax.make_jaxpr(run)(*(v.aval for v in program.invars)), calls)
+    return opened(jax.make_jaxpr(functools.partial(program.run, rule=rule))(*(v.aval for v in program.invars)), calls)
 
 
 def _expansion(eqn: Eqn, calls: Mapping[str, str]) -> Callable[..., list[Any]] | None:
@@ -70,15 +66,14 @@ def _selected(branches: Sequence[Any], which: Any, *given: Any) -> list[Any]:
 
 
 def _unrolled(params: dict[str, Any], *args: Any) -> list[Any]:
-    n_consts, n_carry = jaxprs.scan_counts(params)
-    consts, carry, xs = args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
-    body, stacks = params["jaxpr"], []
-    count = range(params["length"])
-    for t in reversed(count) if params["reverse"] else count:
-        results = jex.jaxpr_as_fun(body)(*consts, *carry, *(x[t] for x in xs))
-        carry = results[:n_carry]
-        stacks.append(results[n_carry:])
-    stacks = stacks[::-1] if params["reverse"] else stacks
+    scan, stacks = ScanParams.of(params), []
+    consts, carry, xs = scan.apart(args)
+    count = range(scan.length)
+    for t in reversed(count) if scan.reverse else count:
+        results = jex.jaxpr_as_fun(scan.jaxpr)(*consts, *carry, *(x[t] for x in xs))
+        carry = results[: scan.n_carry]
+        stacks.append(results[scan.n_carry :])
+    stacks = stacks[::-1] if scan.reverse else stacks
     return [*carry, *(jnp.stack(ys) for ys in zip(*stacks))]
 
 
@@ -158,7 +153,8 @@ def held(loop: Loop) -> tuple[Loop, tuple[Held, ...] | None]:
     program = jaxprs.trace(step, [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)])
     if program.constvars:  # such as arrays that are literals of the step
         return loop, None
-    return loop_of(program, len(loop.consts), len(avals), loop.length, loop.reverse, loop.unroll), tuple(holds)
+    scan = ScanParams(None, len(loop.consts), len(avals), loop.length, loop.reverse, loop.unroll)
+    return scan.loop(program), tuple(holds)
 
 
 def _held(loop: Loop, v: Var, out: Any) -> Held:

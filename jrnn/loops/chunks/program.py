@@ -121,10 +121,10 @@ class Body:
     ) -> tuple[Any, list[Any]]:
         loop = self.loop
         old = [s.astype(v.aval.dtype) for s, v in zip(states, loop.carry)]
-        env = jaxprs.evaluate(loop.eqns, dict(zip(loop.inputs, (*consts, *old, *xs))))
-        new = [jaxprs.value(env, a).astype(s.dtype) for a, s in zip(loop.carry_out, states)]
+        outs = loop.step(*consts, *old, *xs)
+        new = [a.astype(s.dtype) for a, s in zip(outs, states)]
         new = new if here is None else [jnp.where(here, a, s) for a, s in zip(new, states)]
-        return new, [jaxprs.value(env, a) for a in loop.ys]
+        return new, outs[len(new) :]
 
     def tangents_by_steps(self, args: Any, tangents: Any) -> list[Any]:
         """Returns the tangents of `by_steps`. No state is stored: each step computes those before it again."""

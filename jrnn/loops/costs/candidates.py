@@ -89,25 +89,26 @@ MARGIN, ELEMENTWISE_MARGIN = 0.08, 0.12
 # library copies before a product differ between processors and versions of XLA. What a plan saves must exceed what it may
 # be off, so that a plan that trades one uncertain part for another has to promise more.
 DOUBTS = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
-# The bound of memory: `_FACTOR` times the memory of the reference, and `_SMALL` bytes. A plan that is estimated to run in
+# The bound of memory: `_FACTOR` times the memory of the reference, and `SMALL` bytes. A plan that is estimated to run in
 # `_MUCH_FASTER` of the reference's time may use `_FACTOR_MUCH_FASTER` times. A reverse loop is judged with its forward loop.
-_FACTOR, _SMALL = 1.1, 1_000_000
+_FACTOR, SMALL = 1.1, 1_000_000
 _MUCH_FASTER, _FACTOR_MUCH_FASTER = 0.7, 1.4
 
 
-def bound(memory: int | float | None, reference: int, ratio: float = 1.0) -> float:
+def bound(memory: int | float | None, reference: int, ratio: float = 1.0, small: float = SMALL) -> float:
     """Returns the most bytes that a candidate may use.
 
     Args:
         memory: the caller's option: bytes, a factor of `jax.lax.scan`'s memory, or None.
         reference: the bytes that `jax.lax.scan` uses.
         ratio: the estimated time of the candidate over that of `jax.lax.scan`.
+        small: bytes that are allowed besides.
     """
     if isinstance(memory, float):
-        return memory * reference + _SMALL
+        return memory * reference + small
     if memory is not None:
         return memory
-    return max(_FACTOR * reference + _SMALL, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER))
+    return max(_FACTOR * reference + small, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER))
 
 
 def doubt(estimate: Estimate, reference: Estimate) -> float:
@@ -123,6 +124,7 @@ def choose(
     saved: int = 0,
     margin: float = MARGIN,
     besides: float = 0.0,
+    small: float = SMALL,
 ) -> Choice:
     """Chooses the fastest candidate that fits the bound of memory, or an earlier one that may be as fast.
 
@@ -135,6 +137,7 @@ def choose(
         saved: bytes that `jax.lax.scan` would hold besides these.
         margin: the part of the reference's time that another candidate must save.
         besides: the seconds of the forward loop, if the candidates are those of its reverse loop.
+        small: bytes that are allowed besides a factor.
 
     >>> way = lambda name, ms, mb: Candidate(name, Estimate(ms * 1e-3, int(mb * 1e6)), None)
     >>> found = choose([way("lax.scan", 4, 0), way("hoist", 2, 30), way("in chunks", 3, 1)])
@@ -150,7 +153,8 @@ def choose(
         estimate = candidate.estimate
         saved_seconds = reference.estimate.seconds - estimate.seconds
         ratio = estimate.seconds / max(reference.estimate.seconds, 1e-12)
-        most = bound(memory, theirs, (estimate.seconds + besides) / max(reference.estimate.seconds + besides, 1e-12))
+        both = (estimate.seconds + besides) / max(reference.estimate.seconds + besides, 1e-12)
+        most = bound(memory, theirs, both, small)
         if estimate.memory + held > most:
             reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
         elif ratio > 1 - margin or saved_seconds < doubt(estimate, reference.estimate):

@@ -22,10 +22,13 @@ _FUNCTIONS = {
     **{"erf_inv": 4.0, "pow": 8.0, "tan": 7.0},
 }
 # Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
-_SORTING, _SELECTING, _DRAWING, _RUNNING = 8, 7, 8, 7
+_SORTING, _SELECTING, _RUNNING = 8, 7, 7
 _PLACING = 0.5
 _ROW, _ROW_FOR_ALL = 3, 30  # of one index, at one step and for all steps together, which XLA:CPU does not vectorize
-_DRAWS = frozenset(("random_bits", "threefry2x32"))
+# A draw of random bits is elementwise work: the time of one element, and the fewest elements that a draw costs as much as,
+# at one step and for all steps together.
+_GENERATORS = frozenset(("random_bits", "random_fold_in", "random_split", "threefry2x32"))
+_DRAWING, _DRAWING_FOR_ALL, _ROUNDS = (4, 32), (6, 8), 70
 _RUNNING_RESULTS = frozenset(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"))
 LOOKUPS = frozenset(("dynamic_slice", "gather"))
 UPDATES = frozenset((
@@ -68,6 +71,8 @@ def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
             return machine.at_once
         in_the_loop = is_by_vector(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
         return 0.0 if in_the_loop else machine.kernel + _tiny_seconds(eqn, machine)
+    if eqn.primitive.name in _GENERATORS:  # part of a kernel at one step; for all steps its rounds are inner loops
+        return _ROUNDS * machine.kernel if together else 0.0
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     if eqn.primitive.name == "conv_general_dilated":
@@ -158,7 +163,10 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         return _SORTING * of_first * math.log2(n + 1) * machine.function
     if name in ("top_k", "approx_top_k"):
         return _SELECTING * of_first * machine.function
-    slower = _DRAWING if name in _DRAWS else _RUNNING if name in _RUNNING_RESULTS else 1
+    if name in _GENERATORS:
+        drawing, least = _DRAWING_FOR_ALL if together else _DRAWING
+        return moved + drawing * max(count, least) * machine.function
+    slower = _RUNNING if name in _RUNNING_RESULTS else 1
     return moved + slower * count * machine.function
 
 

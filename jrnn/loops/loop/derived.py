@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -21,8 +21,9 @@ from jax.extend.core import jaxpr_as_fun
 from jrnn import jaxprs
 from jrnn.jaxprs.by_numpy import evaluate
 from jrnn.jaxprs.resized import resized
+from jrnn.jaxprs.tangents import pushed
 from jrnn.loops.loop import mark
-from jrnn.loops.loop.record import strict_passes
+from jrnn.loops.loop.record import ScanParams, strict_passes
 
 TOLERANCE = 1e-9  # in units of the largest element of each result; two right programs differ by 1e-13
 _SCALE = 0.4  # of random numbers: carries that grow by their square stay small
@@ -76,10 +77,7 @@ class TooLarge(Exception):
 
 def _with_tangents(fn: Function, places: Sequence[int], count: int) -> Function:
     def of(*args: Any) -> Flat:
-        def of_moving(*moving: Any) -> Flat:
-            return list(fn(*jaxprs.replaced(args[:count], places, moving)))
-
-        values, tangents = jax.jvp(of_moving, [args[i] for i in places], list(args[count:]))
+        values, tangents = pushed(lambda *args: list(fn(*args)), args[:count], places, args[count:])
         return [*values, *tangents]
 
     return of
@@ -125,44 +123,38 @@ def _work(jaxpr: Any) -> float:
 
 # Loops ------------------------------------------------------------------------------------------------------------------
 
-# From a closed step, the numbers of its constants, carries and steps, and the direction: the derived program, as a function
-# of constants, initial carries and inputs, one after the other; or None if there is none for so few steps.
-Derive = Callable[[Any, int, int, int, bool], Function | None]
+Run = Callable[
+    [Flat, Flat, Flat], tuple[Flat, Flat]
+]  # from constants, initial carries and inputs to last carries and ys
+# From a loop of few steps to the derived program, or None if there is none for so few steps.
+Derive = Callable[[ScanParams], Run | None]
 
 
 @dataclass(frozen=True)
 class _Question:
-    """A step and how to derive a program; equal questions have the same text."""
+    """A loop and how to derive a program; equal questions have the same text."""
 
     text: str
-    step: Any = field(compare=False)
-    counts: tuple[int, int] = field(compare=False)
-    length: int = field(compare=False)
-    reverse: bool = field(compare=False)
+    scan: ScanParams = field(compare=False)
     derive: Derive = field(compare=False)
 
 
-def verdict(
-    step: Any, n_consts: int, n_carry: int, length: int, reverse: bool, kind: str, derive: Derive
-) -> tuple[bool, str]:
+def verdict(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
     """Returns whether a derived program may be used, and what to say about it ("" if it agrees with the loop).
 
     Args:
-        step: a closed jaxpr, from constants, carries and inputs to new carries and outputs.
-        n_consts, n_carry: the numbers of constants and carries.
-        length: how many steps to compare.
-        reverse: the direction of the loop.
+        scan: the loop; its length is how many steps to compare.
         kind: names the derivation.
-        derive: derives the program from a step.
+        derive: derives the program from the loop.
     """
-    digest = hashlib.sha256()
+    digest, step = hashlib.sha256(), scan.jaxpr
     for const in getattr(step, "consts", ()):
         digest.update(repr((jnp.shape(const), jax.typeof(const).dtype)).encode())
         if not isinstance(const, jax.core.Tracer):
             digest.update(np.asarray(const).tobytes())
-    text = f"{kind} {n_consts} {n_carry} {length} {reverse} {digest.hexdigest()} {step}"
+    text = f"{kind} {scan.n_consts} {scan.n_carry} {scan.length} {scan.reverse} {digest.hexdigest()} {step}"
     try:
-        agrees, note = _answer(_Question(text, step, (n_consts, n_carry), length, reverse, derive))
+        agrees, note = _answer(_Question(text, scan, derive))
     except TooLarge:
         return True, "not compared with the loop: too large"
     except Exception as error:
@@ -173,57 +165,63 @@ def verdict(
 
 @functools.lru_cache(maxsize=1024)
 def _answer(question: _Question) -> tuple[bool, str]:
-    n_consts, n_carry = question.counts
-    program = jaxprs.opened(question.step)
+    scan, derive = question.scan, question.derive
+    program = jaxprs.opened(scan.jaxpr)
     if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in program.invars):
         return True, "not compared with the loop: it reads random keys"
     try:
-        run, avals = resized(program, list(zip(program.invars[n_consts:], program.outvars[:n_carry])))
+        run, avals = resized(program, list(zip(scan.apart(program.invars)[1], program.outvars)))
         with mark.unmarked():
             small = jax.make_jaxpr(run)(*avals)
-        difference = _difference(question, small, avals)
+        difference = _difference(replace(scan, jaxpr=small), derive, avals)
     except TooLarge:
         raise
     except Exception:  # it cannot be made smaller
-        difference = _difference(question, question.step, [v.aval for v in program.invars])
+        difference = _difference(scan, derive, [v.aval for v in program.invars])
     return (True, "") if difference is None else (False, f"on random numbers, {difference} (please report it)")
 
 
-def _difference(question: _Question, step: Any, avals: Sequence[Any]) -> str | None:
-    counts = *question.counts, question.length, question.reverse
+def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str | None:
     with mark.unmarked():
-        derived = question.derive(step, *counts)
+        derived = derive(scan)
     if derived is None:
         return None
-    end = sum(question.counts)
-    stacks = [jax.ShapeDtypeStruct((question.length, *a.shape), a.dtype) for a in avals[end:]]
-    return disagreement(derived, scanned(jaxpr_as_fun(step), *counts), [*avals[:end], *stacks])
+
+    def flat(run: Run) -> Function:
+        def of(*args: Any) -> Flat:
+            carry, ys = run(*scan.apart(args))
+            return [*carry, *ys]
+
+        return of
+
+    consts, init, xs = scan.apart(avals)
+    stacks = [jax.ShapeDtypeStruct((scan.length, *a.shape), a.dtype) for a in xs]
+    loop = scanned(jaxpr_as_fun(scan.jaxpr), scan)
+    return disagreement(flat(derived), flat(loop), [*consts, *init, *stacks])
 
 
-def lifted(program: jaxprs.Program) -> tuple[Any, int]:
-    """Returns a step as a closed jaxpr whose first arguments are its constants that are traced, and their number."""
-    traced = [v for v, c in zip(program.constvars, program.consts) if isinstance(c, jax.core.Tracer)]
-    fixed = {v: c for v, c in zip(program.constvars, program.consts) if v not in traced}
-    names = (*traced, *program.invars)
+def lifted(program: jaxprs.Program, n_carry: int, length: int, reverse: bool) -> ScanParams:
+    """Returns a loop whose constants are those of a program of the step that are traced."""
+    traced = [i for i, c in enumerate(program.consts) if isinstance(c, jax.core.Tracer)]
+    names = (*(program.constvars[i] for i in traced), *program.invars)
 
     def step(*args: Any) -> Flat:
-        env = jaxprs.evaluate(program.eqns, fixed | dict(zip(names, args)))
-        return [jaxprs.value(env, a) for a in program.outvars]
+        consts = jaxprs.replaced(program.consts, traced, args)
+        return replace(program, consts=consts).run(*args[len(traced) :])
 
     with mark.unmarked():
-        return jax.make_jaxpr(step)(*(v.aval for v in names)), len(traced)
+        closed = jax.make_jaxpr(step)(*(v.aval for v in names))
+    return ScanParams(closed, len(traced), n_carry, length, reverse)
 
 
-def scanned(step: Function, n_consts: int, n_carry: int, length: int, reverse: bool) -> Function:
-    """Returns `jax.lax.scan` of a step as a function of constants, initial carries and inputs, one after the other."""
-    end = n_consts + n_carry
+def scanned(step: Function, scan: ScanParams) -> Run:
+    """Returns `jax.lax.scan` of a flat step."""
 
-    def loop(*args: Any) -> Flat:
+    def run(consts: Flat, init: Flat, xs: Flat) -> tuple[Flat, Flat]:
         def of_carry(carry: Flat, x: Flat) -> tuple[Flat, Flat]:
-            outs = step(*args[:n_consts], *carry, *x)
-            return list(outs[:n_carry]), list(outs[n_carry:])
+            outs = step(*consts, *carry, *x)
+            return list(outs[: len(init)]), list(outs[len(init) :])
 
-        carry, ys = jax.lax.scan(of_carry, list(args[n_consts:end]), list(args[end:]), length, reverse=reverse)
-        return [*carry, *ys]
+        return jax.lax.scan(of_carry, list(init), list(xs), scan.length, reverse=scan.reverse)
 
-    return loop
+    return run

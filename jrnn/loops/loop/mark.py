@@ -79,6 +79,6 @@ def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
     text = (metadata or {}).get(MARK)
     if text is None or text == _PLAIN:
         return None
-    found = json.loads(text)
-    recompute = found["recompute"]
-    return Options(**{**found, "recompute": tuple(recompute) if isinstance(recompute, list) else recompute})
+    options = json.loads(text)
+    recompute = options["recompute"]
+    return Options(**{**options, "recompute": tuple(recompute) if isinstance(recompute, list) else recompute})

@@ -62,21 +62,21 @@ class Loop:
             assert types[0] == types[1], f"a carry changes from {types[0]} to {types[1]}"
         return self
 
+    def step(self, *args: Any) -> list[Any]:
+        """Returns the outputs of one step for these inputs."""
+        env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, args)))
+        return [jaxprs.value(env, a) for a in self.outputs]
+
     def closed(self) -> Any:
         """Returns the step as a closed jaxpr, from `inputs` to `outputs`."""
-
-        def step(*args: Any) -> list[Any]:
-            env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, args)))
-            return [jaxprs.value(env, a) for a in self.outputs]
-
-        return jax.make_jaxpr(step)(*(v.aval for v in self.inputs))
+        return jax.make_jaxpr(self.step)(*(v.aval for v in self.inputs))
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         """Runs `length` steps with `jax.lax.scan`."""
 
         def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            env = jaxprs.evaluate(self.eqns, dict(zip(self.inputs, (*consts, *carry, *x))))
-            return [jaxprs.value(env, a) for a in self.carry_out], [jaxprs.value(env, a) for a in self.ys]
+            outs = self.step(*consts, *carry, *x)
+            return outs[: len(carry)], outs[len(carry) :]
 
         if not xs and not jaxprs.is_known(length):  # `jax.lax.scan` takes a symbolic length only from xs
             xs = [jnp.arange(length)]
@@ -123,7 +123,7 @@ class Loop:
         assert not program.constvars, "a rewrite may not add constants"
         eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
         n_consts, first_x = len(self.consts), len(self.consts) + n_carry
-        made = replace(
+        traced = replace(
             self,
             eqns=tuple(eqns),
             consts=program.invars[:n_consts],
@@ -132,12 +132,39 @@ class Loop:
             carry_out=program.outvars[:n_carry],
             ys=program.outvars[n_carry:],
         )
-        return made.verify() if strict_passes.value else made
+        return traced.verify() if strict_passes.value else traced
 
 
-def loop_of(program: jaxprs.Program, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int = 1) -> Loop:
-    """Returns the loop of a step. The first of `Loop.consts` are the constants in the program, whose values it has."""
-    inputs, end = program.invars, n_consts + n_carry
-    consts = (*program.constvars, *inputs[:n_consts])
-    outs = program.outvars[:n_carry], program.outvars[n_carry:]
-    return Loop(program.eqns, consts, inputs[n_consts:end], inputs[end:], *outs, length, reverse, unroll)
+@dataclass(frozen=True)
+class ScanParams:
+    """The parameters of a scan's equation.
+
+    Attributes:
+        jaxpr: the step, a closed jaxpr from constants, carries and inputs to new carries and outputs.
+        n_consts, n_carry: the numbers of constants and carries.
+        length, reverse, unroll: those of `jax.lax.scan`.
+    """
+
+    jaxpr: Any
+    n_consts: int
+    n_carry: int
+    length: Any
+    reverse: bool
+    unroll: int = 1
+
+    @staticmethod
+    def of(params: dict[str, Any]) -> ScanParams:
+        counts = jaxprs.scan_counts(params)
+        return ScanParams(params["jaxpr"], *counts, *(params[name] for name in ("length", "reverse", "unroll")))
+
+    def apart(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """Returns the constants, the carries and the inputs of a list of all."""
+        end = self.n_consts + self.n_carry
+        return values[: self.n_consts], values[self.n_consts : end], values[end:]
+
+    def loop(self, program: jaxprs.Program) -> Loop:
+        """Returns the loop of the step as a program. The first of `Loop.consts` are its constants, whose values it has."""
+        consts, carry, xs = self.apart(program.invars)
+        outs = program.outvars[: self.n_carry], program.outvars[self.n_carry :]
+        given = (*program.constvars, *consts), carry, xs
+        return Loop(program.eqns, *given, *outs, self.length, self.reverse, self.unroll)

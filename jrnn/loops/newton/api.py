@@ -14,7 +14,7 @@ from jax.extend import source_info_util
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import jaxpr_as_fun
-from jrnn.loops.loop import derived, mark, recorder
+from jrnn.loops.loop import FlatScan, ScanParams, derived, mark, recorder
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
 from jrnn.loops.wrappers import early_exit
@@ -69,78 +69,63 @@ def solve(
     f: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Newton, verify: bool
 ) -> tuple[tuple[Any, Any], ScanStatistics]:
     """Runs a scan of pytrees: `((carry, ys), statistics)`."""
-    last, ys = jax.eval_shape(lambda init, xs: jax.lax.scan(f, init, xs, length, reverse), init, xs)  # JAX's errors
-    init = early_exit.promoted(init, last)
-    leaves, tree = jax.tree.flatten(init)
-    stacks, of_x = jax.tree.flatten(jax.tree.map(jnp.asarray, xs))
-    steps = stacks[0].shape[0] if stacks else length
+    flat = FlatScan.of(f, init, xs, length, reverse)
+    steps, count = flat.length, len(flat.init)
     if not jaxprs.is_known(steps):
         raise ScanError(f"scan: executor 'newton' needs a number of steps, but it is symbolic ({steps}); use 'auto'")
     if not isinstance(options.guess, str):
-        options = replace(options, guess=_guess(options.guess, init, tree, steps))
+        options = replace(options, guess=_guess(options.guess, flat))
 
-    def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        with mark.unmarked():
-            new, y = f(jax.tree.unflatten(tree, carry), jax.tree.unflatten(of_x, x))
-        typed = [jnp.asarray(v, h.dtype) for v, h in zip(jax.tree.leaves(new), leaves)]
-        return [*typed, *jax.tree.leaves(y)]
+    def by_loop() -> tuple[list[Any], list[Any], list[Any]]:
+        """Returns the last carry, the outputs, and the carries after every step."""
 
-    def by_loop() -> tuple[tuple[Any, Any], Any]:
-        """Returns the results, and the carries after every step."""
-
-        def kept(h: Any, x: Any) -> tuple[Any, Any]:
-            new, y = f(h, x)
-            return new, (y, jax.tree.map(lambda v, h: jnp.asarray(v, h.dtype), new, h))
+        def kept(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+            outs = flat.step(carry, x)
+            return outs[:count], outs
 
         with mark.unmarked():
-            last, (ys, states) = jax.lax.scan(kept, init, xs, length, reverse)
-        return (last, ys), states
+            last, outs = jax.lax.scan(kept, flat.init, flat.xs, steps, reverse)
+        return last, outs[count:], outs[:count]
 
-    if not steps or (verify and not _agrees(step, leaves, stacks)):
-        results, states = by_loop()
-        zero = jnp.zeros(())
-        return results, ScanStatistics(jnp.int32(0), zero, zero, jnp.int32(steps), states)
-    solution = run(step, leaves, stacks, int(steps), reverse, options)
-    iterations, residual, error, certified = (jnp.stack(part) for part in zip(*solution.reports))
-    failed = early_exit.some(
-        ~jnp.all(certified)
-    )  # of any example under `vmap`: a condition of each would run both ways
-    solved = jax.tree.unflatten(tree, solution.carry), jax.tree.unflatten(jax.tree.structure(ys), solution.ys)
-    by_newton = solved, jax.tree.unflatten(tree, solution.states)
-    results, states = jax.lax.cond(failed, lambda _: by_loop(), lambda solution: solution, by_newton)
-    sequential = jnp.where(failed, jnp.int32(steps), 0)
-    error = jnp.where(failed, 0, error.max())
-    statistics = ScanStatistics(iterations.max(), residual.max(), error, sequential, states)
-    return results, jax.tree.map(jax.lax.stop_gradient, statistics)
+    if not steps or (verify and not _agrees(flat)):
+        results, zero = by_loop(), jnp.zeros(())
+        iterations, residual, error, sequential = jnp.int32(0), zero, zero, jnp.int32(steps)
+    else:
+        solution = run(flat.step, flat.init, flat.xs, int(steps), reverse, options)
+        iterations, residual, error, certified = (jnp.stack(part) for part in zip(*solution.reports))
+        # Of any example under `vmap`: a condition of each would run both ways.
+        failed = early_exit.some(~jnp.all(certified))
+        by_newton = solution.carry, solution.ys, solution.states
+        results = jax.lax.cond(failed, lambda _: by_loop(), lambda solution: solution, by_newton)
+        iterations, residual, error = iterations.max(), residual.max(), jnp.where(failed, 0, error.max())
+        sequential = jnp.where(failed, jnp.int32(steps), 0)
+    last, ys, states = map(jax.tree.unflatten, (flat.carry, flat.ys, flat.carry), results)
+    statistics = ScanStatistics(iterations, residual, error, sequential, states)
+    return (last, ys), jax.tree.map(jax.lax.stop_gradient, statistics)
 
 
-def _agrees(step: Callable, carry: Sequence[Any], stacks: Sequence[Any]) -> bool:
+def _agrees(flat: FlatScan) -> bool:
     """Returns whether the derivatives of a loop by blocks of Jacobians are those of the loop, on random numbers."""
-    closed = jax.make_jaxpr(step)(list(carry), [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in stacks])
-    lifted, n_consts = derived.lifted(jaxprs.opened(closed))
 
-    def by_blocks(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., list[Any]]:
-        end = n_consts + n_carry
-
-        def of(*args: Any) -> list[Any]:
-            own = functools.partial(jaxpr_as_fun(step), *args[:n_consts])
-            solution = run(
-                lambda h, x: own(*h, *x), args[n_consts:end], args[end:], length, reverse, Newton(), by_steps=True
-            )
-            return [*solution.carry, *solution.ys]
+    def by_blocks(scan: ScanParams) -> derived.Run:
+        def of(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            own = functools.partial(jaxpr_as_fun(scan.jaxpr), *consts)
+            solution = run(lambda h, x: own(*h, *x), init, xs, scan.length, scan.reverse, Newton(), by_steps=True)
+            return solution.carry, solution.ys
 
         return of
 
-    agrees, why = derived.verdict(lifted, n_consts, len(carry), _COMPARED, False, "newton", by_blocks)
+    few = derived.lifted(jaxprs.opened(flat.closed()), len(flat.init), _COMPARED, False)
+    agrees, why = derived.verdict(few, "newton", by_blocks)
     if why:
         recorder.note(f"newton: {why}")
     return agrees
 
 
-def _guess(guess: Any, init: Any, tree: Any, steps: int) -> list[Any]:
-    wanted = [(steps, *h.shape) for h in jax.tree.leaves(init)]
+def _guess(guess: Any, flat: FlatScan) -> list[Any]:
+    wanted = [(flat.length, *h.shape) for h in flat.init]
     given = [jnp.shape(g) for g in jax.tree.leaves(guess)]
-    if jax.tree.structure(guess) != tree or given != wanted:
+    if jax.tree.structure(guess) != flat.carry or given != wanted:
         raise ScanError(
             f"Newton: guess must be the carries after every step, of shapes {[list(s) for s in wanted]}, but has the shapes "
             f"{[list(s) for s in given]}; ScanStatistics.states has them"

@@ -17,6 +17,7 @@ Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,11 +63,7 @@ class Enclosures:
         step = jaxprs.opened(jax.make_jaxpr(flat)(*avals), jaxprs.LOWERED_CALLS)
 
         def pushed(*args: Any) -> Values:
-            def of_old(*old: Any) -> Values:
-                env = dict(zip(step.constvars, step.consts)) | dict(zip(step.invars, (*args[:count], *old)))
-                jaxprs.evaluate(step.eqns, env)
-                return [jaxprs.value(env, a) for a in step.outvars]
-
+            of_old = functools.partial(step.run, *args[:count])
             return jax.jvp(of_old, args[count : count + len(old)], args[count + len(old) :])[1]
 
         tangents = jaxprs.opened(jax.make_jaxpr(pushed)(*avals, *old), jaxprs.LOWERED_CALLS)

@@ -196,15 +196,10 @@ def _alike(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 def _sum(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     (box,), (center,) = given, centers
-    count = max(1, box.center.size // max(1, center.size))
+    running = eqn.primitive.name == "cumsum"
+    count = center.shape[eqn.params["axis"]] if running else max(1, box.center.size // max(1, center.size))
     (spread,), (size,) = (_alike(eqn, [v]) for v in (box.spread, box.size))
     return [spread + count * _eps(center) * size], False
-
-
-def _running(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    (box,), (center,) = given, centers
-    (spread,), (size,) = (_alike(eqn, [v]) for v in (box.spread, box.size))
-    return [spread + center.shape[eqn.params["axis"]] * _eps(center) * size], False
 
 
 def _product(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
@@ -298,7 +293,6 @@ _RULES: dict[str, Rule] = {
         ("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
         lambda eqn, given, centers: ([jnp.max(given[0].spread, eqn.params["axes"])], False),
     ),
-    "reduce_sum": _sum,
-    "cumsum": _running,
+    **dict.fromkeys(("reduce_sum", "cumsum"), _sum),
     "dot_general": _product,
 }

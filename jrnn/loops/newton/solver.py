@@ -27,7 +27,7 @@ from jrnn.errors import ScanError
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
 from jrnn.loops.affine.carries import GroupStep, Values, in_order
-from jrnn.loops.loop import loop_of
+from jrnn.loops.loop import ScanParams
 from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii
 from jrnn.loops.newton.options import Newton
 
@@ -88,7 +88,7 @@ def run(
         return states
 
     groups = [blocks.carries for blocks in structure]
-    loop = loop_of(program, 0, len(init), length, False)
+    loop = ScanParams(closed, 0, len(init), length, False).loop(program)
     (last, ys), states = in_order(loop, groups, solve, program.consts, init, xs, length)
     if reverse:
         ys, states = [y[::-1] for y in ys], [state[::-1] for state in states]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var
-from jrnn.loops.loop import Loop
+from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.passes.gates import cuts_of
 
 # Views of views -------------------------------------------------------------------------------------------------------
@@ -104,10 +105,13 @@ def distinct(loop: Loop) -> Loop:
     if not same:
         return loop
 
-    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        return [env[same[v]] for v in eqn.outvars] if eqn.outvars and all(v in same for v in eqn.outvars) else None
+    def named(atom: Atom) -> Atom:
+        return atom if jaxprs.is_literal(atom) else same.get(atom, atom)
 
-    return loop.replaced(rule)
+    left = [e for e in loop.eqns if not e.outvars or not all(v in same for v in e.outvars)]
+    eqns = tuple(e.replace(invars=[*map(named, e.invars)]) for e in left)
+    made = replace(loop, eqns=eqns, carry_out=tuple(map(named, loop.carry_out)), ys=tuple(map(named, loop.ys)))
+    return made.verify() if strict_passes.value else made
 
 
 def _key(eqn: Eqn, same: dict[Var, Var]) -> Any:

@@ -23,7 +23,8 @@ _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
 _LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
 _ORDER = 16  # rows of a matrix to factorize, elements to sort, or places of a scatter
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
-_SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library, and operations of a product that is none
+_SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
+LARGE_PRODUCT = 2 * _SUMMED  # operations of a product that stays a call
 _CALLS = frozenset((
     "all_gather", "all_to_all", "approx_top_k", "cholesky", "cholesky_update", "conv_general_dilated",
     "custom_partitioning", "debug_callback", "debug_print", "eig", "eigh", "fft", "ffi_call", "geqp3", "geqrf",
@@ -69,11 +70,11 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     if changed is loop or len(found) > _EQUATIONS:
         return None
     in_the_way = tuple(dict.fromkeys(e.primitive.name for e in found if _is_in_the_way(e)))
-    made = _Estimator(changed, estimator.machine)
+    made = _Estimator(changed, estimator.machine if in_the_way else quiet(estimator.machine))
     inside = made.part(changed.eqns, changed.outputs)
     within_limit = _is_within_limit(inside)
-    if within_limit and not in_the_way:
-        made = _Estimator(changed, quiet(estimator.machine))
+    if not within_limit and not in_the_way:
+        made = _Estimator(changed, estimator.machine)
         inside = made.part(changed.eqns, changed.outputs)
     return Arithmetic(changed, made.trips(changed, inside), in_the_way, within_limit)
 
@@ -101,7 +102,7 @@ def fits(eqn: Eqn) -> bool:
     """Returns True for an equation that is so small that it is faster as arithmetic than as a call."""
     name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
     if name == "dot_general":
-        return jaxprs.operations(eqn) < 2 * _SUMMED and not is_by_vector(eqn) and not is_outer(eqn)
+        return jaxprs.operations(eqn) < LARGE_PRODUCT and not is_by_vector(eqn) and not is_outer(eqn)
     if name.startswith("scatter"):
         return 1 < jaxprs.elements(eqn.invars[1].aval.shape[:-1]) <= _ORDER
     if name in ("sort", "top_k"):

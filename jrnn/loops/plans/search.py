@@ -18,10 +18,12 @@ from jrnn.loops.costs.machines import Machine
 from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import Fission, Moves, movable, split
 from jrnn.loops.passes.sums import Contract
+from jrnn.loops.plans.arithmetic import LARGE_PRODUCT
 from jrnn.loops.plans.nodes import InChunks, Node, Split, Steps
 from jrnn.loops.plans.split_costs import SplitCosts
 
 _CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
+_SHARE = 0.5  # of a loop's own arrays, which a plan may use besides if the states are small
 _EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
 
 
@@ -29,21 +31,21 @@ class Search:
     """Proposes candidates for a loop, and chooses one.
 
     Args:
-        original: the loop as JAX made it.
+        reference: the loop as JAX made it, and what it costs.
         loop: the loop after the passes.
         options: the caller's.
         machine: the constants.
         contract: computes contractions over time.
     """
 
-    def __init__(self, original: Loop, loop: Loop, options: Options, machine: Machine, contract: Contract):
+    def __init__(self, reference: Candidate, loop: Loop, options: Options, machine: Machine, contract: Contract):
         self.loop, self.options, self.machine, self.contract = loop, options, machine, contract
-        as_it_is = Steps(original)
-        self.reference = Candidate(costs.REFERENCE, as_it_is.estimate(machine), as_it_is)
+        self.reference = reference
         self.estimator = Estimator(loop, machine)
-        self.held, self.saved = _besides(original, options, self.reference.estimate)
+        self.held, self.saved = _besides(reference.node.loop, options, reference.estimate)
         # The forward loop has half of the products of its reverse loop.
-        self.besides = options.of_gradient(loop.reverse) * self.reference.estimate.seconds / 2
+        self.besides = options.of_gradient(loop.reverse) * reference.estimate.seconds / 2
+        self.small = _allowance(loop)
         self.left = _EFFORT
 
     def candidates(self) -> list[Candidate]:
@@ -66,7 +68,7 @@ class Search:
             others = (way for way in candidates if way is not taken)
             return Choice(taken, tuple((way, "not the fastest that was measured") for way in others))
         margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
-        return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides)
+        return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides, self.small)
 
     @functools.cached_property
     def movable(self) -> Moves:
@@ -97,7 +99,7 @@ class Search:
 
     def _bound(self, ratio: float = 1.0) -> float:
         theirs = self.reference.estimate.memory + self.held + self.saved
-        return costs.bound(self.options.memory, theirs, ratio) - self.held
+        return costs.bound(self.options.memory, theirs, ratio, self.small) - self.held
 
     def _fits(self, way: Candidate) -> bool:
         ours, theirs = (c.estimate.seconds + self.besides for c in (way, self.reference))
@@ -133,6 +135,15 @@ class Search:
 
     def _rank(self, way: Candidate) -> tuple[bool, float]:
         return not self._fits(way), way.estimate.seconds
+
+
+def _allowance(loop: Loop) -> float:
+    """Returns the bytes that a plan may always use: of a loop over small states, a share of its own arrays."""
+    if any(e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT for e in loop.eqns):
+        return costs.SMALL
+    stacks = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
+    own = jaxprs.extent(loop.length) * stacks + sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
+    return min(costs.SMALL, _SHARE * own)
 
 
 def _besides(loop: Loop, options: Options, reference: Estimate) -> tuple[int, int]:

@@ -15,7 +15,7 @@ with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops.loop import Options, derived, mark, strict_passes
+from jrnn.loops.loop import Options, ScanParams, derived, mark, strict_passes
 from jrnn.loops.rules import residuals
 from jrnn.loops.rules.residuals import Stacks
 
@@ -30,14 +30,16 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
         options = mark.options_in(current_metadata())
         if options is None:
             return rule(*args, jaxpr=jaxpr, **params)
-        counts = jaxprs.scan_counts(params)
+        scan = ScanParams.of({"jaxpr": jaxpr, **params})
         stacks = Stacks.of(jax.default_backend(), params["length"])
-        step = _step_storing_less(jaxpr, *counts, stacks, options.recompute, options.verify)
+        step = _step_storing_less(
+            replace(scan, length=_COMPARED, reverse=False), stacks, options.recompute, options.verify
+        )
         if options.written is None:
-            inputs = jaxprs.jaxpr_of(jaxpr).invars
-            given = sum(map(jaxprs.nbytes, inputs[sum(counts) :])) * jaxprs.extent(params["length"])
-            gradients = sum(map(jaxprs.nbytes, _differentiated(inputs[: counts[0]], args)))
-            options = replace(options, written=params["reverse"], given=given, gradients=gradients)
+            consts, _, xs = scan.apart(jaxprs.jaxpr_of(jaxpr).invars)
+            given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
+            gradients = sum(map(jaxprs.nbytes, _differentiated(consts, args)))
+            options = replace(options, written=scan.reverse, given=given, gradients=gradients)
         options = replace(options, stores_less=step is not jaxpr)
         with mark.marked(options):
             return _marking(rule(*args, jaxpr=step, **params), options)
@@ -92,24 +94,25 @@ def _checkpoint(fn: Callable) -> Callable:
 
 
 @functools.lru_cache(maxsize=256)
-def _step_storing_less(jaxpr: Any, n_consts: int, n_carry: int, stacks: Stacks, recompute: Any, verify: bool) -> Any:
-    avals = [v.aval for v in jaxprs.jaxpr_of(jaxpr).invars]
+def _step_storing_less(few: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
+    """Returns the step of a loop of few steps with a rule that stores less, or as it is."""
+    jaxpr, avals = few.jaxpr, [v.aval for v in jaxprs.jaxpr_of(few.jaxpr).invars]
     try:
-        step = residuals.storing_less(jaxpr, n_consts, n_carry, stacks, recompute, _checkpoint)
+        step = residuals.storing_less(few, stacks, recompute, _checkpoint)
         if step is None:
             return jaxpr
         with mark.unmarked():
-            made = jax.make_jaxpr(step)(*avals)
-        same = [v.aval for v in made.jaxpr.invars] == avals and list(made.out_avals) == list(jaxpr.out_avals)
+            smooth = jax.make_jaxpr(step)(*avals)
+        same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(jaxpr.out_avals)
         if not same or not verify:
-            return made if same else jaxpr
+            return smooth if same else jaxpr
 
-        def storing_less(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable | None:
-            rule = residuals.storing_less(step, n_consts, n_carry, stacks, recompute, _checkpoint)
-            return rule and derived.scanned(rule, n_consts, n_carry, length, reverse)
+        def storing_less(scan: ScanParams) -> derived.Run | None:
+            rule = residuals.storing_less(scan, stacks, recompute, _checkpoint)
+            return rule and derived.scanned(rule, scan)
 
-        agrees, _ = derived.verdict(jaxpr, n_consts, n_carry, _COMPARED, False, f"residuals {recompute}", storing_less)
-        return made if agrees else jaxpr
+        agrees, _ = derived.verdict(few, f"residuals {recompute}", storing_less)
+        return smooth if agrees else jaxpr
     except ScanError:
         raise
     except Exception:

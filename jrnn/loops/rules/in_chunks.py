@@ -23,7 +23,7 @@ from jrnn.loops.costs import tuned
 from jrnn.loops.costs.candidates import Choice
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.costs.tuned import Question
-from jrnn.loops.loop import Loop, Options, derived, loop_of, mark, recorder, strict_passes
+from jrnn.loops.loop import Loop, Options, ScanParams, derived, mark, recorder, strict_passes
 from jrnn.loops.plans import LoopPlan, Target
 
 if TYPE_CHECKING:  # it loads when a marked loop is differentiated
@@ -122,10 +122,8 @@ def _program(
     options = mark.options_in(metadata)
     if options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
         return None
-    n_consts, n_carry = jaxprs.scan_counts(params)
-    loop = params["jaxpr"], n_consts, n_carry, params["length"], params["reverse"], params["unroll"]
-    target = Target.here()
-    chunked = _chosen(loop, params, [jax.typeof(v) for v in primals], moves, options, target)
+    scan, target = ScanParams.of(params), Target.here()
+    chunked = _chosen(scan, params, [jax.typeof(v) for v in primals], moves, options, target)
     if chunked is None:
         return None
     if isinstance(chunked, str):
@@ -136,7 +134,7 @@ def _program(
 
     def run(args: Sequence[Any]) -> list[Any]:
         with mark.unmarked():
-            consts, init, xs = args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :]
+            consts, init, xs = scan.apart(args)
             carry, ys = program.run([*values, *consts], init, xs, program.loop.length)
         return [*carry, *ys]
 
@@ -144,19 +142,22 @@ def _program(
 
 
 def _chosen(
-    loop: tuple, params: dict[str, Any], avals: Sequence[Any], moves: Sequence[bool], options: Options, target: Target
+    scan: ScanParams,
+    params: dict[str, Any],
+    avals: Sequence[Any],
+    moves: Sequence[bool],
+    options: Options,
+    target: Target,
 ) -> tuple[Chunked, Sequence[Any], Choice] | str | None:
     """Returns what was chosen by measurement, or else what is estimated to be best."""
-    given = *loop, options, tuple(moves), target.machine
+    given = scan, options, tuple(moves), target.machine
     device = functools.partial(tuned.device, target.platform, target.kind)
     key = functools.cache(lambda: tuned.key_of(f"gradient {list(moves)}", params, avals, options, device()))
     chunked = _chunked(*given, tuned.taken(key))
     if tuned.is_asked() and isinstance(_chunked(*given, _in_chunks_of(_SIZES[0])), tuple):
         chosen = _in_chunks_of(chunked[0].size) if isinstance(chunked, tuple) else BY_STEPS
         names = dict.fromkeys([chosen, BY_STEPS, *map(_in_chunks_of, _SIZES)])
-        title = recorder.titled(
-            f"gradient of a loop of {params['length']} steps over matrix states on {target.platform}"
-        )
+        title = recorder.titled(f"gradient of a loop of {scan.length} steps over matrix states on {target.platform}")
         tuned.ask(Question(key(), params, tuple(avals), options, tuple(moves), tuple(names), title))
     return chunked
 
@@ -168,16 +169,7 @@ def _in_chunks_of(size: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _chunked(
-    jaxpr: Any,
-    n_consts: int,
-    n_carry: int,
-    length: Any,
-    reverse: bool,
-    unroll: int,
-    options: Options,
-    moves: tuple[bool, ...],
-    machine: Machine,
-    take: str | None = None,
+    scan: ScanParams, options: Options, moves: tuple[bool, ...], machine: Machine, take: str | None = None
 ) -> tuple[Chunked, Sequence[Any], Choice] | str | None:
     """Returns a loop in chunks, the values of its constants, and the candidates; or the reason if it stays as it is.
 
@@ -185,43 +177,13 @@ def _chunked(
     """
     from jrnn.loops import chunks
 
-    body = jaxprs.jaxpr_of(jaxpr)
-    if not jaxprs.is_known(length) or body.effects:
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    if not jaxprs.is_known(scan.length) or body.effects:
         return None
-    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not chunks.pays(
-        body, n_consts, n_carry, length
-    ):
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not chunks.pays(scan):
         return None
     try:
-        with mark.unmarked():
-            program, loop, holds = _read(jaxpr, n_consts, n_carry, length, reverse, unroll)
-            chunks.check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
-            end = n_consts + n_carry
-            parts = [h.parts for h in holds] if holds else [1] * n_carry
-            carried = [m for m, n in zip(moves[n_consts:end], parts) for _ in range(n)]
-            stored = chunks.stored_states(
-                loop, [*(False for _ in program.consts), *moves[:n_consts], *carried, *moves[end:]]
-            )
-            if not stored:
-                return "not in chunks: this gradient reads no state"
-        names = _names(body, n_consts, parts)
-        chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds, names)
-        forms = tuple(form for stage in chunked.stages for form in stage.forms)
-        choice = chunks.compared(chunked.loop, forms, stored, chunks.chunk_length(length), options.memory, machine)
-        if take == BY_STEPS:
-            return f"not in chunks: {tuned.NOTE}{take}"
-        size = next((size for size in _SIZES if take == _in_chunks_of(size)), None)
-        if size is not None:
-            chunked = replace(chunked, size=size, notes=(*chunked.notes, f"{tuned.NOTE}{take}"))
-        elif not choice.chosen.node:
-            (other, reason), at = choice.others[0], choice.chosen.estimate
-            return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
-        if options.verify and chunked.stages:
-            agrees, note = derived.verdict(jaxpr, n_consts, n_carry, _COMPARED, reverse, "chunks", _small)
-            if not agrees:
-                return f"not in chunks: {note}"
-            chunked = replace(chunked, notes=(*chunked.notes, note)) if note else chunked
-        return chunked, program.consts, choice
+        return _weighed(scan, options, moves, machine, take)
     except chunks.NotAffine as reason:
         return f"not in chunks: {reason if reason.eqn is None else reason.explained()}"  # several have their remedies
     except Exception as error:
@@ -230,34 +192,61 @@ def _chunked(
         return f"not in chunks: {type(error).__name__} (please report it): {error}"
 
 
+def _weighed(
+    scan: ScanParams, options: Options, moves: tuple[bool, ...], machine: Machine, take: str | None
+) -> tuple[Chunked, Sequence[Any], Choice] | str:
+    """Returns what `_chunked` does, or raises NotAffine."""
+    from jrnn.loops import chunks
+
+    with mark.unmarked():
+        program, loop, holds = _read(scan)
+        chunks.check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
+        consts, carry, xs = scan.apart(moves)
+        parts = [h.parts for h in holds] if holds else [1] * scan.n_carry
+        carried = [m for m, n in zip(carry, parts) for _ in range(n)]
+        stored = chunks.stored_states(loop, [*(False for _ in program.consts), *consts, *carried, *xs])
+        if not stored:
+            return "not in chunks: this gradient reads no state"
+    names = _names(jaxprs.jaxpr_of(scan.jaxpr), scan.n_consts, parts)
+    chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds, names)
+    forms = tuple(form for stage in chunked.stages for form in stage.forms)
+    choice = chunks.compared(chunked.loop, forms, stored, chunks.chunk_length(scan.length), options.memory, machine)
+    if take == BY_STEPS:
+        return f"not in chunks: {tuned.NOTE}{take}"
+    size = next((size for size in _SIZES if take == _in_chunks_of(size)), None)
+    if size is not None:
+        chunked = replace(chunked, size=size, notes=(*chunked.notes, f"{tuned.NOTE}{take}"))
+    elif not choice.chosen.node:
+        (other, reason), at = choice.others[0], choice.chosen.estimate
+        return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
+    if options.verify and chunked.stages:
+        agrees, note = derived.verdict(replace(scan, length=_COMPARED, unroll=1), "chunks", _small)
+        if not agrees:
+            return f"not in chunks: {note}"
+        chunked = replace(chunked, notes=(*chunked.notes, note)) if note else chunked
+    return chunked, program.consts, choice
+
+
 def _names(body: Any, n_consts: int, parts: Sequence[int]) -> list[str]:
     """Returns what the user calls each carry of a loop, which holds so many parts of each of the step's; or nothing."""
-    found = list(getattr(getattr(body, "debug_info", None), "arg_names", None) or ())[n_consts:]
-    if len(found) < len(parts) or not all(found[: len(parts)]):
+    names = list(getattr(getattr(body, "debug_info", None), "arg_names", None) or ())[n_consts:]
+    if len(names) < len(parts) or not all(names[: len(parts)]):
         return []
-    return [name for name, count in zip(found, parts) for _ in range(count)]
+    return [name for name, count in zip(names, parts) for _ in range(count)]
 
 
-def _read(
-    jaxpr: Any, n_consts: int, n_carry: int, length: int, reverse: bool, unroll: int
-) -> tuple[jaxprs.Program, Loop, Any]:
+def _read(scan: ScanParams) -> tuple[jaxprs.Program, Loop, Any]:
     """Returns the program of a step, its loop, and how the loop holds the carries."""
     from jrnn.loops import chunks
 
-    program = chunks.opened(jaxpr, _CALLS)
-    return program, *chunks.held(loop_of(program, n_consts, n_carry, length, reverse, unroll))
+    program = chunks.opened(scan.jaxpr, _CALLS)
+    return program, *chunks.held(scan.loop(program))
 
 
-def _small(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., list[Any]]:
-    """Returns the loop of a step in chunks of few steps, as a function of constants, carries and inputs."""
+def _small(scan: ScanParams) -> derived.Run:
+    """Returns the loop of a step in chunks of few steps."""
     from jrnn.loops import chunks
 
-    program, loop, holds = _read(step, n_consts, n_carry, length, reverse, 1)
+    program, loop, holds = _read(scan)
     chunked = replace(chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds), size=_COMPARED_CHUNK)
-    end = n_consts + n_carry
-
-    def run(*args: Any) -> list[Any]:
-        carry, ys = chunked.run([*program.consts, *args[:n_consts]], args[n_consts:end], args[end:], length)
-        return [*carry, *ys]
-
-    return run
+    return lambda consts, init, xs: chunked.run([*program.consts, *consts], init, xs, scan.length)

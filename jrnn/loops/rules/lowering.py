@@ -20,24 +20,8 @@ from jrnn.errors import ScanError
 from jrnn.loops import backends
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
-from jrnn.loops.loop import Loop, Options, loop_of, mark, recorder, strict_passes
+from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder, strict_passes
 from jrnn.loops.plans import LoopPlan, Node, Target
-
-# Reading the equation -------------------------------------------------------------------------------------------------
-
-
-def _parts(params: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the first arguments of `_read` and `_planned` from the parameters of a scan's equation."""
-    return params["jaxpr"], *jaxprs.scan_counts(params), params["length"], params["reverse"], params["unroll"]
-
-
-def _read(jaxpr: Any, n_consts: int, n_carry: int, length: Any, reverse: bool, unroll: int) -> tuple[Loop, tuple]:
-    """Returns the loop of a scan's equation, and values for the first of `Loop.consts`: the constants in the jaxpr."""
-    program = jaxprs.opened(jaxpr, jaxprs.LOWERED_CALLS)
-    return loop_of(program, n_consts, n_carry, length, reverse, unroll), program.consts
-
-
-# Lowering -------------------------------------------------------------------------------------------------------------
 
 
 def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any) -> Any:
@@ -45,8 +29,7 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
     options = mark.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
     if options is None:
         return default(ctx, *args, **params)
-    n_consts, n_carry = jaxprs.scan_counts(params)
-    first_x = n_consts + n_carry
+    scan = ScanParams.of(params)
     with mark.unmarked():  # a loop in the step has the mark with which it was traced
         planned, values = _chosen(params, ctx.avals_in, _target(platform, ctx), options)
     reasons: tuple[str, ...] = ()
@@ -56,8 +39,8 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
             break
 
         def run(*args: Any, node: Node = plan.node) -> list[Any]:
-            consts, init, xs = args[:n_consts], args[n_consts:first_x], args[first_x:]
-            carry, ys = node.run([*values, *consts], init, xs, params["length"])
+            consts, init, xs = scan.apart(args)
+            carry, ys = node.run([*values, *consts], init, xs, scan.length)
             return [*carry, *ys]
 
         try:
@@ -86,10 +69,10 @@ def _chosen(
 ) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan that was chosen by measurement, or else the one that is estimated to be best."""
     if options.executor != "auto" or target.devices > 1 or target.exported:
-        return _planned(target, options, None, *_parts(params))
+        return _planned(target, options, None, ScanParams.of(params))
     device = functools.partial(tuned.device, target.platform, target.kind)
     key = functools.cache(lambda: tuned.key_of("loop", params, avals, options, device()))
-    planned = _planned(target, options, tuned.taken(key), *_parts(params))
+    planned = _planned(target, options, tuned.taken(key), ScanParams.of(params))
     if tuned.is_asked() and planned[0].loop is not None:
         (names, held), title = backends.ways(planned[0], options), recorder.titled(planned[0].title)
         tuned.ask(Question(key(), params, tuple(avals), options, (), names, title, held))
@@ -97,16 +80,15 @@ def _chosen(
 
 
 @functools.lru_cache(maxsize=256)
-def _planned(
-    target: Target, options: Options, take: str | None, jaxpr: Any, *rest: Any
-) -> tuple[LoopPlan, tuple[Any, ...]]:
+def _planned(target: Target, options: Options, take: str | None, scan: ScanParams) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan of an equation, and the values of its jaxpr's constants."""
-    loop = None
-    if not all(type(v.aval).__name__ == "ShapedArray" for v in jaxprs.jaxpr_of(jaxpr).invars):
+    loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
-        loop, values = _read(jaxpr, *rest)
-        has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in jaxprs.jaxpr_of(jaxpr).eqns)
+        program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
+        loop, values = scan.loop(program), program.consts
+        has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
         return backends.plan(loop, target, options, take), values
     except Exception as error:
@@ -131,12 +113,12 @@ def _target(platform: str, ctx: Any) -> Target:
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
-    eqns = jax.make_jaxpr(fn)(*args).jaxpr.eqns
-    return [_read(*_parts(eqn.params))[0] for eqn in eqns if eqn.primitive is scan_p]
+    scans = [ScanParams.of(e.params) for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive is scan_p]
+    return [scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)) for scan in scans]
 
 
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the marked loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     marked = [(eqn, options) for eqn in scans if (options := mark.options_in(eqn.ctx.xla_metadata)) is not None]
-    return [_planned(target, options, None, *_parts(eqn.params))[0] for eqn, options in marked]
+    return [_planned(target, options, None, ScanParams.of(eqn.params))[0] for eqn, options in marked]

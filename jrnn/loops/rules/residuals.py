@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Program, Var, primitives
+from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs.tangents import Linearized, pushed
 from jrnn.loops.costs import equation_costs, machines
 from jrnn.loops.costs.machines import Machine
+from jrnn.loops.loop import ScanParams
 from jrnn.loops.wrappers import recompute
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
@@ -53,12 +55,7 @@ class Stacks:
 
 
 def storing_less(
-    jaxpr: Any,
-    n_consts: int,
-    n_carry: int,
-    stacks: Stacks,
-    option: str | tuple[str, ...] | None,
-    checkpoint: Callable[..., Callable],
+    scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...] | None, checkpoint: Callable[..., Callable]
 ) -> Callable[..., Flat] | None:
     """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
 
@@ -66,12 +63,12 @@ def storing_less(
     that name values with `checkpoint_name`, unless `option` says what to compute again.
 
     Args:
-        jaxpr: the step, from constants, carries and inputs to new carries and outputs.
-        n_consts, n_carry: the numbers of constants and carries.
+        scan: the loop; its length and direction do not matter.
         stacks: where they are kept.
         option: the option `recompute`: None, "contractions", or names.
         checkpoint: `jax.checkpoint`, whose equations can be transposed.
     """
+    jaxpr = scan.jaxpr
     if not _is_plain(jaxpr):
         if option is None or jaxprs.jaxpr_of(jaxpr).effects:
             return None
@@ -81,20 +78,19 @@ def storing_less(
     program = jaxprs.opened(jaxpr)
     if option is None and any(eqn.primitive.name == "name" for eqn in program.eqns):
         return None  # a policy of `jax.checkpoint` around the loop chooses values by these names
-    avals = [v.aval for v in program.invars]
-
-    def run(*args: Any) -> Flat:
-        env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
-        jaxprs.evaluate(program.eqns, env)
-        return [jaxprs.value(env, a) for a in program.outvars]
+    avals, run = [v.aval for v in program.invars], lambda *args: program.run(*args)
 
     @functools.cache
-    def derivative(moving: tuple[bool, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
-        return _derivative(run, avals, moving, n_consts, n_carry, stacks, option, checkpoint)
+    def derivative(places: tuple[int, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+        parts = Linearized.of(run, avals, places)
+        if any(jaxprs.is_in(a, parts.later) for a in parts.program.outvars[: parts.n_out]):
+            # One equation makes a result and its tangent, as the loop in a rule of `jax.custom_jvp`: JAX separates them.
+            return lambda primals, tangents: pushed(run, primals, places, tangents)
+        return _derivative(parts, _at_hand(parts, scan, stacks, option), checkpoint)
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
-        moving = tuple(_moves(p, t) for p, t in zip(primals, tangents))
-        return derivative(moving)(primals, [t for t, m in zip(tangents, moving) if m])
+        places = tuple(i for i, (p, t) in enumerate(zip(primals, tangents)) if _moves(p, t))
+        return derivative(places)(primals, [tangents[i] for i in places])
 
     smooth = jax.custom_jvp(run)
     smooth.defjvp(rule, symbolic_zeros=True)
@@ -117,60 +113,11 @@ def _is_plain(closed: Any) -> bool:
     )
 
 
-class _Linearized(NamedTuple):
-    """A step with its tangents, as equations of two kinds.
-
-    Attributes:
-        program: the step, from arguments and tangents to results and tangents.
-        n_in, n_out: the numbers of arguments and results.
-        step: the equations of values.
-        linear: the equations of tangents that the results' tangents need.
-        later: the variables that depend on tangents.
-        outs: the tangent of each result; None if it is zero.
-        wanted: the values that `linear` and the tangents read.
-    """
-
-    program: Program
-    n_in: int
-    n_out: int
-    step: list[Any]
-    linear: list[Any]
-    later: Collection[Var]
-    outs: list[Atom | None]
-    wanted: list[Var]
-
-    @property
-    def moved(self) -> list[Atom]:
-        return [a for a in self.outs if a is not None]
-
-
-def _linearized(run: Callable[..., Flat], avals: Sequence[Any], moving: tuple[bool, ...]) -> _Linearized:
-    """Separates a step whose arguments have tangents where `moving` says so."""
-    program = _with_tangents(run, avals, moving)
-    n_in = len(avals)
-    smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
-    later = jaxprs.depends(program.eqns, program.invars[n_in:])
-    tangents = iter(program.outvars[len(smooth) :])
-    made = jaxprs.producers(program.eqns)
-    outs = [
-        None if a is None or jaxprs.is_zero(a, made) else a for a in (next(tangents) if s else None for s in smooth)
-    ]
-    moved = [a for a in outs if a is not None]
-    step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
-    linear, _ = jaxprs.needed(program.eqns, moved, set(program.invars[:n_in]))
-    linear = [e for e in linear if any(v in later for v in e.outvars)]
-    wanted = [v for v in jaxprs.free_variables(linear) if v not in later]
-    # The tangents that do not depend on tangents, from unusual custom rules.
-    wanted += [a for a in jaxprs.variables(moved) if a not in later]
-    return _Linearized(program, n_in, len(smooth), step, linear, later, outs, wanted)
-
-
-def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, stacks: Stacks, option: Any) -> set[Var]:
+def _at_hand(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any) -> set[Var]:
     """Returns the values that the reverse pass has: what the loop stacks anyway, and what is stored for it."""
-    program, first_x = parts.program, n_consts + n_carry
-    arguments = program.invars[: parts.n_in]
-    consts, carry, xs = arguments[:n_consts], arguments[n_consts:first_x], arguments[first_x:]
-    carry_out, ys = program.outvars[:n_carry], program.outvars[n_carry : parts.n_out]
+    program, arguments = parts.program, parts.program.invars[: parts.n_in]
+    consts, carry, xs = scan.apart(arguments)
+    carry_out, ys = program.outvars[: len(carry)], program.outvars[len(carry) : parts.n_out]
     had = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
     had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
@@ -180,40 +127,28 @@ def _at_hand(parts: _Linearized, n_consts: int, n_carry: int, stacks: Stacks, op
     chosen = _choose(parts.step, read_later, had, carry, varying, stacks, option)
     if option == "contractions":  # stores no more than without the option
         plain = _choose(parts.step, read_later, had, carry, varying, stacks, None)
-        chosen = min(chosen, plain, key=lambda found: sum(map(jaxprs.nbytes, found)))
+        chosen = min(chosen, plain, key=lambda stored: sum(map(jaxprs.nbytes, stored)))
     return {*arguments, *program.constvars, *(v for v in had if v in varying), *chosen}
 
 
 def _derivative(
-    run: Callable[..., Flat],
-    avals: Sequence[Any],
-    moving: tuple[bool, ...],
-    n_consts: int,
-    n_carry: int,
-    stacks: Stacks,
-    option: Any,
-    checkpoint: Callable[..., Callable],
+    parts: Linearized, at_hand: Collection[Var], checkpoint: Callable[..., Callable]
 ) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
-    parts = _linearized(run, avals, moving)
     program, later, n_in = parts.program, parts.later, parts.n_in
-    if any(jaxprs.is_in(a, later) for a in program.outvars[: parts.n_out]):
-        # One equation makes a result and its tangent, such as the loop in a rule of `jax.custom_jvp`: JAX separates them.
-        return lambda primals, tangents: jax.jvp(*_of_moving(run, primals, moving), list(tangents))
-    again, _ = jaxprs.needed(parts.step, parts.wanted, _at_hand(parts, n_consts, n_carry, stacks, option))
+    again, _ = jaxprs.needed(parts.step, parts.wanted, at_hand)
     reverse_part = (*again, *parts.linear)
     fixed = {v for e in reverse_part for v in e.outvars} | later
     read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *parts.wanted] if v not in fixed))
     returned = program.outvars[: parts.n_out]
     forward_part, _ = jaxprs.needed(parts.step, [*returned, *read], set(program.invars))
 
+    def retyping(eqn: Eqn, *operands: Any) -> Flat | None:  # gradients have the weak types of `jax.lax.scan`
+        return operands if eqn.outvars[0] in later and primitives.is_retyping(eqn) else None
+
     def of_tangents(values: Flat, tangents: Flat) -> Flat:
         env = dict(zip((*read, *program.invars[n_in:]), (*values, *tangents)))
-        for eqn in reverse_part:
-            if eqn.outvars[0] in later and primitives.is_retyping(eqn):
-                env[eqn.outvars[0]] = jaxprs.read(env, eqn.invars[0])  # gradients have the weak types of `jax.lax.scan`
-            else:
-                jaxprs.evaluate([eqn], env)
+        jaxprs.evaluate(reverse_part, env, rule=retyping)
         return [jaxprs.value(env, a) for a in parts.moved]
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
@@ -226,37 +161,6 @@ def _derivative(
         return results, [z if a is None else next(given) for z, a in zip(zero, parts.outs)]
 
     return rule
-
-
-def _of_moving(run: Callable[..., Flat], args: Flat, moving: Sequence[bool]) -> tuple[Callable[..., Flat], Flat]:
-    """Returns a step as a function of the arguments that move, and these arguments."""
-
-    def of(*values: Any) -> Flat:
-        given = iter(values)
-        return run(*(next(given) if m else a for a, m in zip(args, moving)))
-
-    return of, [a for a, m in zip(args, moving) if m]
-
-
-def _with_tangents(run: Callable[..., Flat], avals: Sequence[Any], moving: Sequence[bool]) -> Program:
-    """Traces a step with its tangents.
-
-    The program takes the arguments and the tangents of those that move. It returns the results and the tangents of the
-    floating-point ones.
-    """
-    n = len(avals)
-
-    def both(*args: Any) -> Flat:
-        outs, tangents = jax.jvp(*_of_moving(run, args[:n], moving), list(args[n:]))
-        return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
-
-    program = jaxprs.trace(both, [*avals, *(a.to_tangent_aval() for a, m in zip(avals, moving) if m)])
-    return replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
-
-
-def _named_as_in_step(eqn: Eqn) -> Any:
-    """The equation without the outermost transformation in its name stack, which is the `jax.jvp` of `_with_tangents`."""
-    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))
 
 
 def _choose(
@@ -321,8 +225,6 @@ def min_cut(
     """Returns the nodes to store so that storing them and computing the others again is cheapest; of equals, the nearest to
     the sinks.
 
-    The cut is found with Dinic's algorithm: blocking flows along shortest paths.
-
     Args:
         costs: the cost of storing each node; `_INFINITE` forbids it.
         edges: pairs of nodes, an operand and a result.
@@ -334,84 +236,26 @@ def min_cut(
     >>> min_cut({"x": 5, "a": 4, "b": 4}, [("x", "a"), ("x", "b")], {"x": 1 << 60, "a": 1, "b": 1}, ["a", "b"])
     ['x']
     """
+    from scipy.sparse import csgraph, csr_array  # it takes a while to load
+
     # Every node becomes an arc from its entry to its exit with its cost as capacity. An arc from the start to its entry has
     # the cost of computing it again. An operand's exit leads to the result's entry.
     entry = {node: 2 * i + 2 for i, node in enumerate(costs)}
+    if not entry:
+        return []
     start, end = 0, 1
-    heads: list[int] = []
-    room: list[int] = []
-    arcs: list[list[int]] = [[] for _ in range(2 * len(costs) + 2)]
-
-    def arc(tail: int, head: int, size: int) -> None:
-        for a, b, capacity in ((tail, head, size), (head, tail, 0)):
-            arcs[a].append(len(heads))
-            heads.append(b)
-            room.append(capacity)
-
-    for node, at in entry.items():
-        arc(at, at + 1, costs[node])
-        if remaking.get(node):
-            arc(start, at, remaking[node])
-    for tail, head in edges:
-        arc(entry[tail] + 1, entry[head], _INFINITE)
-    for node in sinks:
-        arc(entry[node] + 1, end, _INFINITE)
-
-    while (levels := _levels(start, heads, room, arcs))[end] is not None:
-        _block(start, end, levels, heads, room, arcs)
-
-    reaches_end = {end}
-    queue = deque([end])
-    while queue:
-        for a in arcs[queue.popleft()]:
-            tail = heads[a]
-            if room[a ^ 1] > 0 and tail not in reaches_end:
-                reaches_end.add(tail)
-                queue.append(tail)
+    arcs = {(at, at + 1): costs[node] for node, at in entry.items()}
+    arcs |= {(start, at): remaking[node] for node, at in entry.items() if remaking.get(node)}
+    arcs |= {(entry[tail] + 1, entry[head]): _INFINITE for tail, head in edges}
+    arcs |= {(entry[node] + 1, end): _INFINITE for node in sinks}
+    finite = sum(size for size in arcs.values() if size < _INFINITE)
+    unit = max(1, -(-finite // 2**30))  # SciPy's capacities have 32 bits
+    most = np.iinfo(np.int32).max
+    sizes = np.array([min(-(-size // unit), most) for size in arcs.values()], np.int32)
+    graph = csr_array((sizes, tuple(zip(*arcs))), (2 * len(entry) + 2,) * 2)
+    result = csgraph.maximum_flow(graph, start, end)
+    assert result.flow_value < most, "a wanted value can be neither stored nor computed again"
+    room = graph - result.flow
+    room.eliminate_zeros()
+    reaches_end = set(csgraph.breadth_first_order(room.T.tocsr(), end, return_predecessors=False).tolist())
     return [node for node, at in entry.items() if at + 1 in reaches_end and at not in reaches_end]
-
-
-def _levels(start: int, heads: list[int], room: list[int], arcs: list[list[int]]) -> list[int | None]:
-    """Returns the distance of each vertex from the start over arcs with room, or None."""
-    levels: list[int | None] = [None] * len(arcs)
-    levels[start] = 0
-    queue = deque([start])
-    while queue:
-        tail = queue.popleft()
-        for a in arcs[tail]:
-            if room[a] > 0 and levels[heads[a]] is None:
-                levels[heads[a]] = levels[tail] + 1  # type: ignore[operator]
-                queue.append(heads[a])
-    return levels
-
-
-def _block(
-    start: int, end: int, levels: list[int | None], heads: list[int], room: list[int], arcs: list[list[int]]
-) -> None:
-    """Sends flow along shortest paths until each of them has an arc without room."""
-    untried = [0] * len(arcs)  # for each vertex, the position of the first of its arcs that may have room
-    path: list[int] = []
-    at = start
-    while True:
-        if at == end:
-            least = min(room[a] for a in path)
-            assert least < _INFINITE, "a wanted value can be neither stored nor computed again"
-            for a in path:
-                room[a] -= least
-                room[a ^ 1] += least
-            first = next(i for i, a in enumerate(path) if not room[a])
-            at = heads[path[first] ^ 1]
-            del path[first:]
-        elif untried[at] < len(arcs[at]):
-            a = arcs[at][untried[at]]
-            level = levels[at]
-            if room[a] > 0 and level is not None and levels[heads[a]] == level + 1:
-                path.append(a)
-                at = heads[a]
-            else:
-                untried[at] += 1
-        elif path:
-            at = heads[path.pop() ^ 1]
-            untried[at] += 1
-        else:
-            return

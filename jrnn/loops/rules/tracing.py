@@ -111,7 +111,7 @@ def unmarked_step(step: Callable) -> Callable:
     except (NameError, AttributeError):  # a version of JAX without this name: functions may be traced twice
         return step
     try:
-        made = _unmarked_steps.setdefault(_Identity(step, lambda gone: _unmarked_steps.pop(gone, None)), {})
-        return made.setdefault(metadata, _UnmarkedStep(step, metadata))
+        by_metadata = _unmarked_steps.setdefault(_Identity(step, lambda gone: _unmarked_steps.pop(gone, None)), {})
+        return by_metadata.setdefault(metadata, _UnmarkedStep(step, metadata))
     except TypeError:  # not hashable: `jax.lax.scan` raises
         return step

@@ -17,11 +17,9 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.names import is_traced
 from jrnn.loops.affine.carries import Stage
-from jrnn.loops.loop import Loop, derived, loop_of, mark, recorder
+from jrnn.loops.loop import FlatScan, Loop, ScanParams, derived, recorder
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
-from jrnn.loops.segments.starts import Segment, Solver
-from jrnn.loops.segments.transitions import applied, stages
-from jrnn.loops.wrappers import early_exit
+from jrnn.loops.segments.starts import Segment, Solver, applied, stages
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
@@ -43,31 +41,19 @@ def scan(
         verify: compare summaries of segments with the loop on random numbers.
     """
     init = jax.tree.map(lambda v: place.varying(jnp.asarray(v)), init)
-    step = _typed(f)
-    last, ys = jax.eval_shape(lambda init, xs: lax.scan(step, init, xs, length, place.reverse), init, xs)
-    init = early_exit.promoted(init, last)
-    leaves, tree = jax.tree.flatten(init)
-    stacks, of_x = jax.tree.flatten(jax.tree.map(jnp.asarray, xs))
-    steps = stacks[0].shape[0] if stacks else length
-
-    def flat(carry: Values, x: Values) -> Values:
-        with mark.unmarked():
-            new, y = step(jax.tree.unflatten(tree, carry), jax.tree.unflatten(of_x, x))
-        return [*(v.astype(h.dtype) for v, h in zip(jax.tree.leaves(new), carry)), *jax.tree.leaves(y)]
-
-    of_step = [jax.eval_shape(lambda v: lax.index_in_dim(v, 0, keepdims=False), x) for x in stacks]
-    closed = jax.make_jaxpr(flat)(leaves, of_step)
+    flat = FlatScan.of(_typed(f), init, xs, length, place.reverse)
+    closed, n_carry = flat.closed(), len(flat.init)
     communicates = _communicates(closed, place)
-    loop, consts = _loop(closed, len(leaves), steps, place)
-    in_order = stages(*_analyzed(closed, len(leaves), steps, place.reverse), place.count)
+    loop, consts = _loop(closed, n_carry, flat.length, place)
+    in_order = stages(*_analyzed(closed, n_carry, flat.length, place.reverse), place.count)
     if verify:
-        in_order = _verified(in_order, closed, len(leaves), place)
+        in_order = _verified(in_order, closed, n_carry, place)
     _tell(in_order, place, strict)
     segment = Segment(loop, run)
     solver = Solver(place, segment, tuple(in_order), alone=not communicates)
 
-    last, outs = _solved(segment, solver)(consts, leaves, stacks)
-    return jax.tree.unflatten(tree, place.from_last(last)), jax.tree.unflatten(jax.tree.structure(ys), outs)
+    last, outs = _solved(segment, solver)(consts, flat.init, flat.xs)
+    return jax.tree.unflatten(flat.carry, place.from_last(last)), jax.tree.unflatten(flat.ys, outs)
 
 
 def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Values]]:
@@ -144,7 +130,7 @@ def _communicates(closed: Any, place: Place) -> bool:
 def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
     """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its known constants."""
     program = jaxprs.opened(closed, _OPENED)
-    loop = loop_of(program, 0, n_carry, steps, reverse)
+    loop = ScanParams(closed, 0, n_carry, steps, reverse).loop(program)
     return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
 
 
@@ -156,24 +142,22 @@ def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Va
     """
     program = jaxprs.opened(closed)
     consts = [_varying_constant(program, v, c, place) for v, c in zip(program.constvars, program.consts)]
-    names = (*program.constvars, *program.invars)
+
+    def rule(eqn: Any, *given: Any) -> Values | None:
+        operands = [jaxprs.value({}, a) if jaxprs.is_literal(a) else v for a, v in zip(eqn.invars, given)]
+        if eqn.primitive.name == "pvary":
+            return [cast(operands[0], eqn.params["axes"])]
+        if any(True for _ in jaxprs.sub_jaxprs(eqn)) or eqn.primitive.name in primitives.COLLECTIVES:
+            return None
+        # Values that did not vary may now, and literals next to them do not.
+        axes = set().union(*(jax.typeof(v).manual_axis_type.varying for v in operands))
+        return jaxprs.bind(eqn, *(cast(v, axes) for v in operands))
 
     def step(*args: Any) -> list[Any]:
-        env = dict(zip(names, args))
-        for eqn in program.eqns:
-            operands = [jaxprs.value(env, a) for a in eqn.invars]
-            if eqn.primitive.name == "pvary":
-                env[eqn.outvars[0]] = cast(operands[0], eqn.params["axes"])
-            elif any(True for _ in jaxprs.sub_jaxprs(eqn)) or eqn.primitive.name in primitives.COLLECTIVES:
-                jaxprs.evaluate([eqn], env)
-            else:  # values that did not vary may now, and literals next to them do not
-                axes = set().union(*(jax.typeof(v).manual_axis_type.varying for v in operands))
-                with jaxprs.in_scope(eqn):
-                    env.update(zip(eqn.outvars, jaxprs.bind(eqn, *(cast(v, axes) for v in operands))))
-        return [jaxprs.value(env, a) for a in program.outvars]
+        return replace(program, consts=args[: len(consts)]).run(*args[len(consts) :], rule=rule)
 
     varying = jaxprs.trace(step, [*map(jax.typeof, consts), *(v.aval for v in program.invars)])
-    loop = loop_of(varying, len(consts), n_carry, steps, place.reverse)
+    loop = ScanParams(closed, len(consts), n_carry, steps, place.reverse).loop(varying)
     return loop, [*map(jnp.asarray, varying.consts), *consts]
 
 
@@ -193,18 +177,18 @@ def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Pla
 def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place) -> list[Stage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
-    def summarized(step: Any, n_consts: int, n_carry: int, length: int, reverse: bool) -> Callable[..., Values]:
-        opened, end = jaxprs.opened(step, _OPENED), n_consts + n_carry
-        loop = loop_of(opened, n_consts, n_carry, length, reverse)
+    def summarized(scan: ScanParams) -> derived.Run:
+        opened = jaxprs.opened(scan.jaxpr, _OPENED)
+        loop = scan.loop(opened)
 
         def run(f: Callable, init: Any, xs: Any, length: int, linear: bool = False, same: bool = False) -> Any:
-            return lax.scan(f, init, xs, length, reverse)
+            return lax.scan(f, init, xs, length, scan.reverse)
 
         segment = Segment(loop, run)
         of_small = stages(loop, dict(zip(opened.constvars, opened.consts)), place.count)
 
-        def of(*args: Any) -> Values:
-            consts, start, xs = [*opened.consts, *args[:n_consts]], list(args[n_consts:end]), list(args[end:])
+        def of(consts: Sequence[Any], start: Sequence[Any], xs: Sequence[Any]) -> tuple[Values, Values]:
+            consts, start, xs = [*opened.consts, *consts], list(start), list(xs)
             last, ys = segment.whole(consts, start, xs)
             for stage in (s for s in of_small if s.kind != "opaque"):
                 first = [start[i] for i in stage.carry]
@@ -212,13 +196,12 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
                 ends = segment.end(stage, consts, zeros, xs)
                 matrices = [segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
                 last = jaxprs.replaced(last, stage.carry, applied(stage, matrices, first, ends))
-            return [*last, *ys]
+            return last, ys
 
         return of
 
-    lifted, count = derived.lifted(jaxprs.opened(closed, _OPENED))
-    kind = f"over {place.count} devices"
-    agrees, note = derived.verdict(lifted, count, n_carry, _COMPARED, place.reverse, kind, summarized)
+    few = derived.lifted(jaxprs.opened(closed, _OPENED), n_carry, _COMPARED, place.reverse)
+    agrees, note = derived.verdict(few, f"over {place.count} devices", summarized)
     if note:
         recorder.note(note)
     return list(in_order) if agrees else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]

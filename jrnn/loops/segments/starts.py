@@ -1,6 +1,6 @@
-"""The segment of a device as a function, and the starts of all segments with their tangents.
+"""The segment of a device as a function, the stages of a loop, and the starts of all segments with their tangents.
 
-Shapes: D devices, T steps of a segment.
+Shapes: D devices, T steps of a segment, K the axis of S that the step contracts.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from jax.extend import source_info_util
 from jrnn import jaxprs
 from jrnn.loops import chunks
 from jrnn.loops.affine.blocks import Blocks
-from jrnn.loops.affine.carries import Stage
-from jrnn.loops.loop import Loop
+from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept
+from jrnn.loops.affine.matrix import matrix_form
+from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.segments.place import Place, Values, like
-from jrnn.loops.segments.transitions import applied
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
+
+_RUNS = 4  # runs of a basis that are worth it for any number of devices
 
 
 @dataclass(frozen=True)
@@ -48,50 +50,47 @@ class Segment:
         return [ends[i] for i in stage.carry]
 
     def _of(self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values) -> Any:
+        step, stacks = self._part(carry, ys, consts, start, xs)
+        return self.run(step, [start[i] for i in carry], stacks, self.loop.length)
+
+    def _part(
+        self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values
+    ) -> tuple[Callable[[Values, Values], tuple[Values, Values]], Values]:
+        """Returns the step of some of the carries and outputs, and the inputs that it reads."""
         loop = self.loop
         eqns, used = jaxprs.needed(loop.eqns, [*(loop.carry_out[i] for i in carry), *ys], {*loop.inputs})
         stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
         fixed = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
 
         def step(old: Values, x: Values) -> tuple[Values, Values]:
-            env = {**fixed, **dict(zip(stacks, x))}
-            env = jaxprs.evaluate(eqns, env | {loop.carry[i]: v for i, v in zip(carry, old)})
+            env = {**fixed, **dict(zip(stacks, x)), **{loop.carry[i]: v for i, v in zip(carry, old)}}
+            jaxprs.evaluate(eqns, env)
             new = [like(jaxprs.value(env, loop.carry_out[i]), v) for i, v in zip(carry, old)]
             return new, [jaxprs.value(env, y) for y in ys]
 
-        return self.run(step, [start[i] for i in carry], list(stacks.values()), loop.length)
+        return step, list(stacks.values())
 
     def matrix(self, stage: Stage, transition: Blocks, consts: Values, start: Values, xs: Values) -> Any:
         """Returns A of a group of carries."""
-        loop, mine = self.loop, transition.carries
+        mine, count = transition.carries, len(transition.carries)
         others = [i for i in stage.reads if i not in stage.carry]
-        news = [loop.carry_out[i] for i in (*mine, *others)]
-        eqns, used = jaxprs.needed(loop.eqns, news, {*loop.inputs})
-        stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
-        fixed = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
         states = [start[i] for i in mine]
+        part, stacks = self._part([*mine, *others], (), consts, start, xs)
 
         def step(old: Any, x: Values) -> tuple[Any, None]:
             rest, columns = old
-            env = {**fixed, **dict(zip(stacks, x))}
-            env |= {loop.carry[i]: v for i, v in zip(others, rest)}
+            zeros = list(map(jnp.zeros_like, states))
 
             def linear(column: Values) -> Values:
-                def new(state: Values) -> Values:
-                    here = jaxprs.evaluate(eqns, env | {loop.carry[i]: v for i, v in zip(mine, state)})
-                    return [like(jaxprs.value(here, loop.carry_out[i]), v) for i, v in zip(mine, state)]
+                return jax.jvp(lambda state: part([*state, *rest], x)[0][:count], (zeros,), (column,))[1]
 
-                return jax.jvp(new, (list(map(jnp.zeros_like, column)),), (column,))[1]
-
-            here = jaxprs.evaluate(eqns, env | {loop.carry[i]: jnp.zeros_like(v) for i, v in zip(mine, states)})
-            rest = [like(jaxprs.value(here, loop.carry_out[i]), v) for i, v in zip(others, rest)]
-            return (rest, [linear(c) for c in columns]), None
+            return (part([*zeros, *rest], x)[0][count:], [linear(c) for c in columns]), None
 
         units = [transition.basis(run, states) for run in range(transition.runs)]
         basis = [[like(unit, v) for unit, v in zip(column, states)] for column in units]
         elementwise = transition.block == len(mine) and not others
         first = [start[i] for i in others], basis
-        (_, columns), _ = self.run(step, first, list(stacks.values()), loop.length, linear=True, same=elementwise)
+        (_, columns), _ = self.run(step, first, stacks, self.loop.length, linear=True, same=elementwise)
         return transition.matrix([jnp.stack(each) for each in zip(*columns)])
 
 
@@ -193,3 +192,69 @@ class Solver:
         start = place.chained(first, matrices, b, apply)
         checked += [*jax.tree.leaves(matrices), *b, *start, *apply(matrices, start, b)]
         return start
+
+
+# The stages of a loop, and how A of affine carries is laid out -----------------------------------------------------------
+
+
+def applied(stage: Stage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()) -> Values:
+    """Returns `A start + b` for the carries at these positions, by default all of a stage; b if they are kept."""
+    carry = carry or stage.carry
+    new = dict(zip(carry, b))
+    for blocks, a in zip(stage.forms, matrices):
+        before = [start[carry.index(i)] for i in blocks.carries]
+        new.update((i, v.astype(new[i].dtype) + new[i]) for i, v in zip(blocks.carries, blocks.applied(a, before)))
+    return [new[i] for i in carry]
+
+
+def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[Stage]:
+    """Returns the stages of a loop, each after those that it reads.
+
+    Args:
+        loop: the loop of one device, with calls and checkpoints opened.
+        constants: values of variables that are known now.
+        count: D.
+    """
+    pending = Pending(loop)
+    while pending.groups:
+        kinds: dict[Kind, dict[Group, Any]] = {"kept": {}, "affine": {}, "opaque": {}}
+        for g in pending.ready:
+            kind, how = _kind(loop, g, pending, constants, count)
+            kinds[kind][g] = how
+        kind, chosen = next((kind, chosen) for kind, chosen in kinds.items() if chosen)
+        forms = chosen.values() if kind == "affine" else ()
+        why = "; ".join(dict.fromkeys(chosen.values())) if kind == "opaque" else ""
+        pending.take(kind, sorted(i for g in chosen for i in g), tuple(forms), why)
+    return pending.stages
+
+
+def _kind(loop: Loop, group: Group, pending: Pending, constants: dict[Any, Any], count: int) -> tuple[Kind, Any]:
+    """Returns the kind of a group of carries, and its transition or the reason why it is opaque."""
+    if is_kept(loop, group):
+        return "kept", None
+    try:
+        transition = _transition(loop, group, pending, constants)
+    except NotAffine as why:
+        return "opaque", why.explained()
+    except Exception as error:
+        if strict_passes.value:
+            raise
+        return "opaque", f"{type(error).__name__} (please report it): {error}"
+    if transition.runs > max(_RUNS, count):
+        return "opaque", f"its transition takes {transition.runs} runs of the loop, and there are {count} devices"
+    return "affine", transition
+
+
+def _transition(loop: Loop, group: Group, pending: Pending, constants: dict[Any, Any]) -> Blocks:
+    """Returns how A of a group is laid out: one number for each element, or a matrix along the axis that is contracted."""
+    shape = loop.carry[group[0]].aval.shape
+    axes = tuple(range(len(shape)))
+    try:
+        check_diagonal(loop, group)
+        return Blocks(group, (shape,) * len(group), axes)
+    except NotAffine:
+        if len(group) > 1 or len(shape) < 2:
+            raise
+    form = matrix_form(loop, group, pending.known, [], constants)
+    same = tuple(axis for axis in form.free if axis not in form.columns)
+    return Blocks(group, (shape,), tuple(d for d in axes if d != form.forms.contracted and d not in same), same)

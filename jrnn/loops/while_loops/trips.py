@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import JrnnError
+from jrnn.loops.while_loops.while_loop import while_loop
 
 SLOTS = 32  # per level of checkpoints; with up to SLOTS**2 trips no step is computed more than four times
 POLICIES = ("checkpointed", "bounded", "host")
@@ -27,9 +28,8 @@ class Trips:
 
     "checkpointed": any number of trips n, first derivatives only. It keeps 2 x 32 states for any n. A reverse pass costs up
     to four forward passes if n <= 1024, and n^2 / 1024 steps otherwise.
-    "bounded": at most `bound` trips, as a scan of that length in which the trips after the last do nothing. It has
-    derivatives of every order, and keeps `bound` states. A loop that continues after `bound` trips raises an error at run
-    time.
+    "bounded": at most `bound` trips, by `while_loop`. It has derivatives of every order, and keeps `bound` states. A loop
+    that continues after `bound` trips raises an error at run time.
     "host": the caller counts the trips with concrete values, and then runs a scan of that length. It has derivatives of
     every order, but does not work under jit.
     """
@@ -68,19 +68,12 @@ def run_trips(cond: Callable, body: Callable, constants: Any, state: Any, trips:
     constants, state = jax.tree.map(jnp.asarray, (constants, state))
     if trips.policy == "host":
         raise ValueError("run_trips: policy 'host' is for `to_jax`; give 'checkpointed', or 'bounded' with a bound")
-    if trips.policy == "bounded":
-        return _bounded(cond, body, constants, state, trips.bound)
-    return _checkpointed(cond, body, constants, state)
-
-
-def _bounded(cond: Callable, body: Callable, constants: Any, state: Any, bound: int) -> Any:
-    def step(state, _):
-        # `cond` instead of `where`: after the last trip the body may divide by zero, and 0 x NaN is NaN.
-        return lax.cond(cond(constants, state), lambda s: body(constants, s), lambda s: s, state), None
-
-    state, _ = lax.scan(step, state, None, length=bound)
-    jax.debug.callback(partial(_check_ended, bound), cond(constants, state))
-    return state
+    if trips.policy == "checkpointed":
+        return _checkpointed(cond, body, constants, state)
+    bound = trips.bound
+    last = while_loop(partial(cond, constants), partial(body, constants), state, max_steps=bound, checkpoints=bound)
+    jax.debug.callback(partial(_check_ended, bound), cond(constants, last))
+    return last
 
 
 def _check_ended(bound: int, goes_on: Any) -> None:
@@ -105,31 +98,30 @@ def _forward(cond, body, constants, state):
 def _reverse(cond, body, residuals, arriving):
     constants, first, count = residuals
     run = partial(_advance, body, constants)
-    outer = -(-count // SLOTS)  # trips between checkpoints of the first level, and of the second
-    inner = -(-outer // SLOTS)
-    coarse = _checkpoints(run, first, count, outer)
 
-    def trip(k, carry):
-        """Pulls the gradients back over trip n-1-k. Fills the second level when it enters a segment from its end."""
-        of_constants, of_state, fine, segment = carry
-        t = count - 1 - k
-        now = t // jnp.maximum(outer, 1)
-        start = now * outer
-        fine = lax.cond(
-            now != segment,
-            lambda: _checkpoints(run, _slot(coarse, now), jnp.minimum(outer, count - start), inner),
-            lambda: fine,
-        )
-        at = (t - start) // jnp.maximum(inner, 1)
-        state = run(_slot(fine, at), t - start - at * inner)
+    def trip(state, gradients):
+        of_constants, of_state = gradients
         pull = jax.vjp(body, constants, state)[1]
         more, of_state = map(_without_float0, (constants, state), pull(_as_cotangents(state, of_state)))
-        return jax.tree.map(jnp.add, of_constants, more), of_state, fine, now
+        return jax.tree.map(jnp.add, of_constants, more), of_state
+
+    def trips(levels, first, count, gradients):
+        """Pulls the gradients back over `count` trips from a state, with checkpoints of so many levels."""
+        if not levels:
+            return lax.fori_loop(0, count, lambda k, gradients: trip(run(first, count - 1 - k), gradients), gradients)
+        stride = -(-count // SLOTS)
+        segments = -(-count // jnp.maximum(stride, 1))
+        states = _checkpoints(run, first, segments, stride, count)
+
+        def segment(k, gradients):
+            at = segments - 1 - k
+            state = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, at, 0, keepdims=False), states)
+            return trips(levels - 1, state, jnp.minimum(stride, count - at * stride), gradients)
+
+        return lax.fori_loop(0, segments, segment, gradients)
 
     zeros = jax.tree.map(jnp.zeros_like, _without_float0(constants, constants))
-    empty = jax.tree.map(lambda x: jnp.zeros((SLOTS, *x.shape), x.dtype), first)
-    start = zeros, _without_float0(first, arriving), empty, jnp.int32(-1)
-    of_constants, of_state, _, _ = lax.fori_loop(0, count, trip, start)
+    of_constants, of_state = trips(2, first, count, (zeros, _without_float0(first, arriving)))
     return _as_cotangents(constants, of_constants), _as_cotangents(first, of_state)
 
 
@@ -140,7 +132,7 @@ def _advance(body: Callable, constants: Any, state: Any, count: Any) -> Any:
     return lax.fori_loop(0, count, lambda _, s: body(constants, s), state)
 
 
-def _checkpoints(run: Callable, state: Any, count: Any, stride: Any) -> Any:
+def _checkpoints(run: Callable, state: Any, segments: Any, stride: Any, count: Any) -> Any:
     """Returns the states before trips 0, stride, 2 stride, ... of `count`, in SLOTS slots."""
     slots = jax.tree.map(lambda x: jnp.zeros((SLOTS, *x.shape), x.dtype), state)
 
@@ -149,11 +141,7 @@ def _checkpoints(run: Callable, state: Any, count: Any, stride: Any) -> Any:
         slots = jax.tree.map(lambda a, x: lax.dynamic_update_index_in_dim(a, x, k, 0), slots, s)
         return slots, run(s, jnp.minimum(stride, count - k * stride))
 
-    return lax.fori_loop(0, -(-count // jnp.maximum(stride, 1)), segment, (slots, state))[0]
-
-
-def _slot(slots: Any, k: Any) -> Any:
-    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, k, 0, keepdims=False), slots)
+    return lax.fori_loop(0, segments, segment, (slots, state))[0]
 
 
 def _is_floating(x: Any) -> bool:

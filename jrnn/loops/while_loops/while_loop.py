@@ -65,25 +65,9 @@ def while_loop(
     if checkpoints is not None:
         checkpoints = _count("checkpoints", checkpoints)
     last = jax.eval_shape(lambda state: lax.while_loop(cond, body, state), init)  # raises JAX's errors
+    bounded = functools.partial(_bounded, steps, checkpoints)
     state = early_exit.promoted(init, last)
-    goes, of_cond = early_exit.without_closure(cond, state)
-    runs, of_body = early_exit.without_closure(body, state)
-
-    def prepared(of_cond: Any, of_body: Any) -> tuple[Callable, Callable]:
-        return (lambda s: goes(of_cond, s)), (lambda s, _: (runs(of_body, s), None))
-
-    @jax.custom_jvp
-    def run(of_cond: Any, of_body: Any, state: Any) -> Any:
-        return early_exit.run_while(*prepared(of_cond, of_body), state, None, None, steps, False)[0]
-
-    @run.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        def bounded(of_cond: Any, of_body: Any, state: Any) -> Any:
-            return _bounded(*prepared(of_cond, of_body), state, steps, checkpoints)
-
-        return jax.jvp(bounded, primals, tangents)
-
-    return run(of_cond, of_body, state)
+    return early_exit.run(cond, lambda state, _: (body(state), None), state, None, None, steps, False, bounded)[0]
 
 
 def _count(name: str, value: Any) -> int:
@@ -94,30 +78,28 @@ def _count(name: str, value: Any) -> int:
     return value
 
 
-def _bounded(keeps_on: Callable, body: Callable, state: Any, steps: int, checkpoints: int | None) -> Any:
-    """Runs the loop as nested scans: `steps` steps at most."""
+def _bounded(steps: int, checkpoints: int | None, step: Callable, carried: Any, xs: None) -> tuple[Any, None]:
+    """Runs a step of `early_exit.stopping` as nested scans: `steps` steps at most."""
 
-    def counted(carried: Any) -> Any:
-        k, state = carried
-        return keeps_on(state) & (k < steps)
+    def counting(counted: Any, _: Any) -> tuple[Any, None]:
+        k, carried = counted
+        (alive, *rest), _ = step(carried, None)
+        return (k + 1, (alive & (k + 1 < steps), *rest)), None
 
-    step = early_exit.stopping(counted, lambda s, x: ((s[0] + 1, body(s[1], x)[0]), None), None)
-
-    def segment(size: int, pieces: list[int], carried: Any) -> Any:
+    def segment(size: int, pieces: list[int], counted: Any) -> Any:
         """Runs `size` steps: a scan, or a scan over segments of the next size in `pieces`."""
         if not pieces:
-            return lax.scan(step, carried, None, length=size)[0]
+            return lax.scan(counting, counted, None, length=size)[0]
         inner = jax.checkpoint(functools.partial(segment, pieces[0], pieces[1:]), prevent_cse=False)
 
-        def one(carried: Any, _: Any) -> tuple[Any, None]:
-            return lax.cond(early_exit.some(carried[0]), inner, lambda carried: carried, carried), None
+        def one(counted: Any, _: Any) -> tuple[Any, None]:
+            return lax.cond(early_exit.some(counted[1][0]), inner, lambda counted: counted, counted), None
 
-        return lax.scan(one, carried, None, length=-(-size // pieces[0]))[0]
+        return lax.scan(one, counted, None, length=-(-size // pieces[0]))[0]
 
     if checkpoints is not None:
         pieces = [-(-steps // min(checkpoints, steps))]
     else:
         sizes = itertools.takewhile(lambda size: size < steps, (_BASE**k for k in itertools.count(1)))
         pieces = list(sizes)[::-1]
-    first = (jnp.int32(0), state)
-    return segment(steps, pieces, (counted(first), first, (first, None)))[1][1]
+    return segment(steps, pieces, (jnp.int32(0), carried))[1], None

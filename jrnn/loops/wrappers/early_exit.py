@@ -9,6 +9,7 @@ evaluated with arguments of its last step that counted, so that no derivative of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import jaxpr_as_fun
+from jrnn.loops.loop import promoted
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
@@ -47,7 +49,7 @@ def choose(alive: Any, then: Any, otherwise: Any) -> Any:
     return jax.tree.map(leaf, then, otherwise)
 
 
-def without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
+def _without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
     """Returns `(values, *args) -> result` for a function, and the values that the function closes over."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     tree = jax.tree.structure(shape)
@@ -85,16 +87,50 @@ def stopping(keeps_on: Callable, body: Body, zeros: Any) -> Callable:
     return step
 
 
-def run_while(keeps_on: Callable, body: Body, state: Any, xs: Any, zeros: Any, steps: Any, reverse: bool) -> Any:
-    """Runs a loop with early exit as one while loop, which has no reverse-mode derivative: `(state, ys)`.
+def run(
+    keeps_on: Callable, body: Body, state: Any, xs: Any, ys: Any, steps: Any, reverse: bool, bounded: Callable
+) -> Any:
+    """Runs a loop that stops early: `(state, ys)`.
 
     Args:
-        keeps_on, body, zeros: as in `stopping`.
+        keeps_on, body: as in `stopping`; they may close over values that are differentiated.
         state: the first state.
         xs: a pytree with leaves [steps, ...].
-        steps: the largest number of steps.
+        ys: the type of the y of a step.
+        steps: the largest number of steps, at least 1.
         reverse: whether the steps are taken from the last to the first.
+        bounded: `(step, carried, xs) -> (carried, ys)`, the scan whose derivative is taken, of a step of `stopping`.
     """
+
+    def first(xs: Any) -> Any:
+        return jax.tree.map(lambda stack: stack[-1 if reverse else 0], xs)
+
+    asks, of_cond = _without_closure(keeps_on, state)
+    runs, of_body = _without_closure(body, state, first(xs))
+
+    def parts(of_cond: Any, of_body: Any) -> tuple[Callable, Callable, Any]:
+        zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), ys)
+        return functools.partial(asks, of_cond), functools.partial(runs, of_body), zeros
+
+    @jax.custom_jvp
+    def of_inputs(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
+        return _run_while(*parts(of_cond, of_body), state, xs, steps, reverse)
+
+    @of_inputs.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        def scanned(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
+            keeps_on, body, zeros = parts(of_cond, of_body)
+            carried = keeps_on(state), state, (state, first(xs))
+            (_, state, _), ys = bounded(stopping(keeps_on, body, zeros), carried, xs)
+            return state, ys
+
+        return jax.jvp(scanned, primals, tangents)
+
+    return of_inputs(of_cond, of_body, state, xs)
+
+
+def _run_while(keeps_on: Callable, body: Body, zeros: Any, state: Any, xs: Any, steps: Any, reverse: bool) -> Any:
+    """Runs a loop that stops early as one while loop, which has no reverse-mode derivative: `(state, ys)`."""
     ys = jax.tree.map(lambda z: jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), zeros)
 
     def goes(carried: Any) -> Any:
@@ -114,17 +150,6 @@ def run_while(keeps_on: Callable, body: Body, state: Any, xs: Any, zeros: Any, s
     return state, ys
 
 
-def promoted(init: Any, last: Any) -> Any:
-    """Returns the leaves of `init` with the dtypes and weak types of the leaves of `last`."""
-
-    def leaf(x: Any, a: Any) -> Any:
-        given = jax.typeof(x)
-        same = given.dtype == a.dtype and getattr(given, "weak_type", False) == getattr(a, "weak_type", False)
-        return jnp.asarray(x) if same else lax.convert_element_type(x, a.dtype)
-
-    return jax.tree.map(leaf, init, last)
-
-
 def scan_until(
     step: Callable, init: Any, xs: Any, length: Any, steps: Any, reverse: bool, until: Callable, bounded: Callable
 ) -> Any:
@@ -134,37 +159,13 @@ def scan_until(
         step, init, xs, length, reverse: the arguments of `jax.lax.scan`.
         steps: T, at least 1.
         until: carry -> booleans.
-        bounded: `(step, carry, xs) -> (carry, ys)`, the scan whose derivative is taken.
+        bounded: as in `run`.
     """
     last, ys = jax.eval_shape(lambda init, xs: lax.scan(step, init, xs, length, reverse), init, xs)
     init = promoted(init, last)
-    stops = jax.eval_shape(until, init)
-    _check_until(stops, (last, jax.tree.map(lambda y: jax.eval_shape(lambda v: v[0], y), ys)))
-    at = -1 if reverse else 0
-    first = jax.tree.map(lambda stack: stack[at], xs)
-    asked, of_until = without_closure(until, init)
-    runs, of_step = without_closure(step, init, first)
-
-    def prepared(of_until: Any, of_step: Any) -> tuple[Callable, Callable, Any]:
-        zeros = jax.tree.map(lambda y: jnp.zeros(y.shape[1:], y.dtype), ys)
-        return (lambda carry: ~asked(of_until, carry)), (lambda carry, x: runs(of_step, carry, x)), zeros
-
-    @jax.custom_jvp
-    def run(of_until: Any, of_step: Any, carry: Any, xs: Any) -> Any:
-        keeps_on, body, zeros = prepared(of_until, of_step)
-        return run_while(keeps_on, body, carry, xs, zeros, steps, reverse)
-
-    @run.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        def scanned(of_until: Any, of_step: Any, carry: Any, xs: Any) -> Any:
-            keeps_on, body, zeros = prepared(of_until, of_step)
-            x = jax.tree.map(lambda stack: stack[at], xs)
-            (_, carry, _), ys = bounded(stopping(keeps_on, body, zeros), (keeps_on(carry), carry, (carry, x)), xs)
-            return carry, ys
-
-        return jax.jvp(scanned, primals, tangents)
-
-    return run(of_until, of_step, init, xs)
+    y = jax.tree.map(lambda y: jax.eval_shape(lambda v: v[0], y), ys)
+    _check_until(jax.eval_shape(until, init), (last, y))
+    return run(lambda carry: ~until(carry), step, init, xs, y, steps, reverse, bounded)
 
 
 def _check_until(stops: Any, held: Any) -> None:

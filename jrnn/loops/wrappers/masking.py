@@ -27,9 +27,13 @@ def checked_reset_state(given: Any, init: Any, resets: Any) -> Any:
         name, shape = jax.tree_util.keystr(path), jnp.shape(first)
         try:
             new = new if jax.dtypes.issubdtype(jnp.result_type(new), jax.dtypes.extended) else jnp.asarray(new)
-            return new if new.shape == shape else jnp.broadcast_to(new, shape)
+            found = new if new.shape == shape else jnp.broadcast_to(new, shape)
         except (TypeError, ValueError):
             raise ScanError(f"scan: reset_state{name} cannot be broadcast to the carry's shape {list(shape)}") from None
+        if _rank(new.dtype) > _rank(jnp.result_type(first)):
+            held = jnp.result_type(first)
+            raise ScanError(f"scan: reset_state{name} is {new.dtype}, which a carry of {held} cannot hold; convert it")
+        return found
 
     try:
         return jax.tree.map_with_path(one, init, given)
@@ -37,6 +41,11 @@ def checked_reset_state(given: Any, init: Any, resets: Any) -> Any:
         if isinstance(e, ScanError):
             raise
         raise ScanError(f"scan: reset_state must be a pytree as init, whose leaves may be None: {e}") from None
+
+
+def _rank(dtype: Any) -> int:
+    kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
+    return next((k for k, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), len(kinds))
 
 
 def masked(

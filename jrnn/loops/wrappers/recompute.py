@@ -93,14 +93,14 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had
     if recompute == "contractions":
         return {v for e in step if primitives.is_cheap(e) for v in e.outvars}
     marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in recompute]
-    found = {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
+    unstored = {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
     for eqn in reversed(step):
-        if any(v in found for v in eqn.outvars):
-            found.update(v for v in jaxprs.inputs(eqn) if v not in had)
+        if any(v in unstored for v in eqn.outvars):
+            unstored.update(v for v in jaxprs.inputs(eqn) if v not in had)
     for eqn in step:
-        if primitives.is_cheap(eqn) and any(v in found for v in jaxprs.inputs(eqn)):
-            found.update(v for v in eqn.outvars if v not in had)
-    return found
+        if primitives.is_cheap(eqn) and any(v in unstored for v in jaxprs.inputs(eqn)):
+            unstored.update(v for v in eqn.outvars if v not in had)
+    return unstored
 
 
 def with_checkpoints(

@@ -9,7 +9,6 @@ from jrnn.nets.graph.devices import (
     get_params_from_init_net,
     infer_device_type,
     infer_output_devices,
-    infer_status,
 )
 from jrnn.nets.graph.history import upgrade
 from jrnn.nets.graph.passes import MemoryReport, append_net, optimize_memory, remove_dead_end_ops, verify_graph_equality
@@ -37,6 +36,7 @@ from jrnn.nets.graph.ssa import (
     live_ops,
     undeclared_reads,
 )
+from jrnn.nets.graph.status import infer_status
 from jrnn.nets.graph.svg import to_svg
 
 __all__ = [

@@ -142,6 +142,16 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
     return _name_gradients(before, renamed) if any(a.name in GRADIENT_NAMES for a in args) else renamed
 
 
+def rename_in_workspace(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
+    """Renames blobs in `op`: its own (`top`), and those of sub-nets that run in the same workspace, argument values not."""
+    if top:
+        inputs, outputs = (tuple(names.get(n, n) for n in blobs) for blobs in (op.inputs, op.outputs))
+        op = replace(op, inputs=inputs, outputs=outputs)
+    if workspace_of(op) is not Workspace.SHARED:
+        return op
+    return op.map_sub_nets(lambda net: replace(net, ops=tuple(rename_in_workspace(o, names) for o in net.ops)))
+
+
 def rename_blobs(net: Net, names: Names) -> Net:
     """Renames every version of the blobs in `names`, also in sub-nets that see them.
 

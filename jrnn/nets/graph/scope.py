@@ -154,3 +154,11 @@ def workspace_names(net: Net) -> list[str]:
             found += [name for _, sub in op.sub_nets() for name in workspace_names(sub)]
         found += (*op.outputs, *outer_names(op))
     return list(dict.fromkeys((*found, *net.external_outputs)))
+
+
+def binds(op: Op, read: str, written: str) -> bool:
+    """Whether `op` is or contains a Do that reads one blob and writes the other, so that their names must differ."""
+    kind = workspace_of(op)
+    if kind is Workspace.SHARED:
+        return any(binds(o, read, written) for _, net in op.sub_nets() for o in net.ops)
+    return kind is Workspace.CLOSED and read in op.inputs and written in op.outputs

@@ -1,15 +1,10 @@
-"""Descriptions of the registered operators: the rows of `jrnn ops`, and docs/operators.md.
-
-To bring the document up to date:
-
-    python -m jrnn.nets.ops.catalog > docs/operators.md
-"""
+"""Descriptions of the registered operators: the rows of `jrnn ops`, and docs/operators.md, which says how it is made."""
 
 import sys
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jrnn.nets import registry
@@ -20,10 +15,11 @@ INTRODUCTION = """\
 
 For those who build, read or convert nets: Caffe2's operators that jrnn has. `jrnn ops NAME` prints the same.
 
-An input in brackets is optional, and `*x` is any number of inputs. An argument without a default is required. *Gradient* is
-**yes** where gradients pass through, **stops** where they end silently, as at StopGradient, and **none** where asking for
-one is an error. *In place* names the input that an output may overwrite. Operators marked *random* need a key. Those marked
-*dynamic* have outputs whose shapes depend on the values of their inputs, and do not run under `jit`.
+An input in brackets is optional, and `*x` is any number of inputs. An argument without a default is required. *Gradient*
+names the gradient operator and its inputs, which has no row of its own. It is **yes** where other operators make the
+gradient, **stops** where gradients end silently, as at StopGradient, and **none** where asking for one is an error. *In
+place* names the input that an output may overwrite. Operators marked *random* need a key. Those marked *dynamic* have
+outputs whose shapes depend on the values of their inputs, and do not run under `jit`.
 
 This page is made by `python -m jrnn.nets.ops.catalog > docs/operators.md`.
 """
@@ -97,9 +93,19 @@ def render() -> str:
     for module in sorted(families, key=lambda m: (".contrib." in m, m)):
         summary = (sys.modules[module].__doc__ or "").splitlines()[0]
         parts.append(f"## {module.removeprefix('jrnn.nets.ops.')}\n\n{summary}\n")
-        parts.append(_table(entry(d) for d in families[module]))
+        parts.append(_table(_rows(families[module])))
     total = sum(map(len, families.values()))
     return "\n".join([*parts, f"{total} operators.\n"])
+
+
+def _rows(family: list[OpDef]) -> Iterable[Entry]:
+    """The entries of a family. A gradient operator stands in the row of its operator."""
+    known = {d.type: entry(d) for d in family}
+    of = {f"{e.type}Gradient": e for e in known.values() if e.gradient == "yes"}
+    for e in known.values():
+        gradient = known.get(f"{e.type}Gradient") if e.gradient == "yes" else None
+        if e.type not in of:
+            yield e if gradient is None else replace(e, gradient=_code(f"{gradient.type}({gradient.inputs})"))
 
 
 def _table(rows: Iterable[Entry]) -> str:

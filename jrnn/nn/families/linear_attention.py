@@ -27,15 +27,30 @@ from jrnn.nn.span import Span, along_last, heads, layer_norm, rms_norm, unit_len
 class _Attention(RecurrentLayer):
     """Projections to q, k, v, and from the heads' values to the output, with a normalized and gated output."""
 
+    key_size: int
+    value_size: int
+
     @spelled_out(RecurrentLayer.__init__)
     def __init__(
-        self, input_size: int, key_size: int, value_size: int, num_heads: int, *, rngs: nnx.Rngs, **options: Any
+        self,
+        input_size: int,
+        *,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        num_heads: int = 1,
+        rngs: nnx.Rngs,
+        **options: Any,
     ) -> None:
-        self.key_size = check_integer(f"{self._name()}: key_size", key_size, 1)
-        self.value_size = check_integer(f"{self._name()}: value_size", value_size, 1)
-        self.num_heads = check_heads(self._name(), num_heads, key_size, "key_size")
-        check_heads(self._name(), num_heads, value_size, "value_size")
+        given = {"key_size": key_size, "value_size": value_size}
+        for (name, size), default in zip(given.items(), self._default_sizes(input_size)):
+            size = check_integer(f"{self._name()}: {name}", default if size is None else size, 1)
+            self.num_heads = check_heads(self._name(), num_heads, size, name)
+            setattr(self, name, size)
         super().__init__(input_size, input_size, rngs=rngs, **options)
+
+    def _default_sizes(self, input_size: int) -> tuple[int, int]:
+        """The features of keys and of values where none are given."""
+        return input_size, input_size
 
     def _parameters(self) -> dict[str, Parameter]:
         d, c, v = self.input_size, self.key_size, self.value_size
@@ -69,23 +84,13 @@ class RetNet(_Attention):
     """
 
     @spelled_out(_Attention.__init__)
-    def __init__(
-        self,
-        input_size: int,
-        *,
-        key_size: int | None = None,
-        value_size: int | None = None,
-        num_heads: int = 1,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ) -> None:
-        key_size = input_size if key_size is None else key_size
-        value_size = 2 * input_size if value_size is None else value_size
-        super().__init__(input_size, key_size, value_size, num_heads, rngs=rngs, **options)
-        if key_size // num_heads % 2:
-            raise LayerError(
-                f"RetNet: a head has {key_size // num_heads} features of keys; rotation needs an even number"
-            )
+    def __init__(self, input_size: int, *, rngs: nnx.Rngs, **options: Any) -> None:
+        super().__init__(input_size, rngs=rngs, **options)
+        if (width := self.key_size // self.num_heads) % 2:
+            raise LayerError(f"RetNet: a head has {width} features of keys; rotation needs an even number")
+
+    def _default_sizes(self, input_size: int) -> tuple[int, int]:
+        return input_size, 2 * input_size
 
     def _parameters(self) -> dict[str, Parameter]:
         shared = super()._parameters()
@@ -134,22 +139,12 @@ class GLA(_Attention):
     """
 
     @spelled_out(_Attention.__init__)
-    def __init__(
-        self,
-        input_size: int,
-        *,
-        key_size: int | None = None,
-        value_size: int | None = None,
-        num_heads: int = 1,
-        gate_rank: int = 16,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ) -> None:
+    def __init__(self, input_size: int, *, gate_rank: int = 16, rngs: nnx.Rngs, **options: Any) -> None:
         self.gate_rank = check_integer("GLA: gate_rank", gate_rank, 1)
-        key_size = input_size // 2 if key_size is None else key_size
-        super().__init__(
-            input_size, key_size, input_size if value_size is None else value_size, num_heads, rngs=rngs, **options
-        )
+        super().__init__(input_size, rngs=rngs, **options)
+
+    def _default_sizes(self, input_size: int) -> tuple[int, int]:
+        return input_size // 2, input_size
 
     def _parameters(self) -> dict[str, Parameter]:
         d, c, v = self.input_size, self.key_size, self.value_size
@@ -192,20 +187,9 @@ class DeltaNet(_Attention):
     """
 
     @spelled_out(_Attention.__init__)
-    def __init__(
-        self,
-        input_size: int,
-        *,
-        key_size: int | None = None,
-        value_size: int | None = None,
-        num_heads: int = 1,
-        conv_size: int = 4,
-        rngs: nnx.Rngs,
-        **options: Any,
-    ) -> None:
+    def __init__(self, input_size: int, *, conv_size: int = 4, rngs: nnx.Rngs, **options: Any) -> None:
         self.conv_size = check_integer(f"{self._name()}: conv_size", conv_size, 2)
-        sizes = [input_size if size is None else size for size in (key_size, value_size)]
-        super().__init__(input_size, *sizes, num_heads, rngs=rngs, **options)
+        super().__init__(input_size, rngs=rngs, **options)
 
     @property
     def _channels(self) -> int:

@@ -16,11 +16,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from jrnn.errors import GradientError, OpError
+from jrnn.jaxprs.trials import central_difference
 from jrnn.nets.autodiff import add_gradients
+from jrnn.nets.blobs import dense
 from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.scope import Workspace, all_names, has_sub_nets, workspace_of
 from jrnn.nets.ir import Net, Op
-from jrnn.nets.lowering import dense, infer_shapes, run_net, to_jax
+from jrnn.nets.lowering import infer_shapes, run_net, to_jax
 from jrnn.nets.registry import ACCUMULATE
 from jrnn.testing.gradients.report import BlobAgreement
 from jrnn.testing.gradients.subject import Subject
@@ -272,9 +274,9 @@ def direction_errors(s: Subject, gradients: Gradients, names: list[str], count: 
             d = rng.standard_normal(point[n].shape)
             d /= np.linalg.norm(d)
             slope = np.asarray(gradients[n]).reshape(s.rows, -1) @ d.reshape(-1)
-            ahead, behind = (np.asarray(value({**point, n: point[n] + h * d})) for h in (STEP, -STEP))
+            difference = central_difference(value, point, {**dict.fromkeys(point), n: d}, STEP)
             size = max(1.0, float(np.linalg.norm(gradients[n])) / np.sqrt(d.size))
-            errors.append(float(np.max(np.abs((ahead - behind) / (2 * STEP) - slope))) / size)
+            errors.append(float(np.max(np.abs(difference - slope))) / size)
         found[n] = float(np.max(errors))
     return found
 
@@ -299,12 +301,8 @@ def second_errors(s: Subject) -> dict[str, float]:
 
     both = jax.jit(jax.grad(along, has_aux=True))  # one program gives the second derivative and the gradient
     second, _ = both(point)
-    (_, ahead), (_, behind) = (both({n: v + h * towards[n] for n, v in point.items()}) for h in (STEP, -STEP))
-    errors = {}
-    for n, by_jax in second.items():
-        difference = (np.asarray(ahead[n]) - np.asarray(behind[n])) / (2 * STEP)
-        errors[n] = net_error(by_jax, difference)
-    return errors
+    differences = central_difference(lambda p: both(p)[1], point, towards, STEP)
+    return {n: net_error(by_jax, differences[n]) for n, by_jax in second.items()}
 
 
 # Within a net ----------------------------------------------------------------------------------------------------------

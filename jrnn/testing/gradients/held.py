@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.jaxprs import Eqn, Program, all_equations, bind, is_literal, jaxpr_of, scan_counts, sub_jaxprs, trace
+from jrnn.jaxprs import Eqn, all_equations, bind, interpreted, jaxpr_of, scan_counts, sub_jaxprs, trace
 from jrnn.jaxprs.flat import body_of, source_of
 
 STOP = "stop_gradient"
@@ -43,9 +43,8 @@ def holding(function: Callable, base: Mapping[str, Any], surrogates: Collection[
     known = list(outputs)
 
     def held(point: Mapping[str, Any]) -> dict[str, Any]:
-        pairs = list(zip(values, (point[n] for n in names)))
-        found = _evaluate(program.eqns, _environment(program, pairs), program.outvars, surrogates)
-        return dict(zip(known, (moved for _, moved in found)))
+        pairs = zip(values, (point[n] for n in names))
+        return dict(zip(known, (moved for _, moved in _called(program, pairs, surrogates))))
 
     return held
 
@@ -75,19 +74,8 @@ def _stops(eqn: Eqn, surrogates: Collection[str]) -> bool:
 Pair = tuple[Any, Any]  # a value at the base, and at the moved point
 
 
-def _environment(program: Program, pairs: Iterable[Pair]) -> dict[Any, Pair]:
-    constants = zip(program.constvars, ((c, c) for c in program.consts))
-    return {**dict(constants), **dict(zip(program.invars, pairs))}
-
-
-def _evaluate(eqns: Iterable[Eqn], env: dict[Any, Pair], outputs: Sequence[Any], surrogates: Any) -> list[Pair]:
-    def read(atom: Any) -> Pair:
-        return (atom.val, atom.val) if is_literal(atom) else env[atom]
-
-    for eqn in eqns:
-        pairs = [read(atom) for atom in eqn.invars]
-        env.update(zip(eqn.outvars, _results(eqn, pairs, surrogates)))
-    return [read(atom) for atom in outputs]
+def _called(program: Any, pairs: Iterable[Pair], surrogates: Collection[str]) -> list[Pair]:
+    return interpreted(program, pairs, lambda eqn, pairs: _results(eqn, pairs, surrogates), lambda v: (v, v))
 
 
 def _results(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
@@ -108,13 +96,6 @@ def _results(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[P
     if body is None:  # a loop of unknown length: what it stops moves
         return list(zip(bind(eqn, *base), bind(eqn, *moved)))
     return _called(body, pairs, surrogates)
-
-
-def _called(closed: Any, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
-    jaxpr = jaxpr_of(closed)
-    constants = zip(jaxpr.constvars, ((c, c) for c in getattr(closed, "consts", ())))
-    env = {**dict(constants), **dict(zip(jaxpr.invars, pairs))}
-    return _evaluate(jaxpr.eqns, env, jaxpr.outvars, surrogates)
 
 
 def _scan(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:

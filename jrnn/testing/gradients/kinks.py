@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.jaxprs import Eqn, bind, is_literal, jaxpr_of, scan_counts, trace
+from jrnn.jaxprs import Eqn, bind, interpreted, scan_counts, trace
 from jrnn.jaxprs.flat import body_of, source_of
 
 NEAR = 1e-4  # of the distance to a kink, relative to the larger of 1 and the number; differences move a point by 6e-6
@@ -25,9 +25,10 @@ def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> l
     """
     names = list(point)
     program = trace(lambda *values: list(function(dict(zip(names, values))).values()), list(point.values()))
-    env = dict(zip((*program.constvars, *program.invars), (*program.consts, *point.values())))
+    distances: list[tuple[Eqn, float]] = []
+    interpreted(program, point.values(), lambda eqn, args: _results(eqn, args, distances))
     found: dict[str, float] = {}
-    for eqn, distance in _distances(program.eqns, env):
+    for eqn, distance in distances:
         source = source_of(eqn)
         name = _PAIRS.get(eqn.primitive.name, eqn.primitive.name)
         where = f"{name}{f' ({source})' if source else ''}"
@@ -39,38 +40,23 @@ def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> l
     ]
 
 
-def _distances(eqns: Sequence[Eqn], env: dict[Any, Any]) -> Iterator[tuple[Any, float]]:
-    """Evaluates equations, and yields those with a kink, each with its smallest distance from it."""
-    for eqn in eqns:
-        args = [atom.val if is_literal(atom) else env[atom] for atom in eqn.invars]
-        body = body_of(eqn)
-        if body is not None and eqn.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
-            results = yield from _called(body, args)
-        elif eqn.primitive.name == "scan":
-            results = yield from _scan(eqn, args)
-        else:
-            distance = _distance(eqn, args)
-            if distance is not None:
-                yield eqn, distance
-            results = bind(eqn, *args)
-        env.update(zip(eqn.outvars, results))
+def _results(eqn: Eqn, args: list[Any], distances: list[tuple[Eqn, float]]) -> Sequence[Any]:
+    """The results of an equation; appends each equation with a kink that is evaluated, and its smallest distance from it."""
 
+    def called(closed: Any, args: Sequence[Any]) -> list[Any]:
+        return interpreted(closed, args, lambda eqn, args: _results(eqn, args, distances))
 
-def _called(closed: Any, args: Sequence[Any]) -> Any:
-    jaxpr = jaxpr_of(closed)
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*getattr(closed, "consts", ()), *args)))
-    yield from _distances(jaxpr.eqns, env)
-    return [atom.val if is_literal(atom) else env[atom] for atom in jaxpr.outvars]
-
-
-def _scan(eqn: Eqn, args: Sequence[Any]) -> Any:
-    p = eqn.params
-    first, count = scan_counts(p)
-    carry, xs = list(args[first : first + count]), args[first + count :]
-    order = range(p["length"])[:: -1 if p["reverse"] else 1]
-    for t in order[:_STEPS]:
-        found = yield from _called(p["jaxpr"], [*args[:first], *carry, *(x[t] for x in xs)])
-        carry = found[:count]
+    body = body_of(eqn)
+    if body is not None and eqn.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
+        return called(body, args)
+    if eqn.primitive.name == "scan":
+        p = eqn.params
+        first, count = scan_counts(p)
+        carry, xs = list(args[first : first + count]), args[first + count :]
+        for t in range(p["length"])[:: -1 if p["reverse"] else 1][:_STEPS]:
+            carry = called(p["jaxpr"], [*args[:first], *carry, *(x[t] for x in xs)])[:count]
+    elif (distance := _distance(eqn, args)) is not None:
+        distances.append((eqn, distance))
     return bind(eqn, *args)
 
 

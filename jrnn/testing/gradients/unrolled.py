@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.jaxprs import Eqn, all_equations, bind, in_scope, jaxpr_of, read, scan_counts
+from jrnn.jaxprs import Eqn, all_equations, bind, interpreted, jaxpr_of, scan_counts
 from jrnn.jaxprs.flat import body_of
 
 MOST_STEPS = 64  # a longer scan stays one operator
@@ -37,19 +37,16 @@ def _is_scan_of_loops(eqn: Eqn) -> bool:
 
 
 def _evaluated(closed: Any, args: Sequence[Any]) -> list[Any]:
-    jaxpr = jaxpr_of(closed)
-    env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*getattr(closed, "consts", ()), *args), strict=True))
-    for eqn in jaxpr.eqns:
-        values = [read(env, atom) for atom in eqn.invars]
-        with in_scope(eqn):
-            if _is_scan_of_loops(eqn):
-                found = _step_by_step(eqn, values)
-            elif (body := body_of(eqn)) is not None and any(map(_is_scan_of_loops, all_equations(jaxpr_of(body)))):
-                found = _evaluated(body, values)
-            else:
-                found = bind(eqn, *values)
-        env.update(zip(eqn.outvars, found))
-    return [read(env, atom) for atom in jaxpr.outvars]
+    return interpreted(closed, args, _results)
+
+
+def _results(eqn: Eqn, values: list[Any]) -> Sequence[Any]:
+    if _is_scan_of_loops(eqn):
+        return _step_by_step(eqn, values)
+    body = body_of(eqn)
+    if body is not None and any(map(_is_scan_of_loops, all_equations(jaxpr_of(body)))):
+        return _evaluated(body, values)
+    return bind(eqn, *values)
 
 
 def _step_by_step(eqn: Eqn, values: Sequence[Any]) -> list[Any]:

@@ -16,9 +16,10 @@ from jrnn.convert import Package, export_package
 from jrnn.errors import ConfigError
 from jrnn.nets import registry
 from jrnn.nets.autodiff import GradientSlice, add_gradients
+from jrnn.nets.blobs import dense
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
-from jrnn.nets.lowering import dense, to_jax
+from jrnn.nets.lowering import to_jax
 from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, Signature, gradients_of
 
 

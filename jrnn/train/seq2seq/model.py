@@ -189,6 +189,33 @@ class Beams(NamedTuple):
     finished: Any
 
 
+def _continued(beams: Beams, t: Any, logits: Any, end: int, normalization: float) -> tuple[Beams, Any]:
+    """The K best of all continuations by a token in step t, and the hypotheses [N K] that they continue.
+
+    Args:
+        logits: of the next tokens, [N K, V].
+    """
+    n, k, _ = beams.tokens.shape
+    vocabulary = logits.shape[-1]
+    next_ = jax.nn.log_softmax(logits.reshape(n, k, vocabulary))
+    stay = jnp.where(jnp.arange(vocabulary) == end, 0.0, -jnp.inf).astype(next_.dtype)
+    next_ = jnp.where(beams.finished[..., None], stay, next_)  # a finished hypothesis has one continuation: itself
+    total = beams.log_probability[..., None] + next_  # [N, K, V]
+    lengths = jnp.where(beams.finished, beams.lengths, t + 1)
+    scores = total / lengths[..., None].astype(total.dtype) ** normalization
+    best, chosen = lax.top_k(scores.reshape(n, -1), k)
+    parent, token = chosen // vocabulary, (chosen % vocabulary).astype(jnp.int32)
+
+    def of_parent(a: Any) -> Any:
+        return jnp.take_along_axis(a, parent.reshape(n, k, *(1,) * (a.ndim - 2)), axis=1)
+
+    tokens = lax.dynamic_update_index_in_dim(of_parent(beams.tokens), token, t, 2)
+    log_probability = jnp.take_along_axis(total.reshape(n, -1), chosen, axis=1)
+    finished = of_parent(beams.finished) | (token == end)
+    rows = (jnp.arange(n)[:, None] * k + parent).reshape(-1)
+    return Beams(tokens, of_parent(lengths), log_probability, best, finished), rows
+
+
 def beam_search(
     step: Callable[[State, Any], tuple[Any, State]],
     state: State,
@@ -230,9 +257,6 @@ def beam_search(
     """
     n, k = first.shape[0], width
 
-    def scores(log_probability: Any, lengths: Any) -> Any:
-        return log_probability / lengths.astype(log_probability.dtype) ** normalization
-
     def go_on(loop: tuple[Any, Beams, State]) -> Any:
         t, beams, _ = loop
         return (t < steps) & ~jnp.all(beams.finished | jnp.isneginf(beams.score))
@@ -242,25 +266,8 @@ def beam_search(
         before = lax.dynamic_index_in_dim(beams.tokens, jnp.maximum(t - 1, 0), 2, keepdims=False)  # [N, K]
         last = jnp.where(t == 0, jnp.broadcast_to(first[:, None], (n, k)), before)
         logits, state = step(state, last.reshape(-1).astype(jnp.int32))
-        vocabulary = logits.shape[-1]
-        next_ = jax.nn.log_softmax(logits.reshape(n, k, vocabulary))
-        stay = jnp.where(jnp.arange(vocabulary) == end, 0.0, -jnp.inf).astype(next_.dtype)
-        next_ = jnp.where(beams.finished[..., None], stay, next_)  # a finished hypothesis has one continuation: itself
-        total = beams.log_probability[..., None] + next_  # [N, K, V]
-        lengths = jnp.where(beams.finished, beams.lengths, t + 1)
-        candidates = scores(total, lengths[..., None]).reshape(n, -1)
-        best, chosen = lax.top_k(candidates, k)
-        parent, token = chosen // vocabulary, (chosen % vocabulary).astype(jnp.int32)
-
-        def of_parent(a: Any) -> Any:
-            return jnp.take_along_axis(a, parent.reshape(n, k, *(1,) * (a.ndim - 2)), axis=1)
-
-        tokens = lax.dynamic_update_index_in_dim(of_parent(beams.tokens), token, t, 2)
-        log_probability = jnp.take_along_axis(total.reshape(n, -1), chosen, axis=1)
-        finished = of_parent(beams.finished) | (token == end)
-        rows = (jnp.arange(n)[:, None] * k + parent).reshape(-1)
-        state = jax.tree.map(lambda a: jnp.take(a, rows, axis=1), state)
-        return t + 1, Beams(tokens, of_parent(lengths), log_probability, best, finished), state
+        beams, rows = _continued(beams, t, logits, end, normalization)
+        return t + 1, beams, jax.tree.map(lambda a: jnp.take(a, rows, axis=1), state)
 
     state = jax.tree.map(lambda a: jnp.repeat(a, k, axis=1), state)
     dtype = jax.eval_shape(step, state, jax.ShapeDtypeStruct((n * k,), jnp.int32))[0].dtype

@@ -1,21 +1,29 @@
-"""The pass: small products, factorizations, sorts and scatters of a step as arithmetic."""
+"""The pass: small products, factorizations, sorts and scatters of a step as arithmetic.
+
+A rule is traced once for each primitive, its parameters and its types. The pass puts the equations that it gave in the place
+of an equation, and traces nothing again, since lowering takes as long as what it traces.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Env, Eqn
-from jrnn.loops.loop import Loop, mark
+from jrnn.jaxprs import Atom, Eqn, Program, Var
+from jrnn.loops.loop import Loop, mark, strict_passes
 from jrnn.loops.passes.arithmetic import factors, orders, products
 
 RULES: dict[str, Callable[..., Sequence[Any] | None]] = {**products.RULES, **factors.RULES, **orders.RULES}
 _INNER = {"cond": ("branches",), "scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
 _SOLVE = "custom_linear_solve"
 Fits = Callable[[Eqn], bool]
+Names = dict[Var, Atom]  # what stands for a variable of the original
 
 
 def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
@@ -25,7 +33,13 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
     """
     if not any(_applies(eqn, fits) for eqn in equations(loop.eqns)):
         return loop
-    return loop.rewritten(lambda env: _evaluate(loop.eqns, env, fits))
+    names: Names = {}
+    eqns = [*_rewritten(loop.eqns, names, fits)]
+    outputs = [_named(names, a) for a in loop.outputs]
+    eqns, _ = jaxprs.needed(eqns, outputs, set(loop.inputs), effects=True)
+    n = len(loop.carry)
+    made = replace(loop, eqns=tuple(eqns), carry_out=tuple(outputs[:n]), ys=tuple(outputs[n:]))
+    return made.verify() if strict_passes.value else made
 
 
 def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
@@ -37,48 +51,93 @@ def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
             yield from equations(jaxpr.eqns)
 
 
+def rewritten(closed: Any, fits: Fits) -> Any:
+    """Returns a closed jaxpr with what `fits` written as arithmetic."""
+    program, names = jaxprs.opened(closed, jaxprs.LOWERED_CALLS), {}
+    eqns = [*_rewritten(program.eqns, names, fits)]
+
+    def run(*args: Any) -> list[Any]:
+        env = dict(zip((*program.constvars, *program.invars), (*program.consts, *args)))
+        jaxprs.evaluate(eqns, env)
+        return [jaxprs.value(env, _named(names, a)) for a in program.outvars]
+
+    with mark.unmarked():
+        return jax.make_jaxpr(run)(*(v.aval for v in program.invars))
+
+
 def _applies(eqn: Eqn, fits: Fits) -> bool:
     return eqn.primitive.name == _SOLVE or (eqn.primitive.name in RULES and fits(eqn))
 
 
-def _evaluate(eqns: Iterable[Eqn], env: Env, fits: Fits) -> Env:
+def _named(names: Names, atom: Atom) -> Atom:
+    return atom if jaxprs.is_literal(atom) else names.get(atom, atom)
+
+
+def _rewritten(eqns: Iterable[Eqn], names: Names, fits: Fits) -> Iterator[Eqn]:
+    """Yields the equations in the place of others, and adds to `names` what stands for their results."""
     for eqn in eqns:
-        values = _results(eqn, [jaxprs.value(env, a) for a in eqn.invars], fits)
-        if values is None:
-            jaxprs.evaluate([eqn], env)
-        else:
-            env.update(zip(eqn.outvars, values, strict=True))
-    return env
-
-
-def _results(eqn: Eqn, given: list[Any], fits: Fits) -> Sequence[Any] | None:
-    """Returns the results of an equation that is rewritten, or None if nothing in it is."""
-    name = eqn.primitive.name
-    with jaxprs.in_scope(eqn), mark.unmarked():
-        if name in RULES and fits(eqn):
-            return RULES[name](eqn, *given)
-        if name == _SOLVE:  # the functions besides its solver are for its gradient
+        given = [_named(names, a) for a in eqn.invars]
+        name = eqn.primitive.name
+        program = _rule_of(eqn) if name in RULES and fits(eqn) else None
+        if program is not None:
+            yield from _inlined(program, given, eqn, names)
+        elif name == _SOLVE:  # the functions besides its solver are for its gradient
             counts = eqn.params["const_lengths"]
             first = counts.matvec + counts.vecmat
-            held = given[first : first + counts.solve]
-            return _run(eqn.params["jaxprs"].solve, held + given[sum(counts) :], fits)
-        held = {key: eqn.params[key] for key in _INNER.get(name, ())}
-        if not held or not any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
-            return None
-        changed = {
-            key: tuple(rewritten(c, fits) for c in value) if isinstance(value, tuple) else rewritten(value, fits)
-            for key, value in held.items()
-        }
-        return jaxprs.bind(eqn, *given, **changed)
+            held = given[first : first + counts.solve] + given[sum(counts) :]
+            solver = rewritten(eqn.params["jaxprs"].solve, fits)
+            yield from _inlined(jaxprs.opened(solver), held, eqn, names)
+        elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
+            with jaxprs.in_scope(eqn):
+                inner = {key: _each(eqn.params[key], fits) for key in _INNER[name]}
+            yield eqn.replace(invars=given, params={**eqn.params, **inner})
+        else:
+            yield eqn.replace(invars=given)
 
 
-def rewritten(closed: Any, fits: Fits) -> Any:
-    """Returns a closed jaxpr with what `fits` written as arithmetic."""
-    return jax.make_jaxpr(lambda *args: _run(closed, args, fits))(*closed.in_avals)
+def _each(held: Any, fits: Fits) -> Any:
+    return tuple(rewritten(c, fits) for c in held) if isinstance(held, tuple) else rewritten(held, fits)
 
 
-def _run(closed: Any, args: Sequence[Any], fits: Fits) -> list[Any]:
-    program = jaxprs.opened(closed, jaxprs.LOWERED_CALLS)
-    env = dict(zip(program.constvars, program.consts)) | dict(zip(program.invars, args))
-    _evaluate(program.eqns, env, fits)
-    return [jaxprs.value(env, a) for a in program.outvars]
+def _inlined(program: Program, given: Sequence[Atom], eqn: Eqn, names: Names) -> Iterator[Eqn]:
+    """Yields the equations of a program on other operands. Its results stand for those of an equation."""
+    inside: Names = dict(zip(program.invars, given, strict=True))
+    for e in program.eqns:
+        made = [jex.Var(v.aval) for v in e.outvars]
+        yield e.replace(invars=[_named(inside, a) for a in e.invars], outvars=made, source_info=eqn.source_info)
+        inside.update(zip(e.outvars, made))
+    names.update(zip(eqn.outvars, (_named(inside, a) for a in program.outvars), strict=True))
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """An equation with a rule; equal for all that the rule does the same for."""
+
+    key: Any
+    eqn: Eqn = field(compare=False)
+
+
+def _rule_of(eqn: Eqn) -> Program | None:
+    """Returns what the rule for an equation computes, or None if it does not apply."""
+    avals = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
+    key = eqn.primitive, tuple(sorted(eqn.params.items())), avals, eqn.ctx, jax.config.jax_enable_x64
+    try:
+        return _traced(_Traced(key, eqn))
+    except TypeError:  # a parameter without a hash
+        return _traced.__wrapped__(_Traced(None, eqn))
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced(call: _Traced) -> Program | None:
+    eqn, applies = call.eqn, True
+
+    def run(*given: Any) -> Sequence[Any]:
+        nonlocal applies
+        values = RULES[eqn.primitive.name](eqn, *given)
+        applies = values is not None
+        return values or []
+
+    with eqn.ctx.manager, mark.unmarked():
+        program = jaxprs.opened(jax.make_jaxpr(run)(*(a.aval for a in eqn.invars)))
+    assert not program.constvars, "a rule may not add constants"
+    return program if applies else None

@@ -1,0 +1,78 @@
+"""Programs with their tangents, as equations of values and equations of tangents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.jaxprs.programs import Atom, Eqn, Program, Var, replaced, trace, variables
+from jrnn.jaxprs.queries import depends, free_variables, is_zero, needed, producers
+
+Flat = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Linearized:
+    """A function with its tangents.
+
+    Attributes:
+        program: from arguments and tangents to results and the tangents of the floating-point ones.
+        n_in, n_out: the numbers of arguments and results.
+        step: the equations of values.
+        linear: the equations of tangents that the results' tangents need.
+        later: the variables that depend on tangents.
+        outs: the tangent of each result; None if it is zero.
+        wanted: the values that `linear` and the tangents read.
+    """
+
+    program: Program
+    n_in: int
+    n_out: int
+    step: list[Any]
+    linear: list[Any]
+    later: Collection[Var]
+    outs: list[Atom | None]
+    wanted: list[Var]
+
+    @property
+    def moved(self) -> list[Atom]:
+        return [a for a in self.outs if a is not None]
+
+    @staticmethod
+    def of(run: Callable[..., Flat], avals: Flat, places: Sequence[int]) -> Linearized:
+        """Returns a function whose arguments at some places have tangents."""
+        n_in = len(avals)
+
+        def both(*args: Any) -> Flat:
+            outs, tangents = pushed(run, args[:n_in], places, args[n_in:])
+            return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
+
+        program = trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+        program = replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
+        smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
+        later, eqn_of = depends(program.eqns, program.invars[n_in:]), producers(program.eqns)
+        tangents = iter(program.outvars[len(smooth) :])
+        given = (next(tangents) if s else None for s in smooth)
+        outs = [None if a is None or is_zero(a, eqn_of) else a for a in given]
+        moved = [a for a in outs if a is not None]
+        step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
+        linear, _ = needed(program.eqns, moved, set(program.invars[:n_in]))
+        linear = [e for e in linear if any(v in later for v in e.outvars)]
+        wanted = [v for v in free_variables(linear) if v not in later]
+        # The tangents that do not depend on tangents, from unusual custom rules.
+        wanted += [a for a in variables(moved) if a not in later]
+        return Linearized(program, n_in, len(smooth), step, linear, later, outs, wanted)
+
+
+def pushed(fn: Callable[..., Flat], args: Flat, places: Sequence[int], tangents: Flat) -> tuple[Flat, Flat]:
+    """Returns the results of a function and their tangents, from tangents of the arguments at some places."""
+    return jax.jvp(lambda *moving: fn(*replaced(args, places, moving)), [args[i] for i in places], list(tangents))
+
+
+def _named_as_in_step(eqn: Eqn) -> Any:
+    """The equation without the outermost transformation in its name stack, which is the `jax.jvp` of `pushed`."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))

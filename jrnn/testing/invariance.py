@@ -1,0 +1,113 @@
+"""What must not matter to a recurrent layer: its batch, and what padding holds. And how two results are compared.
+
+Shapes: T time, N batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jrnn.testing.subjects import Layer
+
+
+def named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays of a tree, each with its path behind `what`."""
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        yield what + keystr(path), np.asarray(leaf)
+
+
+def differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None:
+    """The first element in which two trees differ, in words; a NaN equals a NaN, and with tolerance 0 all bits count.
+
+    The tolerance is relative to the largest element that is wanted, if that is above 1; integers must be equal.
+    """
+    others = list(named(what, wanted))
+    pairs = list(zip(named(what, found), others))
+    if len(pairs) != len(others) or len(jax.tree.leaves(found)) != len(others):
+        return f"{what} has {len(jax.tree.leaves(found))} arrays, not {len(others)}"
+    for (name, a), (_, b) in pairs:
+        if a.shape != b.shape:
+            return f"{name} has shape {list(a.shape)}, not {list(b.shape)}"
+        if a.tobytes() == b.tobytes() or a.dtype.kind not in "fciub":
+            continue
+        wide = np.complex128 if "c" in (a.dtype.kind, b.dtype.kind) else np.float64
+        a, b, bits = a.astype(wide), b.astype(wide), tolerance == 0 and a.dtype.kind == "f"
+        scale = max(1.0, float(np.max(np.abs(b), initial=0.0, where=np.isfinite(b))))
+        with np.errstate(invalid="ignore"):
+            same = (np.abs(a - b) <= tolerance * scale) | (a == b) | (np.isnan(a) & np.isnan(b))
+        if bits:
+            same &= np.signbit(a) == np.signbit(b)
+        if not same.all():
+            at = tuple(int(i) for i in np.argwhere(~same)[0])
+            return f"{name}{list(at)} is {a[at]:.7g}, not {b[at]:.7g}"
+    return None
+
+
+def one_differs(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float) -> str | None:
+    """As `differs`, for the first of several trees by name."""
+    return next((wrong for what in wanted if (wrong := differs(what, found[what], wanted[what], tolerance))), None)
+
+
+def floats(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
+    """The floating-point arrays of a tree, and a function that puts others in their place."""
+    leaves, structure = jax.tree.flatten(tree)
+    places = [k for k, v in enumerate(leaves) if jnp.issubdtype(jnp.result_type(v), jnp.floating)]
+
+    def join(values: Any) -> Any:
+        full = list(leaves)
+        for k, value in zip(places, values):
+            full[k] = value
+        return jax.tree.unflatten(structure, full)
+
+    return [leaves[k] for k in places], join
+
+
+def state_rows(layer: Layer, state: Any, rows: Any) -> Any:
+    """The states of some sequences."""
+    return jax.tree.map(lambda v: np.asarray(v)[(slice(None),) * layer.state_axis + (rows,)], state)
+
+
+Run = Callable[[Any, Any, np.ndarray], tuple[Any, Any]]
+
+
+def depends_on_batch(layer: Layer, run: Run, tolerance: float, orders: Iterable[str] = ("alone",)) -> str | None:
+    """What of a sequence is different alone, or in a batch "in another order", in words; or None.
+
+    Args:
+        run: `(x, state, rows) -> (y, state)`, the layer's results for the sequences with the indices `rows`.
+    """
+    everyone = np.arange(layer.size[1])
+
+    def of(rows: np.ndarray) -> tuple[Any, Any]:
+        x = jax.tree.map(lambda leaf: np.asarray(leaf)[:, rows], layer.x)
+        return run(x, state_rows(layer, layer.state, rows), rows)
+
+    def one(results: tuple[Any, Any], n: int) -> dict[str, Any]:
+        y, last = results
+        row = slice(n, n + 1)
+        return {"y": jax.tree.map(lambda v: np.asarray(v)[:, row], y), "the last state": state_rows(layer, last, row)}
+
+    together, turned = of(everyone), of(everyone[::-1]) if "in another order" in orders else None
+    for n in everyone:
+        for order in orders:
+            other = one(of(everyone[n : n + 1]), 0) if order == "alone" else one(turned, len(everyone) - 1 - n)
+            if wrong := one_differs(one(together, n), other, tolerance):
+                return f"for sequence {n} of the batch, {wrong} {order}"
+    return None
+
+
+def depends_on_padding(
+    results: Callable[[float], Mapping[str, Any]], lengths: np.ndarray, fills: Iterable[float], tolerance: float
+) -> str | None:
+    """What changes with the padding, in words, or None; `results(fill)` are trees by name, with `fill` as padding."""
+    wanted = results(0.0)
+    for fill in fills:
+        if wrong := one_differs(results(fill), wanted, tolerance):
+            return f"with lengths {lengths.tolist()} and {fill} instead of 0 behind them, {wrong}"
+    return None

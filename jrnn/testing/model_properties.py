@@ -1,0 +1,317 @@
+"""The properties that `check_model` checks: each is a function of a model that returns what is wrong, or None.
+
+Shapes: T time, N batch, V vocabulary. Where two ways to compute the same are compared, all else is the same in both, so that
+a fault shows in the property that it breaks, and in few others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jrnn.errors import LayerError
+from jrnn.testing.invariance import differs
+from jrnn.testing.language_models import AdaptedModel
+from jrnn.testing.properties import Property, need, registered
+
+MODEL_PROPERTIES: dict[str, Property] = {}
+_property = registered(MODEL_PROPERTIES)
+NAMES = {"state": "recurrent state", "window": "window of a convolution", "attention": "attention"}
+
+
+def _run(model: AdaptedModel, tokens: Any, state: Any = None, one: bool = False, **options: Any) -> tuple[Any, Any]:
+    """The logits, as float64, and the state; `one`: by `model.step`."""
+    call = model.call if model.step is None or not one else model.step
+    logits, state = call(np.asarray(tokens, np.int32), state, **options)
+    logits = np.asarray(logits).astype(np.float64)
+    if logits.shape != (*tokens.shape, model.vocabulary):
+        raise LayerError(
+            f"logits are {list(logits.shape)} for tokens {list(tokens.shape)} and a vocabulary of {model.vocabulary}"
+        )
+    return logits, state
+
+
+def _logits(model: AdaptedModel, tokens: Any, state: Any = None, **options: Any) -> Any:
+    return _run(model, tokens, state, **options)[0]
+
+
+def _in_pieces(model: AdaptedModel, tokens: Any, sizes: Sequence[int], state: Any = None, one: bool = False) -> Any:
+    found = []
+    for part in np.split(tokens, np.cumsum(sizes)[:-1], axis=1):
+        logits, state = _run(model, part, state, one)
+        found.append(logits)
+    return np.concatenate(found, axis=1)
+
+
+def _halves(model: AdaptedModel) -> tuple[Any, Any]:
+    return model.tokens[:, : model.size[0] // 2], model.tokens[:, model.size[0] // 2 :]
+
+
+def _others(model: AdaptedModel, tokens: Any) -> Any:
+    """Other tokens in the place of each."""
+    return (tokens + 1) % model.vocabulary
+
+
+# Time --------------------------------------------------------------------------------------------------------------------
+
+
+@_property("causality", "a later token changes no earlier logits")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    whole = _logits(model, model.tokens)
+    for t in range(1, model.size[0]):
+        tokens = np.concatenate([model.tokens[:, :t], _others(model, model.tokens[:, t:])], axis=1)
+        if wrong := differs("logits", _logits(model, tokens)[:, :t], whole[:, :t], tolerance):
+            return f"with other tokens from step {t} on, {wrong}"
+    return None
+
+
+@_property("pieces", "a prompt read in pieces, the state handed on, gives what one call gives", "causality")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    sizes = (2, 2, model.size[0] - 4)
+    wrong = differs("logits", _in_pieces(model, model.tokens, sizes), _logits(model, model.tokens), tolerance)
+    return wrong and f"in pieces of {sizes} tokens, {wrong}"
+
+
+@_property("decoding", "token by token gives what one call gives", "causality")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    whole = _logits(model, model.tokens)
+    if wrong := differs("logits", _in_pieces(model, model.tokens, (1,) * model.size[0], one=True), whole, tolerance):
+        return f"token by token from the first on, {wrong}"
+    prompt, rest = _halves(model)
+    found = _in_pieces(model, rest, (1,) * rest.shape[1], _run(model, prompt)[1], one=True)
+    if differs("logits", found, _logits(model, rest, _run(model, prompt)[1]), tolerance) is None:
+        return None  # the state after the prompt may be wrong, which "pieces" finds
+    wrong = differs("logits", found, whole[:, -rest.shape[1] :], tolerance)
+    return wrong and f"token by token after a prompt of {prompt.shape[1]} tokens, {wrong}"
+
+
+@_property("resume", "a state that was saved and loaded goes on as the state itself")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    need(model.stored is not None, "no way to save states was given (`stored`)")
+    assert model.stored is not None
+    prompt, rest = _halves(model)
+    _, state = _run(model, prompt)
+    loaded = model.stored(state)
+    wrong = differs("logits", _logits(model, rest, loaded), _logits(model, rest, state), tolerance)
+    return wrong and f"after {prompt.shape[1]} tokens, with the loaded state, {wrong}"
+
+
+@_property("rollback", "a state that was kept is as it was after further tokens were read and taken back")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    prompt, rest = _halves(model)
+    _, state = _run(model, prompt)
+    wanted = _logits(model, rest, state)
+    _, state = _run(model, prompt)
+    kept = model.snapshot(state)
+    for _ in range(2):
+        _, state = _run(model, _others(model, rest[:, :1]), state, one=True)
+    wrong = differs("logits", _logits(model, rest, kept), wanted, tolerance)
+    return wrong and f"after 2 tokens were taken back, {wrong}"
+
+
+# Documents in one row ----------------------------------------------------------------------------------------------------
+
+
+class _Leak(NamedTuple):
+    kind: str
+    text: str
+    hides: bool  # whether other kinds of leaks cannot be seen behind it
+
+
+def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
+    """Whether the last document of a row depends on the ones before it, and by what.
+
+    A row is a document of two tokens, as many documents of one token as the windows of convolutions reach back, and the last
+    document of three. Two rows differ in the first document, or in those of one token, and have the same last one.
+    What only the near ones change is a window. What the first one changes is a recurrent state or attention: it is the
+    recurrent state of the lowest layer whose state is another, if the rest of that layer's state is the same.
+
+    Args:
+        handed: whether the first document is read in a call before.
+    """
+    middle = max(model.reach, 1)
+    row = np.random.default_rng(1).integers(model.vocabulary, size=2 + middle + 3)
+    resets = np.zeros((2, len(row)), bool)
+    resets[:, 2:-2] = True
+
+    def ends(changed: slice) -> tuple[Any, Any, Any]:
+        """The logits of the last document in each of two rows, of which the second has other tokens before; the state."""
+        tokens, state, start = np.stack([row, row]), None, 0
+        tokens[1, changed] = _others(model, row[changed])
+        if handed:
+            _, state = _run(model, tokens[:, :2])
+            start = 2
+        logits, state = _run(model, tokens[:, start:], state, resets=resets[:, start:])
+        return logits[:1, -3:], logits[1:, -3:], state
+
+    first, far, state = ends(slice(2))
+    where = "handed on from an earlier call" if handed else "in one call"
+    if wrong := differs("logits", far, first, tolerance):
+        kind = "state" if "state" in model.remembers else "attention"
+        if {"state", "attention"} <= {*model.remembers} and model.leaves is not None:
+            kind = "state" if _lowest(model.leaves(state), tolerance) == {"state"} else "attention"
+        return _Leak(kind, f"with another document {middle} documents before, {where}, {wrong}", hides=True)
+    first, near, _ = ends(slice(2, -3))
+    if wrong := differs("logits", near, first, tolerance):
+        kind = "window" if "window" in model.remembers else model.remembers[0]
+        return _Leak(kind, f"with another document before, {where}, {wrong}", hides=False)
+    return None
+
+
+def _lowest(leaves: Mapping[str, tuple[str, Any]], tolerance: float) -> set[str]:
+    """The kinds of leaves that differ between the first two rows, in the lowest layer in which some do."""
+    layers: dict[int, set[str]] = {}
+    for name, (kind, leaf) in leaves.items():
+        if differs(name, np.asarray(leaf[1], np.float64), np.asarray(leaf[0], np.float64), tolerance):
+            layers.setdefault(int(name.partition(".")[0]), set()).add(kind)
+    return layers[min(layers)] if layers else set()
+
+
+def _keeps_apart(kind: str) -> None:
+    @_property(f"packed {kind}", f"no {NAMES[kind]} leaks from one document of a row into the next")
+    def _(model: AdaptedModel, tolerance: float) -> str | None:
+        need(model.resets, "the model takes no resets")
+        need(kind in model.remembers, f"the model has no {NAMES[kind]}")
+        for handed in (False, True) if model.resets_of_states else (False,):
+            leak = _leak(model, tolerance, handed)
+            if leak is not None and leak.kind == kind:
+                return leak.text
+            need(leak is None or not leak.hides, f"what packed {leak and leak.kind} found hides it")
+        return None
+
+
+for _kind in NAMES:
+    _keeps_apart(_kind)
+
+
+def _differ(rows: Any, tolerance: float) -> str | None:
+    """What differs between the first row of logits and others."""
+    return differs("logits", rows, np.repeat(rows[:1], len(rows), axis=0), tolerance)
+
+
+@_property("resets", "a reset at any step, the first and the last too, begins a text in its row alone", "causality")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    need(model.resets, "the model takes no resets")
+    steps, half = model.size[0], model.size[0] // 2
+
+    def flagged(tokens: Any, t: int, rows: Any = slice(None), state: Any = None) -> Any:
+        resets = np.zeros(tokens.shape, bool)
+        resets[rows, t] = True
+        return _logits(model, tokens, state, resets=resets)
+
+    whole = _logits(model, model.tokens)
+    if wrong := differs("logits", flagged(model.tokens, 0), whole, tolerance):
+        return f"with a reset before the first step of a text, {wrong}"
+    if wrong := differs("logits", flagged(model.tokens, half, 0)[1:], whole[1:], tolerance):
+        return f"with a reset in sequence 0 before step {half}, in the others {wrong}"
+    tokens = np.concatenate([model.tokens[:, :half], np.tile(model.tokens[:1, half:], (model.size[1], 1))], axis=1)
+    found, alone = flagged(tokens, half)[:, half:], _logits(model, tokens[:, half:])
+    if (leaks := _differ(found, tolerance)) is None and (wrong := differs("logits", found, alone, tolerance)):
+        return f"with a reset before step {half}, {wrong} as of the sequence alone"
+    if leaks is None and (wrong := _differ(flagged(tokens, steps - 1)[:, -1:], tolerance)):
+        return f"with a reset before the last step, it depends on those before: {wrong}"
+    if model.resets_of_states:
+        _, state = _run(model, tokens[:, :half])
+        if wrong := differs("logits", flagged(tokens[:, half:], 0, state=state), found, tolerance):
+            return f"with a reset before the first step of a second call, {wrong} as with a reset inside a call"
+    return None
+
+
+# The batch and padding ---------------------------------------------------------------------------------------------------
+
+
+def _padded(model: AdaptedModel, left: bool) -> tuple[Any, Any]:
+    """The first half of the tokens with padding on one side, and its mask."""
+    real, rest = _halves(model)
+    parts = (real, np.ones_like(real)), (np.zeros_like(rest),) * 2
+    tokens, mask = (np.concatenate(arrays, axis=1) for arrays in zip(*(parts[::-1] if left else parts)))
+    return tokens, mask
+
+
+def _padding(model: AdaptedModel, tolerance: float, left: bool) -> str | None:
+    need(model.masks, "the model takes no attention_mask")
+    tokens, mask = _padded(model, left)
+    real, rest = _halves(model)
+    more = rest[:, :2]
+    wanted, state = _run(model, real)
+    later = _in_pieces(model, more, (1, 1), state, one=True)
+    for fill in (0, model.vocabulary - 1):
+        what = f"with {rest.shape[1]} tokens {fill} as padding"
+        found, state = _run(model, np.where(mask == 1, tokens, fill), attention_mask=mask)
+        found = found[:, -real.shape[1] :] if left else found[:, : real.shape[1]]
+        if wrong := differs("logits", found, wanted, tolerance):
+            return f"{what}, {wrong}"
+        if left or model.ends:
+            found = _in_pieces(model, more, (1, 1), state, one=True)
+            if wrong := differs("logits", found, later, tolerance):
+                return f"{what}, in the steps after it, {wrong}"
+    return None
+
+
+@_property("right padding", "padding after a text changes nothing", "causality")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    return _padding(model, tolerance, False)
+
+
+@_property("left padding", "padding before a text changes nothing")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    return _padding(model, tolerance, True)
+
+
+@_property("batch", "a sequence gives in a batch what it gives alone, whatever padding the others have")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    whole = _logits(model, model.tokens)
+    for n in range(model.size[1]):
+        row = model.tokens[n : n + 1]
+        alone = _logits(model, row, attention_mask=np.ones_like(row)) if model.masks else _logits(model, row)
+        if wrong := differs("logits", whole[n : n + 1], alone, tolerance):
+            return f"for sequence {n} of the batch, {wrong} alone"
+    if not model.masks:
+        return None
+    for left in (False, True):
+        tokens, mask = _padded(model, left)
+        tokens[::2], mask[::2] = model.tokens[::2], 1  # every second row is padded
+        found = _logits(model, tokens, attention_mask=mask)
+        for n in range(2):
+            alone = _logits(model, tokens[n : n + 1], attention_mask=mask[n : n + 1])
+            live = mask[n : n + 1, :, None] == 1
+            if wrong := differs("logits", np.where(live, found[n : n + 1], 0), np.where(live, alone, 0), tolerance):
+                side = "left" if left else "right"
+                return f"with padding on the {side} of every second sequence, for sequence {n}, {wrong} alone"
+    return None
+
+
+# Devices, files, repetition ----------------------------------------------------------------------------------------------
+
+
+@_property("devices", "with time divided among devices, logits are those of one device", "causality", "pieces")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    need(model.over_devices is not None, "no way to divide time among devices was given (`over_devices`)")
+    assert model.over_devices is not None
+    count = jax.device_count()
+    need(count > 1, "there is only one device")
+    tokens = np.resize(model.tokens, (model.size[1], count * -(-model.size[0] // count)))
+    found = np.asarray(model.over_devices(tokens)).astype(np.float64)
+    wrong = differs("logits", found, _logits(model, tokens), tolerance)
+    return wrong and f"over {count} devices, {wrong}"
+
+
+@_property("save and load", "a model that was saved and loaded gives the same logits")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    need(model.reloaded is not None, "no way to save the model was given (`reloaded`)")
+    assert model.reloaded is not None
+    wrong = differs("logits", _logits(model.reloaded(), model.tokens), _logits(model, model.tokens), tolerance)
+    return wrong and f"of the loaded model, {wrong}"
+
+
+@_property("determinism", "logits are finite, and two calls give the same bits")
+def _(model: AdaptedModel, tolerance: float) -> str | None:
+    first = _logits(model, model.tokens)
+    if not np.isfinite(first).all():
+        at = [int(i) for i in np.argwhere(~np.isfinite(first))[0]]
+        return f"logits{at} is {first[tuple(at)]}"
+    wrong = differs("logits", _logits(model, model.tokens), first, 0.0)
+    return wrong and f"in the second call, {wrong}"

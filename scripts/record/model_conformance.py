@@ -1,0 +1,74 @@
+"""Checks every family of `jrnn.models` with `jrnn.testing.check_model`, and writes the scoreboard of docs/conformance.md.
+
+Where transformers is installed, its models of the same files are checked too.
+
+    python scripts/record/model_conformance.py                   # prints the table, two configurations of each family
+    python scripts/record/model_conformance.py mamba --write     # of one family; --write puts the table into the page
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from layer_conformance import Notes, write
+
+from jrnn import models
+from jrnn.testing import Report, check_model
+from jrnn.testing.model_properties import MODEL_PROPERTIES
+
+GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "models"
+TOLERANCE = {"jrnn": 1e-5, "transformers": 1e-4}
+LEFT_OUT = {
+    "xlstm",
+    "recurrent_gemma",
+}  # of transformers: a kernel that refuses these shapes; a cache that the caller makes
+START = "<!-- table: scripts/record/model_conformance.py -->"
+
+
+def theirs(folder: Path) -> Any:
+    """The model of transformers; products of groups of experts want sizes that are multiples of 16 bytes."""
+    transformers = importlib.import_module("transformers")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+
+
+def mark(reports: list[Report], property: str) -> str:
+    if any(property in {f.property for f in report.findings} for report in reports):
+        return "**no**"
+    return "yes" if any(property in report.holds for report in reports) else "-"
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_disable_most_optimizations", True)
+    names = [a for a in sys.argv[1:] if not a.startswith("-")] or sorted(models.FAMILIES)
+    checks = {"jrnn": models.load}
+    versions = [f"jax {jax.__version__}"]
+    if importlib.util.find_spec("transformers") is not None:
+        checks["transformers"] = theirs
+        versions += [f"{n} {importlib.import_module(n).__version__}" for n in ("transformers", "torch")]
+    rows, notes = [], Notes()
+    for name in names:
+        marks = []
+        for library, load in checks.items():
+            cases = [k for k in range(2) if library == "jrnn" or name not in LEFT_OUT]
+            reports = [check_model(load(GOLDEN / f"{name}_{k}"), tolerance=TOLERANCE[library]) for k in cases]
+            marks.append([mark(reports, p) for p in MODEL_PROPERTIES])
+            for report in reports:
+                for f in report.findings:
+                    notes.add(library, f"{library}'s `{name}`", f.property, f.counterexample)
+                    print(f"{library} {name} {f}", flush=True)
+        rows.append((f"`{name}`", [" / ".join(dict.fromkeys(both)) for both in zip(*marks)]))
+        print(*rows[-1], flush=True)
+    if "--write" in sys.argv:
+        write(START, versions, ["family", *MODEL_PROPERTIES], rows, notes)
+
+
+if __name__ == "__main__":
+    main()
