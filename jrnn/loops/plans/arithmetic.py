@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
-from jrnn.loops.costs.equation_costs import ONE_KERNEL, REDUCTIONS, is_by_vector, is_outer
+from jrnn.loops.costs.equation_costs import ONE_KERNEL, REDUCTIONS, is_by_vector, is_of_one_row, is_outer
 from jrnn.loops.costs.estimates import Estimator, Part, Terms
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
 from jrnn.loops.loop import Loop
@@ -106,7 +106,8 @@ def fits(eqn: Eqn) -> bool:
     """Returns True for an equation that is so small that it is faster as arithmetic than as a call."""
     name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
     if name == "dot_general":
-        return jaxprs.operations(eqn) < LARGE_PRODUCT and not is_by_vector(eqn) and not is_outer(eqn)
+        matrices = not is_by_vector(eqn) or is_of_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
+        return jaxprs.operations(eqn) < LARGE_PRODUCT and matrices and not is_outer(eqn)
     if name.startswith("scatter"):
         return 1 < jaxprs.elements(eqn.invars[1].aval.shape[:-1]) <= _ORDER
     if name in ("sort", "top_k"):
