@@ -180,7 +180,7 @@ def _for_xla(leaf: Node, trip: int) -> Node:
         return leaf
     core = replace(leaf.loop, unroll=max(leaf.loop.unroll, trip))
     if gates.better_apart(core):
-        fission = split(slice_apart(core), slices)
+        fission = split(slice_apart(core), slices, moves=Moves())
         return Split(fission, Steps(fission.core))
     return by_steps(activate_together(core))
 

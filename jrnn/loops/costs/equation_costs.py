@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+import jaxlib.version
+
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.loops.costs.machines import CPU, Machine
+
+ONE_KERNEL = jaxlib.version.__version_info__ >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
 
 # Times of functions, compared with one such as tanh.
 _FUNCTIONS = {
@@ -37,6 +41,8 @@ _LEAST = 24  # arrays with fewer elements cost as much as with so many
 _SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
+_NEAR = 2  # a core reads its own cache so many times as fast as one that cores share
+_VECTOR = 8  # elements
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
 _PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
 _RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
@@ -61,7 +67,10 @@ def is_outer(eqn: Eqn) -> bool:
 def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
     """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
-        return 0.0 if is_by_vector(eqn) else machine.kernel + _tiny_seconds(eqn, machine)
+        if together:
+            return machine.at_once
+        in_the_loop = is_by_vector(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
+        return 0.0 if in_the_loop else machine.kernel + _tiny_seconds(eqn, machine)
     if eqn.primitive.name in _GENERATORS:  # part of a kernel at one step; for all steps its rounds are inner loops
         return _ROUNDS * machine.kernel if together else 0.0
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
@@ -78,7 +87,22 @@ def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
 
 def is_by_vector(eqn: Eqn) -> bool:
     """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
-    return not eqn.params["dimension_numbers"][1][0] and any(a.aval.ndim == 1 for a in eqn.invars)
+    batch = eqn.params["dimension_numbers"][1][0]
+    return (not batch and any(a.aval.ndim == 1 for a in eqn.invars)) or is_of_one_row(eqn)
+
+
+def is_of_one_row(eqn: Eqn) -> bool:
+    """Returns True for a matrix of one row by a matrix, since jaxlib 0.12. XLA before makes several kernels of its loop."""
+    axes, batch = eqn.params["dimension_numbers"]
+    shapes = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes)]
+    if not ONE_KERNEL or batch[0] or any(len(shape) != 2 or len(at) != 1 for shape, at in shapes):
+        return False
+    return any(shape[1 - at[0]] == 1 for shape, at in shapes)
+
+
+def _is_narrow(eqn: Eqn) -> bool:
+    """Returns True if a side of a matrix is shorter than a vector of the processor."""
+    return min(max(a.aval.shape) if 1 in a.aval.shape else min(a.aval.shape) for a in eqn.invars) < _VECTOR
 
 
 def _reads_rows(eqn: Eqn) -> bool:
@@ -101,7 +125,9 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> floa
         return 0.0
     size = sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
     results = sum(map(jaxprs.nbytes, eqn.outvars))
-    return max(size - _RESULTS * results, 0) / machine.read if size > _PACKED * machine.near else 0.0
+    if size <= _PACKED * machine.near:
+        return 0.0
+    return max(size - _RESULTS * results, 0) / (machine.read if size > machine.near else _NEAR * machine.cached)
 
 
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
@@ -117,6 +143,8 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     together = moving is not None  # for many steps
     if name == "dot_general":
         apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
+        if not together and is_of_one_row(eqn):
+            apart, moved = _is_narrow(eqn), moved / (_NEAR if size <= machine.near else 1)
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
         return by_rows * max(jaxprs.operations(eqn) / machine.products, moved) + each

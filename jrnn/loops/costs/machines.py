@@ -29,6 +29,7 @@ class Machine:
         products: floating-point operations of matrix products a second.
         tiny_products: the same of products so small that they are not worth a call.
         call: one call of a product or solver.
+        at_once: one call of a product for many steps, with the memory of its result.
         kernel: one kernel of elementwise equations, in a loop that also calls products.
         trip: one trip of such a loop.
         elementwise_trip: one trip of a loop of elementwise equations alone, which on a CPU is one kernel.
@@ -44,6 +45,7 @@ class Machine:
     products: float
     tiny_products: float
     call: float
+    at_once: float
     kernel: float
     trip: float
     elementwise_trip: float
@@ -94,6 +96,7 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Ma
         products=products,
         tiny_products=products / _TINY,
         call=4 * _KERNEL,
+        at_once=30 * _KERNEL,
         kernel=_KERNEL,
         trip=2 * _KERNEL,
         elementwise_trip=_KERNEL / 10,
@@ -156,6 +159,7 @@ H100 = Machine(
     products=495e12,
     tiny_products=495e12,  # a product is a launch, however small it is
     call=_LAUNCH,
+    at_once=_LAUNCH,
     kernel=_LAUNCH,
     trip=2 * _LAUNCH,  # the counter, and the stacks of all ys
     elementwise_trip=3 * _LAUNCH,
@@ -176,6 +180,7 @@ V5E = Machine(
     products=197e12,
     tiny_products=197e12,
     call=_LAUNCH,
+    at_once=_LAUNCH,
     kernel=_LAUNCH,
     trip=_LAUNCH,
     elementwise_trip=2 * _LAUNCH,

@@ -11,11 +11,9 @@ import os
 import re
 from dataclasses import dataclass, replace
 
-import jaxlib.version
-
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
-from jrnn.loops.costs.equation_costs import REDUCTIONS, is_by_vector, is_outer
+from jrnn.loops.costs.equation_costs import ONE_KERNEL, REDUCTIONS, is_by_vector, is_outer
 from jrnn.loops.costs.estimates import Estimator, Part, Terms
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
 from jrnn.loops.loop import Loop
@@ -134,4 +132,4 @@ def _limit() -> float:
     given = _LIMIT.search(os.environ.get("XLA_FLAGS", ""))
     if given:
         return float(given[1])
-    return math.inf if jaxlib.version.__version_info__ >= (0, 12) else 1_024
+    return math.inf if ONE_KERNEL else 1_024

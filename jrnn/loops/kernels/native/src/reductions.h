@@ -15,8 +15,15 @@ F reduced(const F* from, int64_t n, int64_t stride) {
   const F start = op == kSum ? F(0) : op == kMost ? F(-INFINITY) : F(INFINITY);
   Vec<F> parts = all<F>(start);
   int64_t i = 0;
-  if (stride == 1)
+  if (stride == 1) {
+    constexpr int kChains = 4;  // that do not wait for each other
+    Vec<F> chains[kChains] = {parts, parts, parts, parts};
+    for (; i + kChains * kLanes<F> <= n; i += kChains * kLanes<F>)
+#pragma GCC unroll 4
+      for (int k = 0; k < kChains; k++) chains[k] = joined<F, op>(chains[k], load<F>(from + i + k * kLanes<F>));
+    parts = joined<F, op>(joined<F, op>(chains[0], chains[1]), joined<F, op>(chains[2], chains[3]));
     for (; i + kLanes<F> <= n; i += kLanes<F>) parts = joined<F, op>(parts, load<F>(from + i));
+  }
   F rest = start;
   for (; i < n; i++) rest = joined<F, op>(all<F>(rest), all<F>(from[i * stride]))[0];
   for (int half = kLanes<F> / 2; half; half /= 2)
